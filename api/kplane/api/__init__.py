@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kplane.api.api_server_settings import DEFAULT_SERVICE_CIDR, MANAGED_FLAGS, ApiServerSettings
 from kplane.api.audit import AuditPolicy
-from kplane.api.compute_resources import ComputeResources, ResourceAmounts, quantity
+from kplane.api.compute_resources import ComputeResources, ResourceAmounts, StorageAmount, quantity
 from kplane.api.conditions import (
     DELETING,
     READY,
@@ -28,6 +28,7 @@ from kplane.api.control_plane import (
     EndpointAddress,
     EndpointType,
     RememberedClass,
+    StorageStatus,
     VirtualSpec,
 )
 from kplane.api.control_plane_class import (
@@ -38,6 +39,8 @@ from kplane.api.control_plane_class import (
     ControlPlaneClass,
     ControlPlaneClassSpec,
     ControlPlaneClassStatus,
+    StorageSettings,
+    VirtualSettings,
 )
 from kplane.api.control_plane_endpoint import ControlPlaneEndpoint, ControlPlaneEndpointSpec, ControlPlaneEndpointStatus
 from kplane.api.control_plane_registration import (
@@ -109,7 +112,11 @@ __all__ = [
     "SecretReference",
     "Service",
     "ServiceSettings",
+    "StorageAmount",
+    "StorageSettings",
+    "StorageStatus",
     "TypedReference",
+    "VirtualSettings",
     "VirtualSpec",
     "find_condition",
     "is_true",

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, WithJsonSchema
 from kplane.api.extensions import Extension, Rule, rules
 from kplane.api.resource import ApiModel
 
-__all__ = ["ComputeResources", "ResourceAmounts", "quantity"]
+__all__ = ["ComputeResources", "ResourceAmounts", "StorageAmount", "quantity"]
 
 _CPU: Final = "^([0-9]{1,6}([.][0-9]{1,3})?|[0-9]{1,9}m)$"
 _MEMORY: Final = "^[0-9]{1,18}([.][0-9]{1,9})?(k|M|G|T|Ki|Mi|Gi|Ti)?$"
@@ -56,6 +56,9 @@ def _amount(name: str, *, pattern: str, example: str) -> Any:
         message=f"an amount of {name} must be more than nothing, such as {example}",
     )
     return (BeforeValidator(_text), AfterValidator(check), WithJsonSchema(schema), Extension(rules(positive)))
+
+
+StorageAmount = Annotated[str, *_amount("storage", pattern=_MEMORY, example="256Mi or 1Gi")]
 
 
 class ResourceAmounts(ApiModel):

@@ -22,6 +22,7 @@ __all__ = [
     "REACHABLE",
     "READY",
     "RUNNING",
+    "STORAGE_SUFFICIENT",
     "SUPPORTED",
     "SYNCED",
     "UP_TO_DATE",
@@ -53,6 +54,9 @@ SUPPORTED: Final = "Supported"
 
 CLASS_FOUND: Final = "ClassFound"
 """The condition that is there, and False, while a control plane follows what is remembered of its class."""
+
+STORAGE_SUFFICIENT: Final = "StorageSufficient"
+"""The condition that is there, and False, while a control plane fills 80 % or more of its storage quota."""
 
 UP_TO_DATE: Final = "UpToDate"
 """The condition that is there, and False, while an API server is not what its control plane asks for."""

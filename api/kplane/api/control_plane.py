@@ -28,6 +28,7 @@ __all__ = [
     "EndpointAddress",
     "EndpointType",
     "RememberedClass",
+    "StorageStatus",
     "VirtualSpec",
 ]
 
@@ -223,6 +224,19 @@ class RememberedClass(ApiModel):
     """Its spec."""
 
 
+class StorageStatus(ApiModel):
+    """What a control plane keeps in the shared etcd."""
+
+    keys: Annotated[int, Field(ge=0)]
+    """How many keys it has: one for each object, and a few of the API server's own."""
+    bytes: Annotated[int, Field(ge=0)]
+    """How many bytes the keys and their present values have. The history that etcd keeps for some minutes is not
+    counted.
+    """
+    quota_bytes: Annotated[int, Field(ge=1)] | None = None
+    """The quota in force; absent where the class sets none."""
+
+
 class ControlPlaneStatus(ApiModel):
     """What the control plane is. A published value stays through transient errors; those show in the conditions."""
 
@@ -262,6 +276,11 @@ class ControlPlaneStatus(ApiModel):
     """
     version: Annotated[str, StringConstraints(max_length=63)] | None = None
     """The version that the API server reports."""
+    storage: StorageStatus | None = None
+    """What the control plane keeps in the shared etcd; absent for other control planes than those of mode Virtual that
+    kplane runs. The operator measures it every ten minutes, and writes it down if it changed by a tenth, or passed 80
+    or 100 % of the quota.
+    """
     rotation: RotationStatus | None = None
     """The latest exchange of the CAs and the ServiceAccount key; begun by the annotation
     `controlplane.kplane.dev/rotate`, once for each of its values.

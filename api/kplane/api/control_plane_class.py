@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Final, Self
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from kplane.api.api_server_settings import ApiServerSettings
-from kplane.api.compute_resources import ComputeResources
+from kplane.api.compute_resources import ComputeResources, StorageAmount, quantity
 from kplane.api.conditions import Conditions
 from kplane.api.control_plane import ControlPlaneMode, DeletionPolicy
 from kplane.api.durations import duration_rules, duration_within, parse_duration
@@ -28,6 +28,8 @@ __all__ = [
     "ControlPlaneClassStatus",
     "ControllersProfile",
     "ControllersSettings",
+    "StorageSettings",
+    "VirtualSettings",
 ]
 
 
@@ -108,6 +110,9 @@ class AuthSpec(ApiModel):
         return parse_duration(self.lifetime)
 
 
+_LARGEST: Final = 2**63 - 1
+"""The largest number that an object of Kubernetes holds."""
+
 _PROFILE_OR_EXPLICIT: Final = "say either spec.controllers.profile or spec.controllers.explicit, not both"
 _SOME_RUN: Final = (
     "spec.controllers.explicit must have some controller run: name one without '-', or '*' for those that are on by"
@@ -165,6 +170,22 @@ class ControllersSettings(ApiModel):
         return self.profile is not None or self.explicit is not None
 
 
+class StorageSettings(ApiModel):
+    """How much a control plane may keep in the shared etcd."""
+
+    quota: StorageAmount | None = None
+    """How many bytes the keys and values of a control plane may have, such as 256Mi; absent for no limit. The quota
+    warns: from 80 % on, condition StorageSufficient and an Event say so, and once more at 100 %. It refuses no write.
+    """
+
+
+class VirtualSettings(ApiModel):
+    """What counts for the control planes of mode Virtual that kplane runs."""
+
+    storage: StorageSettings | None = None
+    """How much a control plane may keep in the shared etcd."""
+
+
 class ControlPlaneClassSpec(ApiModel):
     """Defaults and policies for the control planes of the class."""
 
@@ -190,6 +211,8 @@ class ControlPlaneClassSpec(ApiModel):
     """Services that each control plane of the class is registered for by itself; absent or empty for none. It counts
     when the registration is made: one that exists is never changed.
     """
+    virtual: VirtualSettings | None = None
+    """What counts for the control planes of mode Virtual that kplane runs."""
     version: VersionText | None = None
     """The version of Kubernetes that the API servers of control planes run which set none themselves, such as 1.36.3;
     absent for the operator's own. It does not count for those with spec.endpointRef.
@@ -209,6 +232,14 @@ class ControlPlaneClassSpec(ApiModel):
     service: ServiceSettings | None = None
     """The Service of each API server. It counts where the operator runs them as pods.
     """
+
+    @property
+    def storage_quota_bytes(self) -> int | None:
+        """The storage quota of mode Virtual as a number; None where there is none."""
+        storage = self.virtual.storage if self.virtual is not None else None
+        if storage is None or storage.quota is None:
+            return None
+        return min(max(1, int(quantity(storage.quota))), _LARGEST)
 
 
 class ControlPlaneClassStatus(ApiModel):

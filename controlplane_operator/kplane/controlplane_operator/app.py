@@ -38,6 +38,7 @@ from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.keeper import CredentialsKeeper, service_endpoint
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
+from kplane.controlplane_operator.storage_metrics import StorageMetrics
 from kplane.controlplane_operator.watch.cache import Key, Store
 from kplane.controlplane_operator.watch.event_routing import (
     ALLOWED_SECRETS,
@@ -282,6 +283,7 @@ class _Assembly:
             wake_all(context.stores, queues=context.queues)
             self._metrics.observe(control_planes=context.stores.control_planes, queues=context.queues.by_name())
             self._metrics.registry.register(ExpiryMetrics(context.stores))
+            self._metrics.registry.register(StorageMetrics(context.stores, usage=self._virtual.usage))
             work = {
                 "events": context.events.run(),
                 "orphans": ComponentCollector(context.client, runtime=self._runtime, mcms=self._mcms).run(),

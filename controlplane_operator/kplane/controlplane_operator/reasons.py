@@ -19,6 +19,7 @@ _UP_TO_DATE: Final = "ControlPlane: `UpToDate`"
 _CLASS_FOUND: Final = "ControlPlane: `ClassFound`"
 _FACTS: Final = "ControlPlane: `Managed`, `Supported`, `Paused`"
 _ADDONS: Final = "ControlPlane: `AddonsReady`"
+_STORAGE: Final = "ControlPlane: `StorageSufficient`"
 _DELETING: Final = "ControlPlane: `Deleting`, in the order of the steps"
 _REGISTRATION: Final = "ControlPlaneRegistration: `Ready`"
 _DEDICATED: Final = "ControlPlaneRegistration: `DedicatedReady`"
@@ -34,6 +35,7 @@ _TABLES: Final = (
     _CLASS_FOUND,
     _FACTS,
     _ADDONS,
+    _STORAGE,
     _DELETING,
     _REGISTRATION,
     _DEDICATED,
@@ -265,6 +267,18 @@ class Reason(StrEnum):
     )
     BUNDLE_INVALID = ("BundleInvalid", "correct the manifests that the message names", _in(_ADDONS, _CLASS, waits=True))
     ADDON_FAILED = ("AddonFailed", "correct the objects that the message names; the operator retries", _in(_ADDONS))
+
+    # Storage
+    NEAR_STORAGE_QUOTA = (
+        "NearStorageQuota",
+        "delete objects of the control plane, or raise `spec.virtual.storage.quota` of the class",
+        _in(_STORAGE),
+    )
+    STORAGE_QUOTA_REACHED = (
+        "StorageQuotaReached",
+        "the same, before the shared etcd is full: then it refuses writes of all control planes",
+        _in(_STORAGE),
+    )
 
     # The steps of a removal
     REGISTRATIONS_PENDING = (

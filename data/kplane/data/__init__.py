@@ -15,6 +15,7 @@ from kplane.data.client import (
     Operation,
     Page,
     Put,
+    Weight,
 )
 from kplane.data.compare import Digest, digest
 from kplane.data.credentials import Credentials
@@ -30,10 +31,12 @@ from kplane.data.errors import (
     NotOwned,
     PermissionDenied,
     TimedOut,
+    TooLarge,
     Unreachable,
 )
 from kplane.data.owner import Owner, claim, delete_owned, owned_by, owner_key, owner_of, release, take_over
 from kplane.data.template import Reset, Template, reset
+from kplane.data.usage import Usage, usage
 
 __all__ = [
     "MAX_OPERATIONS",
@@ -68,7 +71,10 @@ __all__ = [
     "Status",
     "Template",
     "TimedOut",
+    "TooLarge",
     "Unreachable",
+    "Usage",
+    "Weight",
     "claim",
     "delete_owned",
     "digest",
@@ -78,4 +84,5 @@ __all__ = [
     "release",
     "reset",
     "take_over",
+    "usage",
 ]

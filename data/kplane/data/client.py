@@ -29,6 +29,7 @@ __all__ = [
     "Operation",
     "Page",
     "Put",
+    "Weight",
 ]
 
 MAX_OPERATIONS: Final = 120
@@ -53,6 +54,17 @@ class Page:
 
     revision: int
     items: tuple[KeyValue, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """What the first keys of a range weigh."""
+
+    keys: int
+    size: int
+    """Of keys and values, in bytes."""
+    rest: bytes | None
+    """Where keys that were not weighed begin; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +134,19 @@ class Client:
     event loop of its first call.
     """
 
-    def __init__(self, endpoint: str, *, credentials: Credentials, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
-        """Take the URL of an etcd. Nothing is sent before the first call. Raises DataError if it is no such URL."""
-        self.connection: Final = Connection(endpoint, credentials=credentials)
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        credentials: Credentials,
+        timeout_seconds: float = _TIMEOUT_SECONDS,
+        receive_at_most: int = -1,
+    ) -> None:
+        """Take the URL of an etcd. Nothing is sent before the first call. Raises DataError if it is no such URL.
+
+        An answer of more bytes than `receive_at_most` is the error TooLarge; -1 stands for no limit.
+        """
+        self.connection: Final = Connection(endpoint, credentials=credentials, receive_at_most=receive_at_most)
         self.access: Final = Access(self.connection, timeout_seconds=timeout_seconds)
         self._timeout_seconds = timeout_seconds
 
@@ -164,6 +186,17 @@ class Client:
     async def version(self) -> str:
         """Return the version of the member that answers, such as 3.6.16."""
         return (await self._call(rpc.STATUS, pb.StatusRequest())).version
+
+    async def size_in_use(self) -> int:
+        """Return the bytes that the database of the member that answers has in use, history included."""
+        return (await self._call(rpc.STATUS, pb.StatusRequest())).dbSizeInUse
+
+    async def weigh(self, start: bytes, end: bytes, *, limit: int) -> Weight:
+        """Weigh the first keys from `start` up to and without `end`, as the member that answers has them."""
+        request = pb.RangeRequest(key=start, range_end=end, limit=limit, serializable=True)
+        answer = await self._call(rpc.RANGE, request)
+        last = answer.kvs[-1].key if answer.more else None
+        return Weight(len(answer.kvs), answer.ByteSize(), None if last is None else last + b"\0")
 
     async def get(self, key: bytes) -> KeyValue | None:
         """Return a key; None if it does not exist."""

@@ -20,6 +20,7 @@ from kplane.data.errors import (
     NotFound,
     PermissionDenied,
     TimedOut,
+    TooLarge,
     Unreachable,
 )
 from kplane.data.rpc import Method, RequestT, ResponseT
@@ -27,7 +28,6 @@ from kplane.data.rpc import Method, RequestT, ResponseT
 __all__ = ["Connection"]
 
 _OPTIONS: Final = (
-    ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     # A connection with former credentials must not be used for later ones.
     ("grpc.use_local_subchannel_pool", 1),
@@ -55,6 +55,7 @@ _BY_MESSAGE: Final[tuple[tuple[str, type[EtcdError]], ...]] = (
     ("required revision has been compacted", Compacted),
     # What a certificate gets whose user was deleted.
     ("user name is empty", PermissionDenied),
+    ("message larger than max", TooLarge),
 )
 _BY_CODE: Final[dict[grpc.StatusCode, type[EtcdError]]] = {
     grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
@@ -73,8 +74,11 @@ class _Open:
 class Connection:
     """A connection of one event loop. It is opened by the first call, and opened again by itself if it is lost."""
 
-    def __init__(self, endpoint: str, *, credentials: Credentials) -> None:
-        """Take the URL of an etcd. Raises DataError if it is not `https://<host>[:<port>]`."""
+    def __init__(self, endpoint: str, *, credentials: Credentials, receive_at_most: int = -1) -> None:
+        """Take the URL of an etcd. Raises DataError if it is not `https://<host>[:<port>]`.
+
+        An answer of more bytes than `receive_at_most` is the error TooLarge; -1 stands for no limit.
+        """
         url = urlsplit(endpoint)
         if url.scheme != "https" or not url.hostname or url.path.strip("/"):
             raise DataError(f"{endpoint!r} is not the URL of an etcd; it must be https://<host>:<port>")
@@ -82,6 +86,7 @@ class Connection:
         self.endpoint: Final = endpoint
         self._target = f"{host}:{url.port or 443}"
         self._credentials = credentials
+        self._options = (*_OPTIONS, ("grpc.max_receive_message_length", receive_at_most))
         self._open: _Open | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -151,7 +156,7 @@ class Connection:
         channel = grpc.aio.secure_channel(
             self._target,
             grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate),
-            options=_OPTIONS,
+            options=self._options,
         )
         self._open = _Open(channel, credentials, pem.stamp)
         if opened is not None:

@@ -19,6 +19,7 @@ __all__ = [
     "NotOwned",
     "PermissionDenied",
     "TimedOut",
+    "TooLarge",
     "Unreachable",
 ]
 
@@ -74,3 +75,7 @@ class AlreadyExists(EtcdError):
 
 class Compacted(EtcdError):
     """Etcd no longer has the revision."""
+
+
+class TooLarge(EtcdError):
+    """An answer is larger than the connection takes."""

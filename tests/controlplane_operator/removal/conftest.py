@@ -27,6 +27,7 @@ from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.addresses import etcd_address
 from kplane.controlplane_operator.watch.event_routing import LABEL_SELECTORS, Queues, Stores
+from kplane.data import Usage
 from kplane.embedded.handle import Handle
 from kplane.provider import Client, ClusterConfig, NotFound, Resource, Result
 from kplane.provider.client.resources import NAMESPACES, SECRETS
@@ -115,6 +116,9 @@ class Data:
 
     async def take_over(self, control_plane: ControlPlane, *, former: str) -> None:
         self.shut_out_of.append(former)
+
+    def usage(self, uid: str) -> Usage | None:
+        return None
 
     async def volume(self, control_plane: ControlPlane) -> str | None:
         return None

@@ -18,6 +18,7 @@ from kplane.controlplane_operator.status.errors import ConditionError, tenant_er
 from kplane.controlplane_operator.status.partial import validated_endpoint
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.tenant.revocation import revoke_as_controllers, revoke_issued
+from kplane.data import Usage
 from kplane.provider import ClusterConfig, ProviderError
 from kplane.provider.errors import KubeconfigError, Unauthorized
 
@@ -65,6 +66,10 @@ class AdoptedProvisioner:
 
     async def unprotect(self, control_plane: ControlPlane) -> None:
         """Do nothing: no data are in the namespace."""
+
+    def usage(self, uid: str) -> Usage | None:  # noqa: ARG002 - of none
+        """Return None: it keeps nothing in the shared etcd."""
+        return None
 
     def let_go(self, uid: str) -> None:
         """It has nothing that is repaired between two calls of `ensure`."""

@@ -16,6 +16,7 @@ from kplane.controlplane_operator.pki.authorities import TenantAuthorities, Tena
 from kplane.controlplane_operator.pki.primitives import KeyPair
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.data import Usage
 from kplane.provider import ClusterConfig
 from kplane.workloads import Address, ComponentState, Phase, Runtime, WorkloadsError
 
@@ -71,6 +72,11 @@ class Provisioner(Protocol):
 
     async def unprotect(self, control_plane: ControlPlane) -> None:
         """Let data that are retained be deleted with their namespace. Raises ConditionError."""
+        ...
+
+    def usage(self, uid: str) -> Usage | None:
+        """Return what the control plane keeps in the shared etcd; None if it keeps nothing there or was not measured
+        yet."""
         ...
 
     def let_go(self, uid: str) -> None:

@@ -15,6 +15,7 @@ from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.data import Usage
 from kplane.workloads import Runtime
 
 __all__ = ["DedicatedProvisioner"]
@@ -111,6 +112,10 @@ class DedicatedProvisioner:
         """Let the volume claim of etcd go with its namespace."""
         with runtime_errors(Reason.DELETING):
             await self._runtime.unprotect(etcd_name(control_plane.name))
+
+    def usage(self, uid: str) -> Usage | None:  # noqa: ARG002 - of none
+        """Return None: it keeps nothing in the shared etcd."""
+        return None
 
     def let_go(self, uid: str) -> None:
         """It has nothing that is repaired between two calls of `ensure`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from kplane.api import DEFAULT_SERVICE_CIDR, ControlPlane, DeletionPolicy
+from kplane.api import DEFAULT_SERVICE_CIDR, ControlPlane, DeletionPolicy, StorageStatus
 from kplane.api.names import DESTROY_DATA_ANNOTATION
 from kplane.controlplane_operator.backends.apiserver import API_SERVER_PORTS, api_server_component, serving_hosts
 from kplane.controlplane_operator.backends.base import Provision, check_ready, provision_at, runtime_errors
@@ -21,9 +21,11 @@ from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.access_control import AccessControl
 from kplane.controlplane_operator.shared_etcd.health import EtcdHealth
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
+from kplane.controlplane_operator.shared_etcd.metering import StorageMeter
+from kplane.controlplane_operator.shared_etcd.quota import recorded
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.addresses import etcd_address
-from kplane.data import Owner
+from kplane.data import Owner, Usage
 from kplane.workloads import Runtime
 
 __all__ = ["VirtualProvisioner"]
@@ -45,6 +47,11 @@ class VirtualProvisioner:
         self._shared = shared_etcd
         self._access = AccessControl(shared_etcd) if shared_etcd is not None else None
         self._health = EtcdHealth(shared_etcd) if shared_etcd is not None else None
+        self._meter = (
+            StorageMeter(shared_etcd, tenants=self._tenants, measured=self._measured)
+            if shared_etcd is not None
+            else None
+        )
 
     def problem(self) -> str | None:
         """Say what the last check found wrong with the shared etcd, for /readyz."""
@@ -53,12 +60,13 @@ class VirtualProvisioner:
         return self._health.problem or self._access.problem
 
     async def run(self) -> None:
-        """Check the shared etcd, and keep its access control as it has to be, until cancelled."""
-        if self._health is None or self._access is None:
+        """Check the shared etcd, keep its access control as it has to be, and measure tenants, until cancelled."""
+        if self._health is None or self._access is None or self._meter is None:
             return
         async with asyncio.TaskGroup() as group:
             group.create_task(self._health.run())
             group.create_task(self._access.run())
+            group.create_task(self._meter.run())
 
     def address(self, control_plane: ControlPlane) -> str | None:
         """All share one etcd, and each has a path of it."""
@@ -138,6 +146,10 @@ class VirtualProvisioner:
 
     async def unprotect(self, control_plane: ControlPlane) -> None:
         """Do nothing: no data are in the namespace."""
+
+    def usage(self, uid: str) -> Usage | None:
+        """Return what was measured last."""
+        return self._meter.usage(uid) if self._meter is not None else None
 
     def let_go(self, uid: str) -> None:
         """Leave the rights of its user in etcd as they are."""
@@ -219,6 +231,25 @@ class VirtualProvisioner:
             await keyspace.take_over(prefix, former=found, owner=owner)
         else:
             await keyspace.claim(prefix, owner=owner, known=await self._is_known(control_plane))
+
+    def _tenants(self) -> dict[str, str]:
+        """Return the prefixes of all control planes that were made here, by uid."""
+        found = {}
+        for obj in self._context.stores.control_planes:
+            status = obj.get("status") or {}
+            if "endpointRef" not in obj["spec"] and status.get("clusterPath") and status.get("endpoint"):
+                found[obj["metadata"]["uid"]] = key_prefix(status["clusterPath"])
+        return found
+
+    def _measured(self, uid: str) -> None:
+        """Have the status say what was measured, if it has to."""
+        usage = self.usage(uid)
+        for obj in self._context.stores.control_planes.by("uid", uid):
+            storage = (obj.get("status") or {}).get("storage")
+            known = StorageStatus.model_validate(storage) if storage is not None else None
+            quota_bytes = known.quota_bytes if known is not None else None
+            if recorded(known, usage=usage, quota_bytes=quota_bytes) != known:
+                self._context.queues.control_planes.add(("", obj["metadata"]["name"]))
 
     async def _is_known(self, control_plane: ControlPlane) -> bool:
         """Tell whether a prefix without owner key is the control plane's: a version without such keys made it."""

@@ -19,6 +19,7 @@ from kplane.api import (
     ControlPlaneMode,
     ControlPlanePhase,
     ControlPlaneStatus,
+    StorageStatus,
     find_condition,
 )
 from kplane.api.conditions import MANAGED, PAUSED, SYNCED
@@ -49,6 +50,7 @@ from kplane.controlplane_operator.failures import Failures
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.endpoint_switch import EndpointSwitch
+from kplane.controlplane_operator.shared_etcd.quota import recorded, with_storage
 from kplane.controlplane_operator.status.conditions import (
     is_paused,
     with_condition,
@@ -335,16 +337,26 @@ class ControlPlaneReconciler:
             )
         if one.failure is None:
             conditions = [each for each in conditions if each.type != SYNCED]
+        storage = self._storage(one)
+        conditions = with_storage(conditions, of=control_plane, storage=storage)
         published = one.was_published or bool(fields)
         return control_plane.status.model_copy(
             update={
                 **fields,
                 "namespace_uid": one.namespace_uid or control_plane.status.namespace_uid,
+                "storage": storage,
                 "phase": reason.phase(published=published),
                 "observed_generation": control_plane.metadata.generation,
                 "conditions": with_supported(conditions, of=control_plane, missing=self._unsupported(one)),
             }
         )
+
+    def _storage(self, one: Pass) -> StorageStatus | None:
+        """Return what the control plane was found to keep in the shared etcd, with the quota of its class."""
+        chosen = one.followed.chosen
+        usage = one.provisioner.usage(one.control_plane.metadata.uid or "") if one.provisioner is not None else None
+        quota_bytes = chosen.spec.storage_quota_bytes if chosen is not None else None
+        return recorded(one.control_plane.status.storage, usage=usage, quota_bytes=quota_bytes)
 
     def _next(self, key: Key, one: Pass) -> Result | None:
         if one.failure is None:

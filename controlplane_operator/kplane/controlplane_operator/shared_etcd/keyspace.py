@@ -18,11 +18,13 @@ from kplane.data import (
     NotOwned,
     Owner,
     Permission,
+    Usage,
     claim,
     delete_owned,
     owner_of,
     release,
     take_over,
+    usage,
 )
 
 __all__ = ["Keyspace", "key_prefix"]
@@ -30,6 +32,8 @@ __all__ = ["Keyspace", "key_prefix"]
 _PREFIX: Final = re.compile(r"/clusters/[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/")
 _ROOT: Final = "root"
 _TIMEOUT_SECONDS: Final = 10.0
+_MEASURED_AT_ONCE: Final = 16 << 20
+"""The largest answer to a measurement. A tenant decides how large its values are, and must not fill our memory."""
 
 
 def key_prefix(cluster_path: str) -> str:
@@ -59,8 +63,11 @@ class Keyspace:
         `timeout_seconds` is the deadline of each call.
         """
         self.credentials = credentials
-        self._client = Client(
-            endpoint, credentials=Credentials.in_directory(credentials), timeout_seconds=timeout_seconds
+        files = Credentials.in_directory(credentials)
+        self._client = Client(endpoint, credentials=files, timeout_seconds=timeout_seconds)
+        # A connection of its own: large answers do not delay what reconciles wait for.
+        self._meter = Client(
+            endpoint, credentials=files, timeout_seconds=timeout_seconds, receive_at_most=_MEASURED_AT_ONCE
         )
 
     @property
@@ -71,11 +78,13 @@ class Keyspace:
     def use(self, credentials: Path) -> None:
         """Use the files of another directory, from the next call on."""
         self.credentials = credentials
-        self._client.connection.use(Credentials.in_directory(credentials))
+        for client in (self._client, self._meter):
+            client.connection.use(Credentials.in_directory(credentials))
 
     async def close(self) -> None:
         """Close the connection; a later call opens it again."""
         await self._client.close()
+        await self._meter.close()
 
     async def ensure_authentication(self) -> bool:
         """Turn access control on: from then on every user has its own rights only. Tell whether it was off."""
@@ -102,6 +111,16 @@ class Keyspace:
         """Return the version of the member that answers."""
         with _told():
             return await self._client.version()
+
+    async def size_in_use(self) -> int:
+        """Return how many bytes the database has in use, history included."""
+        with _told():
+            return await self._client.size_in_use()
+
+    async def usage(self, prefix: str, *, share: float) -> Usage:
+        """Measure the keys of a prefix, with pauses: calls take at most this share of the time."""
+        with _told():
+            return await usage(self._meter, _checked(prefix), share=share)
 
     async def grant(self, user: str, *, prefix: str) -> bool:
         """Let a user, known by the CN of its client certificate, read and write below a prefix, and nothing else.

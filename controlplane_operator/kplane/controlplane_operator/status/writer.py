@@ -24,6 +24,7 @@ from kplane.api.conditions import (
     MANAGED,
     PAUSED,
     REACHABLE,
+    STORAGE_SUFFICIENT,
     SUPPORTED,
     SYNCED,
     UP_TO_DATE,
@@ -58,6 +59,7 @@ _OURS: Final = frozenset(
         PAUSED,
         REACHABLE,
         READY,
+        STORAGE_SUFFICIENT,
         SUPPORTED,
         SYNCED,
         UP_TO_DATE,
@@ -302,6 +304,7 @@ class StatusWriter:
 
 _OVER: Final = {
     "ClassFound": ("ClassFound", "the class is followed again, and not what was remembered of it"),
+    STORAGE_SUFFICIENT: ("StorageSufficient", "less than 80 % of the storage quota is used again"),
     "Supported": ("Supported", "every field has effect again"),
     "UpToDate": ("UpToDate", "the API server is what spec and class ask for"),
     "Paused": ("Resumed", "the operator reconciles it again"),

@@ -1,0 +1,59 @@
+"""What of a measurement goes into the status, and what a quota says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from kplane.api import Condition, ControlPlane, StorageStatus
+from kplane.api.conditions import STORAGE_SUFFICIENT
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.conditions import with_condition
+from kplane.data import Usage
+
+__all__ = ["recorded", "with_storage"]
+
+_NEAR: Final = 0.8
+_SHARE: Final = 0.1
+_LEAST_BYTES: Final = 1 << 20
+_LEAST_KEYS: Final = 100
+"""Smaller changes than these, and than a tenth, are written down with the next larger one."""
+
+
+def recorded(known: StorageStatus | None, *, usage: Usage | None, quota_bytes: int | None) -> StorageStatus | None:
+    """Return what the status has to say: what it says already, unless a measurement differs enough from that."""
+    if known is not None and known.quota_bytes != quota_bytes:
+        known = known.model_copy(update={"quota_bytes": quota_bytes})
+    if usage is None:
+        return known
+    found = StorageStatus(keys=usage.keys, bytes=usage.bytes, quota_bytes=quota_bytes)
+    if known is None or _reason(known) != _reason(found):
+        return found
+    moved = _moved(known.bytes, found.bytes, least=_LEAST_BYTES) or _moved(known.keys, found.keys, least=_LEAST_KEYS)
+    return found if moved else known
+
+
+def with_storage(
+    conditions: Iterable[Condition], *, of: ControlPlane, storage: StorageStatus | None
+) -> list[Condition]:
+    """Return the conditions with StorageSufficient=False where the quota is nearly or wholly used, else without it."""
+    reason = _reason(storage) if storage is not None else None
+    if reason is None:
+        return [condition for condition in conditions if condition.type != STORAGE_SUFFICIENT]
+    class_ref = of.spec.class_ref
+    share = "80 % or more" if reason is Reason.NEAR_STORAGE_QUOTA else "all"
+    message = (
+        f"keys and values in the shared etcd fill {share} of the storage quota, as status.storage says; delete objects"
+        f" of the control plane, or raise spec.virtual.storage.quota of class {class_ref.name if class_ref else '-'}"
+    )
+    return with_condition(conditions, of=of, type=STORAGE_SUFFICIENT, status="False", reason=reason, message=message)
+
+
+def _reason(storage: StorageStatus) -> Reason | None:
+    if storage.quota_bytes is None or storage.bytes < _NEAR * storage.quota_bytes:
+        return None
+    return Reason.STORAGE_QUOTA_REACHED if storage.bytes >= storage.quota_bytes else Reason.NEAR_STORAGE_QUOTA
+
+
+def _moved(known: int, found: int, *, least: int) -> bool:
+    return abs(found - known) >= max(least, _SHARE * known)

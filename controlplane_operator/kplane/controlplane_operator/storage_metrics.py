@@ -1,0 +1,43 @@
+"""Tells Prometheus what control planes keep in the shared etcd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.data import Usage
+
+__all__ = ["StorageMetrics"]
+
+
+class StorageMetrics(Collector):
+    """Reads the caches whenever asked, so that a control plane that is gone leaves no series behind."""
+
+    def __init__(self, stores: Stores, *, usage: Callable[[str], Usage | None]) -> None:
+        """`usage` returns what was measured last of the control plane with a uid."""
+        self._stores = stores
+        self._usage = usage
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        def family(name: str, text: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(f"kplane_control_plane_storage_{name}", text, labels=["control_plane"])
+
+        keys = family("keys", "Keys of a control plane in the shared etcd")
+        size = family("bytes", "Bytes of the keys and present values of a control plane in the shared etcd")
+        quota = family("quota_bytes", "The storage quota of a control plane that has one")
+        for obj in self._stores.control_planes:
+            metadata, known = obj["metadata"], (obj.get("status") or {}).get("storage")
+            if known is None:
+                continue
+            # Before the first measurement of this operator, what the one before it wrote down.
+            measured = self._usage(metadata["uid"]) or Usage(known["keys"], known["bytes"])
+            keys.add_metric([metadata["name"]], measured.keys)
+            size.add_metric([metadata["name"]], measured.bytes)
+            if "quotaBytes" in known:
+                quota.add_metric([metadata["name"]], known["quotaBytes"])
+        yield from (keys, size, quota)
