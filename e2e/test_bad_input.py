@@ -141,7 +141,9 @@ def test_conditions_say_what_to_do(platform: Platform, acme: Tenant, session_pla
         platform.create("ControlPlane", platform.name(stem), **spec)
     for stem, (_, reason, says) in mistakes.items():
         assert says in platform.becomes("ControlPlane", platform.name(stem), reason), stem
-    assert session_platform.get("ControlPlane", acme.name)["status"] == before
+    now = session_platform.get("ControlPlane", acme.name)["status"]
+    # The operator may have measured it meanwhile.
+    assert now | {"storage": None} == before | {"storage": None}
     acme.wait_account("default")
 
     # The message was right: with the class, the control plane becomes Ready.

@@ -103,7 +103,9 @@ async def test_each_mistake_has_its_reason_and_harms_nobody(
             found = await field.becomes("ControlPlane", name, reason)
             ready = next(item for item in found["status"]["conditions"] if item["type"] == "Ready")
             assert ready["message"]
-        assert (await field.get("ControlPlane", "house"))["status"] == first["status"]
+        now = (await field.get("ControlPlane", "house"))["status"]
+        # The operator may have measured it meanwhile.
+        assert now | {"storage": None} == first["status"] | {"storage": None}
         for name in specs:
             await field.client.delete(CONTROL_PLANES, name)
         for name in specs:

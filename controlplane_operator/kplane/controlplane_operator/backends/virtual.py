@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Final
 
-from kplane.api import DEFAULT_SERVICE_CIDR, ControlPlane, DeletionPolicy, StorageStatus
+from kplane.api import DEFAULT_SERVICE_CIDR, ControlPlane, DeletionPolicy
 from kplane.api.names import DESTROY_DATA_ANNOTATION
 from kplane.controlplane_operator.backends.apiserver import API_SERVER_PORTS, api_server_component, serving_hosts
 from kplane.controlplane_operator.backends.base import Provision, check_ready, provision_at, runtime_errors
@@ -14,7 +15,7 @@ from kplane.controlplane_operator.backends.etcd import EtcdAccess
 from kplane.controlplane_operator.backends.versions import ApiServerPlanner
 from kplane.controlplane_operator.component_names import apiserver_name
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.errors import PrefixNotOwned
+from kplane.controlplane_operator.errors import KeyspaceError, PrefixNotOwned
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
@@ -24,6 +25,7 @@ from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
 from kplane.controlplane_operator.shared_etcd.metering import StorageMeter
 from kplane.controlplane_operator.shared_etcd.quota import recorded
 from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.partial import as_recorded
 from kplane.controlplane_operator.watch.addresses import etcd_address
 from kplane.data import Owner, Usage
 from kplane.workloads import Runtime
@@ -209,14 +211,13 @@ class VirtualProvisioner:
 
     async def _claim(self, control_plane: ControlPlane, *, user: str) -> None:
         """Make the prefix the control plane's, before anything is made for it. Raises ConditionError (DataNotOwned)."""
-        shared, access = self._required()
+        _, access = self._required()
         if access.is_granted(user):
             return
         published = control_plane.status.endpoint is not None
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
-            known = await self._is_known(control_plane)
             try:
-                await shared.keyspace.claim(_prefix(control_plane), owner=_owner(control_plane), known=known)
+                await self._claim_own(control_plane)
             except PrefixNotOwned as error:
                 # It may have had the prefix before the etcd was restored.
                 await access.revoke(user)
@@ -230,7 +231,18 @@ class VirtualProvisioner:
         if control_plane.metadata.annotations.get(DESTROY_DATA_ANNOTATION) == _named(prefix, found):
             await keyspace.take_over(prefix, former=found, owner=owner)
         else:
-            await keyspace.claim(prefix, owner=owner, known=await self._is_known(control_plane))
+            await self._claim_own(control_plane)
+
+    async def _claim_own(self, control_plane: ControlPlane) -> None:
+        """Make a prefix the control plane's that is free, or was its own already. Raises PrefixNotOwned."""
+        keyspace = self._required()[0].keyspace
+        prefix, owner = _prefix(control_plane), _owner(control_plane)
+        try:
+            await keyspace.claim(prefix, owner=owner, known=False)
+        except PrefixNotOwned as error:
+            if error.owner is not None or not await self._is_known(control_plane):
+                raise
+            await keyspace.claim(prefix, owner=owner, known=True)
 
     def _tenants(self) -> dict[str, str]:
         """Return the prefixes of all control planes that were made here, by uid."""
@@ -238,15 +250,15 @@ class VirtualProvisioner:
         for obj in self._context.stores.control_planes:
             status = obj.get("status") or {}
             if "endpointRef" not in obj["spec"] and status.get("clusterPath") and status.get("endpoint"):
-                found[obj["metadata"]["uid"]] = key_prefix(status["clusterPath"])
+                with contextlib.suppress(KeyspaceError):
+                    found[obj["metadata"]["uid"]] = key_prefix(status["clusterPath"])
         return found
 
     def _measured(self, uid: str) -> None:
         """Have the status say what was measured, if it has to."""
         usage = self.usage(uid)
         for obj in self._context.stores.control_planes.by("uid", uid):
-            storage = (obj.get("status") or {}).get("storage")
-            known = StorageStatus.model_validate(storage) if storage is not None else None
+            known = as_recorded(obj).status.storage
             quota_bytes = known.quota_bytes if known is not None else None
             if recorded(known, usage=usage, quota_bytes=quota_bytes) != known:
                 self._context.queues.control_planes.add(("", obj["metadata"]["name"]))

@@ -1,0 +1,54 @@
+"""Which control planes are measured, and which of them are reconciled for it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from kplane.controlplane_operator.backends.virtual import VirtualProvisioner
+from kplane.controlplane_operator.watch.event_routing import Queues, Stores
+from kplane.data import Usage
+
+
+def stored(name: str, **status: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "uid": f"uid-of-{name}", "resourceVersion": "1"},
+        "spec": {"mode": "Virtual"},
+        "status": {"clusterPath": name, "endpoint": f"https://{name}:6443", **status},
+    }
+
+
+class Keyspace:
+    """Stands for an etcd in which each tenant has one megabyte."""
+
+    async def size_in_use(self) -> int:
+        return 0
+
+    async def usage(self, prefix: str, *, share: float) -> Usage:
+        return Usage(100, 1_000_000)
+
+
+async def test_who_is_measured_and_reconciled() -> None:
+    stores, queues = Stores(), Queues()
+    adopted = stored("adopted")
+    adopted["spec"]["endpointRef"] = {"name": "adopted"}
+    for obj in (
+        stored("acme"),
+        stored("known", storage={"keys": 101, "bytes": 1_000_100}),
+        stored("unclear", storage={"keys": "many"}),
+        stored("odd", clusterPath="../odd"),
+        stored("early", endpoint=None),
+        adopted,
+    ):
+        stores.control_planes.apply(obj)
+    context: Any = SimpleNamespace(client=None, stores=stores, queues=queues, events=None)
+    shared: Any = SimpleNamespace(keyspace=Keyspace())
+    runtime: Any = None
+    virtual = VirtualProvisioner(context, runtime=runtime, shared_etcd=shared)
+    assert virtual._meter is not None
+    await virtual._meter.look()
+    measured = {
+        name for name in ("acme", "known", "unclear", "odd", "early", "adopted") if virtual.usage(f"uid-of-{name}")
+    }
+    assert measured == {"acme", "known", "unclear"}
+    assert len(queues.control_planes) == 2
