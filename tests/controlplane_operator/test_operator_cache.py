@@ -151,7 +151,12 @@ async def test_every_related_object_wakes_what_depends_on_it() -> None:
         (
             stores.classes,
             obj("gold", 3, spec={"addons": ["quota"]}),
-            {"controlplaneclass": {"gold"}, "controlplane": {"cp"}, "controlplaneaddons": {"cp"}},
+            {
+                "controlplaneclass": {"gold"},
+                "controlplane": {"cp"},
+                "controlplaneaddons": {"cp"},
+                "dedicatedmcm": {"reg"},
+            },
         ),
         (stores.endpoints, obj("door", 4), {"controlplaneendpoint": {"door"}, "controlplane": {"cp"}}),
         (stores.endpoints, obj("side-door", 5), {"controlplaneendpoint": {"side-door"}}),
