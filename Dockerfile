@@ -31,7 +31,10 @@ RUN python3 -m compileall -q --invalidation-mode unchecked-hash . && \
     printf '%s\n' '#!/opt/kplane/bin/python' \
         'import os, signal, sys' 'signal.signal(signal.SIGTERM, lambda *_: os._exit(143))' \
         'from kplane.controlplane_operator.main import main' 'sys.exit(main())' > /opt/kplane/bin/controlplane-operator && \
-    chmod 0755 /opt/kplane/bin/controlplane-operator
+    printf '%s\n' '#!/opt/kplane/bin/python' \
+        'import os, signal, sys' 'signal.signal(signal.SIGTERM, lambda *_: os._exit(143))' \
+        'from kplane.controlplane_operator.egress_proxy import main' 'sys.exit(main())' > /opt/kplane/bin/egress-proxy && \
+    chmod 0755 /opt/kplane/bin/controlplane-operator /opt/kplane/bin/egress-proxy
 
 FROM builder AS mcm-builder
 COPY deploy/images/mcm.lock /tmp/requirements.lock
@@ -59,7 +62,7 @@ LABEL org.opencontainers.image.licenses="Apache-2.0"
 FROM runtime AS operator
 ARG TARGETARCH
 LABEL org.opencontainers.image.title="kplane operator" \
-      org.opencontainers.image.description="Real Kubernetes control planes as objects: controlplane-operator, etcdctl, etcdutl"
+      org.opencontainers.image.description="Real Kubernetes control planes as objects: controlplane-operator, egress-proxy, etcdctl, etcdutl"
 COPY --chmod=0755 build/programs/linux-${TARGETARCH}/etcdctl build/programs/linux-${TARGETARCH}/etcdutl /usr/local/bin/
 COPY --from=operator-builder /opt/kplane /opt/kplane
 ENTRYPOINT ["controlplane-operator"]

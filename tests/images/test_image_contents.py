@@ -152,6 +152,17 @@ def test_program_of_the_image_ends_at_sigterm_while_it_imports(image: Image, tmp
         assert process.wait(timeout=60.0) == 128 + signal.SIGTERM
 
 
+def test_image_of_the_operator_has_the_egress_proxy() -> None:
+    builder = "\n".join(stage("operator-builder"))
+    [(written, start)] = re.findall(r"printf '%s\\n' ((?:(?!printf).)*) > /opt/kplane/bin/egress-proxy (.*)", builder)
+    lines = shlex.split(written)
+    assert lines[0] == "#!/opt/kplane/bin/python"
+    assert "chmod 0755 /opt/kplane/bin/controlplane-operator /opt/kplane/bin/egress-proxy" in start
+    script = "\n".join([*lines[:-1], "main(['--help'])"])
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60.0)
+    assert "usage: egress-proxy" in told.stdout
+
+
 @each_image
 def test_lock_holds_what_is_imported(image: Image) -> None:
     distributions = importlib.metadata.packages_distributions()
