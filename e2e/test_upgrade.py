@@ -16,6 +16,12 @@ from e2e.waiting import eventually
 pytestmark = [pytest.mark.k8s_needs("pods"), pytest.mark.timeout(900, func_only=True)]
 
 _NETWORK = "198.51.100.0/24"
+_DNS = (
+    r"networkPolicy.dns[0].namespaceSelector.matchLabels.kubernetes\.io/metadata\.name=kube-system",
+    "networkPolicy.dns[0].podSelector.matchLabels.k8s-app=kube-dns",
+    f"networkPolicy.dns[1].ipBlock.cidr={_NETWORK}",
+)
+"""A second network that answers DNS, beside CoreDNS."""
 
 
 @pytest.fixture
@@ -34,7 +40,7 @@ def test_changed_values_keep_the_tenants(
     operators = Operators(platform.kubectl, None)
     former = operators.running()
 
-    upgraded.install("operator.logLevel=INFO", "mcm.logLevel=info", f"controlPlanes.allowEgress={{{_NETWORK}}}")
+    upgraded.install("operator.logLevel=INFO", "mcm.logLevel=info", *_DNS)
     operators.wait_back(former)
 
     acme.answers()

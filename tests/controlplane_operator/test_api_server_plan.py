@@ -237,7 +237,10 @@ def test_no_request_exceeds_its_limit(request_: str | None, limit: str | None) -
 
 
 def test_what_has_no_effect_is_told_only_where_somebody_set_it() -> None:
-    chosen = ControlPlaneClass.model_validate(class_of(version="1.36.3", resources={"requests": {"cpu": "1"}}))
+    destinations = [{"cidr": "10.0.0.0/8", "ports": [443]}]
+    chosen = ControlPlaneClass.model_validate(
+        class_of(version="1.36.3", resources={"requests": {"cpu": "1"}}, allowedDestinations=destinations)
+    )
     processes: Any = Processes()
     in_pods = pods("v1.36.3")
     assert not_held_to(control_plane(), chosen=None, runtime=processes) == []
@@ -245,4 +248,4 @@ def test_what_has_no_effect_is_told_only_where_somebody_set_it() -> None:
     assert "runs API servers as processes" in not_held_to(control_plane(), chosen=chosen, runtime=processes)[0]
     theirs = control_plane(endpointRef={"name": "e"})
     [told] = not_held_to(theirs, chosen=chosen, runtime=in_pods)
-    assert told.startswith("version and resources of ControlPlaneClass c are not acted on")
+    assert told.startswith("version and resources and allowedDestinations of ControlPlaneClass c are not acted on")

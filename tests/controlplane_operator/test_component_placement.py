@@ -7,7 +7,16 @@ import re
 import pytest
 
 from kplane.api.names import management_namespace
-from kplane.controlplane_operator.component_names import apiserver_name, etcd_name, mark_of, mcm_mark, mcm_name, place
+from kplane.controlplane_operator.component_names import (
+    apiserver_name,
+    components_of,
+    egress_name,
+    etcd_name,
+    mark_of,
+    mcm_mark,
+    mcm_name,
+    place,
+)
 from kplane.workloads import RuntimeFailure
 from kplane.workloads.pods import Placement
 
@@ -17,6 +26,8 @@ def test_components_are_in_the_namespace_of_their_control_plane(name: str) -> No
     namespace = management_namespace(name)
     assert place(apiserver_name(name)) == Placement(namespace, "kube-apiserver")
     assert place(etcd_name(name)) == Placement(namespace, "etcd")
+    assert place(egress_name(name)) == Placement(namespace, "egress-proxy")
+    assert set(components_of(name)) == {apiserver_name(name), egress_name(name), etcd_name(name)}
 
 
 @pytest.mark.parametrize("control_plane", ["acme", "a.b", "x" * 53, "x" * 253])

@@ -9,7 +9,7 @@ import pytest
 from kplane.api.configuration import ConfigurationError
 from kplane.controlplane_operator.config import EtcdService, OperatorConfig
 from kplane.provider.errors import KubeconfigError
-from kplane.workloads.pods import Expose, Image
+from kplane.workloads.pods import CLUSTER_DNS, Expose, Image
 
 IMAGES = ["--kube-apiserver-image=registry.example/kube-apiserver:1", "--etcd-image=registry.example/etcd:2"]
 
@@ -28,7 +28,8 @@ def test_flags_become_settings(flags: list[str]) -> None:
         "--external-host=nodes.example",
         "--storage-class=fast",
         "--storage-size=20Gi",
-        "--allow-egress=203.0.113.0/24",
+        "--egress-proxy-image=registry.example/operator:3",
+        '--dns-peers=[{"podSelector":{"matchLabels":{"app":"dns"}}}]',
         "--shared-etcd-service=kplane-etcd",
         "--namespace=kplane",
     ]
@@ -38,10 +39,13 @@ def test_flags_become_settings(flags: list[str]) -> None:
     assert pods.images == {
         "kube-apiserver": Image("registry.example/kube-apiserver:1", capabilities=("NET_BIND_SERVICE",)),
         "etcd": Image("registry.example/etcd:2"),
+        "egress-proxy": Image("registry.example/operator:3"),
     }
     assert (pods.pull_secrets, pods.replicas) == (("one", "two"), 3)
     assert (pods.expose, pods.external_host) == (Expose.NODE_PORT, "nodes.example")
-    assert (pods.storage_class, pods.storage_size, pods.allow_egress) == ("fast", "20Gi", ("203.0.113.0/24",))
+    assert (pods.storage_class, pods.storage_size) == ("fast", "20Gi")
+    here = {"matchLabels": {"kubernetes.io/metadata.name": "kplane"}}
+    assert pods.dns == ({"namespaceSelector": here, "podSelector": {"matchLabels": {"app": "dns"}}},)
     assert settings.shared_etcd == EtcdService("kplane-etcd", "kplane")
 
 
@@ -65,7 +69,7 @@ def test_defaults_are_those_of_the_help(flags: list[str]) -> None:
     assert pods is not None
     assert (pods.replicas, pods.expose, pods.external_host) == (1, Expose.CLUSTER_IP, None)
     assert pods.metrics_from is None
-    assert (pods.storage_class, pods.storage_size, pods.allow_egress, pods.pull_secrets) == (None, "10Gi", (), ())
+    assert (pods.storage_class, pods.storage_size, pods.dns, pods.pull_secrets) == (None, "10Gi", CLUSTER_DNS, ())
 
 
 @pytest.mark.parametrize(
@@ -84,7 +88,8 @@ def test_defaults_are_those_of_the_help(flags: list[str]) -> None:
         (["--storage-size=10"], "--storage-size 10: this is no size, such as 10Gi"),
         (["--storage-size=much"], "--storage-size much: this is no size, such as 10Gi"),
         (["--storage-size="], "--storage-size : this is no size, such as 10Gi"),
-        (["--allow-egress=203.0.113.1/24"], "has host bits set; a network is written like"),
+        (["--dns-peers=kube-dns"], "--dns-peers kube-dns: this is no JSON"),
+        (["--egress-proxy-image-pull-policy=Always"], "it is of no use without --egress-proxy-image"),
         (
             ["--shared-etcd-service=etcd", "--shared-etcd-endpoint=https://etcd:2379"],
             "--shared-etcd-service stands alone",

@@ -50,6 +50,9 @@ class Steps:
     async def delete(self, name: str) -> None:
         self._do("end")
 
+    def names(self) -> list[str]:
+        return []
+
     async def revoke(self, user: str) -> None:
         self._do(f"revoke {user}")
 

@@ -12,6 +12,7 @@ from kplane.controlplane_operator.config import OperatorConfig
 from kplane.mcm.placement.sharding import SHARDS
 from kplane.mcm.settings import Settings as McmSettings
 from kplane.workloads import Resources
+from kplane.workloads.pods import Image
 
 pytestmark = pytest.mark.integration
 
@@ -45,7 +46,8 @@ def test_the_operator_is_told_everything_that_is_set(chart: Any, everything_on: 
     assert pods.pull_secrets == ("registry", "another")
     assert (pods.replicas, pods.expose, pods.external_host) == (2, "NodePort", "planes.example.org")
     assert (pods.storage_class, pods.storage_size) == ("fast", "20Gi")
-    assert pods.allow_egress == ("10.20.0.0/16", "fd00:1::/64")
+    assert pods.dns == ({"ipBlock": {"cidr": "169.254.20.10/32"}},)
+    assert pods.images["egress-proxy"] == Image("registry.example.org/operator:v9", pull_policy="Always")
 
 
 def test_an_mcm_for_one_registration_is_like_the_one_for_many(chart: Any, tmp_path: Path) -> None:

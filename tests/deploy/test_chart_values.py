@@ -323,7 +323,7 @@ def test_no_pod_reads_metrics_unless_the_values_name_it(chart: Any) -> None:
         ({"mcm.dedicated.resources.requests.cpu": 0.0005}, "at '/mcm/dedicated/resources/requests/cpu'"),
         ({"surprise": True}, "additional properties 'surprise' not allowed"),
         ({"controlPlanes.expose": "nodeport"}, "at '/controlPlanes/expose': value must be one of 'ClusterIP'"),
-        ({"controlPlanes.allowEgress": ["10.0.0.1"]}, "at '/controlPlanes/allowEgress/0': '10.0.0.1' does not match"),
+        ({"networkPolicy.dns": []}, "at '/networkPolicy/dns': minItems: got 0, want 1"),
         ({"controlPlanes.storageSize": "10 GB"}, "at '/controlPlanes/storageSize'"),
         ({"controlPlanes.replicas": 0}, "at '/controlPlanes/replicas': minimum"),
         ({"controlPlanes.externalHost": "https://a"}, "at '/controlPlanes/externalHost'"),

@@ -173,6 +173,19 @@ async def test_placeholders_in_arguments_are_directories(runtime, sandbox) -> No
     await sandbox.text(sandbox.directory / "places/data/out", lambda text: text == "content")
 
 
+async def test_placeholders_in_files_are_directories_where_they_say_so(runtime, sandbox) -> None:
+    content = f"ca: {FILES}/ca.crt".encode()
+    files = {"in": File(content, names_files=True), "as-it-is": File(content)}
+    component = sandbox.shell("named", "exec sleep 1000", files=files)
+    await runtime.apply(component)
+    directory = sandbox.directory / "named/files"
+    assert (directory / "in").read_text() == f"ca: {directory}/ca.crt"
+    assert (directory / "as-it-is").read_bytes() == content
+    started = runtime.state("named").pid
+    await runtime.apply(component)
+    assert runtime.state("named").pid == started
+
+
 async def test_programs_are_searched_in_order(sandbox, tmp_path) -> None:
     for place in ("first", "second"):
         (tmp_path / place).mkdir()

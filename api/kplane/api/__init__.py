@@ -50,6 +50,7 @@ from kplane.api.control_plane_registration import (
     InstanceStatus,
     RegistrationMode,
 )
+from kplane.api.destinations import Destination
 from kplane.api.kubernetes_version import KubernetesVersion
 from kplane.api.oidc import SERVICE_ACCOUNT_ISSUER, OidcIssuer
 from kplane.api.pod_scheduling import PodScheduling
@@ -93,6 +94,7 @@ __all__ = [
     "ControllersSettings",
     "DedicatedSpec",
     "DeletionPolicy",
+    "Destination",
     "EndpointAddress",
     "EndpointType",
     "InstanceStatus",

@@ -144,7 +144,7 @@ class ApiServerSettings(ApiModel):
     """
     oidc: Annotated[list[OidcIssuer], Field(max_length=8), list_map("issuerURL")] = Field(default_factory=list)
     """Who else may issue tokens for users, by OpenID Connect. A change counts within a minute, and starts nothing anew.
-    The API server has to reach the issuer to read its keys.
+    The API server reads the issuer's keys, so `allowedDestinations` of the class has to name its address.
     """
     audit_policy: AuditPolicy | None = None
     """What is written to the audit log, as lines of JSON in the log of the API server; absent for nothing. A change

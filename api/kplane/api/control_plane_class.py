@@ -12,6 +12,7 @@ from kplane.api.api_server_settings import ApiServerSettings
 from kplane.api.compute_resources import ComputeResources, StorageAmount, quantity
 from kplane.api.conditions import Conditions
 from kplane.api.control_plane import ControlPlaneMode, DeletionPolicy
+from kplane.api.destinations import Destination
 from kplane.api.durations import duration_rules, duration_within, parse_duration
 from kplane.api.extensions import ATOMIC_LIST, Extension, Rule, rules
 from kplane.api.kubernetes_version import VersionText
@@ -240,6 +241,12 @@ class ControlPlaneClassSpec(ApiModel):
         if storage is None or storage.quota is None:
             return None
         return min(max(1, int(quantity(storage.quota))), _LARGEST)
+
+    allowed_destinations: Annotated[list[Destination], Field(max_length=32), ATOMIC_LIST] = Field(default_factory=list)
+    """What the API servers of control planes of the class may connect to besides their etcd, for example for webhooks,
+    aggregated APIs and the kubelets of nodes that joined; absent or empty for nothing. All tenants of the class reach
+    these addresses. It does not count for those with spec.endpointRef.
+    """
 
 
 class ControlPlaneClassStatus(ApiModel):

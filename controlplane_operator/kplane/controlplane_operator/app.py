@@ -177,10 +177,14 @@ class _Assembly:
         self._context = context
         self._runtime = runtime
         self._shared_etcd, self._keeper = _shared_etcd(context.client, settings)
-        self._virtual = VirtualProvisioner(context, runtime=runtime, shared_etcd=self._shared_etcd)
+        self._virtual = VirtualProvisioner(
+            context, runtime=runtime, shared_etcd=self._shared_etcd, proxy=settings.egress_proxy
+        )
         provisioners = Provisioners(
             virtual=self._virtual,
-            dedicated=DedicatedProvisioner(context, runtime=runtime, quota_bytes=settings.etcd_quota_bytes),
+            dedicated=DedicatedProvisioner(
+                context, runtime=runtime, quota_bytes=settings.etcd_quota_bytes, proxy=settings.egress_proxy
+            ),
             adopted=AdoptedProvisioner(context, default_credentials=default_credentials),
         )
         identities = McmIdentities(context.client)

@@ -11,10 +11,10 @@ from kplane.api.names import management_namespace
 from kplane.workloads import RuntimeFailure
 from kplane.workloads.pods import Placement
 
-__all__ = ["apiserver_name", "etcd_name", "mark_of", "mcm_mark", "mcm_name", "place"]
+__all__ = ["apiserver_name", "components_of", "egress_name", "etcd_name", "mark_of", "mcm_mark", "mcm_name", "place"]
 
 _NAMESPACE: Final = "kplane-cp"
-_PROGRAMS: Final = {"apiserver": "kube-apiserver", "etcd": "etcd"}
+_PROGRAMS: Final = {"apiserver": "kube-apiserver", "egress": "egress-proxy", "etcd": "etcd"}
 _MCM: Final = re.compile(r"mcm([a-z2-7]{6})(x?-.+)")
 _MARK_LETTERS: Final = 6
 """With "mcm" as many as the beginning of the namespace's name, in the place of which they are."""
@@ -28,6 +28,16 @@ def apiserver_name(control_plane: str) -> str:
 def etcd_name(control_plane: str) -> str:
     """Name of the component that is a dedicated control plane's etcd."""
     return _component(control_plane, kind="etcd")
+
+
+def egress_name(control_plane: str) -> str:
+    """Name of the component that is the proxy of the control plane's kube-apiserver to what its class allows."""
+    return _component(control_plane, kind="egress")
+
+
+def components_of(control_plane: str) -> list[str]:
+    """Names of all components that a control plane may have, other than those of its registrations."""
+    return [_component(control_plane, kind=kind) for kind in _PROGRAMS]
 
 
 def mcm_name(control_plane: str, *, uid: str) -> str:

@@ -19,11 +19,12 @@ from kplane.api import ComputeResources, ResourceAmounts, quantity
 from kplane.api.configuration import Configuration, Directory, File, Flag, HostPort, Listen, State
 from kplane.controlplane_operator.backends.etcd import DEFAULT_QUOTA_BYTES
 from kplane.controlplane_operator.backends.mcm import MCM, MCM_RESOURCES, McmProgram
+from kplane.controlplane_operator.backends.proxy import EGRESS_PROXY, PROXY_PROCESS, ProxyProgram
 from kplane.controlplane_operator.grants import Account
 from kplane.provider import ClusterConfig
 from kplane.provider.coordination.lease import LeaseTimings
 from kplane.workloads import Resources
-from kplane.workloads.pods import Expose, Image, PodSettings
+from kplane.workloads.pods import CLUSTER_DNS, Expose, Image, PodSettings
 
 __all__ = ["ElectionSettings", "EtcdAt", "EtcdService", "OperatorConfig"]
 
@@ -32,7 +33,7 @@ _PODS: Final = "with --runtime pods"
 _MCM: Final = "for registrations of mode Dedicated, which have an mcm of their own"
 _TIMINGS: Final = LeaseTimings()
 
-_PORTS: Final = {"https": 6443, "client": 2379, "peer": 2380, "metrics": 2381, "http": 8081}
+_PORTS: Final = {"https": 6443, "client": 2379, "peer": 2380, "metrics": 2381, "http": 8081, "egress": 8132}
 _API_SERVER_CAPABILITIES: Final = ("NET_BIND_SERVICE",)
 """Upstream's images give the program's file this capability, see build/server-image/kube-apiserver in kubernetes."""
 _PROGRAMS_IN_IMAGE: Final = Path("/usr/local/bin")
@@ -124,13 +125,6 @@ def _size(value: str) -> str:
     return value
 
 
-def _network(value: str) -> str:
-    try:
-        return str(ipaddress.ip_network(value))
-    except ValueError as error:
-        raise ValueError(f"{error}; a network is written like 203.0.113.0/24") from None
-
-
 def _peers(value: Any) -> Any:
     try:
         peers = json.loads(value) if isinstance(value, str) else value
@@ -180,7 +174,7 @@ def _mcm_arg(argument: str) -> str:
 
 
 _Amounts = Annotated[ResourceAmounts | None, BeforeValidator(_amounts)]
-_Metrics = Annotated[Sequence[Mapping[str, Any]] | None, BeforeValidator(_peers)]
+_Peers = Annotated[Sequence[Mapping[str, Any]] | None, BeforeValidator(_peers)]
 
 
 class OperatorConfig(Configuration):
@@ -242,7 +236,7 @@ class OperatorConfig(Configuration):
         Literal["Always", "IfNotPresent", "Never"] | None, Flag(group=_PODS, default="IfNotPresent")
     ] = None
     """When nodes pull that image"""
-    metrics_from: Annotated[_Metrics, Flag("PEERS", _PODS, default="anybody")] = None
+    metrics_from: Annotated[_Peers, Flag("PEERS", _PODS, default="anybody")] = None
     """JSON list of peers of --namespace, as in a NetworkPolicy, that may read the metrics of each dedicated mcm"""
     image_pull_secret: Annotated[tuple[str, ...], Flag("NAME", _PODS)] = ()
     """Secret of --namespace for pulling images, copied to tenants' namespaces"""
@@ -256,8 +250,14 @@ class OperatorConfig(Configuration):
     """StorageClass of dedicated etcds' volumes"""
     storage_size: Annotated[str, AfterValidator(_size), Flag("SIZE", _PODS)] = "10Gi"
     """Size of dedicated etcds' volumes"""
-    allow_egress: Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], Flag("CIDR", _PODS)] = ()
-    """Network that kube-apiservers may connect to, for tenants' webhooks"""
+    egress_proxy_image: Annotated[str | None, Flag("IMAGE", _PODS)] = None
+    """kplane's image of this operator, for control planes whose class has allowedDestinations"""
+    egress_proxy_image_pull_policy: Annotated[
+        Literal["Always", "IfNotPresent", "Never"] | None, Flag(group=_PODS, default="IfNotPresent")
+    ] = None
+    """When nodes pull that image"""
+    dns_peers: Annotated[_Peers, Flag("PEERS", _PODS, default="pods k8s-app=kube-dns in kube-system")] = None
+    """JSON list of peers, as in a NetworkPolicy, that answer DNS to what runs for tenants"""
 
     mcm_program: Annotated[Annotated[Path, AfterValidator(_program)] | None, Flag("FILE", _MCM)] = None
     """mcm, with --runtime process; it finds kube-controller-manager in --programs-dir"""
@@ -346,6 +346,11 @@ class OperatorConfig(Configuration):
         if self.mcm_image:
             image, policy = Image(self.mcm_image), self.mcm_image_pull_policy
             images["mcm"] = image if policy is None else replace(image, pull_policy=policy)
+        if self.egress_proxy_image:
+            proxy, pulled = Image(self.egress_proxy_image), self.egress_proxy_image_pull_policy
+            images[EGRESS_PROXY] = proxy if pulled is None else replace(proxy, pull_policy=pulled)
+        elif self.egress_proxy_image_pull_policy is not None:
+            raise ValueError("--egress-proxy-image-pull-policy: it is of no use without --egress-proxy-image")
         return PodSettings(
             images=images,
             ports=_PORTS,
@@ -356,9 +361,14 @@ class OperatorConfig(Configuration):
             external_host=self.external_host,
             storage_class=self.storage_class,
             storage_size=self.storage_size,
-            allow_egress=self.allow_egress,
-            metrics_from=self._metrics_peers(),
+            dns=self._peers(self.dns_peers) or CLUSTER_DNS,
+            metrics_from=self._peers(self.metrics_from),
         )
+
+    @property
+    def egress_proxy(self) -> ProxyProgram:
+        """What runs for control planes whose class allows destinations."""
+        return ProxyProgram(EGRESS_PROXY) if self.runtime == "pods" else PROXY_PROCESS
 
     @cached_property
     def dedicated_mcm(self) -> McmProgram | None:
@@ -398,12 +408,12 @@ class OperatorConfig(Configuration):
         mine = [name for name, field in fields if any(getattr(each, "group", None) == group for each in field.metadata)]
         return [f"--{name.replace('_', '-')}" for name in mine if name in self.model_fields_set]
 
-    def _metrics_peers(self) -> tuple[Mapping[str, Any], ...] | None:
+    def _peers(self, peers: Sequence[Mapping[str, Any]] | None) -> tuple[Mapping[str, Any], ...] | None:
         # Pods of no namespace are those beside the policy, and these policies are in tenants' namespaces.
         here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": self.namespace}}}
-        if self.metrics_from is None:
+        if peers is None:
             return None
-        return tuple({**here, **peer} if peer.keys() == {"podSelector"} else peer for peer in self.metrics_from)
+        return tuple({**here, **peer} if peer.keys() == {"podSelector"} else peer for peer in peers)
 
     def _mcm_resources(self) -> Resources | None:
         """Return the resources asked for. Defaults give way to them: no request exceeds its limit."""

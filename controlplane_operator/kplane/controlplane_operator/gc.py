@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from kplane.api.names import REGISTRATION_LABEL
-from kplane.controlplane_operator.component_names import apiserver_name, etcd_name, mark_of, mcm_mark
+from kplane.controlplane_operator.component_names import components_of, mark_of, mcm_mark
 from kplane.controlplane_operator.grants import Access
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms
@@ -108,7 +108,7 @@ class ComponentCollector:
     async def _owned(self) -> set[str]:
         """Return the components of all control planes that the API server has."""
         names = [found["metadata"]["name"] for found in (await self._client.list(CONTROL_PLANES)).items]
-        return {component for name in names for component in (apiserver_name(name), etcd_name(name))}
+        return {component for name in names for component in components_of(name)}
 
 
 class GrantCollector:

@@ -1,4 +1,4 @@
-"""Somebody who issues tokens by OpenID Connect, on loopback."""
+"""Somebody who issues tokens by OpenID Connect, at an address of this machine."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
 from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
 
+from .machine import own_address
+
 _KEY_ID = "one"
 
 
@@ -27,6 +29,8 @@ class Issuer:
     """Signs tokens with a key that its discovery document leads to."""
 
     url: str
+    destination: dict[str, Any]
+    """What a class has to allow."""
     ca: str
     key: ec.EllipticCurvePrivateKey
 
@@ -44,7 +48,8 @@ class Issuer:
 async def running_issuer(directory: Path) -> AsyncIterator[Issuer]:
     """Serve within."""
     authority, key = create_authority("issuer"), ec.generate_private_key(ec.SECP256R1())
-    pair = issue_serving(authority, common_name="issuer", hosts=["127.0.0.1"])
+    host = own_address()
+    pair = issue_serving(authority, common_name="issuer", hosts=[host])
     for name, content in (("server.crt", pair.certificate), ("server.key", pair.key)):
         file = directory / name
         file.touch(mode=0o600)
@@ -61,8 +66,9 @@ async def running_issuer(directory: Path) -> AsyncIterator[Issuer]:
     runner = web.AppRunner(app)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
-        url = f"https://127.0.0.1:{runner.addresses[0][1]}"
+        await web.TCPSite(runner, host, 0, ssl_context=context).start()
+        port = runner.addresses[0][1]
+        url = f"https://{host}:{port}"
         point = key.public_key().public_numbers()
         jwk = {"kty": "EC", "crv": "P-256", "kid": _KEY_ID, "use": "sig", "alg": "ES256"}
         jwk |= {name: _encoded(number.to_bytes(32, "big")) for name, number in (("x", point.x), ("y", point.y))}
@@ -74,7 +80,7 @@ async def running_issuer(directory: Path) -> AsyncIterator[Issuer]:
             "subject_types_supported": ["public"],
             "id_token_signing_alg_values_supported": ["ES256"],
         }
-        yield Issuer(url, authority.certificate.decode(), key)
+        yield Issuer(url, {"cidr": f"{host}/32", "ports": [port]}, authority.certificate.decode(), key)
     finally:
         await runner.cleanup()
 

@@ -60,7 +60,7 @@ async def tenant(field: Any, issuer: Issuer) -> AsyncIterator[Client]:
         },
         "encryptedResources": ["secrets"],
     }
-    await field.create("ControlPlaneClass", NAME, apiServer=api_server)
+    await field.create("ControlPlaneClass", NAME, apiServer=api_server, allowedDestinations=[issuer.destination])
     await field.create("ControlPlane", NAME, classRef={"name": NAME}, deletionPolicy="Destroy")
     await field.becomes("ControlPlane", NAME, "Reconciled")
     async with Client(await field.tenant(NAME)) as client:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import datetime as dt
 import string
+from collections.abc import Sequence
 from typing import Final
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kplane.api import MANAGED_FLAGS, ApiServerSettings, AuditPolicy
+from kplane.api import MANAGED_FLAGS, ApiServerSettings, AuditPolicy, Destination
 from kplane.controlplane_operator.backends.apiserver import api_server_component, serving_hosts
+from kplane.controlplane_operator.backends.egress import Egress, ProxyAccess
 from kplane.controlplane_operator.backends.etcd import EtcdAccess, etcd_component
+from kplane.controlplane_operator.backends.proxy import ProxyProgram, proxy_component
 from kplane.controlplane_operator.errors import KeyspaceError
 from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
+from kplane.controlplane_operator.pki.primitives import hosts_of, issued_by
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
-from kplane.workloads import Address, Component
+from kplane.workloads import Address, Component, Reach
 
 ADDRESS = Address(host="127.0.0.1", ports={"https": 6443, "client": 2379, "peer": 2380, "metrics": 2381})
 AUTHORITIES = TenantAuthorities.create("a")
@@ -32,7 +37,7 @@ CERTIFICATES = TenantCertificates.renewed(
 )
 
 
-def _api_server(*, shared: bool, settings: ApiServerSettings | None = None) -> Component:
+def _api_server(*, shared: bool, settings: ApiServerSettings | None = None, egress: Egress | None = None) -> Component:
     access = EtcdAccess(("https://127.0.0.1:2379",), AUTHORITIES.etcd.certificate, CERTIFICATES.etcd_client)
     return api_server_component(
         "apiserver-a",
@@ -43,6 +48,7 @@ def _api_server(*, shared: bool, settings: ApiServerSettings | None = None) -> C
         etcd_prefix="/clusters/a",
         etcd_shared=shared,
         settings=settings,
+        egress=egress,
     )
 
 
@@ -95,6 +101,71 @@ def test_logins_and_encryption_change_without_a_new_start_and_the_audit_policy_w
 def test_only_a_shared_etcd_is_left_uncompacted() -> None:
     assert "--etcd-compaction-interval=0" in _api_server(shared=True).args
     assert "--etcd-compaction-interval=0" not in _api_server(shared=False).args
+
+
+def _certificates(previous: TenantCertificates | None, *, hosts: Sequence[str]) -> TenantCertificates:
+    return TenantCertificates.renewed(
+        previous,
+        authorities=AUTHORITIES,
+        hosts=serving_hosts(ADDRESS),
+        etcd_authority=AUTHORITIES.etcd,
+        etcd_user="a",
+        controllers_user=CONTROLLERS_USER,
+        egress_hosts=hosts,
+        now=dt.datetime.now(dt.UTC),
+    )
+
+
+def test_a_proxy_has_a_certificate_while_there_is_one() -> None:
+    closed = _certificates(None, hosts=[])
+    opened = _certificates(closed, hosts=["egress-proxy.kplane-cp-a.svc"])
+    assert opened.egress_proxy is not None
+    assert hosts_of(opened.egress_proxy.certificate) == {"egress-proxy.kplane-cp-a.svc"}
+    assert issued_by(opened.egress_proxy.certificate, authority=AUTHORITIES.front_proxy)
+    assert TenantCertificates.from_secret(opened.to_secret()) == opened
+    assert _certificates(opened, hosts=["egress-proxy.kplane-cp-a.svc"]) is opened
+    assert _certificates(opened, hosts=["127.0.0.1"]).egress_proxy != opened.egress_proxy
+    assert _certificates(opened, hosts=[]) == closed
+
+
+def test_a_proxy_is_held_to_what_the_class_allows() -> None:
+    server = _certificates(None, hosts=["127.0.0.1"]).egress_proxy
+    assert server is not None
+    component = proxy_component(
+        "egress-a",
+        program=ProxyProgram("egress-proxy"),
+        address=Address(host="egress-proxy.kplane-cp-a.svc", ports={"egress": 8132}, bind="0.0.0.0"),
+        destinations=[
+            Destination(cidr="10.20.0.0/16", ports=[443, 10250]),
+            Destination(cidr="fd00:20::/64", ports=[443]),
+        ],
+        server=server,
+        ca=AUTHORITIES.front_proxy.certificate,
+        reached_by="apiserver-a",
+    )
+    assert {"--listen=0.0.0.0:8132", "--allow=10.20.0.0/16=443,10250", "--allow=fd00:20::/64=443"} < {*component.args}
+    assert component.reached_by == ("apiserver-a",)
+    assert component.reaches == (
+        Reach(port=443, network="10.20.0.0/16"),
+        Reach(port=10250, network="10.20.0.0/16"),
+        Reach(port=443, network="fd00:20::/64"),
+    )
+
+
+def test_an_api_server_reaches_its_etcd_and_its_proxy() -> None:
+    access = ProxyAccess(
+        "egress-a", "::1", 8132, client=CERTIFICATES.front_proxy, ca=AUTHORITIES.front_proxy.certificate
+    )
+    closed, opened = _api_server(shared=True, egress=Egress()), _api_server(shared=True, egress=Egress(access))
+    assert closed.reaches == (Reach(port=2379),)
+    assert opened.reaches == (Reach(port=2379), Reach(port=8132, component="egress-a"))
+    assert b"https://[::1]:8132" in opened.files["egress.yaml"].content
+    for component in (closed, opened):
+        selections = yaml.safe_load(component.files["egress.yaml"].content)["egressSelections"]
+        assert {each["name"] for each in selections} == {"controlplane", "cluster"}
+        assert {each["connection"]["proxyProtocol"] for each in selections} == {"HTTPConnect"}
+        # It reads them once, so a change of any starts it again.
+        assert not any(file.reloaded for name, file in component.files.items() if name.startswith("egress"))
 
 
 _PATHS = st.one_of(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 
 import pytest
 
-from kplane.workloads import SCRATCH, File, Lifetime, Reach, RestartPolicy, RuntimeFailure, Scheduling
-from kplane.workloads.pods.objects import check_supported, network_policy, workload
+from kplane.workloads import FILES, SCRATCH, File, Lifetime, Reach, RestartPolicy, RuntimeFailure, Scheduling
+from kplane.workloads.pods.objects import check_supported, files_secret, network_policy, workload
 from kplane.workloads.pods.settings import Placement
 
 from .conftest import SETTINGS, server
@@ -128,7 +129,22 @@ def test_who_may_connect_and_where_to():
     everybody = policy(server("x", reaches=(Reach(port=2379),)))
     assert everybody["ingress"] == [{"ports": [{"protocol": "TCP", "port": 6443}]}]
     dns = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
-    assert everybody["egress"] == [{"ports": dns}, {"ports": [{"protocol": "TCP", "port": 2379}]}]
+    servers = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
+        "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
+    }
+    anybody = [
+        {"namespaceSelector": {}},
+        {"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.0.0/16"]}},
+        {"ipBlock": {"cidr": "::/0", "except": ["fe80::/10"]}},
+    ]
+    assert everybody["egress"] == [
+        {"ports": dns, "to": [servers]},
+        {"ports": [{"protocol": "TCP", "port": 2379}], "to": anybody},
+    ]
+    node_local = {"ipBlock": {"cidr": "169.254.20.10/32"}}
+    other = policy(server("x", reaches=(Reach(port=2379),)), dns=(node_local,))
+    assert other["egress"][0] == {"ports": dns, "to": [node_local]}
 
     anywhere = policy(server("x", reaches=None))
     assert "egress" not in anywhere
@@ -154,8 +170,20 @@ def test_who_may_connect_and_where_to():
     named = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kplane-system"}}}
     assert elsewhere["egress"][-1]["to"] == [named]
 
-    opened = policy(server("x", reaches=(Reach(port=2379),)), allow_egress=("203.0.113.0/24",))
-    assert opened["egress"][-1] == {"to": [{"ipBlock": {"cidr": "203.0.113.0/24"}}]}
+    opened = policy(server("x", reaches=(Reach(port=443, network="203.0.113.0/24"),)))
+    assert opened["egress"][-1] == {
+        "ports": [{"protocol": "TCP", "port": 443}],
+        "to": [{"ipBlock": {"cidr": "203.0.113.0/24"}}],
+    }
+
+
+def test_a_file_names_the_directory_of_files_where_it_says_so():
+    config = f"ca: {FILES}/ca.crt".encode()
+    made = files_secret(
+        server("x", files={"a": File(config, names_files=True), "b": File(config)}), placement=PLACEMENT
+    )
+    assert base64.b64decode(made["data"]["a"]) == b"ca: /etc/kplane/ca.crt"
+    assert base64.b64decode(made["data"]["b"]) == config
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,8 @@ class File:
     content: bytes = field(repr=False)
     reloaded: bool = False
     """The program re-reads the file by itself, so that a change replaces it atomically and restarts nothing."""
+    names_files: bool = False
+    """`FILES` in the content is replaced by the directory, as in arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +86,14 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """What a component connects to: a TCP port, of a component beside it, of a namespace, or else of any address."""
+    """What a component connects to: a TCP port, of a component beside it, of a namespace, of a network, or else of any
+    address that is not link-local."""
 
     port: int
     component: str | None = None
     namespace: str | None = None
+    network: str | None = None
+    """A CIDR."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

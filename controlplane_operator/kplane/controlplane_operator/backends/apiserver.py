@@ -12,6 +12,7 @@ from kplane.controlplane_operator.backends.apiserver_config import (
     authentication_configuration,
     encryption_configuration,
 )
+from kplane.controlplane_operator.backends.egress import CONFIGURATION, Egress
 from kplane.controlplane_operator.backends.etcd import EtcdAccess
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities, TenantCertificates
 from kplane.controlplane_operator.pki.primitives import KeyPair
@@ -87,12 +88,14 @@ def api_server_component(
     settings: ApiServerSettings | None = None,
     service_cidr: str = DEFAULT_SERVICE_CIDR,
     scheduling: Scheduling | None = None,
+    egress: Egress | None = None,
 ) -> Component:
     """Describe the kube-apiserver of a control plane. Equal arguments give an equal description.
 
     `etcd_prefix` is where its keys lie, without a slash at the end. An API server on an etcd that others share
     (`etcd_shared`) neither compacts it nor looks into its size: both would need rights beyond its prefix. `version` is
-    that of `Component`. `settings` are those of its class, whose `service_cidr` does not count here.
+    that of `Component`. `settings` are those of its class, whose `service_cidr` does not count here. Besides its etcd it
+    connects to what `egress` says; None: to whatever its users say.
     """
     port = address.ports[_HTTPS]
     settings = settings or ApiServerSettings()
@@ -133,6 +136,7 @@ def api_server_component(
             f"--encryption-provider-config={FILES}/encryption.yaml",
             "--encryption-provider-config-automatic-reload=true",
             "--authorization-mode=Node,RBAC",
+            *([f"--egress-selector-config-file={FILES}/{CONFIGURATION}"] if egress is not None else []),
             "--profiling=false",
             # Otherwise a stop waits up to a minute for open watches.
             "--shutdown-watch-termination-grace-period=2s",
@@ -156,6 +160,7 @@ def api_server_component(
                 encryption_configuration(settings.encrypted_resources, key=authorities.encryption_key), reloaded=True
             ),
             **({"audit.yaml": File(audit_configuration(audit))} if audit is not None else {}),
+            **(egress.files() if egress is not None else {}),
         },
         env=_ENVIRONMENT,
         ports=(Port(number=port, name=_HTTPS),),
@@ -164,9 +169,12 @@ def api_server_component(
         scheduling=scheduling,
         # Without etcd it is not ready, and to start it again would mend nothing.
         liveness_path="/livez?exclude=etcd",
-        reaches=tuple(
-            Reach(port=port, component=etcd.component, namespace=etcd.namespace)
-            for port in sorted({urlsplit(endpoint).port or 443 for endpoint in etcd.endpoints})
+        reaches=(
+            *(
+                Reach(port=port, component=etcd.component, namespace=etcd.namespace)
+                for port in sorted({urlsplit(endpoint).port or 443 for endpoint in etcd.endpoints})
+            ),
+            *(egress.reaches() if egress is not None else ()),
         ),
         grace_seconds=10.0,
     )

@@ -49,6 +49,8 @@ def _authenticator(issuer: OidcIssuer) -> dict[str, Any]:
             **({"certificateAuthority": authority} if authority is not None else {}),
             "audiences": list(issuer.client_ids),
             "audienceMatchPolicy": "MatchAny",
+            # Its keys are read through the proxy, because nothing else leads out of the API server's pod.
+            "egressSelectorType": "controlplane",
         },
         "claimMappings": mappings,
         "claimValidationRules": [{"claim": claim, "requiredValue": value} for claim, value in required],

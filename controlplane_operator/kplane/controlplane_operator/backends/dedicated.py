@@ -9,6 +9,7 @@ from kplane.controlplane_operator.backends.apiserver import API_SERVER_PORTS, ap
 from kplane.controlplane_operator.backends.base import Provision, check_ready, provision_at, runtime_errors
 from kplane.controlplane_operator.backends.class_settings import api_server_settings, exposure_of, scheduling_of
 from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
+from kplane.controlplane_operator.backends.proxy import PROXY_PROCESS, EgressProxies, ProxyProgram
 from kplane.controlplane_operator.backends.versions import ApiServerPlanner
 from kplane.controlplane_operator.component_names import apiserver_name, etcd_name
 from kplane.controlplane_operator.context import OperatorContext
@@ -27,10 +28,13 @@ _PREFIX: Final = "/registry"
 class DedicatedProvisioner:
     """Runs an etcd and an API server for each control plane."""
 
-    def __init__(self, context: OperatorContext, *, runtime: Runtime, quota_bytes: int) -> None:
+    def __init__(
+        self, context: OperatorContext, *, runtime: Runtime, quota_bytes: int, proxy: ProxyProgram = PROXY_PROCESS
+    ) -> None:
         """`quota_bytes` is the size of a database at which its etcd refuses writes."""
         self._keys = TenantKeys(context)
         self._planner = ApiServerPlanner(context, runtime=runtime)
+        self._proxies = EgressProxies(context, runtime=runtime, program=proxy)
         self._runtime = runtime
         self._quota_bytes = quota_bytes
 
@@ -49,11 +53,13 @@ class DedicatedProvisioner:
             authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
             etcd_address = await self._runtime.reserve(etcd, ports=ETCD_PORTS)
             address = await self._runtime.reserve(name, ports=API_SERVER_PORTS, exposed=exposure_of(plan.chosen))
+            way_out = await self._proxies.reserve(control_plane)
             certificates = await self._keys.certificates(
                 control_plane,
                 authorities=authorities,
                 hosts=serving_hosts(address, service_cidr=service_cidr),
                 etcd_authority=authorities.etcd,
+                egress_hosts=(way_out.host,) if way_out is not None else (),
                 etcd_user=_ETCD_USER,
                 etcd_hosts=(etcd_address.host, "localhost"),
             )
@@ -72,6 +78,9 @@ class DedicatedProvisioner:
                 )
             )
             await check_ready(self._runtime, etcd, what="etcd", published=published)
+            egress = await self._proxies.ensure(
+                control_plane, address=way_out, authorities=authorities, certificates=certificates
+            )
             await self._runtime.apply(
                 api_server_component(
                     name,
@@ -86,17 +95,18 @@ class DedicatedProvisioner:
                     settings=api_server_settings(plan.chosen),
                     service_cidr=service_cidr,
                     scheduling=scheduling_of(plan.chosen),
+                    egress=egress,
                 )
             )
         state = await check_ready(self._runtime, name, what="kube-apiserver", published=published)
-        settled = self._runtime.settled(etcd) and self._runtime.settled(name)
+        settled = all(self._runtime.settled(each) for each in (etcd, name)) and self._proxies.settled(control_plane)
         return provision_at(
             address,
             authorities=authorities,
             certificates=certificates,
             settled=settled,
             asked=plan.asked,
-            lag=plan.lag(state),
+            lag=plan.lag(state) or self._proxies.lag(control_plane),
         )
 
     async def has_data(self, control_plane: ControlPlane) -> bool:
@@ -127,6 +137,7 @@ class DedicatedProvisioner:
         """End the API server."""
         with runtime_errors(Reason.DELETING):
             await self._runtime.delete(apiserver_name(control_plane.name))
+            await self._proxies.end(control_plane)
 
     async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
         """End etcd; its data go if the policy is Destroy."""

@@ -212,9 +212,18 @@ def not_held_to(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None
 
 def _not_for_others(chosen: ControlPlaneClass | None) -> list[str]:
     """Say, in sentences, what of a class does not count for an API server that kplane does not run."""
-    fields = {"version": "version", "resources": "resources", "api_server": "apiServer", "service": "service"}
-    said = [name for field, name in fields.items() if chosen is not None and getattr(chosen.spec, field) is not None]
-    if chosen is None or not said:
+    if chosen is None:
+        return []
+    spec = chosen.spec
+    fields = {
+        "version": spec.version,
+        "resources": spec.resources,
+        "apiServer": spec.api_server,
+        "service": spec.service,
+        "allowedDestinations": spec.allowed_destinations,
+    }
+    said = [name for name, value in fields.items() if value]
+    if not said:
         return []
     what = f"{' and '.join(said)} of ControlPlaneClass {chosen.name}"
     return [f"{what} are not acted on: kplane does not run the API server at spec.endpointRef"]

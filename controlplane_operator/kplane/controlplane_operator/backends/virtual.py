@@ -12,6 +12,7 @@ from kplane.controlplane_operator.backends.apiserver import API_SERVER_PORTS, ap
 from kplane.controlplane_operator.backends.base import Provision, check_ready, provision_at, runtime_errors
 from kplane.controlplane_operator.backends.class_settings import api_server_settings, exposure_of, scheduling_of
 from kplane.controlplane_operator.backends.etcd import EtcdAccess
+from kplane.controlplane_operator.backends.proxy import PROXY_PROCESS, EgressProxies, ProxyProgram
 from kplane.controlplane_operator.backends.versions import ApiServerPlanner
 from kplane.controlplane_operator.component_names import apiserver_name
 from kplane.controlplane_operator.context import OperatorContext
@@ -41,11 +42,19 @@ _NO_ETCD: Final = (
 class VirtualProvisioner:
     """Runs API servers on the shared etcd."""
 
-    def __init__(self, context: OperatorContext, *, runtime: Runtime, shared_etcd: SharedEtcd | None) -> None:
+    def __init__(
+        self,
+        context: OperatorContext,
+        *,
+        runtime: Runtime,
+        shared_etcd: SharedEtcd | None,
+        proxy: ProxyProgram = PROXY_PROCESS,
+    ) -> None:
         self._context = context
         self._runtime = runtime
         self._keys = TenantKeys(context)
         self._planner = ApiServerPlanner(context, runtime=runtime)
+        self._proxies = EgressProxies(context, runtime=runtime, program=proxy)
         self._shared = shared_etcd
         self._access = AccessControl(shared_etcd) if shared_etcd is not None else None
         self._health = EtcdHealth(shared_etcd) if shared_etcd is not None else None
@@ -92,14 +101,19 @@ class VirtualProvisioner:
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
             authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
             address = await self._runtime.reserve(name, ports=API_SERVER_PORTS, exposed=exposure_of(plan.chosen))
+            way_out = await self._proxies.reserve(control_plane)
             certificates = await self._keys.certificates(
                 control_plane,
                 authorities=authorities,
                 hosts=serving_hosts(address, service_cidr=service_cidr),
                 etcd_authority=shared.authority,
+                egress_hosts=(way_out.host,) if way_out is not None else (),
                 etcd_user=user,
             )
             await access.grant(user, prefix=prefix, owner=_owner(control_plane))
+            egress = await self._proxies.ensure(
+                control_plane, address=way_out, authorities=authorities, certificates=certificates
+            )
             await self._runtime.apply(
                 api_server_component(
                     name,
@@ -119,6 +133,7 @@ class VirtualProvisioner:
                     settings=api_server_settings(plan.chosen),
                     service_cidr=service_cidr,
                     scheduling=scheduling_of(plan.chosen),
+                    egress=egress,
                 )
             )
         state = await check_ready(self._runtime, name, what="kube-apiserver", published=published)
@@ -126,9 +141,9 @@ class VirtualProvisioner:
             address,
             authorities=authorities,
             certificates=certificates,
-            settled=self._runtime.settled(name),
+            settled=self._runtime.settled(name) and self._proxies.settled(control_plane),
             asked=plan.asked,
-            lag=plan.lag(state),
+            lag=plan.lag(state) or self._proxies.lag(control_plane),
         )
 
     async def has_data(self, control_plane: ControlPlane) -> bool:
@@ -183,6 +198,7 @@ class VirtualProvisioner:
             # lost node, then writes no more keys.
             await access.revoke(_etcd_user(control_plane.metadata.uid))
             await self._runtime.delete(apiserver_name(control_plane.name))
+            await self._proxies.end(control_plane)
 
     async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
         """Delete its keys if the policy is Destroy. Those of another owner stay, unless an annotation names them."""

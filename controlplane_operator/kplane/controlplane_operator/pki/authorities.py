@@ -156,6 +156,8 @@ class TenantCertificates:
     """Client certificate of the controllers; its CN is their user."""
     etcd_server: KeyPair | None = None
     """Serving and peer certificate of a dedicated control plane's own etcd."""
+    egress_proxy: KeyPair | None = None
+    """Serving certificate of the proxy to what the class allows, of the CA of `front_proxy`, its client."""
 
     @classmethod
     def renewed(
@@ -168,6 +170,7 @@ class TenantCertificates:
         etcd_user: str,
         controllers_user: str,
         etcd_hosts: Sequence[str] = (),
+        egress_hosts: Sequence[str] = (),
         now: dt.datetime,
     ) -> Self:
         """Return `previous` where nothing is due; else a copy with new certificates in the place of those that are.
@@ -175,7 +178,7 @@ class TenantCertificates:
         A certificate is due when two thirds of its life have gone, when its issuer is another one now, when a serving
         certificate lacks one of `hosts`, or when one is not for `etcd_user` or `controllers_user`. `etcd_authority`
         signs the clients of the etcd in use, the shared or the own one. `etcd_hosts` is empty where the control plane
-        has no etcd of its own.
+        has no etcd of its own, and `egress_hosts` where it has no proxy.
         """
         renewed = cls(
             api_server=kept(previous.api_server if previous else None, authorities.serving, now=now, hosts=hosts)
@@ -194,6 +197,12 @@ class TenantCertificates:
             )
             if etcd_hosts
             else None,
+            egress_proxy=(
+                kept(previous.egress_proxy if previous else None, authorities.front_proxy, now=now, hosts=egress_hosts)
+                or issue_serving(authorities.front_proxy, common_name="egress-proxy", hosts=egress_hosts)
+            )
+            if egress_hosts
+            else None,
         )
         return previous if previous == renewed else renewed
 
@@ -206,6 +215,7 @@ class TenantCertificates:
             etcd_client=read_pair(data, "etcd-client"),
             controllers=read_pair(data, "controllers"),
             etcd_server=read_pair(data, "etcd-server") if "etcd-server.crt" in data else None,
+            egress_proxy=read_pair(data, "egress-proxy") if "egress-proxy.crt" in data else None,
         )
 
     def to_secret(self) -> dict[str, bytes]:
@@ -216,6 +226,7 @@ class TenantCertificates:
             **entries("etcd-client", self.etcd_client),
             **entries("controllers", self.controllers),
             **(entries("etcd-server", self.etcd_server) if self.etcd_server is not None else {}),
+            **(entries("egress-proxy", self.egress_proxy) if self.egress_proxy is not None else {}),
         }
 
 

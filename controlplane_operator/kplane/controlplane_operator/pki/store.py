@@ -247,6 +247,7 @@ class TenantKeys:
         etcd_authority: KeyPair,
         etcd_user: str,
         etcd_hosts: Sequence[str] = (),
+        egress_hosts: Sequence[str] = (),
     ) -> TenantCertificates:
         """Return the leaf certificates, those that are due renewed."""
         found = await self._find(control_plane, _CERTIFICATES)
@@ -257,6 +258,7 @@ class TenantKeys:
             etcd_authority=etcd_authority,
             etcd_user=etcd_user,
             etcd_hosts=etcd_hosts,
+            egress_hosts=egress_hosts,
             # By uid, because a certificate cannot be revoked. One of an earlier control plane with these CAs is
             # authenticated by the API server, and has no rights.
             controllers_user=f"{CONTROLLERS_USER}:{control_plane.metadata.uid}",

@@ -16,7 +16,7 @@ from kplane.api.names import (
     PAUSED_ANNOTATION,
     management_namespace,
 )
-from kplane.controlplane_operator.component_names import apiserver_name, etcd_name, mark_of, mcm_mark, place
+from kplane.controlplane_operator.component_names import components_of, mark_of, mcm_mark, place
 from kplane.controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
     CONTROL_PLANE_ENDPOINTS,
@@ -70,8 +70,7 @@ def _addons(obj: Object) -> list[str]:
 
 
 def _components(obj: Object) -> list[str]:
-    name = obj["metadata"]["name"]
-    return [apiserver_name(name), etcd_name(name)]
+    return components_of(obj["metadata"]["name"])
 
 
 def _kubeconfig_secret(obj: Object) -> list[str]:

@@ -1,6 +1,6 @@
 """Components as pods of a Kubernetes cluster."""
 
 from kplane.workloads.pods.runtime import PodRuntime
-from kplane.workloads.pods.settings import Expose, Image, Placement, PodSettings
+from kplane.workloads.pods.settings import CLUSTER_DNS, Expose, Image, Placement, PodSettings
 
-__all__ = ["Expose", "Image", "Placement", "PodRuntime", "PodSettings"]
+__all__ = ["CLUSTER_DNS", "Expose", "Image", "Placement", "PodRuntime", "PodSettings"]

@@ -11,7 +11,7 @@ from typing import Any, Final
 from kplane.workloads.component import Component, Lifetime, Reach, RestartPolicy
 from kplane.workloads.errors import RuntimeFailure
 from kplane.workloads.pods.settings import Image, Placement, PodSettings
-from kplane.workloads.pods.template import DATA_VOLUME, pod_spec, topology_spread
+from kplane.workloads.pods.template import DATA_VOLUME, placed_content, pod_spec, topology_spread
 
 __all__ = [
     "COMPONENT_LABEL",
@@ -51,6 +51,11 @@ PULL_SECRETS: Final = f"{_MANAGED_BY_LABEL}={_MANAGER},{_PULL_SECRET_LABEL}"
 """Label selector of the copies of Secrets for pulling images."""
 
 _DNS_PORT: Final = 53
+_ANY_ADDRESS: Final[Sequence[Object]] = (
+    {"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.0.0/16"]}},
+    {"ipBlock": {"cidr": "::/0", "except": ["fe80::/10"]}},
+)
+"""All but link-local ones, where clouds have their metadata."""
 _REVISIONS: Final = 2
 
 
@@ -94,7 +99,7 @@ def files_secret(component: Component, *, placement: Placement) -> Object:
     return {
         "metadata": {**metadata, "name": files_secret_name(placement)},
         "type": "Opaque",
-        "data": {name: base64.b64encode(file.content).decode() for name, file in component.files.items()},
+        "data": {name: base64.b64encode(placed_content(file)).decode() for name, file in component.files.items()},
     }
 
 
@@ -193,9 +198,11 @@ def _outgoing(reaches: Sequence[Reach] | None, *, settings: PodSettings) -> Obje
         return {}
     if not reaches:
         return {"egress": []}
-    dns: Object = {"ports": [{"protocol": protocol, "port": _DNS_PORT} for protocol in ("UDP", "TCP")]}
-    opened = [{"to": [{"ipBlock": {"cidr": network}} for network in settings.allow_egress]}]
-    return {"egress": [dns, *(_towards(reach) for reach in reaches), *(opened if settings.allow_egress else [])]}
+    dns: Object = {
+        "ports": [{"protocol": protocol, "port": _DNS_PORT} for protocol in ("UDP", "TCP")],
+        "to": [dict(peer) for peer in settings.dns],
+    }
+    return {"egress": [dns, *(_towards(reach) for reach in reaches)]}
 
 
 def _towards(reach: Reach) -> Object:
@@ -204,6 +211,11 @@ def _towards(reach: Reach) -> Object:
         rule["to"] = [{"podSelector": {"matchLabels": {COMPONENT_LABEL: reach.component}}}]
     elif reach.namespace is not None:
         rule["to"] = [{"namespaceSelector": {"matchLabels": {_NAMESPACE_LABEL: reach.namespace}}}]
+    elif reach.network is not None:
+        rule["to"] = [{"ipBlock": {"cidr": reach.network}}]
+    else:
+        # Some network plugins take no pod for a part of a network.
+        rule["to"] = [{"namespaceSelector": {}}, *_ANY_ADDRESS]
     return rule
 
 

@@ -10,7 +10,15 @@ from typing import Any, Final
 
 from kplane.workloads.errors import RuntimeFailure
 
-__all__ = ["Expose", "Image", "Placement", "PodSettings"]
+__all__ = ["CLUSTER_DNS", "Expose", "Image", "Placement", "PodSettings"]
+
+CLUSTER_DNS: Final[tuple[Mapping[str, Any], ...]] = (
+    {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
+        "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
+    },
+)
+"""The pods of CoreDNS, by the label that it has in all usual installations."""
 
 _RELEASE: Final = re.compile(r"v?([0-9]+[.][0-9]+[.][0-9]+)")
 
@@ -90,7 +98,7 @@ class PodSettings:
     storage_class: str | None = None
     """None: the default class of the cluster."""
     storage_size: str = "10Gi"
-    allow_egress: tuple[str, ...] = ()
-    """Networks (CIDR) that components may connect to besides DNS and `Component.reaches`."""
+    dns: tuple[Mapping[str, Any], ...] = CLUSTER_DNS
+    """Who answers DNS, as peers of a NetworkPolicy of any namespace."""
     metrics_from: tuple[Mapping[str, Any], ...] | None = None
     """Who may read metrics, as peers of a NetworkPolicy of any namespace; None: anybody."""

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kplane.workloads.component import DATA, FILES, SCRATCH, Component, Probe
+from kplane.workloads.component import DATA, FILES, SCRATCH, Component, File, Probe
 from kplane.workloads.pods.settings import Image, PodSettings
 
-__all__ = ["DATA_VOLUME", "FILES_MODE", "pod_spec", "topology_spread"]
+__all__ = ["DATA_VOLUME", "FILES_MODE", "placed_content", "pod_spec", "topology_spread"]
 
 DATA_VOLUME: Final = "data"
 FILES_MODE: Final = 0o440
@@ -113,6 +113,11 @@ def _scheduling(component: Component) -> dict[str, Any]:
         **({"affinity": dict(wanted.affinity)} if wanted.affinity else {}),
         **({"priorityClassName": wanted.priority_class} if wanted.priority_class is not None else {}),
     }
+
+
+def placed_content(file: File) -> bytes:
+    """Return what the pod finds in the file."""
+    return file.content.replace(FILES.encode(), _FILES_PATH.encode()) if file.names_files else file.content
 
 
 def _placed(text: str) -> str:

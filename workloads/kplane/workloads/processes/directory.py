@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kplane.workloads.component import File
+from kplane.workloads.component import FILES, File
 from kplane.workloads.errors import RuntimeFailure
 
 __all__ = ["REMOVED_PREFIX", "ComponentDirectory"]
@@ -53,9 +53,10 @@ class ComponentDirectory:
         staged: list[str] = []
         try:
             for name, file in files.items():
-                if not _holds(self.files / name, content=file.content):
+                content = self._content(file)
+                if not _holds(self.files / name, content=content):
                     staged.append(name)
-                    _write_new(self.files / name, content=file.content)
+                    _write_new(self.files / name, content=content)
         except OSError:
             with contextlib.suppress(OSError):
                 for name in staged:
@@ -71,6 +72,9 @@ class ComponentDirectory:
         for path in self.files.iterdir():
             if path.name not in files:
                 path.unlink()
+
+    def _content(self, file: File) -> bytes:
+        return file.content.replace(FILES.encode(), bytes(self.files)) if file.names_files else file.content
 
     def read_ports(self) -> dict[str, int]:
         """Return the reserved ports by name. Raises RuntimeFailure if the record is damaged."""
