@@ -94,8 +94,8 @@ def api_server_component(
 
     `etcd_prefix` is where its keys lie, without a slash at the end. An API server on an etcd that others share
     (`etcd_shared`) neither compacts it nor looks into its size: both would need rights beyond its prefix. `version` is
-    that of `Component`. `settings` are those of its class, whose `service_cidr` does not count here. Besides its etcd it
-    connects to what `egress` says; None: to whatever its users say.
+    that of `Component`. `settings` are those of its class, whose `service_cidr` does not count here. Besides its etcd,
+    it connects to what `egress` says; None: to whatever its users say.
     """
     port = address.ports[_HTTPS]
     settings = settings or ApiServerSettings()
