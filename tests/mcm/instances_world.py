@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from kplane.mcm.describe.controllers import component_name
+from kplane.mcm.describe.flags import Flags
 from kplane.mcm.errors import RegistrationWithdrawn
 from kplane.mcm.fleet import Instances
 from kplane.mcm.instance.turns import StartBudget
@@ -18,6 +20,9 @@ from kplane.mcm.serving.overview import Overview
 from kplane.provider import Cluster, ClusterConfig
 from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import ProcessRuntime
+
+PYTHON = Flags((f"--python={sys.prefix}", f"--base={sys.base_prefix}"))
+"""An instance may use what its flags name, so one that stands in for a program may be of Python."""
 
 
 def cluster(name: str, *, server: str = "https://127.0.0.1:1", token: str = "t", **more: Any) -> Cluster:

@@ -77,6 +77,20 @@ def test_it_dies_with_mcm_and_its_log_is_bounded(service: InstanceKind) -> None:
     assert (component.lifetime, component.only_logs) == (Lifetime.BOUND, True)
 
 
+@pytest.mark.parametrize("service", InstanceKind)
+def test_it_reads_its_own_files_and_those_that_flags_name(service: InstanceKind) -> None:
+    cluster = Cluster("a", config=ClusterConfig(server="https://127.0.0.1:6443", token="t"))
+
+    def reads(*flags: str) -> tuple[str, ...] | None:
+        described = service.describe(
+            cluster, address=ADDRESS, serving=SERVING, flags=Flags(flags), program=service.program
+        )
+        return described.reads
+
+    assert reads() == ()
+    assert reads("--v=2", "--cloud-config=/cloud/config", "--other", "/other/file") == ("/cloud/config", "/other/file")
+
+
 def test_the_kubeconfig_refers_to_files_beside_it() -> None:
     component = describe(server="https://host:6443/clusters/a/control-plane", tls_server_name="inner")
     kubeconfig = yaml.safe_load(component.files["kubeconfig"].content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -63,9 +64,8 @@ async def test_the_reason_of_an_end_is_told_shown_and_counted(
 async def test_each_end_counts_once_also_where_two_are_alike_and_a_start_that_fails_does_not(
     tmp_path: Path, eventually: Eventually
 ) -> None:
-    program, runs = tmp_path / "kube-controller-manager", tmp_path / "runs"
-    # The last run takes away what the next start needs.
-    program.write_text(f'#!/bin/sh\necho >>{runs}\n[ "$(wc -l <{runs})" -lt 6 ] || mv "$PWD" {tmp_path}/away\nexit 3\n')
+    program = tmp_path / "kube-controller-manager"
+    program.write_text("#!/bin/sh\necho >> data/runs\n[ $(wc -l < data/runs) -lt 7 ] || exec sleep 1000\nexit 3\n")
     program.chmod(0o700)
     pace = Pace(restart_base=0.02, restart_limit=0.02)
     async with ProcessRuntime(tmp_path / "state", programs=[tmp_path], pace=pace) as alike:
@@ -74,9 +74,15 @@ async def test_each_end_counts_once_also_where_two_are_alike_and_a_start_that_fa
         try:
             await clusters.add_or_replace(Cluster("a", config=ClusterConfig(server="https://127.0.0.1:1", token="t")))
             [instance] = await eventually(lambda: instances.groups.get("a"))
+            home = alike.log_path(instance.component).parent
+            await eventually(lambda: len((home / "data/runs").read_text()) == 7)
+            pid = await eventually(lambda: instance.process.pid)
+            # The last run ends when what the next start needs is away.
+            home.rename(tmp_path / "away")
+            os.kill(pid, signal.SIGKILL)
             await eventually(lambda: "cannot be started" in instance.message)
-            assert (instance.exits, instance.reason) == ({Reason.BACKOFF: 6}, Reason.BACKOFF)
-            (tmp_path / "away").rename(alike.log_path(instance.component).parent)
+            assert instance.exits == {Reason.BACKOFF: 6, Reason.KILLED: 1}
+            (tmp_path / "away").rename(home)
         finally:
             await clusters.aclose()
 

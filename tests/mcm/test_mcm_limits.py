@@ -27,6 +27,8 @@ from kplane.provider import Cluster, ClusterConfig
 from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import Component, Lifetime, Pace, Phase, ProcessRuntime, RestartPolicy
 
+from .instances_world import PYTHON
+
 Eventually = Callable[..., Any]
 HUNGRY = "import time; taken = b'x' * (200 << 20); time.sleep(1000)"
 
@@ -62,7 +64,7 @@ async def test_an_instance_above_the_ceiling_is_ended_with_the_reason_and_no_oth
     runtime: ProcessRuntime, eventually: Eventually
 ) -> None:
     heard = create_autospec(NullReporter, instance=True)
-    instances = Instances(runtime, observer=heard)
+    instances = Instances(runtime, observer=heard, flags=PYTHON)
     async with modest_and_hungry(instances) as summary:
         pid = await eventually(lambda: summary("modest").pid)
         async with MemoryCeiling(instances.all, limit_bytes=100 << 20, interval_seconds=0.1).kept():
@@ -76,7 +78,7 @@ async def test_an_instance_above_the_ceiling_is_ended_with_the_reason_and_no_oth
 
 @pytest.mark.usefixtures("program")
 async def test_what_ends_one_later_is_not_told_as_its_memory(runtime: ProcessRuntime, eventually: Eventually) -> None:
-    instances = Instances(runtime, observer=NullReporter(registration=None))
+    instances = Instances(runtime, observer=NullReporter(registration=None), flags=PYTHON)
     async with modest_and_hungry(instances) as summary:
         pid = await eventually(lambda: summary("modest").pid)
         [instance] = instances.groups["modest"]

@@ -13,6 +13,7 @@ from unittest.mock import create_autospec
 import pytest
 
 from kplane.mcm.describe.controllers import component_name
+from kplane.mcm.describe.flags import Flags
 from kplane.mcm.fleet import Instances
 from kplane.mcm.instance.lifecycle import Instance
 from kplane.mcm.instance.start_gate import GatePace, Liveness
@@ -25,7 +26,7 @@ from kplane.mcm.status.observer import NullReporter
 from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import Pace, Phase, ProcessRuntime
 
-from .instances_world import cluster, program
+from .instances_world import PYTHON, cluster, program
 
 Eventually = Callable[..., Any]
 LOOK_SECONDS = 0.05
@@ -52,7 +53,7 @@ server.serve_forever()
 class World:
     """One instance, which is healthy until `broken` is there and after each of its starts, and its API server."""
 
-    def __init__(self, runtime: ProcessRuntime, *, hung: float) -> None:
+    def __init__(self, runtime: ProcessRuntime, *, hung: float, flags: tuple[str, ...]) -> None:
         pace = GatePace(
             look=LOOK_SECONDS,
             retry=LOOK_SECONDS,
@@ -63,7 +64,13 @@ class World:
         )
         self.observer = create_autospec(NullReporter, instance=True)
         self.budget = StartBudget(at_once=1, longest_seconds=0.05, stagger_seconds=0.0)
-        self.instances = Instances(runtime, observer=self.observer, gate_pace=pace, budget=self.budget)
+        self.instances = Instances(
+            runtime,
+            observer=self.observer,
+            gate_pace=pace,
+            budget=self.budget,
+            flags=Flags((*PYTHON.arguments, *flags)),
+        )
         self.clusters = Clusters(awares=[self.instances])
         self.broken = runtime.log_path(component_name("a")).with_name("data") / "broken"
         self.away = False
@@ -95,7 +102,7 @@ def world_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Eventu
     async def opened(*, hung: float) -> AsyncIterator[World]:
         pace = Pace(restart_base=0.05, ready_probe=0.05)
         async with ProcessRuntime(tmp_path / "state", programs=[tmp_path], pace=pace) as runtime:
-            world = World(runtime, hung=hung)
+            world = World(runtime, hung=hung, flags=(f"--script={tmp_path}/health.py",))
             monkeypatch.setattr(TenantLease, "look", world.look)
             try:
                 await world.clusters.add_or_replace(cluster("a"))

@@ -125,7 +125,11 @@ async def replicas(
     def make(name: str, kubeconfig: Path | None, *, apart: bool) -> Any:
         directory = tmp_path / name
         signing_program(directory, name=f"{fleet.namespace}.{name}", binaries=binaries)
-        return mcm_of(kubeconfig or api_server.mcm_kubeconfig, programs=(directory,), apart=apart)
+        return mcm_of(
+            kubeconfig or api_server.mcm_kubeconfig,
+            programs=(directory, binaries.path("kube-controller-manager").parent),
+            apart=apart,
+        )
 
     return Replicas(make, namespace=fleet.namespace, eventually=eventually)
 

@@ -46,7 +46,7 @@ from kplane.provider.cluster.recorder import EventRecorder
 from kplane.provider.contracts import Coordinator
 from kplane.provider.logs import json_logging
 from kplane.provider.serving.open_files import raise_limit, watching_open_files
-from kplane.workloads import ProcessRuntime, Runtime, WorkloadsError
+from kplane.workloads import ProcessRuntime, Runtime, WorkloadsError, landlock_version
 
 __all__ = ["main", "run"]
 
@@ -71,6 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 async def run(settings: Settings, *, until: asyncio.Event) -> None:
     """Run until the event is set; then every instance has ended. Raises McmError, ProviderError or WorkloadsError."""
     await _check_flags(settings)
+    if not landlock_version():
+        logger.warning(
+            "this kernel offers no Landlock: an instance can read the keys of all control planes of this mcm; see"
+            " docs/security.md"
+        )
     config = ClusterConfig.load(settings.kubeconfig) if settings.kubeconfig else ClusterConfig.in_cluster()
     reader = ReaderCertificate.create() if settings.instance_metrics is not InstanceMetrics.NONE else None
     async with (

@@ -15,6 +15,7 @@ from kplane.workloads.component import (
     Scheduling,
 )
 from kplane.workloads.errors import ProgramFailed, ProgramTimedOut, RuntimeFailure, WorkloadsError
+from kplane.workloads.processes.launcher import landlock_version
 from kplane.workloads.processes.process import end_processes, find_processes
 from kplane.workloads.processes.program import run_program
 from kplane.workloads.processes.runtime import ProcessRuntime
@@ -50,5 +51,6 @@ __all__ = [
     "WorkloadsError",
     "end_processes",
     "find_processes",
+    "landlock_version",
     "run_program",
 ]

@@ -166,6 +166,12 @@ class Component:
 
     Their files are cut off at four times what the runtime lets a log have; what does not fit is lost.
     """
+    reads: tuple[str, ...] | None = None
+    """Paths that it may read besides its own files and those of the machine: programs, libraries, /etc, /proc, /sys.
+
+    The kernel then refuses it all else, such as the files of other components: processes of `Lifetime.BOUND`, if the
+    kernel has Landlock (`landlock_version`). None: whatever its user may read.
+    """
     reached_by: tuple[str, ...] | None = None
     """Names of the components that may connect to it, where the runtime can keep others out: pods. None: anybody."""
     metrics_only: bool = False

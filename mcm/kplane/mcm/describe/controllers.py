@@ -148,6 +148,7 @@ def configure(
         serving=serving,
         readers=readers,
         data=True,
+        reads=flags.paths(),
     )
 
 
@@ -163,8 +164,12 @@ def instance_component(
     files: Mapping[str, File] = MappingProxyType({}),
     environment: Mapping[str, str] = ENVIRONMENT,
     data: bool = False,
+    reads: tuple[str, ...] = (),
 ) -> Component:
-    """Describe an instance of any program by its own arguments and files: connection, port and life are the same."""
+    """Describe an instance of any program by its own arguments and files: connection, port and life are the same.
+
+    It reads its own files and those of the machine. `reads` are others.
+    """
     return Component(
         name=name,
         program=program,
@@ -198,6 +203,7 @@ def instance_component(
         lifetime=Lifetime.BOUND,
         open_files=OPEN_FILES,
         only_logs=True,
+        reads=reads,
         grace_seconds=GRACE_SECONDS,
     )
 

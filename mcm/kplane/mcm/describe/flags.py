@@ -120,6 +120,11 @@ class Flags:
         given = {_name(argument) for argument in self.arguments}
         return (*(default for default in defaults if _name(default) not in given), *self.arguments)
 
+    def paths(self) -> tuple[str, ...]:
+        """List the absolute paths among their values, such as the file of `--cloud-config`."""
+        values = (argument.partition("=")[2] if "=" in argument else argument for argument in self.arguments)
+        return tuple(value for value in values if value.startswith("/"))
+
 
 NO_FLAGS: Final = Flags()
 

@@ -39,4 +39,5 @@ def configure_scheduler(
         address=address,
         serving=serving,
         readers=readers,
+        reads=flags.paths(),
     )

@@ -71,7 +71,8 @@ def prepare_launch(
     argv = (str(program), *(_substitute(arg, places=places) for arg in component.args))
     if component.lifetime is Lifetime.BOUND:
         file_bytes = str(_LOG_ROOM * log_limit_bytes) if component.only_logs else ""
-        argv = (sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), file_bytes, *argv)
+        paths = _paths(component, directory=directory, program=program, programs=programs)
+        argv = (sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), file_bytes, *paths, *argv)
     environment = {
         "PATH": os.environ.get("PATH", os.defpath),
         "HOME": os.environ.get("HOME", str(directory.path)),
@@ -80,6 +81,21 @@ def prepare_launch(
         DIGEST_VARIABLE: digest,
     }
     return Launch(component=component, argv=argv, environment=environment, digest=digest, tls=_probe_tls(component))
+
+
+def _paths(
+    component: Component, *, directory: ComponentDirectory, program: Path, programs: Sequence[Path]
+) -> tuple[str, ...]:
+    """Return, as the launcher reads it, what a component may touch besides the machine's own files."""
+    if component.reads is None:
+        return ("",)
+    # A program may be a script that runs the one of the same name in another directory.
+    alike = dict.fromkeys((program, *(path.absolute() / program.name for path in programs)))
+    # Not the directory itself: the supervisor follows what is in it, such as the log.
+    own = (*([directory.data] if component.data else ()), *([directory.scratch] if component.scratch else ()))
+    read = (*alike, directory.files, *component.reads)
+    paths = (*(f"r{path}" for path in read), *(f"w{path}" for path in own))
+    return str(len(paths)), *paths
 
 
 def _substitute(text: str, *, places: dict[str, str]) -> str:
@@ -144,5 +160,6 @@ def _digest(component: Component, *, program: Path) -> str:
         # Only if it is set: what runs without it continues after an upgrade.
         *(["only logs"] if component.only_logs else []),
         *([component.open_files] if component.open_files is not None else []),
+        *(["reads", component.reads] if component.reads is not None else []),
     ]
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:32]

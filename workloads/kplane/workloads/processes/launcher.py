@@ -1,7 +1,8 @@
-"""Runs a program that the kernel kills when its parent dies.
+"""Runs a program that the kernel kills when its parent dies, and that may be confined to some files.
 
-Called as `launcher.py PARENT_PID FILE_BYTES PROGRAM [ARGUMENT...]`. FILE_BYTES is the longest file that the program may
-write; empty: as long as this process may write now.
+Called as `launcher.py PARENT_PID FILE_BYTES COUNT [PATH...] PROGRAM [ARGUMENT...]`. FILE_BYTES is the longest file that
+the program may write; empty: as long as this process may write now. COUNT is the number of paths; empty: the program
+may touch whatever its user may. Before each path is a letter: `r` to read and run what is below it, `w` to write too.
 
 It is a program of its own, because the request must be made in the child, and Python code between fork and exec
 (`preexec_fn`) can deadlock where the parent has threads. It takes 20 ms, and leaves nothing but the program.
@@ -13,14 +14,42 @@ import ctypes
 import os
 import resource
 import signal
+import stat
+import struct
 import sys
 
+__all__ = ["landlock_version"]
+
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NO_NEW_PRIVS = 38
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+"""Numbers of the system calls, the same on each architecture that Kubernetes is released for."""
+_VERSION_FLAG = 1
+_PATH_BENEATH = 1
+
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_CHANGE_DIR = sum(1 << bit for bit in range(4, 13))
+"""Remove and make files, directories and all else."""
+_REFER, _TRUNCATE = 1 << 13, 1 << 14
+_SIGNAL_SCOPE = 1 << 1
+_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
+_READ = _EXECUTE | _READ_FILE | _READ_DIR
+_WRITE = _READ_FILE | _READ_DIR | _WRITE_FILE | _TRUNCATE | _CHANGE_DIR | _REFER
+_RIGHTS = {"r": _READ, "w": _WRITE}
+
+_SYSTEM = (
+    *(f"r{path}" for path in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")),
+    # Of other processes Landlock keeps memory, root and open files closed, because it refuses ptrace.
+    *(f"r{path}" for path in ("/etc", "/proc", "/sys", "/run/systemd/resolve")),
+    *(f"r/dev/{name}" for name in ("random", "urandom", "zero")),
+    "w/dev/null",
+)
+"""Programs, libraries and configuration of the machine."""
 
 
 def main() -> None:
-    """Bind this process to its parent's life and become the program."""
-    parent, file_bytes, program = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    """Bind this process to its parent's life, confine it, and become the program."""
+    parent, file_bytes, count, rest = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
@@ -31,7 +60,13 @@ def main() -> None:
         _bound_file_size(int(file_bytes))
     else:
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # likewise
-    os.execve(program, sys.argv[3:], _given_environment())  # noqa: S606 - becoming the program is what this is for
+    environment = _given_environment()
+    if count:
+        paths, rest = rest[: int(count)], rest[int(count) :]
+        # Where there is no Landlock the supervisor has said so, and every process can read what its user can.
+        if version := landlock_version():
+            _confine((*_SYSTEM, *paths), version=version)
+    os.execve(rest[0], rest, environment)  # noqa: S606 - becoming the program is what this is for
 
 
 def _bound_file_size(count: int) -> None:
@@ -49,6 +84,58 @@ def _given_environment() -> dict[bytes, bytes]:
     """Read what this process was started with: Python itself has added LC_CTYPE since (PEP 538)."""
     with open("/proc/self/environ", "rb") as file:
         return dict(item.partition(b"=")[::2] for item in file.read().split(b"\0") if item)
+
+
+def landlock_version() -> int:
+    """Return which version of Landlock the kernel offers this process; 0: none."""
+    return max(0, _call(_CREATE_RULESET, None, 0, _VERSION_FLAG))
+
+
+def _confine(paths: tuple[str, ...], *, version: int) -> None:
+    """Take all rights to files from this process, and what it becomes, but those to `paths`.
+
+    Raises OSError. A kernel refuses rights that it does not know, so each is asked for since its version.
+    """
+    handled = _READ | _WRITE_FILE | _CHANGE_DIR
+    handled |= (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
+    # handled_access_fs, handled_access_net, scoped: zeros at the end are for any kernel.
+    attributes = struct.pack("=QQQ", handled, 0, _SIGNAL_SCOPE if version >= 6 else 0)
+    ruleset = _checked(_CREATE_RULESET, attributes, len(attributes), 0)
+    for path in paths:
+        _allow(ruleset, path=path[1:], rights=_RIGHTS[path[0]] & handled)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS) failed")
+    _checked(_RESTRICT_SELF, ruleset, 0)
+    os.close(ruleset)
+
+
+def _allow(ruleset: int, *, path: str, rights: int) -> None:
+    """Leave this process the rights to what is below a path, if there is such a path."""
+    try:
+        beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        if not stat.S_ISDIR(os.fstat(beneath).st_mode):
+            rights &= _OF_FILES
+        _checked(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", rights, beneath), 0)
+    finally:
+        os.close(beneath)
+
+
+def _checked(number: int, *arguments: int | bytes | None) -> int:
+    result = _call(number, *arguments)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), f"system call {number} of Landlock failed: {os.strerror(ctypes.get_errno())}")
+    return result
+
+
+def _call(number: int, *arguments: int | bytes | None) -> int:
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    syscall.restype = ctypes.c_long
+    wide = (ctypes.c_long(each) if isinstance(each, int) else each for each in arguments)
+    return int(syscall(ctypes.c_long(number), *wide))
 
 
 if __name__ == "__main__":
