@@ -115,7 +115,8 @@ def scene(
 ) -> Scene:
     prefix = fleet.namespace
     signing_program(tmp_path / "mcm", name=f"{prefix}.mcm", binaries=binaries)
-    mcm = mcm_of(api_server.mcm_kubeconfig, programs=(tmp_path / "mcm",), quick=True, lease_seconds=20)
+    programs = (tmp_path / "mcm", binaries.path("kube-controller-manager").parent)
+    mcm = mcm_of(api_server.mcm_kubeconfig, programs=programs, quick=True, lease_seconds=20)
     names = {"fleet": fleet, "tenant": tenants["two"], "mcm": mcm, "binaries": binaries, "eventually": eventually}
     return Scene(tmp_path, prefix=prefix, **names)
 

@@ -125,9 +125,10 @@ async def replicas(
     def make(name: str, kubeconfig: Path | None, *, apart: bool) -> Any:
         directory = tmp_path / name
         signing_program(directory, name=f"{fleet.namespace}.{name}", binaries=binaries)
+        real = binaries.path("kube-controller-manager")
         return mcm_of(
             kubeconfig or api_server.mcm_kubeconfig,
-            programs=(directory, binaries.path("kube-controller-manager").parent),
+            programs=(directory, real.parent),
             apart=apart,
         )
 

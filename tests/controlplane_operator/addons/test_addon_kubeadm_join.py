@@ -8,6 +8,8 @@ import datetime as dt
 import hashlib
 import hmac
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,10 @@ from cryptography.x509.oid import NameOID
 
 from kplane.api.names import ADDON_LABEL
 from kplane.controlplane_operator.addons.kubeadm_join import JoinToken, read_token, token_secret
+from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, TENANT_NAMESPACE
 from kplane.controlplane_operator.tenant.revocation import revoke
 from kplane.provider import Client, ClusterConfig, NotFound, Resource
-from kplane.provider.client.resources import CONFIG_MAPS, ROLE_BINDINGS, SECRETS
+from kplane.provider.client.resources import CONFIG_MAPS, PODS, ROLE_BINDINGS, SECRETS, SERVICE_ACCOUNTS
 from kplane.provider.errors import Forbidden, Unauthorized
 
 pytestmark = pytest.mark.integration
@@ -55,14 +58,42 @@ def signed(data: dict[str, str], token: JoinToken) -> bool:
     return hmac.compare_digest(expected, decoded(signature))
 
 
-def request_of(node: str) -> str:
-    key = ec.generate_private_key(ec.SECP256R1())
+def csr(name: str, *, node: str, key: ec.EllipticCurvePrivateKey | None = None) -> dict[str, Any]:
+    """What a kubelet asks for; without `key` it has one of its own, which nobody gets."""
     subject = [
         x509.NameAttribute(NameOID.ORGANIZATION_NAME, "system:nodes"),
         x509.NameAttribute(NameOID.COMMON_NAME, f"system:node:{node}"),
     ]
-    signing = x509.CertificateSigningRequestBuilder().subject_name(x509.Name(subject)).sign(key, hashes.SHA256())
-    return base64.b64encode(signing.public_bytes(serialization.Encoding.PEM)).decode()
+    signing = x509.CertificateSigningRequestBuilder().subject_name(x509.Name(subject))
+    signed_request = signing.sign(key or ec.generate_private_key(ec.SECP256R1()), hashes.SHA256())
+    spec = {
+        "request": base64.b64encode(signed_request.public_bytes(serialization.Encoding.PEM)).decode(),
+        "signerName": "kubernetes.io/kube-apiserver-client-kubelet",
+        "usages": ["digital signature", "client auth"],
+    }
+    return {"metadata": {"name": name}, "spec": spec}
+
+
+@asynccontextmanager
+async def controller_manager(addons: Any, *args: str, program: Path, directory: Path) -> AsyncIterator[None]:
+    """A kube-controller-manager in the control plane."""
+    kubeconfig = directory / "kubeconfig"
+    kubeconfig.touch(mode=0o600)
+    kubeconfig.write_text(json.dumps(addons.client.config.to_kubeconfig()))
+    process = await asyncio.create_subprocess_exec(
+        str(program),
+        f"--kubeconfig={kubeconfig}",
+        "--leader-elect=false",
+        "--secure-port=0",
+        *args,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        process.kill()
+        await process.wait()
 
 
 async def test_a_node_finds_everything_that_kubeadm_join_asks_for(addons: Any, eventually: Any) -> None:
@@ -108,12 +139,7 @@ async def test_a_node_finds_everything_that_kubeadm_join_asks_for(addons: Any, e
             return False
 
         await eventually(is_unknown)
-        spec = {
-            "request": request_of("worker-1"),
-            "signerName": "kubernetes.io/kube-apiserver-client-kubelet",
-            "usages": ["digital signature", "client auth"],
-        }
-        asked = await eventually(lambda: node.create(CSRS, {"metadata": {"name": "node-csr-1"}, "spec": spec}))
+        asked = await eventually(lambda: node.create(CSRS, csr("node-csr-1", node="worker-1")))
         assert asked["spec"]["username"] == f"system:bootstrap:{token.id}"
         assert "system:bootstrappers:kubeadm:default-node-token" in asked["spec"]["groups"]
         with pytest.raises(Forbidden):
@@ -190,19 +216,9 @@ async def test_kubernetes_own_bootstrap_signer_agrees_with_our_signature(
     addons.wanted = ["kubeadm-join"]
     assert await addons.failures() == {}
     before = await addons.client.get(CONFIG_MAPS, "cluster-info", namespace="kube-public")
-    kubeconfig = tmp_path / "kubeconfig"
-    kubeconfig.touch(mode=0o600)
-    kubeconfig.write_text(json.dumps(addons.client.config.to_kubeconfig()))
-    signer = await asyncio.create_subprocess_exec(
-        str(binaries.path("kube-controller-manager")),
-        f"--kubeconfig={kubeconfig}",
-        "--controllers=bootstrap-signer-controller,token-cleaner-controller",
-        "--leader-elect=false",
-        "--secure-port=0",
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
+    controllers = "--controllers=bootstrap-signer-controller,token-cleaner-controller"
+    program = binaries.path("kube-controller-manager")
+    async with controller_manager(addons, controllers, program=program, directory=tmp_path):
         mine = JoinToken("mytokn", "0123456789abcdef", dt.datetime.now(dt.UTC) + dt.timedelta(hours=1))
         await addons.client.create(SECRETS, token_secret(mine))
 
@@ -216,9 +232,103 @@ async def test_kubernetes_own_bootstrap_signer_agrees_with_our_signature(
         # And we leave theirs alone.
         assert await addons.failures() == {}
         assert await data() == found
-    finally:
-        signer.kill()
-        await signer.wait()
+
+
+async def join(addons: Any, node: str, *, authority: Any, binaries: Any, tmp_path: Path, eventually: Any) -> Any:
+    """Go from a bootstrap token to a kubelet's certificate, which nobody but controllers approves and signs."""
+    (token,) = await tokens(addons)
+    files = {name: tmp_path / name for name in ("ca.crt", "ca.key")}
+    for file, content in zip(files.values(), (authority.certificate, authority.key), strict=True):
+        file.touch(mode=0o600)
+        file.write_bytes(content)
+    signing = (
+        "--controllers=certificatesigningrequest-approving-controller,certificatesigningrequest-signing-controller",
+        f"--cluster-signing-cert-file={files['ca.crt']}",
+        f"--cluster-signing-key-file={files['ca.key']}",
+    )
+    key = ec.generate_private_key(ec.SECP256R1())
+    program = binaries.path("kube-controller-manager")
+    async with (
+        controller_manager(addons, *signing, program=program, directory=tmp_path),
+        Client(identity(addons, f"{token.id}.{token.secret}")) as joining,
+    ):
+        await eventually(lambda: joining.create(CSRS, csr(f"csr-{node}", node=node, key=key)))
+
+        async def certificate() -> str | None:
+            found = await addons.client.get(CSRS, f"csr-{node}")
+            return found.get("status", {}).get("certificate")
+
+        issued = await eventually(certificate, timeout=120.0)
+    private = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return ClusterConfig(
+        server=addons.client.config.server,
+        ca_data=addons.client.config.ca_data,
+        client_certificate=base64.b64decode(issued),
+        client_key=key.private_bytes(serialization.Encoding.PEM, *private),
+    )
+
+
+def pod(name: str, *, node: str, account: str | None, annotations: dict[str, str] | None = None) -> dict[str, Any]:
+    spec = {"nodeName": node, "containers": [{"name": "main", "image": "main"}]}
+    metadata = {"name": name, "namespace": TENANT_NAMESPACE, "annotations": annotations or {}}
+    return {"metadata": metadata, "spec": {**spec, **({"serviceAccountName": account} if account is not None else {})}}
+
+
+async def token_of(kubelet: Client, account: str, *, bound_to: dict[str, Any]) -> dict[str, Any]:
+    """Ask for the token that a pod's volume is to have."""
+    metadata = bound_to["metadata"]
+    reference = {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"]}
+    body = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"boundObjectRef": reference, "expirationSeconds": 3600},
+    }
+    path = SERVICE_ACCOUNTS.path(account, namespace=TENANT_NAMESPACE, subresource="token")
+    found: dict[str, Any] = await kubelet.request("POST", path, body=body)
+    return found
+
+
+async def allowed(**calls: Any) -> list[str]:
+    """Which of the calls the API server does not forbid."""
+    results = await asyncio.gather(*calls.values(), return_exceptions=True)
+    return [name for name, result in zip(calls, results, strict=True) if not isinstance(result, Forbidden)]
+
+
+async def test_a_stolen_bootstrap_token_becomes_a_node_and_no_administrator(
+    addons: Any, tenant: Any, binaries: Any, tmp_path: Path, eventually: Any
+) -> None:
+    addons.wanted = ["kubeadm-join"]
+    assert await addons.failures() == {}
+    account = ADMIN_ACCOUNT.name
+    elsewhere = await addons.client.create(PODS, pod("elsewhere", node="worker-2", account=account))
+    await addons.client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "shop", "namespace": TENANT_NAMESPACE}})
+    authority = tenant.authorities.client
+    config = await join(
+        addons, "worker-1", authority=authority, binaries=binaries, tmp_path=tmp_path, eventually=eventually
+    )
+    async with Client(config) as kubelet:
+        # What a kubelet does: it registers its node, tells of its static pods, and runs what is scheduled to it.
+        node = await eventually(lambda: kubelet.create(NODES, {"metadata": {"name": "worker-1"}}))
+        owner = {"apiVersion": "v1", "kind": "Node", "name": "worker-1", "uid": node["metadata"]["uid"]}
+        mirror = pod("static", node="worker-1", account=None, annotations={"kubernetes.io/config.mirror": "x"})
+        mirror["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
+        await kubelet.create(PODS, mirror)
+        scheduled = await addons.client.create(PODS, pod("scheduled", node="worker-1", account="shop"))
+        await eventually(lambda: token_of(kubelet, "shop", bound_to=scheduled))
+
+        # What a thief would do: run a pod as the administrator, or as if one ran here.
+        mirror["metadata"]["name"] = "mirrored"
+        mirror["spec"]["serviceAccountName"] = account
+        label = {"metadata": {"labels": {"node-restriction.kubernetes.io/shop": "yes"}}}
+        thefts = await allowed(
+            pod_of_the_administrator=kubelet.create(PODS, pod("stolen", node="worker-1", account=account)),
+            mirror_pod_of_the_administrator=kubelet.create(PODS, mirror),
+            token_by_a_pod_elsewhere=token_of(kubelet, account, bound_to=elsewhere),
+            token_by_a_pod_of_another=token_of(kubelet, account, bound_to=scheduled),
+            label=kubelet.patch(NODES, "worker-1", label),
+            secrets=kubelet.list(SECRETS),
+        )
+        assert thefts == []
 
 
 async def test_secrets_that_somebody_else_labelled_in_masses_are_told_and_not_read(addons: Any) -> None:

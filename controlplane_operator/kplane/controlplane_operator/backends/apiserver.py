@@ -137,6 +137,8 @@ def api_server_component(
             "--encryption-provider-config-automatic-reload=true",
             "--authorization-mode=Node,RBAC",
             *([f"--egress-selector-config-file={FILES}/{CONFIGURATION}"] if egress is not None else []),
+            # Bounds what a node writes: itself, and pods that are bound to it without a ServiceAccount of their own.
+            "--enable-admission-plugins=NodeRestriction",
             "--profiling=false",
             # Otherwise a stop waits up to a minute for open watches.
             "--shutdown-watch-termination-grace-period=2s",
