@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import aiohttp
 
 from kplane.controlplane_operator.backends.apiserver import (
     API_SERVER_PORTS,
@@ -142,3 +145,18 @@ def _wanted(shared: SharedEtcd, authorities: TenantAuthorities, address: Address
         "controllers_user": CONTROLLERS_USER,
         "now": dt.datetime.now(dt.UTC),
     }
+
+
+async def opens_peer_port(address: Address, *, ca: bytes, pair: KeyPair, directory: Path) -> bool:
+    """Whether an etcd answers who comes with this certificate to the port of its peers."""
+    pem = directory / "peer.pem"
+    pem.unlink(missing_ok=True)
+    write_private(pem, content=pair.certificate + pair.key)
+    context = ssl.create_default_context(cadata=ca.decode())
+    context.load_cert_chain(pem)
+    url = f"https://{address.host}:{address.ports['peer']}/members"
+    try:
+        async with aiohttp.ClientSession() as session, session.get(url, ssl=context) as answer:
+            return answer.status == 200
+    except aiohttp.ClientError:
+        return False

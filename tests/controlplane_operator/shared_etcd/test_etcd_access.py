@@ -12,14 +12,17 @@ import contextlib
 import re
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 
+from kplane.controlplane_operator.pki.primitives import KeyPair, issue_client
 from kplane.data import Credentials
 from kplane.data._proto import etcd_pb2 as pb
+from tests.controlplane_operator.tenants import opens_peer_port
 
 pytestmark = pytest.mark.integration
 
@@ -354,6 +357,23 @@ async def test_the_known_limits_are_these(tenants: Any) -> None:
     assert list(user.roles) == ["a"]
     role = await tenant.ask(f"{AUTH}RoleGet", pb.AuthRoleGetRequest(role="a"), pb.AuthRoleGetResponse)
     assert [(each.key, each.range_end) for each in role.perm] == [(OWN, OWN_END)]
+
+
+async def test_no_certificate_but_its_own_opens_the_peer_port(shared_etcd: Any, tmp_path: Path) -> None:
+    """Who speaks as a peer writes what it likes, past the access control."""
+    await shared_etcd.keyspace.grant("a", prefix="/clusters/a/")
+    files = shared_etcd.component.files
+    own = KeyPair(files["server.crt"].content, files["server.key"].content)
+    # A clusterPath may be the name in etcd's own certificate.
+    pairs = {user: issue_client(shared_etcd.authority, user=user) for user in ("a", "etcd", "root")} | {"own": own}
+    opens = [
+        user
+        for user, pair in pairs.items()
+        if await opens_peer_port(
+            shared_etcd.address, ca=shared_etcd.authority.certificate, pair=pair, directory=tmp_path
+        )
+    ]
+    assert opens == ["own"]
 
 
 async def test_a_certificate_of_no_user_reaches_nothing(tenants: Any, shared_etcd: Any) -> None:

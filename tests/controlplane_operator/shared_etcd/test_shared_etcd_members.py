@@ -18,7 +18,7 @@ import pytest
 from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, client_url, etcd_component
 from kplane.controlplane_operator.pki.primitives import KeyPair, issue_client
 from kplane.data import Client, Credentials
-from kplane.workloads import Address, Component, ProcessRuntime
+from kplane.workloads import FILES, Address, Component, ProcessRuntime
 
 if TYPE_CHECKING:
     from kplane.binaries.programs import Binaries
@@ -29,18 +29,18 @@ NAMES = ("member-0", "member-1", "member-2")
 
 
 def member(name: str, *, addresses: dict[str, Address], server: dict[str, bytes]) -> Component:
-    """Describe one of the members: what the operator runs for a dedicated control plane, among its peers."""
+    """Describe one of the members: what the operator runs for a dedicated control plane, with peers as in the chart."""
     pair = KeyPair(server["server.crt"], server["server.key"])
     component = etcd_component(name, address=addresses[name], ca=server["ca.crt"], server=pair)
     peers = {peer: f"https://{address.host}:{address.ports['peer']}" for peer, address in addresses.items()}
     changed = {
         "--name": name,
         "--initial-cluster": ",".join(f"{peer}={url}" for peer, url in peers.items()),
+        "--peer-trusted-ca-file": f"{FILES}/ca.crt",
     }
     arguments = (argument.partition("=") for argument in component.args)
-    return dataclasses.replace(
-        component, args=tuple(f"{flag}={changed.get(flag, value)}" for flag, _, value in arguments)
-    )
+    args = tuple(f"{flag}={changed.get(flag, value)}" for flag, _, value in arguments)
+    return dataclasses.replace(component, args=(*args, "--peer-cert-allowed-cn=root"))
 
 
 @dataclasses.dataclass

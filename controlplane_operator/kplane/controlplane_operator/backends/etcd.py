@@ -48,7 +48,7 @@ def etcd_component(
     reached_by: tuple[str, ...] | None = None,
     scheduling: Scheduling | None = None,
 ) -> Component:
-    """Describe an etcd of one member, for clients and peers with a certificate of `ca` only.
+    """Describe an etcd of one member, for clients with a certificate of `ca` only.
 
     `server` is its serving certificate, for `address.host`; at `quota_bytes` it refuses writes; `reached_by` names the
     components that use it. Health and metrics are plain HTTP on a port of their own: they tell no data.
@@ -67,8 +67,9 @@ def etcd_component(
             f"--initial-advertise-peer-urls={peer}",
             f"--initial-cluster=member={peer}",
             f"--listen-metrics-urls=http://{listen[_METRICS_PORT]}",
-            *_tls_arguments(""),
-            *_tls_arguments("peer-"),
+            *_tls_arguments("", ca="ca.crt"),
+            # It has no peers. The CA signs clients too, and access control holds for no peer.
+            *_tls_arguments("peer-", ca="server.crt"),
             # It speaks to etcd with the server's certificate, and clients of etcd's API have no use for it.
             "--enable-grpc-gateway=false",
             f"--quota-backend-bytes={quota_bytes}",
@@ -98,10 +99,10 @@ def client_url(address: Address) -> str:
     return f"https://{address.host}:{address.ports[CLIENT_PORT]}"
 
 
-def _tls_arguments(prefix: str) -> Sequence[str]:
+def _tls_arguments(prefix: str, *, ca: str) -> Sequence[str]:
     return (
         f"--{prefix}cert-file={FILES}/server.crt",
         f"--{prefix}key-file={FILES}/server.key",
-        f"--{prefix}trusted-ca-file={FILES}/ca.crt",
+        f"--{prefix}trusted-ca-file={FILES}/{ca}",
         f"--{prefix}client-cert-auth=true",
     )
