@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from kplane.controlplane_operator.controlplanes.namespaces import POD_SECURITY
 from kplane.embedded.errors import KubectlFailed
 from kplane.embedded.handle import Handle
 from kplane.embedded.kubectl import Kubectl
@@ -43,7 +44,6 @@ TENANT = "kplane-cp-access"
 FOREIGN = "kplane-cp-access-foreign"
 OTHER = "access-other"
 MARK = {"controlplane.kplane.dev/name": "access"}
-RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 RBAC = {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount"}
 POLICIES = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
@@ -241,7 +241,7 @@ async def tokens(chart: Any, api_server: Handle) -> AsyncIterator[dict[str, str]
     """RBAC and the admission policies of the chart, in force; namespaces to try them on; tokens of the accounts."""
     kube = api_server.kubectl
     objects = [
-        namespace(TENANT, **MARK, **RESTRICTED),
+        namespace(TENANT, **MARK, **POD_SECURITY),
         namespace(FOREIGN),
         namespace(OTHER, **MARK),
         unlabelled(),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kplane.controlplane_operator.controlplanes.namespaces import POD_SECURITY
 from kplane.embedded.handle import Handle
 from kplane.embedded.kubectl import Kubectl
 from kplane.provider import Client
@@ -20,7 +21,6 @@ from .conftest import (
     OTHER,
     READY,
     RELEASE,
-    RESTRICTED,
     RUNNING,
     SECRET,
     TENANT,
@@ -47,10 +47,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("chart-access")]
 EVENT_VERBS = ["get", "create", "patch"]
 
 ALLOWED = [
-    ("create", namespace("kplane-cp-new", **MARK, **RESTRICTED)),
-    ("create", namespace("kplane-cpx-long-0123456789abcdef", **MARK, **RESTRICTED)),
-    ("apply", namespace(TENANT, **MARK, **RESTRICTED, retained="true")),
-    ("apply", unlabelled(**MARK, **RESTRICTED)),
+    ("create", namespace("kplane-cp-new", **MARK, **POD_SECURITY)),
+    ("create", namespace("kplane-cpx-long-0123456789abcdef", **MARK, **POD_SECURITY)),
+    ("apply", namespace(TENANT, **MARK, **POD_SECURITY, retained="true")),
+    ("apply", unlabelled(**MARK, **POD_SECURITY)),
     ("delete", namespace(TENANT)),
     ("create", secret(TENANT, "kube-apiserver-files")),
     ("delete", secret(TENANT)),
@@ -101,15 +101,17 @@ DENIED = [
     ("create", role(TENANT, resources=["secrets", "pods"])),
     ("create", binding(OTHER, user="another")),
     ("create", binding(OTHER, name="another")),
-    ("create", namespace("innocent", **MARK, **RESTRICTED)),
+    ("create", namespace("innocent", **MARK, **POD_SECURITY)),
     ("create", namespace("kplane-cp-lax", **MARK)),
-    ("create", namespace("kplane-cp-unmarked", **RESTRICTED)),
-    ("apply", namespace(TENANT, **MARK, **{"pod-security.kubernetes.io/enforce": "privileged"})),
-    ("apply", namespace(FOREIGN, **MARK, **RESTRICTED)),
+    ("create", namespace("kplane-cp-unmarked", **POD_SECURITY)),
+    ("apply", namespace(TENANT, **MARK, **POD_SECURITY | {"pod-security.kubernetes.io/enforce": "privileged"})),
+    ("apply", namespace(TENANT, **MARK, **POD_SECURITY | {"pod-security.kubernetes.io/enforce-version": "v1.0"})),
+    ("create", namespace("kplane-cp-unpinned", **MARK, **{"pod-security.kubernetes.io/enforce": "restricted"})),
+    ("apply", namespace(FOREIGN, **MARK, **POD_SECURITY)),
     ("delete", namespace(FOREIGN)),
     ("delete", namespace(OTHER)),
     ("delete", unlabelled()),
-    ("apply", unlabelled(**RESTRICTED)),
+    ("apply", unlabelled(**POD_SECURITY)),
     ("delete", namespace("kplane-system")),
     ("create", account("default")),
     ("create", account("kplane-system")),

@@ -50,8 +50,14 @@ __all__ = [
     "retained_metadata",
 ]
 
-POD_SECURITY: Final = {"pod-security.kubernetes.io/enforce": "restricted"}
-"""Nothing that runs for a control plane needs more, and nothing else is to run in its namespace."""
+POD_SECURITY: Final = {
+    "pod-security.kubernetes.io/enforce": "restricted",
+    "pod-security.kubernetes.io/enforce-version": "v1.36",
+}
+"""Nothing that runs for a control plane needs more, and nothing else is to run in its namespace.
+
+The version is the one that our pods are tested with. Without it an upgrade of the management cluster may refuse them.
+"""
 
 _TOKEN_BYTES: Final = 24
 
