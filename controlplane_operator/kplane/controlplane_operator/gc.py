@@ -22,7 +22,13 @@ from kplane.controlplane_operator.watch.cache import Key, key_of
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores
 from kplane.controlplane_operator.watch.feeds import Resync
 from kplane.provider import Client, Event, Informer, ProviderError
-from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, ROLE_BINDINGS, ROLES
+from kplane.provider.client.resources import (
+    CLUSTER_ROLE_BINDINGS,
+    CLUSTER_ROLES,
+    ROLE_BINDINGS,
+    ROLES,
+    SERVICE_ACCOUNTS,
+)
 from kplane.provider.controllers.queue import FairQueue
 from kplane.workloads import Phase, Runtime, WorkloadsError
 
@@ -148,7 +154,7 @@ class GrantCollector:
 
 
 class GrantWatcher:
-    """Has registrations reconciled when a Role or binding of theirs is deleted or changed.
+    """Has registrations reconciled when a Role, binding or ServiceAccount of theirs is deleted or changed.
 
     It follows whole objects, because metadata does not tell whose change it was. Each has less than a kilobyte.
     """
@@ -158,7 +164,7 @@ class GrantWatcher:
     ) -> None:
         self._informers = [
             Informer(client, resource, label_selector=REGISTRATION_LABEL)
-            for resource in (ROLES, ROLE_BINDINGS, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS)
+            for resource in (ROLES, ROLE_BINDINGS, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS, SERVICE_ACCOUNTS)
         ]
         self._stores = stores
         self._queues = queues
@@ -172,7 +178,8 @@ class GrantWatcher:
                 group.create_task(informer.run(self._seen), name=f"follow {informer}")
 
     def _seen(self, event: Event) -> None:
-        self._wake(self._access.see(event), self._queues.registrations)
+        if event.resource != SERVICE_ACCOUNTS:
+            self._wake(self._access.see(event), self._queues.registrations)
         self._wake(self._identities.see(event), self._queues.mcms)
 
     def _wake(self, uids: set[str], queue: FairQueue[Key]) -> None:

@@ -19,7 +19,13 @@ from kplane.controlplane_operator.watch.event_routing import Queues, Stores
 from kplane.embedded.handle import Handle
 from kplane.provider import Client, ClusterConfig, Resource
 from kplane.provider.client.client import ObjectList
-from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, ROLE_BINDINGS, ROLES
+from kplane.provider.client.resources import (
+    CLUSTER_ROLE_BINDINGS,
+    CLUSTER_ROLES,
+    ROLE_BINDINGS,
+    ROLES,
+    SERVICE_ACCOUNTS,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -105,6 +111,11 @@ async def test_rights_of_a_dedicated_mcm_that_somebody_deletes_or_changes_are_ba
                     before.get(each) for each in ("rules", "roleRef", "subjects")
                 ]
                 queues.mcms.done(("", owner.name))
+        await client.delete(SERVICE_ACCOUNTS, account.name, namespace=account.namespace)
+        assert await eventually(queues.mcms.take) == ("", owner.name)
+        await identities.ensure(owner, account=account)
+        await client.get(SERVICE_ACCOUNTS, account.name, namespace=account.namespace)
+        queues.mcms.done(("", owner.name))
         # What the operator writes itself has nobody looked at again.
         assert len(queues.mcms) == 0
         task.cancel()

@@ -85,7 +85,7 @@ OPERATOR_MAY = [
         for resource in ("clusterroles", "clusterrolebindings")
         for verb in ("list", "watch", "create", "patch", "delete")
     ],
-    *[(verb, "serviceaccounts", TENANT) for verb in ("create", "patch", "delete")],
+    *[(verb, "serviceaccounts", TENANT) for verb in ("list", "watch", "create", "patch", "delete")],
     *[(verb, "events", "default") for verb in ("get", "create", "patch")],
     *[(verb, "configmaps", "kplane-system") for verb in ("list", "watch")],
     *[(verb, LEASE, "kplane-system") for verb in ("get", "watch", "create", "update")],
@@ -104,7 +104,7 @@ OPERATOR_MAY_NOT = [
     ("get", "pods.log", TENANT),
     ("create", "pods.ephemeralcontainers", TENANT),
     ("create", "serviceaccounts.token", TENANT),
-    *[(verb, "serviceaccounts", TENANT) for verb in ("get", "list", "update", "impersonate")],
+    *[(verb, "serviceaccounts", TENANT) for verb in ("get", "update", "impersonate")],
     *[(verb, "persistentvolumeclaims", TENANT) for verb in ("create", "update", "deletecollection")],
     ("create", "apps/daemonsets", TENANT),
     ("create", "batch/jobs", TENANT),

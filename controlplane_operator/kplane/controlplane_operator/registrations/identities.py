@@ -95,10 +95,12 @@ class McmIdentities:
             raise
 
     def see(self, event: Event) -> set[str]:
-        """Take in a change of a role or binding; returns the uids of the registrations whose mcm lacks rights now.
+        """Take in a change of a ServiceAccount, role or binding; returns the registrations whose mcm lacks it now.
 
-        What the operator writes itself comes as it was written, and changes nothing.
+        They are returned by their uids. What the operator writes itself comes as it was written, and changes nothing.
         """
+        if event.resource == SERVICE_ACCOUNTS:
+            return self._lose(Account(*event.entry.key)) if event.kind == "DELETED" else set()
         broken = set()
         for uid in uids_of(event, label=_UID_LABEL):
             known = self._written.get(uid)
@@ -110,6 +112,13 @@ class McmIdentities:
                 del self._written[uid]
                 broken.add(uid)
         return broken
+
+    def _lose(self, account: Account) -> set[str]:
+        # `remove` forgets an account before it deletes it.
+        lost = {uid for uid, known in self._written.items() if known.account == account}
+        for uid in lost:
+            del self._written[uid]
+        return lost
 
     async def _ensure_rights(self, uid: str, rights: tuple[tuple[Resource, Object], ...]) -> None:
         try:
