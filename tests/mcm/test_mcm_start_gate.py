@@ -22,8 +22,10 @@ from kplane.provider.errors import ClusterNotOwned
 from kplane.workloads import ProcessRuntime, RuntimeFailure
 
 from .instances_world import program
-from .start_gate_world import PACE, FaultServer, Time, World, answer
+from .start_gate_world import PACE, FaultServer, Leases, Time, World, answer
 
+FORBIDDEN = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\n{}"
+UNAUTHORIZED = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\n{}"
 Eventually = Callable[..., Any]
 
 
@@ -359,6 +361,22 @@ async def test_nothing_starts_before_it_would_be_killed_in_time(
     await eventually(lambda: world.summary().pid)
     assert len(held) == 3
     assert all(held)
+
+
+async def test_a_refusal_of_what_was_accepted_before_is_told_until_it_is_over(world: World) -> None:
+    async with contextlib.aclosing(tenant_lease(world)) as lease:
+
+        async def refused(found: bytes | Leases) -> bool:
+            world.server.answer = found
+            await lease.look(world.server.config)
+            return "refuses the credentials of its controllers" in lease.refusal
+
+        # Credentials of a user's choice may never have been allowed to hold the Lease: the reason says what to allow.
+        assert not await refused(FORBIDDEN)
+        assert await refused(UNAUTHORIZED)
+        assert not await refused(world.server.leases)
+        assert await refused(FORBIDDEN)
+        assert not await refused(world.server.leases)
 
 
 async def test_another_controller_manager_keeps_the_instance_away_until_its_lease_has_run_out(

@@ -54,6 +54,21 @@ def test_phases_of_the_process_move_an_instance_that_runs(
     assert (state.unready_since is not None) is (stage is Stage.UNREADY)
 
 
+def test_refused_credentials_are_the_reason_while_nothing_worse_is() -> None:
+    state = machine()
+    state.start()
+    assert state.refuse("no rights")
+    assert (state.reason, state.message) == (Reason.STARTING, "")
+    observe(state, Phase.READY)
+    assert (state.reason, state.message, state.last_error) == (Reason.CREDENTIALS_REFUSED, "no rights", "no rights")
+    assert not state.refuse("no rights, again")
+    observe(state, Phase.UNREADY)
+    assert state.reason is Reason.UNREADY
+    observe(state, Phase.READY)
+    assert state.refuse("")
+    assert (state.reason, state.message) == (Reason.INSTANCE_RUNNING, "")
+
+
 def test_what_is_in_the_way_counts_until_there_is_a_process() -> None:
     state = machine()
     assert not state.block(AWAY)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from kplane.controlplane_operator.tenant.bootstrap import CONTROLLERS_BINDING
 from kplane.provider import Client
-from kplane.provider.client.resources import NAMESPACES, SERVICE_ACCOUNTS
+from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, NAMESPACES, SERVICE_ACCOUNTS
 
 from .conftest import pids_of
 
@@ -107,3 +108,21 @@ async def test_a_killed_api_server_comes_back_with_its_data(platform: Any, heale
     again = await platform.ready("ControlPlaneRegistration", healed)
     resolved = [key for key in registered if key.startswith("resolved")]
     assert {key: again[key] for key in resolved} == {key: registered[key] for key in resolved}
+
+
+async def test_rights_of_the_controllers_that_a_tenant_deletes_are_back_when_mcm_meets_it(
+    platform: Any, healed: str
+) -> None:
+    """The operator verifies each control plane after minutes, and watches none: a watch would keep it awake."""
+    instance = await platform.running(healed)
+    async with Client(await platform.tenant(healed)) as client:
+        await client.delete(CLUSTER_ROLE_BINDINGS, CONTROLLERS_BINDING)
+        await platform.eventually(lambda: client.get(CLUSTER_ROLE_BINDINGS, CONTROLLERS_BINDING), timeout=100.0)
+    await works(platform, healed, namespace="after-rights")
+
+    async def running() -> str:
+        conditions = (await platform.status("ControlPlaneRegistration", healed))["conditions"]
+        return next(str(found["reason"]) for found in conditions if found["type"] == "Running")
+
+    await platform.eventually(running, lambda reason: reason == "InstanceRunning")
+    assert await platform.running(healed) == instance

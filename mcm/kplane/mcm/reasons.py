@@ -15,6 +15,8 @@ class Reason(StrEnum):
     STARTING = "Starting"
     UNREADY = "Unready"
     """Its process is there and does not answer its health check."""
+    CREDENTIALS_REFUSED = "CredentialsRefused"
+    """It runs, and its API server refuses what it accepted before. The operator then repairs rights and credentials."""
     BACKOFF = "Backoff"
     """It ended by itself, and is started again later and later."""
     BAD_FLAG = "BadFlag"

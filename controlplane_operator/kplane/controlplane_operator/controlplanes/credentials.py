@@ -28,6 +28,7 @@ from kplane.controlplane_operator.status.errors import ConditionError, tenant_er
 from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, CONTROLLERS_ACCOUNT, Subject, bootstrap
 from kplane.controlplane_operator.tenant.client import reported_version, tenant_client
 from kplane.controlplane_operator.watch.backoff import jittered
+from kplane.controlplane_operator.watch.event_routing import refused_since
 from kplane.provider import Client, ClusterConfig, ProviderError
 from kplane.provider.errors import KubeconfigError, Unauthorized
 
@@ -60,7 +61,8 @@ class CredentialIssuer:
 
     def __init__(self, context: OperatorContext) -> None:
         self._context = context
-        self._verified: dict[str, tuple[str, float]] = {}
+        self._verified: dict[str, tuple[str, float, frozenset[str]]] = {}
+        """By uid: of what, until when, and what mcm had reported before."""
         self._unsettled: set[str] = set()
 
     def forget(self, uid: str) -> None:
@@ -73,9 +75,9 @@ class CredentialIssuer:
         uid, fingerprint = control_plane.metadata.uid or "", _fingerprint(provision, auth)
         self._note_replacement(uid, settled=provision.settled)
         admin, controllers = self._reusable(control_plane, provision=provision, auth=auth)
-        version = control_plane.status.version
+        version, refusals = control_plane.status.version, self._refusals(uid)
         ready = is_true(control_plane.status.conditions, "Ready")
-        if ready and admin and controllers and version and self._is_verified(uid, fingerprint):
+        if ready and admin and controllers and version and self._is_verified(uid, fingerprint, refusals):
             return Credentials(admin, controllers, version)
         try:
             made = await self._set_up(control_plane, provision, auth=auth, admin=admin, controllers=controllers)
@@ -87,7 +89,7 @@ class CredentialIssuer:
             reason = Reason.ROLE_NOT_FOUND if isinstance(error, RoleMissing) else Reason.BOOTSTRAPPING
             raise ConditionError(reason, str(error)) from error
         if made.lacking is None:
-            self._verified[uid] = fingerprint, time.monotonic() + jittered(_VERIFIED_SECONDS) * 0.75
+            self._verified[uid] = fingerprint, time.monotonic() + jittered(_VERIFIED_SECONDS) * 0.75, refusals
         return made
 
     def _note_replacement(self, uid: str, *, settled: bool) -> None:
@@ -189,9 +191,15 @@ class CredentialIssuer:
         # One that only changed its address still has its CA.
         return known is None or (known.server != now.server and known.ca_data != now.ca_data)
 
-    def _is_verified(self, uid: str, fingerprint: str) -> bool:
-        known, until = self._verified.get(uid, ("", 0.0))
-        return known == fingerprint and time.monotonic() < until
+    def _is_verified(self, uid: str, fingerprint: str, refusals: frozenset[str]) -> bool:
+        known, until, known_refusals = self._verified.get(uid, ("", 0.0, frozenset[str]()))
+        return known == fingerprint and time.monotonic() < until and refusals <= known_refusals
+
+    def _refusals(self, uid: str) -> frozenset[str]:
+        """Name each time that mcm reports of the control plane to refuse its controllers, until that is over."""
+        found = self._context.stores.registrations.by("served", uid)
+        since = ((obj["metadata"]["uid"], refused_since(obj)) for obj in found)
+        return frozenset(f"{registration}/{time}" for registration, time in since if time is not None)
 
 
 def _fingerprint(provision: Provision, auth: AuthSpec) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kplane.api.conditions import DEDICATED_READY
+from kplane.api.conditions import DEDICATED_READY, RUNNING
 from kplane.api.names import (
     ALLOW_ENDPOINT_LABEL,
     ALLOW_REGISTRATION_LABEL,
@@ -38,6 +38,7 @@ __all__ = [
     "Queues",
     "Stores",
     "connect",
+    "refused_since",
     "wake_all",
     "wake_by_component",
 ]
@@ -160,6 +161,8 @@ class Stores:
 
 
 _WORDS_SECONDS: Final = 1.0
+_CREDENTIALS_REFUSED: Final = "CredentialsRefused"
+"""A reason of mcm."""
 
 LABEL_SELECTORS: Final = {SECRETS: CONTROL_PLANE_LABEL, NAMESPACES: CONTROL_PLANE_LABEL}
 """So that no other Secret and Namespace of the cluster is read."""
@@ -265,6 +268,14 @@ def _ready_reason(obj: Object | None) -> str | None:
     return next((condition.get("reason") for condition in conditions if condition["type"] == "Ready"), None)
 
 
+def refused_since(registration: Object | None) -> str | None:
+    """Return since when mcm reports that the control plane refuses its controllers; None: it does not."""
+    for condition in (registration or {}).get("status", {}).get("conditions", ()):
+        if condition["type"] == RUNNING and condition.get("reason") == _CREDENTIALS_REFUSED:
+            return str(condition.get("lastTransitionTime"))
+    return None
+
+
 def _wish(obj: Object | None) -> tuple[Any, ...]:
     """Return what of a registration decides whether its control plane needs a default registration."""
     metadata = (obj or {}).get("metadata", {})
@@ -358,6 +369,10 @@ class _EventRouter:
         # One that was moved names another one already, and its instance may still be at the former.
         served = [self.stores.control_planes.by("uid", uid) for obj in seen for uid in _served(obj)]
         changed = _wish(change.old) != _wish(change.new)
+        if refused_since(change.new) not in {None, refused_since(change.old)}:
+            # Rights inside the control plane may be missing, which the operator repairs.
+            for obj in (obj for found in served for obj in found):
+                self.queues.control_planes.add_after(key_of(obj), _WORDS_SECONDS)
         for name in names | {obj["metadata"]["name"] for found in served for obj in found}:
             if changed or _matters(change):
                 # One of them has each service, and the next one gets it at once.

@@ -197,6 +197,11 @@ class Instance:
                 logger.info("instance %s started for %s, process %s", self.component, server, pid)
             self._changed()
 
+    def note_refusal(self, refusal: str) -> None:
+        """Report why its API server refuses its credentials; empty: it does not, or not any more."""
+        if self._state.refuse(refusal):
+            self._changed()
+
     async def hold(self, why: BlockingReason) -> None:
         """End the process, if there is one, and report what is in its way."""
         async with self._lock:

@@ -104,7 +104,9 @@ class StartGate:
         if self._lease is None:
             return None
         try:
-            return await self._lease.look(engagement.cluster.config)
+            blocking = await self._lease.look(engagement.cluster.config)
+            self._instance.note_refusal(self._lease.refusal)
+            return blocking  # noqa: TRY300 - what is reported of it may fail too
         except Exception as error:  # whatever it is that an API server makes of us, its instance is looked after
             name = engagement.cluster.name
             logger.exception("cluster %s: failed to check its API server", name)

@@ -92,6 +92,8 @@ class InstanceState:
         """Why it ended by itself, in the stages BACKOFF and RESTARTING."""
         self._unfollowed = ""
         """Why a changed description is not followed."""
+        self._refusal = ""
+        """Why its API server refuses its credentials."""
 
     @property
     def running(self) -> bool:
@@ -110,14 +112,26 @@ class InstanceState:
             return self._blocking.reason
         if self.failed:
             return self._exit[0] if self._exit is not None else Reason.BACKOFF
-        return _REASONS[self.stage]
+        return Reason.CREDENTIALS_REFUSED if self._is_refused else _REASONS[self.stage]
 
     @property
     def message(self) -> str:
         """What is wrong; empty if the runtime knows best."""
         if self._blocking is not None:
             return self._blocking.message
+        if self._is_refused:
+            return self._refusal
         return self._unfollowed or (self._exit[1] if self._exit is not None else "")
+
+    @property
+    def _is_refused(self) -> bool:
+        return self.stage is Stage.READY and bool(self._refusal)
+
+    def refuse(self, refusal: str) -> bool:
+        """Its API server refuses its credentials, or does not any more. Returns whether that is news."""
+        news, self._refusal = bool(refusal) != bool(self._refusal), refusal
+        self.last_error = refusal or self.last_error
+        return news
 
     def start(self) -> None:
         """Its owner tries to start the process. What was in its way is reported until the runtime has a process."""

@@ -20,6 +20,7 @@ from kplane.provider.coordination.lease import Lease, LeaseTimings, clock
 from kplane.provider.errors import (
     ClusterNotOwned,
     Conflict,
+    Forbidden,
     KubeconfigError,
     LeaseLost,
     NotFound,
@@ -115,6 +116,10 @@ class TenantLease:
         self._now = now
         self._client: Client | None = None
         self._lease: Lease | None = None
+        self._admitted = False
+        """Whether the API server has accepted these credentials: those of a user's choice may lack rights for good."""
+        self.refusal: str = ""
+        """Why the API server refused, at the last look that it answered, what it accepted before; empty: it did not."""
 
     @property
     def seconds_left(self) -> float:
@@ -125,11 +130,15 @@ class TenantLease:
         """Take the Lease, or renew it. Returns what is in the way of an instance now; None if it is held."""
         try:
             lease = await self._connect(config)
-            if await _take(lease):
-                self._followed = ()
-                return None
+            taken = await _take(lease)
         except ProviderError as error:
+            if isinstance(error, Unauthorized) or (isinstance(error, Forbidden) and self._admitted):
+                self.refusal = f"its API server refuses the credentials of its controllers: {error}"
             return self._failure(error, config)
+        self._admitted, self.refusal = True, ""
+        if taken:
+            self._followed = ()
+            return None
         if (holder := lease.holder) is None:
             return BlockingReason(
                 Reason.CANNOT_START, f"the Lease {self._name} of its control plane was changed meanwhile; mcm retries"
@@ -171,6 +180,7 @@ class TenantLease:
             )
         elif self._client.config != config:
             await self._client.update(config)
+            self._admitted, self.refusal = False, ""
         if self._lease is None:
             self._lease = Lease(
                 self._client,
