@@ -44,9 +44,10 @@ class Fences:
 
     A fence has a task only while this process wants it or works behind it.
 
-    `known` returns a Lease as the watch last saw it; call `see` for each event of the watch, and `watched` once it has
-    read all. `changed` is called when a new decision is due, `taken` when this process has acquired a fence. Without
-    `target` there are no fences. A cluster whose work cannot begin blocks no other; each `arrange` retries it.
+    `unused` is that of Sharded. `known` returns a Lease as the watch last saw it. Call `see` for each event of the
+    watch, and `watched` once it has read all. `changed` is called when a new decision is due, `taken` when this process
+    has acquired a fence, and `left` when the work behind a fence has ended. Without `target` there are no fences. A
+    cluster whose work cannot begin blocks no other; each `arrange` retries it.
     """
 
     def __init__(
@@ -60,8 +61,10 @@ class Fences:
         counts: Counts,
         target: EngagementTarget | None,
         known: Callable[[str], Object | None],
+        unused: Callable[[str], bool],
         changed: Callable[[], None],
         taken: Callable[[], None],
+        left: Callable[[], None],
         now: Callable[[], float],
     ) -> None:
         self._client = client
@@ -72,8 +75,10 @@ class Fences:
         self._counts = counts
         self._target = target
         self._known = known
+        self._unused = unused
         self._changed = changed
         self._taken = taken
+        self._left = left
         self._now = now
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._watched_since: float | None = None
@@ -95,6 +100,10 @@ class Fences:
     def keys(self) -> list[str]:
         """Return the keys to divide."""
         return list(self._sections)
+
+    def working_keys(self) -> list[str]:
+        """Return the keys of the fences that this process works behind."""
+        return [key for key, section in self._sections.items() if section.fence.working]
 
     def of(self, cluster: str) -> Fence | None:
         """Return the fence of a cluster, or None."""
@@ -234,15 +243,17 @@ class Fences:
             slots=self._slots,
             begin=lambda: self._take(section),
             end=lambda: self._end(section),
-            absent_since=lambda: self._absent_since(section),
+            absent_since=lambda: self._absent_since(section, key),
             now=self._now,
         )
         section = _Section(fence)
         return section
 
-    def _absent_since(self, section: _Section) -> float | None:
+    def _absent_since(self, section: _Section, key: str) -> float | None:
         if self._watched_since is None or self._known(section.fence.lease.name) is not None:
             return None
+        if section.deleted_at == float("-inf") and self._unused(key):
+            return section.deleted_at
         return max(self._watched_since, section.deleted_at)
 
     def _take(self, section: _Section) -> None:
@@ -279,6 +290,7 @@ class Fences:
             failed = [error for error in ended if isinstance(error, Exception)]
             if failed:
                 raise ExceptionGroup(f"failed to withdraw {len(failed)} clusters", failed)
+        self._left()
 
     async def _withdraw(self, section: _Section, name: str) -> None:
         if self._target is not None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
@@ -26,6 +26,8 @@ _PEER_LABEL: Final = "mcr.sigs.k8s.io/peer"
 _WEIGHT: Final = "mcr.sigs.k8s.io/weight"
 _LAYOUT: Final = "mcr.sigs.k8s.io/fences"
 """Not upstream's: says how clusters are divided."""
+_KEEPS: Final = "mcr.sigs.k8s.io/keeps"
+"""Not upstream's: fences that wait for this peer while it is started again."""
 HIGHEST_WEIGHT: Final = (1 << 32) - 1
 _FIELD_MANAGER: Final = "kplane-peer"
 
@@ -37,6 +39,7 @@ class _Sighting:
     identity: str
     weight: int
     layout: str
+    keeps: frozenset[str]
     said: tuple[object, ...]
     seen_at: float
     alive_until: float
@@ -44,7 +47,11 @@ class _Sighting:
 
 
 class Announcement:
-    """Announces this process to its peers: `keep` renews a Lease, and `delete` removes it."""
+    """Announces this process to its peers: `keep` renews a Lease, and `delete` removes it.
+
+    `keeps` are the fences that this process had before it was started again. Its first announcement repeats them, so
+    that they wait until this process has taken them.
+    """
 
     def __init__(
         self,
@@ -57,6 +64,7 @@ class Announcement:
         layout: str,
         timings: ShardTimings,
     ) -> None:
+        self.keeps: Collection[str] = ()
         self.identity: Final = identity
         self.name: Final = f"{prefix}-{identity}"
         self.acquired: Final = _timestamp()
@@ -72,7 +80,7 @@ class Announcement:
             "annotations": {_WEIGHT: str(weight), _LAYOUT: layout},
         }
         self._writing = asyncio.Lock()
-        self._leaving = self._gone = False
+        self._leaving = self._pausing = self._gone = False
         self._uid: str | None = None
 
     async def keep(self) -> NoReturn:
@@ -91,6 +99,8 @@ class Announcement:
                 )
                 pause = min(timings.retry_seconds, timings.peer_renew_seconds)
             await asyncio.sleep(pause * random.uniform(0.8, 1.0))  # noqa: S311 - spreads load
+            if self.announced.is_set() and not self._pausing:
+                self.keeps = ()
 
     async def write(self) -> None:
         """Write the Lease once."""
@@ -101,6 +111,11 @@ class Announcement:
     async def leave(self) -> None:
         """Announce that this process takes no more clusters, though it still works."""
         self._leaving = True
+        await self.write()
+
+    async def pause(self, keeps: Collection[str]) -> None:
+        """Announce that this process is started again soon: these fences wait for it as long as its Lease lasts."""
+        self._pausing, self.keeps = True, keeps
         await self.write()
 
     async def delete(self) -> None:
@@ -118,9 +133,9 @@ class Announcement:
             "acquireTime": self.acquired,
             "renewTime": _timestamp(),
         }
-        found = await self._client.apply(
-            LEASES, {"metadata": self._metadata, "spec": spec}, field_manager=_FIELD_MANAGER
-        )
+        kept = {_KEEPS: ",".join(sorted(self.keeps))} if self.keeps else {}
+        metadata = {**self._metadata, "annotations": {**self._metadata["annotations"], **kept}}
+        found = await self._client.apply(LEASES, {"metadata": metadata, "spec": spec}, field_manager=_FIELD_MANAGER)
         self._uid = found["metadata"].get("uid")
         self.announced.set()
 
@@ -174,6 +189,16 @@ class Peers:
         }
         return {**found, self._own.identity: float(self._weight)}
 
+    def kept(self) -> dict[str, str]:
+        """Return the fences that wait for a live peer, by key."""
+        now = self._now()
+        alive = [each for each in self._seen.values() if each.keeps and each.identity and now < each.alive_until]
+        return {key: each.identity for each in sorted(alive, key=_renewed) for key in each.keeps}
+
+    def kept_by(self, name: str) -> frozenset[str]:
+        """Return the fences that wait for the peer with a Lease of this name, also if its time is over."""
+        return self._seen[name].keeps if name in self._seen else frozenset()
+
     def doubt(self, identity: str) -> None:
         """Treat a peer as gone until it is seen again."""
         for each in self._seen.values():
@@ -198,14 +223,15 @@ class Peers:
         spec: Mapping[str, Any] = lease.get("spec") or {}
         annotations: Mapping[str, str] = lease["metadata"].get("annotations") or {}
         weight, layout = _weight(annotations.get(_WEIGHT)), annotations.get(_LAYOUT) or ""
+        keeps = frozenset((annotations.get(_KEEPS) or "").split(",")) - {""}
         identity, seconds = spec.get("holderIdentity") or "", float(spec.get("leaseDurationSeconds") or 0)
-        said = (identity, spec.get("acquireTime"), spec.get("renewTime"), seconds, weight, layout)
+        said = (identity, spec.get("acquireTime"), spec.get("renewTime"), seconds, weight, layout, keeps)
         if known is not None and known.said == said:
             return known
         now = self._now()
         left = seconds if known is not None else self._left_by_its_word(spec.get("renewTime"), seconds)
         alive_until = now + left if spec.get("renewTime") else now
-        return _Sighting(identity, weight, layout, said, now, alive_until, now + seconds)
+        return _Sighting(identity, weight, layout, keeps, said, now, alive_until, now + seconds)
 
     def _left_by_its_word(self, renewed: object, seconds: float) -> float:
         try:
@@ -224,8 +250,12 @@ class Peers:
             )
 
 
-def _shown(sighting: _Sighting) -> tuple[str, int, str]:
-    return sighting.identity, sighting.weight, sighting.layout
+def _shown(sighting: _Sighting) -> tuple[object, ...]:
+    return sighting.identity, sighting.weight, sighting.layout, sighting.keeps
+
+
+def _renewed(sighting: _Sighting) -> str:
+    return str(sighting.said[2])
 
 
 def _weight(text: str | None) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -68,7 +68,13 @@ class Sharded:
     A peer is `<peer_prefix>-<identity>`. `identity` is the host's name by default, and must belong to this process
     alone; two with the same one never work on the same cluster at once, but share one part. `weight` is a peer's
     relative share. A new peer learns of the others before it takes anything; the former owner drains what it gets. A
-    peer that dies is replaced when its fences expire, after `timings.duration_seconds`.
+    peer that dies is replaced when its fences expire, after `timings.duration_seconds`. A peer that ends is replaced at
+    once, unless `returns` says that it is started again soon under its identity, such as a pod of a StatefulSet in a
+    rolling update. Then its fences wait for it, `timings.peer_seconds` at most, and no shard moves.
+
+    A fence without a Lease is used when its new Lease has lasted once, because somebody may have deleted the Lease of a
+    process at work. `unused` tells of a key (`layout`) that no process can be at work behind its fence, so that nobody
+    waits in a new installation. It raises ProviderError while it does not know.
 
     Work is withdrawn before a fence that cannot be renewed expires. If it does not end in time, the fence is not
     released, and `on_overrun` is called in a thread of its own; by default it ends the process. Ownership is by the
@@ -95,6 +101,8 @@ class Sharded:
         peer_prefix: str = "mcr-peer",
         fence_prefix: str = "mcr-shard",
         timings: ShardTimings = ShardTimings(),  # noqa: B008 - frozen
+        returns: Callable[[], Awaitable[bool]] | None = None,
+        unused: Callable[[str], bool] = lambda _key: False,
         on_overrun: Callable[[], None] | None = end_process,
         now: Callable[[], float] = clock,
     ) -> None:
@@ -110,10 +118,13 @@ class Sharded:
         self._namespace = namespace
         self._weight = weight
         self._peer_prefix = peer_prefix
+        self._returns = returns
+        self._unused = unused
         self._on_overrun = on_overrun
         self._now = now
         self._counts = Counts()
         self._listeners: list[Callable[[], None]] = []
+        self._lost_listeners: list[Callable[[], None]] = []
         self._bell = asyncio.Event()
         self._settled_at = float("-inf")
         self._announcement, self._peers, self._leases, self._fences = self._make()
@@ -142,6 +153,13 @@ class Sharded:
         A failure is logged, and does not affect the work.
         """
         self._listeners.append(listener)
+
+    def listen_lost(self, listener: Callable[[], None]) -> None:
+        """Call `listener` each time after the work on clusters has ended that are not this process's own any more.
+
+        It must not block. A failure is logged, and does not affect the work.
+        """
+        self._lost_listeners.append(listener)
 
     def may_work(self, cluster: str) -> bool:
         """Return whether this process holds the fence of the cluster, and may start work."""
@@ -187,6 +205,7 @@ class Sharded:
         # Who takes before it knows the others takes what is theirs, and has to give it back.
         await self._leases.synced.wait()
         self._fences.watched()
+        self._announcement.keeps = self._peers.kept_by(self._announcement.name)
         helpers.append(asyncio.create_task(self._announcement.keep(), name=f"announce peer {self.identity}"))
         await self._announcement.announced.wait()
         await self._wait_for_strangers()
@@ -231,7 +250,7 @@ class Sharded:
         fences.arrange()
         for peer in fences.silent_holders(seen_at=self._peers.seen_at):
             self._peers.doubt(peer)
-        owners = assign(fences.keys(), self._peers.alive(), held=fences.holders())
+        owners = assign(fences.keys(), self._peers.alive(), held=self._peers.kept() | fences.holders())
         fences.want({key for key, owner in owners.items() if owner == self.identity})
 
     def _next_change_at(self) -> float:
@@ -264,16 +283,30 @@ class Sharded:
 
     async def _leave(self, helpers: list[asyncio.Task[Any]]) -> None:
         announced = self._announcement.announced.is_set()
+        keeps = self._fences.working_keys()
+        returns = announced and await self._will_return()
         try:
             if announced:
-                await self._announce(self._announcement.leave())
+                await self._announce(self._announcement.pause(keeps) if returns else self._announcement.leave())
             await self._fences.end()
             if announced:
-                await self._announce(self._announcement.delete())
+                # Its time to return begins now.
+                await self._announce(self._announcement.pause(keeps) if returns else self._announcement.delete())
         finally:
             for task in helpers:
                 task.cancel()
             _ = await asyncio.wait(helpers)
+
+    async def _will_return(self) -> bool:
+        if self._returns is None or self.layout.by != "shard":
+            return False
+        try:
+            async with asyncio.timeout(self.timings.call_seconds):
+                return await self._returns()
+        except (ProviderError, TimeoutError) as error:
+            why = str(error) or "no answer in time"
+            _log.warning("failed to find out whether peer %s is started again: %s", self.identity, why)
+            return False
 
     async def _announce(self, announcing: Coroutine[Any, Any, None]) -> None:
         try:
@@ -282,12 +315,13 @@ class Sharded:
         except (ProviderError, TimeoutError) as error:
             _log.warning("failed to announce that peer %s leaves: %s", self.identity, str(error) or "no answer in time")
 
-    def _notify_listeners(self) -> None:
-        for listener in self._listeners:
+    @staticmethod
+    def _notify(listeners: list[Callable[[], None]]) -> None:
+        for listener in listeners:
             try:
                 listener()
             except Exception:  # noqa: BLE001 - it is code of others, and logged
-                _log.exception("failed to notify a listener about clusters that this process acquired")
+                _log.exception("failed to notify a listener about clusters that this process acquired or lost")
 
     async def _ring(self, target: EngagementTarget) -> None:
         while True:
@@ -322,8 +356,10 @@ class Sharded:
             counts=self._counts,
             target=target,
             known=lambda name: leases.get(name, namespace=self._namespace),
+            unused=self._unused,
             changed=self._bell.set,
-            taken=self._notify_listeners,
+            taken=lambda: self._notify(self._listeners),
+            left=lambda: self._notify(self._lost_listeners),
             now=self._now,
         )
         return announcement, peers, leases, fences

@@ -22,6 +22,8 @@ _FORBIDDEN: Final = re.compile(r"[^a-z0-9.-]")
 _DOT: Final = re.compile(r"-*\.[.-]*")
 _HASHED: Final = re.compile(r".*-[0-9a-f]{16}")
 _MARGIN_SECONDS: Final = 0.5
+_LONGEST_CALL_SECONDS: Final = 5.0
+"""A call that hangs must not outlast an outage for long."""
 _JITTER: Final = 1.2
 _MOST_SHARDS: Final = 4096
 
@@ -78,7 +80,7 @@ class ShardTimings:
     @property
     def call_seconds(self) -> float:
         """Bound of one call, so that two fit in before work must be withdrawn."""
-        return (self.duration_seconds - self.drain_seconds - self.renew_seconds) / 2
+        return min(_LONGEST_CALL_SECONDS, (self.duration_seconds - self.drain_seconds - self.renew_seconds) / 2)
 
 
 @dataclass(frozen=True, slots=True)

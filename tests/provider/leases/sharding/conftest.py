@@ -373,7 +373,8 @@ def world_of(new_wire: Callable[..., Any]) -> Callable[..., AbstractAsyncContext
         for drift in drifts:
             world.join(drift=drift, **options)
         watching = asyncio.create_task(world.watch_writers())
-        await asyncio.sleep(60)
+        timings = options.get("timings", world.timings)
+        await asyncio.sleep(60 + timings.duration_seconds - world.timings.duration_seconds)
         assert world.settled() or not drifts
         yield world
         watching.cancel()
