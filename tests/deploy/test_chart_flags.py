@@ -139,7 +139,11 @@ def test_pods_of_mcm_share_the_fleet_by_leases_that_they_may_write(chart: Any, e
         sharding = McmSettings.parse(arguments(rendered, "-mcm")).sharding
         assert sharding is not None
         assert (sharding.namespace, sharding.prefix, sharding.identity) == ("kplane-system", name, None)
-        [named] = [rule for rule in rendered.one("Role", f"{name}-leases")["rules"] if "resourceNames" in rule]
+        rules = [rule for rule in rendered.one("Role", f"{name}-leases")["rules"] if "resourceNames" in rule]
+        [named] = [rule for rule in rules if rule["resources"] == ["leases"]]
+        [set_of_pods] = [rule for rule in rules if rule["resources"] == ["statefulsets"]]
+        assert (set_of_pods["resourceNames"], set_of_pods["verbs"]) == ([name], ["get"])
+        assert rendered.one("StatefulSet", name)["metadata"]["namespace"] == sharding.namespace
         assert set(named["resourceNames"]) == {
             lease
             for number in range(SHARDS)

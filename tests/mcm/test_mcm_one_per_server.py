@@ -156,3 +156,42 @@ async def test_any_order_ends_the_same_and_never_has_two(steps: list[tuple[str, 
     oldest = {min((name for name in wanted if wanted[name] == server), key=AGES.__getitem__) for server in servers}
     assert set(present.clusters) == oldest
     assert present.most <= 1
+
+
+async def test_an_older_cluster_of_another_mcm_has_its_server_too(eventually: Callable[..., object]) -> None:
+    """Only that mcm reads the credentials of such a cluster; here, its object counts."""
+    present, refused = Present(), []
+    provider: OnePerServerProvider
+
+    async def script(fleet: Fleet) -> None:
+        provider.note_elsewhere("a", "HTTPS://one/")
+        await fleet.add_or_replace(cluster("b"))
+        await fleet.add_or_replace(cluster("c", "https://two"))
+        assert present.names() == ["c"]
+        assert refused == ["b"]
+        # It goes to another address, and comes back.
+        provider.note_elsewhere("a", "https://three")
+        await eventually(lambda: present.names() == ["b", "c"])
+        present.ended.clear()
+        provider.note_elsewhere("a", "https://one")
+        present.ended.set()
+        await eventually(lambda: present.names() == ["c"])
+        assert refused == ["b", "b"]
+        # It becomes this mcm's own.
+        provider.note_elsewhere("a", None)
+        await fleet.add_or_replace(cluster("a"))
+        await eventually(lambda: present.names() == ["a", "c"])
+        # And another one's again; until that is removed here, it has no instance.
+        provider.note_elsewhere("a", "https://one")
+        await eventually(lambda: present.names() == ["c"])
+        await fleet.remove("a")
+        # A younger one elsewhere is that mcm's matter.
+        provider.note_elsewhere("a", None)
+        provider.note_elsewhere("d", "https://one")
+        await eventually(lambda: present.names() == ["b", "c"])
+
+    provider = OnePerServerProvider(
+        Scripted(script), age=AGES.__getitem__, refused=lambda each, _why: refused.append(each.name)
+    )
+    await provider.run(present)
+    assert present.most == 1

@@ -17,8 +17,9 @@ from kplane.mcm.instance.tenant_lease import Holder
 from kplane.mcm.placement.holder import lease_holder
 from kplane.mcm.placement.lease_enforcer import LeaseEnforcer
 from kplane.mcm.placement.sharding import Sharding, shard_metrics
+from kplane.mcm.placement.stateful_set import is_restarted
 from kplane.mcm.settings import Settings
-from kplane.provider import Client, Cluster, ClusterConfig
+from kplane.provider import Client, Cluster, ClusterConfig, NotFound
 from kplane.provider.coordination.basic import Basic
 from kplane.provider.coordination.shards import ShardTimings
 from kplane.provider.errors import ClusterNotOwned
@@ -53,9 +54,53 @@ async def test_what_is_given_reaches_the_leases(tmp_path: Path) -> None:
 
 
 def test_times_are_the_usual_ones_and_fit_whatever_is_asked_for() -> None:
-    assert Sharding(namespace="a").timings == ShardTimings()
+    assert Sharding(namespace="a", lease_seconds=20).timings == ShardTimings()
     for seconds in (10, 11, 300):
         assert Sharding(namespace="a", lease_seconds=seconds).timings.duration_seconds == seconds
+
+
+def test_a_lease_of_the_default_length_outlasts_a_minute_without_the_management_api(tmp_path: Path) -> None:
+    """An outage that begins just before a renewal, and a call that hangs when it ends."""
+    sharding = parse(tmp_path, "--cluster-sharding", NAMESPACE)
+    assert sharding is not None
+    timings = sharding.timings
+    # How peers with these times fare is in test_provider_sharded_outages.
+    assert timings == ShardTimings(duration_seconds=90, peer_seconds=90)
+    last_try = timings.renew_seconds + 60.0 + timings.call_seconds + 2 * timings.retry_seconds
+    assert last_try + timings.call_seconds < timings.duration_seconds - timings.drain_seconds
+
+
+@pytest.mark.parametrize(
+    ("replicas", "first", "pod", "restarted"),
+    [
+        (3, None, "kplane-mcm-2", True),
+        (2, None, "kplane-mcm-2", False),
+        (0, None, "kplane-mcm-0", False),
+        (None, None, "kplane-mcm-0", True),
+        (2, 5, "kplane-mcm-6", True),
+        (2, 5, "kplane-mcm-1", False),
+        (3, None, "other-mcm-2", False),
+        (3, None, "kplane-mcm", False),
+        (3, None, "kplane-mcm-\N{SUPERSCRIPT TWO}", False),
+        (3, None, "-2", False),
+    ],
+)
+async def test_a_pod_is_restarted_where_its_statefulset_has_room_for_its_name(
+    replicas: int | None, first: int | None, pod: str, restarted: bool
+) -> None:
+    spec: dict[str, Any] = {} if replicas is None else {"replicas": replicas}
+    found: dict[str, Any] = {"metadata": {}, "spec": spec | ({} if first is None else {"ordinals": {"start": first}})}
+
+    class Management:
+        async def get(self, resource: Any, name: str, *, namespace: str) -> Any:
+            if (resource.plural, name, namespace) != ("statefulsets", "kplane-mcm", "kplane-system"):
+                raise NotFound(404, "NotFound", "there is none")
+            return found
+
+    client = cast("Client", Management())
+    assert await is_restarted(client, namespace="kplane-system", pod=pod) is restarted
+    found["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert not await is_restarted(client, namespace="kplane-system", pod=pod)
 
 
 @pytest.mark.parametrize(

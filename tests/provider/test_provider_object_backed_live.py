@@ -27,7 +27,7 @@ def plan(found):
     if "secret" in data:
         namespace = metadata["namespace"]
         return FromSecret(
-            namespace, data["secret"], lambda values: Cluster(name, config=ClusterConfig(values["server"].decode()))
+            namespace, data["secret"], lambda values, _: Cluster(name, config=ClusterConfig(values["server"].decode()))
         )
     return Cluster(name, config=ClusterConfig(data["server"])) if "server" in data else None
 

@@ -35,7 +35,7 @@ from kplane.mcm.serving.scrape import Scraper
 from kplane.mcm.serving.server import serve_status
 from kplane.mcm.settings import Settings
 from kplane.mcm.source.debounce import DebouncingProvider
-from kplane.mcm.source.one_per_server import OnePerServerProvider
+from kplane.mcm.source.one_per_server import OnePerServerProvider, noting_elsewhere
 from kplane.mcm.source.sources import ClusterFeed
 from kplane.mcm.status.events import Events
 from kplane.mcm.status.observer import InstanceObserver, NullReporter
@@ -81,13 +81,15 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
     async with (
         ProcessRuntime(settings.state_dir, programs=settings.programs_dir, log_limit_bytes=LOG_BYTES) as runtime,
         Client(config, field_manager="mcm") as client,
-        coordinating(settings.sharding, config=config) as coordinator,
+        coordinating(
+            settings.sharding, config=config, unused=lambda among: settings.report_status and feed.unused(among)
+        ) as coordinator,
     ):
         leftovers = Leftovers(runtime)
         await leftovers.remove_former()
         version = await _version(runtime)
         programs = Programs(settings.programs_dir, runtime=runtime, first=KubernetesVersion.parse(version))
-        feed = settings.source.follow(client)
+        feed = settings.source.follow(client, mine=coordinator.may_work)
         seconds_left = coordinator.require_write if settings.sharding else None
         lease_enforcer = LeaseEnforcer(settings.state_dir, seconds_left=seconds_left)
         holder = lease_holder(
@@ -112,9 +114,11 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
                 holder=holder,
             )
             provider: Provider = DebouncingProvider(feed.provider, programs=programs, flags=settings.instance_flags)
-            if feed.registrations is None:
+            if feed.endpoints is not None:
                 # Of registrations the operator decides which one has a control plane's services.
-                provider = OnePerServerProvider(provider, age=feed.age, refused=observer.report_failure)
+                provider = only = OnePerServerProvider(provider, age=feed.age, refused=observer.report_failure)
+                _at_handover(coordinator, noting_elsewhere(only, endpoints=feed.endpoints, mine=coordinator.may_work))
+            _at_handover(coordinator, feed.look_again)
             manager = Manager(config, provider, awares=[instances], coordinator=coordinator)
             overview = Overview(manager.clusters, instances=instances, mine=coordinator.may_work)
             async with (
@@ -134,6 +138,13 @@ async def _check_flags(settings: Settings) -> None:
         await check_flags(settings.instance_flags, program=PROGRAM, directories=settings.programs_dir)
     if settings.scheduler_flags:
         await check_flags(settings.scheduler_flags, program=SCHEDULER_PROGRAM, directories=settings.programs_dir)
+
+
+def _at_handover(coordinator: Coordinator, listener: Callable[[], None]) -> None:
+    """Call the listener when this mcm has acquired or lost control planes."""
+    if isinstance(coordinator, Sharded):
+        coordinator.listen(listener)
+        coordinator.listen_lost(listener)
 
 
 @contextlib.asynccontextmanager

@@ -98,7 +98,7 @@ class Settings(Configuration):
     """Name of this mcm, unique among the mcm of the fleet"""
     cluster_lease_prefix: Annotated[str, Flag("PREFIX", group=_SHARDING)] = "mcm"
     """Beginning of the names of the Leases; give each fleet its own"""
-    cluster_lease_seconds: Annotated[int, Field(ge=10, le=300), Flag("SECONDS", group=_SHARDING)] = 20
+    cluster_lease_seconds: Annotated[int, Field(ge=10, le=300), Flag("SECONDS", group=_SHARDING)] = 90
     """Seconds after the sudden death of an mcm until others take over its control planes"""
 
     _flags: Flags = PrivateAttr(default=NO_FLAGS)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final, Self
 
 from prometheus_client.core import Metric
 
 from kplane.mcm.errors import ConfigurationError
+from kplane.mcm.placement.stateful_set import is_restarted
 from kplane.provider import Client, ClusterConfig, Sharded
 from kplane.provider.contracts import Coordinator
 from kplane.provider.coordination.basic import Basic
@@ -20,6 +21,8 @@ __all__ = ["SHARDS", "Sharding", "coordinating", "shard_metrics"]
 
 SHARDS: Final = 16
 """Number of shard Leases. Each is renewed after half of its time, and at most so many mcm have work."""
+Unused = Callable[[Callable[[str], bool]], bool]
+"""Tells whether no cluster has an instance, among those that the argument picks by name."""
 _ON: Final = "--cluster-sharding"
 _ID: Final = "--cluster-shard-id"
 _NAMESPACE: Final = "--cluster-lease-namespace"
@@ -36,7 +39,8 @@ class Sharding:
     """Of this mcm alone; None: the name of its host, which is that of its pod."""
     prefix: str = "mcm"
     """Of the Leases: all mcm of a fleet have the same prefix, and other fleets of the namespace another one."""
-    lease_seconds: int = 20
+    lease_seconds: int = 90
+    """The default outlasts an outage of the management API of 60 s, with a renewal before and a call after it."""
 
     @classmethod
     def of(cls, *, namespace: str | None, identity: str | None, prefix: str, lease_seconds: int) -> Self:
@@ -56,21 +60,22 @@ class Sharding:
 
     @property
     def timings(self) -> ShardTimings:
-        """In the proportions that a coordinator has by default."""
-        seconds = self.lease_seconds
+        """How often Leases are renewed, and what else follows from their length; short Leases have shorter times."""
+        seconds, usual = self.lease_seconds, ShardTimings()
+        share = min(1.0, seconds / usual.duration_seconds)
         return ShardTimings(
             duration_seconds=seconds,
-            renew_seconds=seconds / 2,
-            retry_seconds=seconds * 0.0375,
-            drain_seconds=seconds / 4,
-            peer_seconds=seconds + seconds // 2,
-            peer_renew_seconds=seconds / 2,
-            probe_seconds=seconds / 4,
+            renew_seconds=usual.renew_seconds * share,
+            retry_seconds=usual.retry_seconds * share,
+            drain_seconds=usual.drain_seconds * share,
+            peer_seconds=max(seconds, round(usual.peer_seconds * share)),
+            peer_renew_seconds=usual.peer_renew_seconds * share,
+            probe_seconds=usual.probe_seconds * share,
         )
 
-    def coordinator(self, client: Client) -> Sharded:
+    def coordinator(self, client: Client, *, unused: Unused = lambda _among: False) -> Sharded:
         """Make what takes part. `client` is one of the management cluster, and belongs to the caller."""
-        return Sharded(
+        coordinator = Sharded(
             client,
             namespace=self.namespace,
             identity=self.identity,
@@ -78,18 +83,23 @@ class Sharding:
             peer_prefix=f"{self.prefix}-peer",
             fence_prefix=f"{self.prefix}-shard",
             timings=self.timings,
+            returns=lambda: is_restarted(client, namespace=self.namespace, pod=coordinator.identity),
+            unused=lambda key: unused(lambda name: coordinator.layout.key_of(name) == key),
         )
+        return coordinator
 
 
 @contextlib.asynccontextmanager
-async def coordinating(sharding: Sharding | None, *, config: ClusterConfig) -> AsyncIterator[Coordinator]:
+async def coordinating(
+    sharding: Sharding | None, *, config: ClusterConfig, unused: Unused = lambda _among: False
+) -> AsyncIterator[Coordinator]:
     """Give the coordinator of this mcm: alone it works on all clusters."""
     if sharding is None:
         yield Basic()
         return
     # Of its own: a renewal must not wait until registrations are told something.
     async with Client(config, timeout_seconds=sharding.timings.call_seconds) as client:
-        yield sharding.coordinator(client)
+        yield sharding.coordinator(client, unused=unused)
 
 
 def shard_metrics(coordinator: Coordinator) -> list[Metric]:

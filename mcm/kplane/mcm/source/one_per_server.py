@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from kplane.api.addresses import normalized_address
 from kplane.provider import Cluster, Fleet, Provider
+from kplane.provider.aio.backoff import Backoff
+from kplane.provider.providers.kplane import EndpointProvider, address_of
 
-__all__ = ["Age", "OnePerServerProvider"]
+__all__ = ["Age", "OnePerServerProvider", "noting_elsewhere"]
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +26,7 @@ class OnePerServerProvider:
 
     An API server is known by its address, in one spelling. Another cluster follows when nothing is left of the one
     before. Clusters that the other provider does not tell, because their credentials are missing, count for nothing.
+    Clusters of another mcm count by their objects (`note_elsewhere`), because only that mcm reads their credentials.
     """
 
     def __init__(
@@ -33,15 +36,57 @@ class OnePerServerProvider:
         self._provider = provider
         self._age = age
         self._refused = refused
+        self._elsewhere: dict[str, _Claim] = {}
+        self._changed: Callable[[str], None] = lambda _server: None
 
     @property
     def name(self) -> str:
         """That of the provider that knows the clusters, for logs and metrics."""
         return self._provider.name
 
+    def note_elsewhere(self, name: str, address: str | None) -> None:
+        """Note the address that a cluster of another mcm has; None: there is no such cluster, or it is this mcm's."""
+        claim = _Claim(_normalized(address), self._age(name)) if address is not None else None
+        former = self._elsewhere.pop(name, None)
+        if claim is not None:
+            self._elsewhere[name] = claim
+        if claim != former:
+            for server in {each.server for each in (former, claim) if each is not None}:
+                self._changed(server)
+
     async def run(self, fleet: Fleet) -> None:
         """See `Provider.run`."""
-        await self._provider.run(_OnePerServerFleet(fleet, age=self._age, refused=self._refused))
+        async with asyncio.TaskGroup() as tasks:
+            present = _OnePerServerFleet(
+                fleet, tasks=tasks, age=self._age, refused=self._refused, elsewhere=self._elsewhere
+            )
+            self._changed = present.look
+            try:
+                await self._provider.run(present)
+            finally:
+                self._changed = lambda _server: None
+
+
+def noting_elsewhere(
+    provider: OnePerServerProvider, *, endpoints: EndpointProvider, mine: Callable[[str], bool]
+) -> Callable[[], None]:
+    """Tell `provider` the endpoints of other mcm, which are not `mine`. Call the result when `mine` has changed."""
+
+    def note(name: str) -> None:
+        found = endpoints.endpoint(name)
+        provider.note_elsewhere(name, address_of(found) if found is not None and not mine(name) else None)
+
+    def note_all() -> None:
+        for name in endpoints.names():
+            note(name)
+
+    endpoints.listen(note)
+    return note_all
+
+
+class _Claim(NamedTuple):
+    server: str
+    age: Age
 
 
 class _Wish(NamedTuple):
@@ -53,8 +98,19 @@ class _Wish(NamedTuple):
 class _OnePerServerFleet:
     """The fleet as the provider below sees it: it has all clusters, also those that are refused."""
 
-    def __init__(self, fleet: Fleet, *, age: Callable[[str], Age], refused: Callable[[Cluster, str], None]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        tasks: asyncio.TaskGroup,
+        age: Callable[[str], Age],
+        refused: Callable[[Cluster, str], None],
+        elsewhere: Mapping[str, _Claim],
+    ) -> None:
         self._fleet = fleet
+        self._tasks = tasks
+        self._elsewhere = elsewhere
+        self._waiting: set[str] = set()
         self._age = age
         self._refused = refused
         self._wishes: dict[str, _Wish] = {}
@@ -90,6 +146,25 @@ class _OnePerServerFleet:
         """As Fleet's."""
         return sorted({*self._fleet.names(), *self._wishes})
 
+    def look(self, server: str) -> None:
+        """Settle a server again, because what other mcm have has changed; a failure is retried."""
+        if server not in self._waiting and any(wish.server == server for wish in self._wishes.values()):
+            self._waiting.add(server)
+            self._tasks.create_task(self._look(server), name=f"one instance for {server}")
+
+    async def _look(self, server: str) -> None:
+        self._waiting.discard(server)
+        backoff = Backoff(initial_seconds=0.5, maximum_seconds=30.0)
+        while True:
+            try:
+                await self._settle(server)
+            except Exception:
+                delay = backoff.next_delay()
+                logger.exception("failed to change the instances for %s; retrying in %.1f s", server, delay)
+                await asyncio.sleep(delay)
+            else:
+                return
+
     async def _settle(self, server: str) -> None:
         """Have the fleet have the oldest cluster of a server, and no other one of it. May be repeated at any time."""
         async with self._locks.setdefault(server, asyncio.Lock()):
@@ -107,14 +182,22 @@ class _OnePerServerFleet:
         return [name for name, each in self._passed_on.items() if each == server]
 
     def _holder(self, server: str) -> str | None:
-        wishes = [wish for wish in self._wishes.values() if wish.server == server]
-        return min(wishes, key=lambda wish: wish.age).cluster.name if wishes else None
+        """Return the cluster that the fleet has to have of a server; None if it is another mcm's, or there is none."""
+        oldest = self._oldest(server)
+        return oldest if oldest in self._wishes and oldest not in self._elsewhere else None
+
+    def _oldest(self, server: str) -> str | None:
+        ages = {name: claim.age for name, claim in self._elsewhere.items() if claim.server == server}
+        ages |= {name: wish.age for name, wish in self._wishes.items() if wish.server == server}
+        return min(ages, key=ages.__getitem__) if ages else None
 
     def _tell(self, server: str) -> None:
-        holder = self._holder(server)
+        holder = self._oldest(server)
         for name, wish in self._wishes.items():
             if holder is None or wish.server != server or name == holder or self._told.get(name) == holder:
                 continue
+            if name in self._elsewhere:
+                continue  # that mcm tells it
             self._told[name] = holder
             why = f"{holder}, which is older, has the API server at {server}; delete one of the two or correct its URL"
             logger.warning("cluster %s has no instance: %s", name, why)
@@ -122,7 +205,11 @@ class _OnePerServerFleet:
 
 
 def _server(cluster: Cluster) -> str:
+    return _normalized(cluster.config.server)
+
+
+def _normalized(address: str) -> str:
     try:
-        return normalized_address(cluster.config.server)
+        return normalized_address(address)
     except ValueError:
-        return cluster.config.server
+        return address

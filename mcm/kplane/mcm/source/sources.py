@@ -51,8 +51,17 @@ class ClusterFeed:
     provider: Provider
     synced: Callable[[], bool]
     """Whether all objects have been read once."""
+    unused: Callable[[Callable[[str], bool]], bool]
+    """Whether no object says that it has an instance, among those that the argument picks by name.
+
+    For objects that mcm writes no status of, the answer is False. Raises ProviderError until all have been read.
+    """
+    look_again: Callable[[], None]
+    """To be called when other clusters are this mcm's own."""
     registrations: RegistrationProvider | None
     """The provider, if it follows registrations."""
+    endpoints: EndpointProvider | None
+    """The provider, if it follows endpoints."""
     resource: Resource
     """Kind of the objects."""
     seen: Callable[[str], Mapping[str, Any] | None]
@@ -112,14 +121,20 @@ class Source:
                 )
         return cls(kind=kind, secrets=None, selector=selector or None, registration=registration)
 
-    def follow(self, client: Client) -> ClusterFeed:
-        """Make the provider, which reads by a client of the management cluster that belongs to the caller."""
+    def follow(self, client: Client, *, mine: Callable[[str], bool] = lambda _name: True) -> ClusterFeed:
+        """Make the provider, which reads by a client of the management cluster that belongs to the caller.
+
+        It reads Secrets only for clusters that are `mine`, by their names.
+        """
         if self.secrets is not None:
-            endpoints = EndpointProvider(client, secrets=self.secrets, label_selector=self.selector)
+            endpoints = EndpointProvider(client, secrets=self.secrets, label_selector=self.selector, mine=mine)
             return ClusterFeed(
                 provider=endpoints,
                 synced=endpoints.synced.is_set,
+                unused=lambda _among: False,
+                look_again=endpoints.look_again,
                 registrations=None,
+                endpoints=endpoints,
                 resource=ENDPOINTS,
                 seen=endpoints.endpoint,
             )
@@ -129,14 +144,25 @@ class Source:
             label_selector=self.selector,
             mode=self.mode,
             object_name=self.registration,
+            mine=mine,
         )
         return ClusterFeed(
             provider=registrations,
             synced=registrations.synced.is_set,
+            unused=lambda among: _unused(registrations, among=among),
+            look_again=registrations.look_again,
             registrations=registrations,
+            endpoints=None,
             resource=REGISTRATIONS,
             seen=registrations.registration,
         )
+
+
+def _unused(registrations: RegistrationProvider, *, among: Callable[[str], bool]) -> bool:
+    if not registrations.synced.is_set():
+        raise ProviderError("the registrations have not been read yet")
+    found = (registrations.registration(name) for name in registrations.names() if among(name))
+    return not any(((each or {}).get("status") or {}).get("instance") for each in found)
 
 
 def _check_alone(registration: str, *, kind: SourceKind, selector: str | None) -> None:

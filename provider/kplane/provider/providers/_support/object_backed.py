@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
+from kplane.provider.access.config import ClusterConfig
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import end_tasks
 from kplane.provider.cache.entry import Key
@@ -24,6 +25,7 @@ from kplane.provider.client.tls import require_usable
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.contracts import Fleet
 from kplane.provider.errors import ClusterNotFound, ClusterNotReady, KubeconfigError, ProviderError
+from kplane.provider.providers._support.memo import KubeconfigMemo
 from kplane.provider.providers._support.secret import values_of
 
 __all__ = ["KEEP", "FromSecret", "Keep", "Object", "ObjectBackedProvider", "Plan", "cluster_name"]
@@ -33,6 +35,10 @@ log: Final = logging.getLogger(__name__)
 Object = Mapping[str, Any]
 
 _RELIST_SECONDS: Final = 600.0
+
+
+ReadKubeconfig = Callable[[bytes], ClusterConfig]
+"""Reads a kubeconfig, or raises KubeconfigError. It remembers the last one until the Secret is followed no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,7 @@ class FromSecret:
 
     namespace: str
     name: str
-    make: Callable[[Mapping[str, bytes]], Cluster]
+    make: Callable[[Mapping[str, bytes], ReadKubeconfig], Cluster]
 
 
 class Keep:
@@ -80,6 +86,9 @@ class ObjectBackedProvider:
     namespaces. Objects that no longer match `label_selector` count as gone. The plan is asked about objects that are
     `ready`, and about those whose cluster is engaged, which is kept up to date. With `object_name` there is only the
     object of that name, which is read by its name.
+
+    `mine` tells whether this process works on the cluster of a name. The provider reads no Secret of any other cluster,
+    and keeps it out of the fleet. Call `look_again` when the answer may have changed.
     """
 
     def __init__(
@@ -94,8 +103,10 @@ class ObjectBackedProvider:
         namespace: str | None = None,
         label_selector: str | None = None,
         object_name: str | None = None,
+        mine: Callable[[str], bool] = lambda _name: True,
     ) -> None:
         self._client = client
+        self._mine = mine
         self._plan = plan
         self._ready = ready
         self._what = what
@@ -110,6 +121,7 @@ class ObjectBackedProvider:
         )
         self._listeners: list[Callable[[str], None]] = []
         self._notify: Callable[[str, Object | None], None] | None = None
+        self._followers: dict[str, _Follower] = {}
 
     @property
     def synced(self) -> asyncio.Event:
@@ -139,9 +151,16 @@ class ObjectBackedProvider:
         for entry in self._objects.entries():
             self.wake(entry.name, namespace=entry.namespace)
 
+    def look_again(self) -> None:
+        """Ask for each cluster again whether it is this process's own, and follow those whose answer has changed."""
+        for entry in self._objects.entries():
+            follower = self._followers.get(name := self._name(*entry.key))
+            if self._mine(name) != (follower is not None and follower.mine):
+                self.wake(entry.name, namespace=entry.namespace)
+
     async def run(self, fleet: Fleet) -> NoReturn:
         """Follow until cancelled; the clusters stay as they are."""
-        followers: dict[str, _Follower] = {}
+        followers = self._followers = {}
         async with asyncio.TaskGroup() as tasks:
 
             async def follow(follower: _Follower) -> None:
@@ -153,7 +172,13 @@ class ObjectBackedProvider:
                 follower = followers.get(name)
                 if follower is None:
                     follower = followers[name] = _Follower(
-                        name, self._client, fleet, plan=self._plan, ready=self._ready, what=self._what
+                        name,
+                        self._client,
+                        fleet,
+                        plan=self._plan,
+                        ready=self._ready,
+                        may_follow=self._mine,
+                        what=self._what,
                     )
                     tasks.create_task(follow(follower), name=f"{self._what} {name}")
                 follower.see(found)
@@ -187,9 +212,20 @@ class _Follower:
     """
 
     def __init__(
-        self, name: str, client: Client, fleet: Fleet, *, plan: Plan, ready: Callable[[Object], bool], what: str
+        self,
+        name: str,
+        client: Client,
+        fleet: Fleet,
+        *,
+        plan: Plan,
+        ready: Callable[[Object], bool],
+        may_follow: Callable[[str], bool],
+        what: str,
     ) -> None:
         self.name: Final = name
+        self.mine = False
+        """The last answer of `may_follow`."""
+        self._may_follow = may_follow
         self._client = client
         self._fleet = fleet
         self._plan = plan
@@ -202,6 +238,7 @@ class _Follower:
         self._secret: Informer | None = None
         self._secret_at: Key | None = None
         self._secret_task: asyncio.Task[None] | None = None
+        self._kubeconfigs = _new_memo()
 
     def see(self, found: Object | None) -> None:
         """Note the object as it is now; None means that it is gone. An object that returns is another one."""
@@ -240,6 +277,11 @@ class _Follower:
             await self._stop_secret()
             await self._fleet.remove(self.name)
             self._gone = False
+        self.mine = self._may_follow(self.name)
+        if not self.mine:
+            await self._stop_secret()
+            await self._fleet.remove(self.name)
+            return
         if self._object is None or not (self._ready(self._object) or self._engaged()):
             return
         answer = await self._ask(self._object)
@@ -302,7 +344,7 @@ class _Follower:
                 log.warning("%s: %s is missing; keeping the engaged cluster", self._title, where)
             return KEEP
         try:
-            return wish.make(values_of(secret))
+            return wish.make(values_of(secret), self._kubeconfigs.read)
         except KubeconfigError as error:
             log.warning("%s: failed to use %s: %s; keeping the engaged cluster", self._title, where, error)
             return KEEP
@@ -326,5 +368,11 @@ class _Follower:
 
     async def _stop_secret(self) -> None:
         task, self._secret_task, self._secret, self._secret_at = self._secret_task, None, None, None
+        self._kubeconfigs = _new_memo()
         if task is not None:
             await end_tasks([task])
+
+
+def _new_memo() -> KubeconfigMemo:
+    """Return a memory of one kubeconfig: a provider must not keep keys of clusters that it left."""
+    return KubeconfigMemo(most_bytes=0)

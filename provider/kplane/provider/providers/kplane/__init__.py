@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kplane.provider.providers.kplane.endpoint import ENDPOINTS, EndpointProvider, SecretTemplate
+from kplane.provider.providers.kplane.endpoint import ENDPOINTS, EndpointProvider, SecretTemplate, address_of
 from kplane.provider.providers.kplane.registration import (
     CONTROLLERS_ATTRIBUTE,
     PROFILE_ATTRIBUTE,
@@ -26,6 +26,7 @@ __all__ = [
     "EndpointProvider",
     "RegistrationProvider",
     "SecretTemplate",
+    "address_of",
     "is_occupied",
     "is_served",
 ]

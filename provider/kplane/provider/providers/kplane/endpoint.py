@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import string
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from typing_extensions import override
@@ -37,11 +37,17 @@ from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.contracts import Fleet
 from kplane.provider.errors import KubeconfigError, ProviderError
 from kplane.provider.providers._support.condition import is_false, section
-from kplane.provider.providers._support.memo import KubeconfigMemo
-from kplane.provider.providers._support.object_backed import KEEP, FromSecret, Keep, Object, ObjectBackedProvider
+from kplane.provider.providers._support.object_backed import (
+    KEEP,
+    FromSecret,
+    Keep,
+    Object,
+    ObjectBackedProvider,
+    ReadKubeconfig,
+)
 from kplane.provider.providers._support.secret import value_of
 
-__all__ = ["ENDPOINTS", "EndpointProvider", "SecretTemplate"]
+__all__ = ["ENDPOINTS", "EndpointProvider", "SecretTemplate", "address_of"]
 
 ENDPOINTS: Final = Resource(API_VERSION, "ControlPlaneEndpoint", "controlplaneendpoints", namespaced=False)
 
@@ -103,14 +109,20 @@ class EndpointProvider:
     """Engages a cluster for every ControlPlaneEndpoint.
 
     `client` reaches the management cluster, and belongs to the caller. `secrets` names the Secrets with credentials,
-    and `label_selector` (the API's) selects endpoints.
+    and `label_selector` (the API's) selects endpoints. `mine` and `look_again` are as in RegistrationProvider.
     """
 
-    def __init__(self, client: Client, *, secrets: SecretTemplate, label_selector: str | None = None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        *,
+        secrets: SecretTemplate,
+        label_selector: str | None = None,
+        mine: Callable[[str], bool] = lambda _name: True,
+    ) -> None:
         self._secrets = secrets
-        self._kubeconfigs = KubeconfigMemo()
         self._objects = ObjectBackedProvider(
-            client, ENDPOINTS, plan=self._plan, what="endpoint", label_selector=label_selector
+            client, ENDPOINTS, plan=self._plan, what="endpoint", label_selector=label_selector, mine=mine
         )
 
     @property
@@ -127,27 +139,46 @@ class EndpointProvider:
         """Return an endpoint as last seen, or None."""
         return self._objects.get(name)
 
+    def names(self) -> list[str]:
+        """Return the names of all known endpoints."""
+        return self._objects.names()
+
+    def listen(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with the name of each endpoint that is new, changed or gone."""
+        self._objects.listen(listener)
+
+    def look_again(self) -> None:
+        """Follow the clusters that are this process's own now, and forget those that are not."""
+        self._objects.look_again()
+
     async def run(self, fleet: Fleet) -> None:
         """Follow endpoints and their Secrets until cancelled."""
         await self._objects.run(fleet)
 
     def _plan(self, endpoint: Object) -> FromSecret | Keep | None:
-        metadata = endpoint["metadata"]
-        address = section(endpoint, "status").get("endpoint") or section(endpoint, "spec").get("endpoint")
-        if metadata.get("deletionTimestamp") or not isinstance(address, str) or not address:
+        address = address_of(endpoint)
+        if address is None:
             return None
         if is_false(endpoint, "Ready"):
             return KEEP
-        name = metadata["name"]
+        name = endpoint["metadata"]["name"]
         secret = self._secrets.secret_of(name)
         if secret is None:
             raise KubeconfigError(f"no Secret can be called what {self._secrets!r} makes of its name")
 
-        def make(values: Mapping[str, bytes]) -> Cluster:
-            config = self._kubeconfigs.read(value_of(values, KUBECONFIG_KEY)).with_server(address)
+        def make(values: Mapping[str, bytes], read: ReadKubeconfig) -> Cluster:
+            config = read(value_of(values, KUBECONFIG_KEY)).with_server(address)
             return Cluster(name, config=config, credentials=values)
 
         return FromSecret(*secret, make)
+
+
+def address_of(endpoint: Object) -> str | None:
+    """Return the address that an endpoint asks a cluster for, or None."""
+    address = section(endpoint, "status").get("endpoint") or section(endpoint, "spec").get("endpoint")
+    if endpoint["metadata"].get("deletionTimestamp") or not isinstance(address, str) or not address:
+        return None
+    return address
 
 
 def _placeholders(template: str) -> set[str]:

@@ -15,8 +15,14 @@ from kplane.provider.client.resources import Resource
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.contracts import Fleet
 from kplane.provider.providers._support.condition import section
-from kplane.provider.providers._support.memo import KubeconfigMemo
-from kplane.provider.providers._support.object_backed import KEEP, FromSecret, Keep, Object, ObjectBackedProvider
+from kplane.provider.providers._support.object_backed import (
+    KEEP,
+    FromSecret,
+    Keep,
+    Object,
+    ObjectBackedProvider,
+    ReadKubeconfig,
+)
 from kplane.provider.providers._support.secret import value_of
 
 __all__ = [
@@ -78,6 +84,10 @@ class RegistrationProvider:
     of mode the cluster comes when that instance has stopped. Without a mode, both count, and instances count as Shared.
     With `object_name`, only the registration of that name is followed; `get` and `watch` on that name are enough then
     (a ClusterRole with `resourceNames`).
+
+    `mine` limits the provider to the clusters of this process, of several that share the fleet. For example, it is
+    `may_work` of a coordinator, whose listeners call `look_again`. The coordinator must divide by shards then, because
+    it does not know the names of other clusters.
     """
 
     def __init__(
@@ -88,8 +98,8 @@ class RegistrationProvider:
         label_selector: str | None = None,
         mode: RegistrationMode | None = None,
         object_name: str | None = None,
+        mine: Callable[[str], bool] = lambda _name: True,
     ) -> None:
-        self._kubeconfigs = KubeconfigMemo()
         self._services = frozenset(service.lower() for service in services)
         self._mode = mode
         self._objects = ObjectBackedProvider(
@@ -99,6 +109,7 @@ class RegistrationProvider:
             what="registration",
             label_selector=label_selector,
             object_name=object_name,
+            mine=mine,
         )
 
     @property
@@ -123,6 +134,10 @@ class RegistrationProvider:
         """Call `listener` with the name of each registration that is new, changed or gone."""
         self._objects.listen(listener)
 
+    def look_again(self) -> None:
+        """Follow the clusters that are this process's own now, and forget those that are not."""
+        self._objects.look_again()
+
     async def run(self, fleet: Fleet) -> None:
         """Follow registrations and their Secrets until cancelled."""
         await self._objects.run(fleet)
@@ -133,8 +148,8 @@ class RegistrationProvider:
         if wish is None or isinstance(wish, Keep):
             return wish
 
-        def make(credentials: Mapping[str, bytes]) -> Cluster:
-            config = self._kubeconfigs.read(value_of(credentials, KUBECONFIG_KEY)).with_server(wish.endpoint)
+        def make(credentials: Mapping[str, bytes], read: ReadKubeconfig) -> Cluster:
+            config = read(value_of(credentials, KUBECONFIG_KEY)).with_server(wish.endpoint)
             return Cluster(name, config=config, credentials=credentials, attributes=wish.attributes)
 
         return FromSecret(wish.namespace, wish.secret, make)
