@@ -9,7 +9,7 @@ import pytest
 from kplane.api import RegistrationMode
 from kplane.mcm.settings import Settings
 from kplane.mcm.source.sources import Source, SourceKind
-from kplane.provider import Client, ClusterConfig
+from kplane.provider import Client, ClusterConfig, ProviderError
 
 ENDPOINTS = "--cluster-source=controlplaneendpoint"
 TEMPLATE = "--cluster-kubeconfig-secret-template"
@@ -47,6 +47,25 @@ async def test_who_is_told_of_instances(tmp_path: Path) -> None:
         followed = parse(tmp_path, ENDPOINTS, f"{TEMPLATE}=fleet/{{name}}").follow(client)
         assert followed.registrations is None
         assert not followed.synced()
+
+
+async def test_what_has_no_instance_is_unused_once_all_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses: dict[str, object] = {"busy": {"instance": {}}, "new": {}, "ended": {"instance": None}, "unknown": None}
+    async with Client(ClusterConfig("https://127.0.0.1:1")) as client:
+        followed = parse(tmp_path).follow(client)
+        assert followed.registrations is not None
+        with pytest.raises(ProviderError, match="have not been read yet"):
+            followed.unused(lambda _: True)
+        followed.registrations.synced.set()
+        monkeypatch.setattr(followed.registrations, "names", lambda: list(statuses))
+        monkeypatch.setattr(followed.registrations, "registration", lambda name: {"status": statuses[name]})
+        assert not followed.unused(lambda _: True)
+        assert followed.unused(lambda name: name != "busy")
+        # Of endpoints, nobody writes whether they have one.
+        endpoints = parse(tmp_path, ENDPOINTS, f"{TEMPLATE}=fleet/{{name}}").follow(client)
+        assert not endpoints.unused(lambda _: False)
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def _unused(registrations: RegistrationProvider, *, among: Callable[[str], bool]
     if not registrations.synced.is_set():
         raise ProviderError("the registrations have not been read yet")
     found = (registrations.registration(name) for name in registrations.names() if among(name))
-    return not any(((each or {}).get("status") or {}).get("instance") for each in found)
+    return all(((each or {}).get("status") or {}).get("instance") is None for each in found)
 
 
 def _check_alone(registration: str, *, kind: SourceKind, selector: str | None) -> None:
