@@ -25,9 +25,11 @@ from kplane.workloads.pods import Placement
 def test_components_are_in_the_namespace_of_their_control_plane(name: str) -> None:
     namespace = management_namespace(name)
     assert place(apiserver_name(name)) == Placement(namespace, "kube-apiserver")
-    assert place(etcd_name(name)) == Placement(namespace, "etcd")
     assert place(egress_name(name)) == Placement(namespace, "egress-proxy")
-    assert set(components_of(name)) == {apiserver_name(name), egress_name(name), etcd_name(name)}
+    assert place(etcd_name(name)) == Placement(namespace, "etcd", group="etcd")
+    assert place(etcd_name(name, 2)) == Placement(namespace, "etcd-2", group="etcd")
+    members = {etcd_name(name, member) for member in range(3)}
+    assert set(components_of(name)) == {apiserver_name(name), egress_name(name)} | members
 
 
 @pytest.mark.parametrize("control_plane", ["acme", "a.b", "x" * 53, "x" * 253])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import AwareDatetime, ConfigDict, Field, StringConstraints, model_validator
 
@@ -27,6 +27,7 @@ __all__ = [
     "DeletionPolicy",
     "EndpointAddress",
     "EndpointType",
+    "EtcdSettings",
     "RememberedClass",
     "StorageStatus",
     "VirtualSpec",
@@ -109,9 +110,22 @@ class VirtualSpec(ApiModel):
     """
 
 
+class EtcdSettings(ApiModel):
+    """The etcd of a control plane of mode Dedicated."""
+
+    members: Literal[1, 3] = 1
+    """How many members etcd has. Three keep the data and serve if one is lost. A change from 1 to 3 adds the others
+    while etcd runs. No member is ever taken away: condition UpToDate says so after a change from 3 to 1.
+    """
+
+
 class DedicatedSpec(ApiModel):
     """Settings of a control plane of mode Dedicated."""
 
+    etcd: EtcdSettings | None = None
+    """The etcd, in the place of what the class says; absent for that of the class, and for one member where that says
+    nothing.
+    """
     provider_ref: TypedReference | None = None
     """Who provides the infrastructure; absent where kplane runs the control plane itself."""
     parameters_ref: TypedReference | None = None

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model
 from kplane.api.api_server_settings import ApiServerSettings
 from kplane.api.compute_resources import ComputeResources, StorageAmount, quantity
 from kplane.api.conditions import Conditions
-from kplane.api.control_plane import ControlPlaneMode, DeletionPolicy
+from kplane.api.control_plane import ControlPlaneMode, DeletionPolicy, EtcdSettings
 from kplane.api.destinations import Destination
 from kplane.api.durations import duration_rules, duration_within, parse_duration
 from kplane.api.extensions import ATOMIC_LIST, Extension, Rule, rules
@@ -218,6 +218,8 @@ class ControlPlaneClassSpec(ApiModel):
     """The version of Kubernetes that the API servers of control planes run which set none themselves, such as 1.36.3;
     absent for the operator's own. It does not count for those with spec.endpointRef.
     """
+    etcd: EtcdSettings | None = None
+    """The etcd of each control plane of mode Dedicated that sets none itself; absent for one member."""
     resources: ComputeResources | None = None
     """Processor and memory of the API server of each control plane that sets none itself. It does not count for those
     with spec.endpointRef.

@@ -18,6 +18,7 @@ __all__ = [
     "CLUSTER_PATH_ANNOTATION",
     "CONTROLLERS_SECRET_KEYS",
     "CONTROL_PLANE_LABEL",
+    "DATA_MARK_ANNOTATION",
     "DESTROY_DATA_ANNOTATION",
     "FINALIZER",
     "FINISH_ROTATION_ANNOTATION",
@@ -49,6 +50,11 @@ FINALIZER: Final = f"{GROUP}/finalizer"
 
 PROTECTION_FINALIZER: Final = f"{GROUP}/protected"
 """On the keys and on the data volume of a control plane: only the operator deletes them, with the control plane."""
+
+DATA_MARK_ANNOTATION: Final = f"{GROUP}/data"
+"""On the volume claim of a member of etcd: what the operator knows of its data. Without it the data are taken for lost,
+and a member that does not run gets others from its peers.
+"""
 
 CONTROL_PLANE_LABEL: Final = f"{GROUP}/name"
 """On everything in the management cluster that belongs to a control plane; its value is `label_value(name)`."""

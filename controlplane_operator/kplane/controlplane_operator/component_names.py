@@ -11,33 +11,50 @@ from kplane.api.names import management_namespace
 from kplane.workloads import RuntimeFailure
 from kplane.workloads.pods import Placement
 
-__all__ = ["apiserver_name", "components_of", "egress_name", "etcd_name", "mark_of", "mcm_mark", "mcm_name", "place"]
+__all__ = [
+    "MOST_ETCD_MEMBERS",
+    "apiserver_name",
+    "components_of",
+    "egress_name",
+    "etcd_name",
+    "mark_of",
+    "mcm_mark",
+    "mcm_name",
+    "place",
+]
 
 _NAMESPACE: Final = "kplane-cp"
-_PROGRAMS: Final = {"apiserver": "kube-apiserver", "egress": "egress-proxy", "etcd": "etcd"}
+MOST_ETCD_MEMBERS: Final = 3
+"""Of a dedicated control plane."""
+_ETCD: Final = "etcd"
+_API_SERVER: Final = "apiserver"
+_EGRESS: Final = "egress"
+_PROGRAMS: Final = {_API_SERVER: "kube-apiserver", _EGRESS: "egress-proxy"}
 _MCM: Final = re.compile(r"mcm([a-z2-7]{6})(x?-.+)")
+_MEMBER: Final = re.compile(r"etcd([12]?)(x?-.+)")
 _MARK_LETTERS: Final = 6
 """With "mcm" as many as the beginning of the namespace's name, in the place of which they are."""
 
 
 def apiserver_name(control_plane: str) -> str:
     """Name of the component that is the control plane's kube-apiserver."""
-    return _component(control_plane, kind="apiserver")
+    return _component(control_plane, kind=_API_SERVER)
 
 
-def etcd_name(control_plane: str) -> str:
-    """Name of the component that is a dedicated control plane's etcd."""
-    return _component(control_plane, kind="etcd")
+def etcd_name(control_plane: str, member: int = 0) -> str:
+    """Name of the component that is a dedicated control plane's etcd, or one of its further members."""
+    return _component(control_plane, kind=f"{_ETCD}{member or ''}")
 
 
 def egress_name(control_plane: str) -> str:
     """Name of the component that is the proxy of the control plane's kube-apiserver to what its class allows."""
-    return _component(control_plane, kind="egress")
+    return _component(control_plane, kind=_EGRESS)
 
 
 def components_of(control_plane: str) -> list[str]:
     """Names of all components that a control plane may have, other than those of its registrations."""
-    return [_component(control_plane, kind=kind) for kind in _PROGRAMS]
+    members = (etcd_name(control_plane, number) for number in range(MOST_ETCD_MEMBERS))
+    return [*(_component(control_plane, kind=kind) for kind in _PROGRAMS), *members]
 
 
 def mcm_name(control_plane: str, *, uid: str) -> str:
@@ -71,7 +88,10 @@ def place(component: str) -> Placement:
     """
     if (mcm := _MCM.fullmatch(component)) is not None:
         return Placement(namespace=f"{_NAMESPACE}{mcm[2]}", name=f"mcm-{mcm[1]}")
-    kind = next((kind for kind in _PROGRAMS if component.startswith(kind)), None)
-    if kind is None:
+    for kind, program in _PROGRAMS.items():
+        if component.startswith(kind):
+            return Placement(namespace=component.replace(kind, _NAMESPACE, 1), name=program)
+    if (member := _MEMBER.fullmatch(component)) is None:
         raise RuntimeFailure(f"Component {component} is none of a control plane.")
-    return Placement(namespace=component.replace(kind, _NAMESPACE, 1), name=_PROGRAMS[kind])
+    name = f"{_ETCD}-{member[1]}" if member[1] else _ETCD
+    return Placement(namespace=f"{_NAMESPACE}{member[2]}", name=name, group=_ETCD)

@@ -361,6 +361,7 @@ class OperatorConfig(Configuration):
             external_host=self.external_host,
             storage_class=self.storage_class,
             storage_size=self.storage_size,
+            operator=_operator_pods(self.namespace),
             dns=self._peers(self.dns_peers) or CLUSTER_DNS,
             metrics_from=self._peers(self.metrics_from),
         )
@@ -432,6 +433,13 @@ class OperatorConfig(Configuration):
             memory_limit=bounds.memory or max(default.memory_limit, memory, key=quantity),
             cpu_limit=bounds.cpu,
         )
+
+
+def _operator_pods(namespace: str) -> dict[str, object]:
+    return {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+        "podSelector": {"matchLabels": {"app.kubernetes.io/component": "operator"}},
+    }
 
 
 def _needs_image(flag: str) -> ValueError:

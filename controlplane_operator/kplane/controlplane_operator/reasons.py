@@ -255,6 +255,16 @@ class Reason(StrEnum):
         "wait: the next API server is not ready yet",
         _in(_UP_TO_DATE, transient=True, expected=True),
     )
+    ETCD_INCOMPLETE = (
+        "EtcdIncomplete",
+        "wait: a member of the dedicated etcd joins or is not ready; the message names it",
+        _in(_UP_TO_DATE, transient=True, expected=True),
+    )
+    ETCD_MEMBERS_KEPT = (
+        "EtcdMembersKept",
+        "set `etcd.members` to 3 again: no member is taken away",
+        _in(_UP_TO_DATE),
+    )
     VERSION_DIFFERS = ("VersionDiffers", "correct the image or program: it reports another version", _in(_UP_TO_DATE))
 
     # Add-ons

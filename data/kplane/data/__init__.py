@@ -18,7 +18,7 @@ from kplane.data.client import (
     Weight,
 )
 from kplane.data.compare import Digest, digest
-from kplane.data.credentials import Credentials
+from kplane.data.credentials import Credentials, HeldCredentials
 from kplane.data.errors import (
     AlreadyExists,
     Compacted,
@@ -27,6 +27,7 @@ from kplane.data.errors import (
     DataError,
     EtcdError,
     InvalidPrefix,
+    LearnerBehind,
     NotFound,
     NotOwned,
     PermissionDenied,
@@ -34,6 +35,7 @@ from kplane.data.errors import (
     TooLarge,
     Unreachable,
 )
+from kplane.data.members import Member, Members
 from kplane.data.owner import Owner, claim, delete_owned, owned_by, owner_key, owner_of, release, take_over
 from kplane.data.template import Reset, Template, reset
 from kplane.data.usage import Usage, usage
@@ -57,8 +59,12 @@ __all__ = [
     "Empty",
     "Equals",
     "EtcdError",
+    "HeldCredentials",
     "InvalidPrefix",
     "KeyValue",
+    "LearnerBehind",
+    "Member",
+    "Members",
     "NotFound",
     "NotOwned",
     "Operation",

@@ -1,4 +1,4 @@
-"""A client of etcd: keys and values, and by `access` its users and roles."""
+"""A client of etcd: keys and values, by `access` its users and roles, and by `members` its members."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from kplane.data import rpc
 from kplane.data._proto import etcd_pb2 as pb
 from kplane.data.access import Access
 from kplane.data.connection import Connection
-from kplane.data.credentials import Credentials
+from kplane.data.credentials import Credentials, HeldCredentials
 from kplane.data.errors import ConditionNotMet, DataError, PermissionDenied
+from kplane.data.members import Members
 
 __all__ = [
     "MAX_OPERATIONS",
@@ -138,7 +139,7 @@ class Client:
         self,
         endpoint: str,
         *,
-        credentials: Credentials,
+        credentials: Credentials | HeldCredentials,
         timeout_seconds: float = _TIMEOUT_SECONDS,
         receive_at_most: int = -1,
     ) -> None:
@@ -148,6 +149,7 @@ class Client:
         """
         self.connection: Final = Connection(endpoint, credentials=credentials, receive_at_most=receive_at_most)
         self.access: Final = Access(self.connection, timeout_seconds=timeout_seconds)
+        self.members: Final = Members(self.connection, timeout_seconds=timeout_seconds)
         self._timeout_seconds = timeout_seconds
 
     @property

@@ -11,12 +11,13 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from kplane.data.credentials import Credentials, Stamp
+from kplane.data.credentials import Credentials, HeldCredentials, Stamp
 from kplane.data.errors import (
     AlreadyExists,
     Compacted,
     DataError,
     EtcdError,
+    LearnerBehind,
     NotFound,
     PermissionDenied,
     TimedOut,
@@ -51,6 +52,8 @@ _BY_MESSAGE: Final[tuple[tuple[str, type[EtcdError]], ...]] = (
     ("role name not found", NotFound),
     ("role is not granted to the user", NotFound),
     ("permission is not granted to the role", NotFound),
+    ("member not found", NotFound),
+    ("learner member which is in sync", LearnerBehind),
     ("already exists", AlreadyExists),
     ("required revision has been compacted", Compacted),
     # What a certificate gets whose user was deleted.
@@ -66,7 +69,7 @@ _BY_CODE: Final[dict[grpc.StatusCode, type[EtcdError]]] = {
 @dataclass(slots=True)
 class _Open:
     channel: grpc.aio.Channel
-    credentials: Credentials
+    credentials: Credentials | HeldCredentials
     stamp: Stamp
     methods: dict[str, grpc.aio.UnaryUnaryMultiCallable[Message, Message]] = field(default_factory=dict)
 
@@ -74,7 +77,7 @@ class _Open:
 class Connection:
     """A connection of one event loop. It is opened by the first call, and opened again by itself if it is lost."""
 
-    def __init__(self, endpoint: str, *, credentials: Credentials, receive_at_most: int = -1) -> None:
+    def __init__(self, endpoint: str, *, credentials: Credentials | HeldCredentials, receive_at_most: int = -1) -> None:
         """Take the URL of an etcd. Raises DataError if it is not `https://<host>[:<port>]`.
 
         An answer of more bytes than `receive_at_most` is the error TooLarge; -1 stands for no limit.
@@ -90,8 +93,8 @@ class Connection:
         self._open: _Open | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
-    def use(self, credentials: Credentials) -> None:
-        """Use the credentials of other files, from the next call on."""
+    def use(self, credentials: Credentials | HeldCredentials) -> None:
+        """Use other credentials, from the next call on."""
         self._credentials = credentials
 
     async def call(

@@ -1,15 +1,15 @@
-"""Client certificates in files that others renew."""
+"""Client certificates: in files that others renew, or held in memory."""
 
 from __future__ import annotations
 
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 from kplane.data.errors import CredentialsUnusable
 
-__all__ = ["Credentials", "Pem"]
+__all__ = ["Credentials", "HeldCredentials", "Pem"]
 
 _ATTEMPTS = 5
 
@@ -69,3 +69,20 @@ class Credentials:
             if self.stamp() == before and ca and certificate and key:
                 return Pem(ca=ca, certificate=certificate, key=key, stamp=before)
         raise CredentialsUnusable(f"{self.ca}, {self.certificate} or {self.key} is empty, or changes all the time")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldCredentials:
+    """A CA, a client certificate and its key, PEM, which the caller holds itself."""
+
+    ca: bytes
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+    def stamp(self) -> Stamp:
+        """Return the same each time: these never change."""
+        return ()
+
+    def read(self) -> Pem:
+        """Return them as they are."""
+        return Pem(ca=self.ca, certificate=self.certificate, key=self.key, stamp=())

@@ -15,6 +15,7 @@ __all__ = [
     "DataError",
     "EtcdError",
     "InvalidPrefix",
+    "LearnerBehind",
     "NotFound",
     "NotOwned",
     "PermissionDenied",
@@ -66,11 +67,15 @@ class PermissionDenied(EtcdError):
 
 
 class NotFound(EtcdError):
-    """The user or role does not exist, or lacks what is to be taken away."""
+    """The user, role or member does not exist, or lacks what is to be taken away."""
 
 
 class AlreadyExists(EtcdError):
-    """The user or role exists."""
+    """The user, role or address of a member exists."""
+
+
+class LearnerBehind(EtcdError):
+    """The learner has not copied enough yet to get a vote."""
 
 
 class Compacted(EtcdError):

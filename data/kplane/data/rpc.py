@@ -14,6 +14,10 @@ __all__ = [
     "AUTH_ENABLE",
     "AUTH_STATUS",
     "DELETE_RANGE",
+    "MEMBER_ADD",
+    "MEMBER_LIST",
+    "MEMBER_PROMOTE",
+    "MEMBER_REMOVE",
     "PUT",
     "RANGE",
     "ROLE_ADD",
@@ -51,6 +55,11 @@ TXN: Final = Method("/etcdserverpb.KV/Txn", pb.TxnRequest, pb.TxnResponse)
 
 ALARM: Final = Method("/etcdserverpb.Maintenance/Alarm", pb.AlarmRequest, pb.AlarmResponse)
 STATUS: Final = Method("/etcdserverpb.Maintenance/Status", pb.StatusRequest, pb.StatusResponse)
+
+MEMBER_LIST: Final = Method("/etcdserverpb.Cluster/MemberList", pb.MemberListRequest, pb.MemberListResponse)
+MEMBER_ADD: Final = Method("/etcdserverpb.Cluster/MemberAdd", pb.MemberAddRequest, pb.MemberAddResponse)
+MEMBER_PROMOTE: Final = Method("/etcdserverpb.Cluster/MemberPromote", pb.MemberPromoteRequest, pb.MemberPromoteResponse)
+MEMBER_REMOVE: Final = Method("/etcdserverpb.Cluster/MemberRemove", pb.MemberRemoveRequest, pb.MemberRemoveResponse)
 
 AUTH_STATUS: Final = Method("/etcdserverpb.Auth/AuthStatus", pb.AuthStatusRequest, pb.AuthStatusResponse)
 AUTH_ENABLE: Final = Method("/etcdserverpb.Auth/AuthEnable", pb.AuthEnableRequest, pb.AuthEnableResponse)

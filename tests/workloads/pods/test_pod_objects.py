@@ -8,7 +8,8 @@ import dataclasses
 import pytest
 
 from kplane.workloads import FILES, SCRATCH, File, Lifetime, Reach, RestartPolicy, RuntimeFailure, Scheduling
-from kplane.workloads.pods.objects import check_supported, files_secret, network_policy, workload
+from kplane.workloads.pods.objects import check_supported, disruption_budget, files_secret, network_policy, workload
+from kplane.workloads.pods.service import service
 from kplane.workloads.pods.settings import Placement
 
 from .conftest import SETTINGS, server
@@ -196,3 +197,34 @@ def test_a_file_names_the_directory_of_files_where_it_says_so():
 def test_what_pods_do_not_do_is_refused(fields, sentence):
     with pytest.raises(RuntimeFailure, match=f"Component x: {sentence}"):
         check_supported(server("x", **fields))
+
+
+def test_components_of_one_group_are_spread_and_a_drain_takes_one_at_a_time():
+    first, second = (Placement("namespace", name, group="etcd") for name in ("etcd", "etcd-1"))
+    component = server("x", data=True)
+    group = {"app.kubernetes.io/managed-by": "kplane", "app.kubernetes.io/component": "etcd"}
+    for placement in (first, second):
+        made = workload(component, placement=placement, image=SETTINGS.images["server"], settings=SETTINGS)
+        template = made["spec"]["template"]
+        assert group.items() <= template["metadata"]["labels"].items()
+        spread = template["spec"]["topologySpreadConstraints"]
+        assert [each["topologyKey"] for each in spread] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+        assert all(each["labelSelector"] == {"matchLabels": group} for each in spread)
+        # A member is ready with a majority only, so that the others have to find it before.
+        found = service("x", placement=placement, ports={"peer": 2380}, settings=SETTINGS, exposed=False)
+        assert found["spec"]["publishNotReadyAddresses"] is True
+    # The eviction of a pod that two budgets select is refused.
+    assert disruption_budget(component, placement=second) is None
+    budget = disruption_budget(component, placement=first)
+    assert budget is not None
+    assert budget["spec"] == {"maxUnavailable": 1, "selector": {"matchLabels": group}}
+
+
+def test_the_operator_reaches_what_it_operates():
+    operator = {"podSelector": {"matchLabels": {"app": "operator"}}}
+    settings = dataclasses.replace(SETTINGS, operator=operator)
+    for operated in (True, False):
+        component = server("x", reached_by=("y",), operated=operated)
+        [rule] = network_policy(component, placement=PLACEMENT, settings=settings)["spec"]["ingress"]
+        assert (operator in rule["from"]) is operated
+        assert len(rule["from"]) == 1 + operated

@@ -217,6 +217,32 @@ async def test_component_with_data_keeps_its_claim_until_it_is_deleted(cluster):
         await runtime.delete(name)
 
 
+async def test_data_carry_a_mark(cluster):
+    namespace = await cluster.namespace("pods-marked")
+    name = f"{namespace}--server"
+    async with cluster.runtime() as runtime:
+        assert await runtime.data_mark(name) is None
+        with pytest.raises(RuntimeFailure, match="it has no volume in namespace pods-marked yet"):
+            await runtime.mark_data(name, "one")
+        await runtime.apply(server(name, data=True))
+        await cluster.pod(namespace)
+        assert await runtime.data_mark(name) is None
+        await runtime.mark_data(name, "one")
+        await runtime.mark_data(name, "two")
+        assert await runtime.data_mark(name) == "two"
+    # The next operator finds it. An administrator takes it off, as docs/operate.md says of volumes that are lost.
+    async with cluster.runtime() as runtime:
+        assert await runtime.data_mark(name) == "two"
+        await cluster.client.patch(
+            PERSISTENT_VOLUME_CLAIMS,
+            "data-server-0",
+            {"metadata": {"annotations": {"controlplane.kplane.dev/data": None}}},
+            namespace=namespace,
+        )
+        assert await runtime.data_mark(name) is None
+        await runtime.delete(name)
+
+
 async def test_a_claim_outlives_its_namespace_until_it_is_unprotected(cluster):
     namespace = await cluster.namespace("pods-protected")
     name = f"{namespace}--store"

@@ -174,6 +174,8 @@ class Component:
     """
     reached_by: tuple[str, ...] | None = None
     """Names of the components that may connect to it, where the runtime can keep others out: pods. None: anybody."""
+    operated: bool = False
+    """Whether the owner of the runtime connects to it as well: pods let in `PodSettings.operator` besides."""
     metrics_only: bool = False
     """Whether those who read metrics are all who connect to it: pods let in nobody but `PodSettings.metrics_from`."""
     reaches: tuple[Reach, ...] | None = ()

@@ -165,6 +165,14 @@ class Runtime(Protocol):
         """Let the component's data be deleted by others too: until then, only `delete` removes them."""
         ...
 
+    async def data_mark(self, name: str) -> str | None:
+        """Return what `mark_data` wrote; None if the component has no data, or data that were never marked."""
+        ...
+
+    async def mark_data(self, name: str, mark: str) -> None:
+        """Write a word on the component's data, which other data do not have. Raises `RuntimeFailure` without data."""
+        ...
+
     def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """Call back with the name of each component whose state changed, or that `names` has no more.
 

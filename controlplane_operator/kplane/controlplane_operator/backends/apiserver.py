@@ -173,8 +173,9 @@ def api_server_component(
         liveness_path="/livez?exclude=etcd",
         reaches=(
             *(
-                Reach(port=port, component=etcd.component, namespace=etcd.namespace)
+                Reach(port=port, component=component, namespace=etcd.namespace)
                 for port in sorted({urlsplit(endpoint).port or 443 for endpoint in etcd.endpoints})
+                for component in etcd.components or (None,)
             ),
             *(egress.reaches() if egress is not None else ()),
         ),

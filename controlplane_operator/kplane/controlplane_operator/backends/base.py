@@ -25,7 +25,7 @@ __all__ = ["Provision", "Provisioner", "VersionLag", "check_ready", "provision_a
 
 @dataclass(frozen=True, slots=True)
 class VersionLag:
-    """Why an API server that serves is not what its control plane asks for: a reason and a sentence."""
+    """Why an API server that serves, or its etcd, is not what is asked for: a reason and a sentence."""
 
     reason: Reason
     message: str
@@ -48,6 +48,8 @@ class Provision:
     asked: KubernetesVersion | None = None
     """The version that the API server is to have, if spec or class ask for one."""
     lag: VersionLag | None = None
+    again_seconds: float | None = None
+    """When to look again, though nothing may tell of a change."""
 
 
 class Provisioner(Protocol):
@@ -145,6 +147,7 @@ def provision_at(
     settled: bool,
     asked: KubernetesVersion | None,
     lag: VersionLag | None,
+    again_seconds: float | None = None,
 ) -> Provision:
     """Describe how to get in at the address of a kube-apiserver that kplane runs; the rest is that of Provision."""
     url, external = server_url(address), external_url(address)
@@ -162,6 +165,7 @@ def provision_at(
         settled=settled,
         asked=asked,
         lag=lag,
+        again_seconds=again_seconds,
     )
 
 

@@ -6,12 +6,14 @@ from typing import Final
 
 from kplane.api import DEFAULT_SERVICE_CIDR, ControlPlane, DeletionPolicy
 from kplane.controlplane_operator.backends.apiserver import API_SERVER_PORTS, api_server_component, serving_hosts
-from kplane.controlplane_operator.backends.base import Provision, check_ready, provision_at, runtime_errors
+from kplane.controlplane_operator.backends.base import Provision, VersionLag, check_ready, provision_at, runtime_errors
 from kplane.controlplane_operator.backends.class_settings import api_server_settings, exposure_of, scheduling_of
-from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
+from kplane.controlplane_operator.backends.etcd import EtcdAccess, client_url
+from kplane.controlplane_operator.backends.members import DedicatedEtcd, EtcdKeys
 from kplane.controlplane_operator.backends.proxy import PROXY_PROCESS, EgressProxies, ProxyProgram
 from kplane.controlplane_operator.backends.versions import ApiServerPlanner
-from kplane.controlplane_operator.component_names import apiserver_name, etcd_name
+from kplane.controlplane_operator.class_policy import class_in_force
+from kplane.controlplane_operator.component_names import MOST_ETCD_MEMBERS, apiserver_name, etcd_name
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
@@ -35,8 +37,9 @@ class DedicatedProvisioner:
         self._keys = TenantKeys(context)
         self._planner = ApiServerPlanner(context, runtime=runtime)
         self._proxies = EgressProxies(context, runtime=runtime, program=proxy)
+        self._context = context
         self._runtime = runtime
-        self._quota_bytes = quota_bytes
+        self._etcd = DedicatedEtcd(runtime, quota_bytes=quota_bytes)
 
     def address(self, control_plane: ControlPlane) -> str | None:  # noqa: ARG002 - it is made for it
         """There is nothing that could be shared."""
@@ -45,13 +48,15 @@ class DedicatedProvisioner:
     async def ensure(self, control_plane: ControlPlane) -> Provision:
         """Have etcd run, then the API server on it."""
         published = control_plane.status.endpoint is not None
-        name, etcd = apiserver_name(control_plane.name), etcd_name(control_plane.name)
+        name = apiserver_name(control_plane.name)
+        asked = self._members_asked(control_plane)
 
         plan = await self._planner.plan(control_plane)
         service_cidr = control_plane.status.service_cidr or DEFAULT_SERVICE_CIDR
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
             authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
-            etcd_address = await self._runtime.reserve(etcd, ports=ETCD_PORTS)
+            wanted = self._etcd.wanted(control_plane, asked=asked)
+            etcd_addresses = await self._etcd.reserve(control_plane, wanted=wanted)
             address = await self._runtime.reserve(name, ports=API_SERVER_PORTS, exposed=exposure_of(plan.chosen))
             way_out = await self._proxies.reserve(control_plane)
             certificates = await self._keys.certificates(
@@ -61,23 +66,16 @@ class DedicatedProvisioner:
                 etcd_authority=authorities.etcd,
                 egress_hosts=(way_out.host,) if way_out is not None else (),
                 etcd_user=_ETCD_USER,
-                etcd_hosts=(etcd_address.host, "localhost"),
+                etcd_hosts=(*dict.fromkeys(address.host for address in etcd_addresses), "localhost"),
             )
             if certificates.etcd_server is None:
                 raise ConditionError(Reason.FAILED, "the etcd of this control plane has no certificate")
-            ca = authorities.etcd_trust
-            await self._runtime.apply(
-                etcd_component(
-                    etcd,
-                    address=etcd_address,
-                    ca=ca,
-                    server=certificates.etcd_server,
-                    quota_bytes=self._quota_bytes,
-                    reached_by=(name,),
-                    scheduling=scheduling_of(plan.chosen),
-                )
+            keys = EtcdKeys(authorities.etcd_trust, certificates.etcd_server, certificates.etcd_client)
+            scheduling = scheduling_of(plan.chosen)
+            members = await self._etcd.ensure(
+                control_plane, addresses=etcd_addresses, wanted=wanted, keys=keys, scheduling=scheduling
             )
-            await check_ready(self._runtime, etcd, what="etcd", published=published)
+            urls = tuple(client_url(address) for address in members.voters)
             egress = await self._proxies.ensure(
                 control_plane, address=way_out, authorities=authorities, certificates=certificates
             )
@@ -87,7 +85,7 @@ class DedicatedProvisioner:
                     address=address,
                     authorities=authorities,
                     certificates=certificates,
-                    etcd=EtcdAccess((client_url(etcd_address),), ca, certificates.etcd_client, component=etcd),
+                    etcd=EtcdAccess(urls, keys.ca, keys.client, components=tuple(_members(control_plane)[:wanted])),
                     etcd_prefix=_PREFIX,
                     etcd_shared=False,
                     version=plan.version,
@@ -99,29 +97,35 @@ class DedicatedProvisioner:
                 )
             )
         state = await check_ready(self._runtime, name, what="kube-apiserver", published=published)
-        settled = all(self._runtime.settled(each) for each in (etcd, name)) and self._proxies.settled(control_plane)
         return provision_at(
             address,
             authorities=authorities,
             certificates=certificates,
-            settled=settled,
+            settled=members.settled and self._runtime.settled(name) and self._proxies.settled(control_plane),
             asked=plan.asked,
-            lag=plan.lag(state) or self._proxies.lag(control_plane),
+            lag=plan.lag(state)
+            or members.lag
+            or _more_than_asked(wanted, asked=asked)
+            or self._proxies.lag(control_plane),
+            again_seconds=members.again_seconds,
         )
 
     async def has_data(self, control_plane: ControlPlane) -> bool:
         """Tell whether there is an etcd of the control plane, running or not."""
-        return etcd_name(control_plane.name) in self._runtime.names()
+        names = self._runtime.names()
+        return any(member in names for member in _members(control_plane))
 
     async def volume(self, control_plane: ControlPlane) -> str | None:
-        """Name the volume claim of etcd; there is none where etcd is a process."""
+        """Name the volume claims of etcd; there are none where etcd is a process."""
         with runtime_errors(Reason.NAMESPACE_DELETED):
-            return await self._runtime.volume(etcd_name(control_plane.name))
+            found = [await self._runtime.volume(member) for member in _members(control_plane)]
+        return ", ".join(claim for claim in found if claim is not None) or None
 
     async def unprotect(self, control_plane: ControlPlane) -> None:
-        """Let the volume claim of etcd go with its namespace."""
+        """Let the volume claims of etcd go with their namespace."""
         with runtime_errors(Reason.DELETING):
-            await self._runtime.unprotect(etcd_name(control_plane.name))
+            for member in _members(control_plane):
+                await self._runtime.unprotect(member)
 
     def usage(self, uid: str) -> Usage | None:  # noqa: ARG002 - of none
         """Return None: it keeps nothing in the shared etcd."""
@@ -141,6 +145,26 @@ class DedicatedProvisioner:
 
     async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
         """End etcd; its data go if the policy is Destroy."""
-        etcd = etcd_name(control_plane.name)
         with runtime_errors(Reason.DELETING):
-            await (self._runtime.delete(etcd) if policy is DeletionPolicy.DESTROY else self._runtime.stop(etcd))
+            for member in _members(control_plane):
+                await (self._runtime.delete(member) if policy is DeletionPolicy.DESTROY else self._runtime.stop(member))
+
+    def _members_asked(self, control_plane: ControlPlane) -> int:
+        """Return how many members spec or class ask for."""
+        chosen = class_in_force(control_plane, classes=self._context.stores.classes).chosen
+        own = control_plane.spec.dedicated.etcd if control_plane.spec.dedicated is not None else None
+        settings = own or (chosen.spec.etcd if chosen is not None else None)
+        return settings.members if settings is not None else 1
+
+
+def _members(control_plane: ControlPlane) -> list[str]:
+    return [etcd_name(control_plane.name, number) for number in range(MOST_ETCD_MEMBERS)]
+
+
+def _more_than_asked(wanted: int, *, asked: int) -> VersionLag | None:
+    if wanted <= asked:
+        return None
+    return VersionLag(
+        Reason.ETCD_MEMBERS_KEPT,
+        f"etcd has {wanted} members, and {asked} is asked for: kplane takes no member away; set the number to {wanted}",
+    )

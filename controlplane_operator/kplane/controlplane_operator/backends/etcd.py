@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kplane.controlplane_operator.pki.authorities import ETCD_SERVER_USER
 from kplane.controlplane_operator.pki.primitives import KeyPair
-from kplane.workloads import DATA, FILES, Address, Component, File, Port, Probe, Resources, Scheduling
+from kplane.workloads import DATA, FILES, Address, Component, File, Port, Probe, Reach, Resources, Scheduling
 
-__all__ = ["DEFAULT_QUOTA_BYTES", "ETCD_PORTS", "EtcdAccess", "client_url", "etcd_component"]
+__all__ = [
+    "DEFAULT_QUOTA_BYTES",
+    "ETCD_PORTS",
+    "EtcdAccess",
+    "Membership",
+    "client_url",
+    "etcd_component",
+    "peer_url",
+]
 
 CLIENT_PORT: Final = "client"
 _PEER_PORT: Final = "peer"
@@ -32,10 +41,33 @@ class EtcdAccess:
     """CA of the serving certificate, PEM."""
     client: KeyPair
     """Client certificate; where etcd has access control on, its CN is the user."""
-    component: str | None = None
-    """Name of the etcd where it is a component beside the client."""
+    components: tuple[str, ...] = ()
+    """Names of the members of the etcd where they are components beside the client."""
     namespace: str | None = None
     """Where its pods are, if it is in the same cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Which member of an etcd it is. Of this all but the number counts at its first start only."""
+
+    number: int
+    peers: Mapping[int, str]
+    """URL of each member that it begins with, itself included."""
+    joins: bool
+    """Whether it joins an etcd that is there. Otherwise it is the first member of a new one."""
+
+    def arguments(self) -> Sequence[str]:
+        """Return the flags of etcd that say so."""
+        cluster = ",".join(f"{_member_name(number)}={url}" for number, url in sorted(self.peers.items()))
+        return (
+            f"--name={_member_name(self.number)}",
+            f"--initial-cluster={cluster}",
+            *(("--initial-cluster-state=existing",) if self.joins else ()),
+            # Clients have certificates of the same CA. Members connect from addresses that theirs does not name.
+            f"--peer-cert-allowed-cn={ETCD_SERVER_USER}",
+            "--peer-skip-client-san-verification=true",
+        )
 
 
 def etcd_component(
@@ -47,29 +79,32 @@ def etcd_component(
     quota_bytes: int = DEFAULT_QUOTA_BYTES,
     reached_by: tuple[str, ...] | None = None,
     scheduling: Scheduling | None = None,
+    membership: Membership | None = None,
+    peers: Sequence[str] = (),
 ) -> Component:
-    """Describe an etcd of one member, for clients with a certificate of `ca` only.
+    """Describe a member of etcd, the only one without `membership`, for who has a certificate of `ca` only.
 
     `server` is its serving certificate, for `address.host`; at `quota_bytes` it refuses writes; `reached_by` names the
-    components that use it. Health and metrics are plain HTTP on a port of their own: they tell no data.
+    components that use it, `peers` those of the other members. Health and metrics are plain HTTP on a port of their
+    own: they tell no data.
     """
     listen = {port: f"{address.listen}:{address.ports[port]}" for port in ETCD_PORTS}
-    client, peer = (f"https://{address.host}:{address.ports[port]}" for port in (CLIENT_PORT, _PEER_PORT))
+    client, peer = client_url(address), peer_url(address)
+    alone = ("--name=member", f"--initial-cluster=member={peer}")
     return Component(
         name=name,
         program="etcd",
         args=(
-            "--name=member",
+            *(membership.arguments() if membership is not None else alone),
             f"--data-dir={DATA}",
             f"--listen-client-urls=https://{listen[CLIENT_PORT]}",
             f"--advertise-client-urls={client}",
             f"--listen-peer-urls=https://{listen[_PEER_PORT]}",
             f"--initial-advertise-peer-urls={peer}",
-            f"--initial-cluster=member={peer}",
             f"--listen-metrics-urls=http://{listen[_METRICS_PORT]}",
             *_tls_arguments("", ca="ca.crt"),
-            # It has no peers. The CA signs clients too, and access control holds for no peer.
-            *_tls_arguments("peer-", ca="server.crt"),
+            # The CA signs clients too, and access control holds for no peer. Alone it has none.
+            *_tls_arguments("peer-", ca="ca.crt" if membership is not None else "server.crt"),
             # It speaks to etcd with the server's certificate, and clients of etcd's API have no use for it.
             "--enable-grpc-gateway=false",
             f"--quota-backend-bytes={quota_bytes}",
@@ -90,6 +125,8 @@ def etcd_component(
         resources=_RESOURCES,
         scheduling=scheduling,
         reached_by=reached_by,
+        operated=bool(peers),
+        reaches=tuple(Reach(port=address.ports[_PEER_PORT], component=each) for each in peers),
         grace_seconds=10.0,
     )
 
@@ -97,6 +134,15 @@ def etcd_component(
 def client_url(address: Address) -> str:
     """URL under which API servers reach an etcd."""
     return f"https://{address.host}:{address.ports[CLIENT_PORT]}"
+
+
+def peer_url(address: Address) -> str:
+    """URL under which other members reach a member."""
+    return f"https://{address.host}:{address.ports[_PEER_PORT]}"
+
+
+def _member_name(number: int) -> str:
+    return f"member-{number}" if number else "member"
 
 
 def _tls_arguments(prefix: str, *, ca: str) -> Sequence[str]:

@@ -306,7 +306,8 @@ class ControlPlaneReconciler:
 
     async def _rotate(self, one: Pass, provision: Provision, credentials: Credentials) -> Result:
         """Take the next step of a rotation of keys; returns when to look again."""
-        otherwise = Result(credentials.due_in_seconds())
+        due = credentials.due_in_seconds()
+        otherwise = Result(due if provision.again_seconds is None else min(due, provision.again_seconds))
         return await self._rotator.advance(one.control_plane, provision=provision, otherwise=otherwise)
 
     async def _report(self, one: Pass) -> None:
@@ -374,6 +375,8 @@ class ControlPlaneReconciler:
         dedicated = one.control_plane.spec.dedicated
         if dedicated is not None and (dedicated.provider_ref is not None or dedicated.parameters_ref is not None):
             told.append("spec.dedicated.providerRef and parametersRef have no effect: kplane runs the control plane")
+        if dedicated is not None and dedicated.etcd is not None and one.control_plane.spec.endpoint_ref is not None:
+            told.append("spec.dedicated.etcd has no effect: kplane does not run the API server at spec.endpointRef")
         return [*told, *not_held_to(one.control_plane, chosen=one.followed.chosen, runtime=self._runtime)]
 
     def _recorded_conditions(self, control_plane: ControlPlane, *, followed: ClassInForce) -> list[Condition]:

@@ -23,6 +23,7 @@ from kplane.controlplane_operator.pki.rotation import Rotation
 __all__ = [
     "CONTROLLERS_USER",
     "ENCRYPTION_KEY",
+    "ETCD_SERVER_USER",
     "TenantAuthorities",
     "TenantCertificates",
     "TrustedAuthorities",
@@ -36,6 +37,9 @@ ENCRYPTION_KEY: Final = "encryption.key"
 """Name of the entry with the key by which an API server encrypts."""
 
 _ENCRYPTION_BYTES: Final = 32
+ETCD_SERVER_USER: Final = "etcd"
+"""CN of the certificate of a dedicated etcd, by which its members know each other."""
+
 _FRONT_PROXY_USER: Final = "front-proxy-client"
 _ADMINISTRATOR_USER: Final = "kplane:controlplane-operator"
 _ADMINISTRATOR_GROUP: Final = "system:masters"
@@ -193,7 +197,7 @@ class TenantCertificates:
             or issue_client(authorities.client, user=controllers_user),
             etcd_server=(
                 kept(previous.etcd_server if previous else None, authorities.etcd, now=now, hosts=etcd_hosts)
-                or issue_serving(authorities.etcd, common_name="etcd", hosts=etcd_hosts, client=True)
+                or issue_serving(authorities.etcd, common_name=ETCD_SERVER_USER, hosts=etcd_hosts, client=True)
             )
             if etcd_hosts
             else None,

@@ -61,7 +61,7 @@ _REVISIONS: Final = 2
 
 def labels_of(name: str, *, placement: Placement) -> dict[str, str]:
     """Return the labels of every object of a component."""
-    return {_MANAGED_BY_LABEL: _MANAGER, _ROLE_LABEL: placement.name, COMPONENT_LABEL: name}
+    return {_MANAGED_BY_LABEL: _MANAGER, _ROLE_LABEL: placement.role, COMPONENT_LABEL: name}
 
 
 def selector_of(name: str) -> str:
@@ -131,6 +131,9 @@ def workload(component: Component, *, placement: Placement, image: Image, settin
     metadata = metadata_of(component.name, placement=placement)
     if is_stateful(component):
         claims = [_claim(labels, settings=settings)] if component.data else []
+        if placement.group is not None:
+            labels_of_group = _group_labels(placement)
+            template["spec"]["topologySpreadConstraints"] = topology_spread(component, labels=labels_of_group)
         return {
             "metadata": metadata,
             "spec": {
@@ -154,14 +157,17 @@ def workload(component: Component, *, placement: Placement, image: Image, settin
     }
 
 
-def disruption_budget(component: Component, *, placement: Placement) -> Object:
-    """Describe the PodDisruptionBudget: of several pods one goes at a time, and a single one never blocks a drain."""
+def disruption_budget(component: Component, *, placement: Placement) -> Object | None:
+    """Describe the PodDisruptionBudget: of several pods one goes at a time, and a single one never blocks a drain.
+
+    The first component of a group has one for all of it. A pod with two budgets could not be evicted at all.
+    """
+    if placement.group not in {None, placement.name}:
+        return None
+    labels = labels_of(component.name, placement=placement) if placement.group is None else _group_labels(placement)
     return {
         "metadata": metadata_of(component.name, placement=placement),
-        "spec": {
-            "maxUnavailable": 1,
-            "selector": {"matchLabels": labels_of(component.name, placement=placement)},
-        },
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels}},
     }
 
 
@@ -178,12 +184,17 @@ def network_policy(component: Component, *, placement: Placement, settings: PodS
     }
 
 
+def _group_labels(placement: Placement) -> dict[str, str]:
+    return {_MANAGED_BY_LABEL: _MANAGER, _ROLE_LABEL: placement.role}
+
+
 def _incoming(component: Component, *, settings: PodSettings) -> list[Object]:
     rule: Object = {"ports": [{"protocol": "TCP", "port": port.number} for port in component.ports]}
     if component.reached_by is not None:
         names = list(component.reached_by)
         rule["from"] = [
-            {"podSelector": {"matchExpressions": [{"key": COMPONENT_LABEL, "operator": "In", "values": names}]}}
+            {"podSelector": {"matchExpressions": [{"key": COMPONENT_LABEL, "operator": "In", "values": names}]}},
+            *([dict(settings.operator)] if component.operated and settings.operator is not None else []),
         ]
     elif component.metrics_only and settings.metrics_from is not None:
         if not settings.metrics_from:

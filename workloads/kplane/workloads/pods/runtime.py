@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
-from kplane.api.names import PROTECTION_FINALIZER
+from kplane.api.names import DATA_MARK_ANNOTATION, PROTECTION_FINALIZER
 from kplane.provider import Client, Conflict, NotFound, ProviderError, Resource
 from kplane.provider.aio.cancellation import end_tasks
 from kplane.provider.client.resources import (
@@ -177,8 +177,9 @@ class PodRuntime:
             before: list[tuple[Resource, Object]] = [
                 (SECRETS, files_secret(component, placement=placement)),
                 (NETWORK_POLICIES, network_policy(component, placement=placement, settings=self._settings)),
-                (POD_DISRUPTION_BUDGETS, disruption_budget(component, placement=placement)),
             ]
+            if (budget := disruption_budget(component, placement=placement)) is not None:
+                before.append((POD_DISRUPTION_BUDGETS, budget))
             digest = _digest([obj for _, obj in before] + [described])
             if self._is_applied(component.name, digest=digest, live=live):
                 return
@@ -256,6 +257,33 @@ class PodRuntime:
         async with self._locks.holding(name):
             with _failing(f"Component {name}: its volume in namespace {placement.namespace}"):
                 await self._unprotect(name, placement)
+
+    async def data_mark(self, name: str) -> str | None:
+        """See `Runtime.data_mark`. It is an annotation of the PersistentVolumeClaim."""
+        placement = self._place(name)
+        with _failing(f"Component {name}: its volume in namespace {placement.namespace}"):
+            claim = await self._claim(name, placement)
+        mark: str | None = (claim["metadata"].get("annotations") or {}).get(DATA_MARK_ANNOTATION) if claim else None
+        return mark
+
+    async def mark_data(self, name: str, mark: str) -> None:
+        """See `Runtime.mark_data`."""
+        placement = self._place(name)
+        async with self._locks.holding(name):
+            with _failing(f"Component {name}: its volume in namespace {placement.namespace}"):
+                claim = await self._claim(name, placement)
+                if claim is None:
+                    raise RuntimeFailure(f"Component {name}: it has no volume in namespace {placement.namespace} yet.")
+                metadata = claim["metadata"]
+                body = {
+                    "metadata": {
+                        "annotations": {DATA_MARK_ANNOTATION: mark},
+                        "resourceVersion": metadata["resourceVersion"],
+                    }
+                }
+                await self._client.patch(
+                    PERSISTENT_VOLUME_CLAIMS, metadata["name"], body, namespace=metadata["namespace"]
+                )
 
     def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """See `Runtime.subscribe`. Called in the loop; what it raises is logged."""

@@ -28,6 +28,8 @@ def service(
             {"name": port, "port": number, "targetPort": number, "protocol": "TCP"} for port, number in ports.items()
         ],
     }
+    if placement.group is not None:
+        spec["publishNotReadyAddresses"] = True
     if exposed is not None and exposed.annotations:
         metadata["annotations"] = {**exposed.annotations, _ANNOTATIONS: ",".join(sorted(exposed.annotations))}
     if exposed is not None and exposed.load_balancer_class is not None and kind is Expose.LOAD_BALANCER:
@@ -50,8 +52,9 @@ def serves(known: Object, wanted: Object) -> bool:
     def ways(found: Object) -> list[tuple[str, int, int]]:
         return [(port["name"], port["port"], port["targetPort"]) for port in found["spec"].get("ports", ())]
 
-    same = all(known["spec"].get(key) == wanted["spec"][key] for key in ("type", "selector"))
-    return same and ways(known) == ways(wanted) and _is_annotated(known, wanted)
+    same = all(known["spec"].get(key) == wanted["spec"].get(key) for key in ("type", "selector"))
+    early = [bool(found["spec"].get("publishNotReadyAddresses")) for found in (known, wanted)]
+    return same and early[0] == early[1] and ways(known) == ways(wanted) and _is_annotated(known, wanted)
 
 
 def _is_annotated(known: Object, wanted: Object) -> bool:

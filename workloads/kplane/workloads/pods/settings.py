@@ -76,6 +76,15 @@ class Placement:
     namespace: str
     name: str
     """Of its Deployment or StatefulSet, Service, NetworkPolicy and so on; short, as pods get longer names from it."""
+    group: str | None = None
+    """Of components that hold the same data: the name of the first of them. Their pods are spread over nodes and find
+    each other before they are ready, and a drain takes one of them at a time.
+    """
+
+    @property
+    def role(self) -> str:
+        """What the component is, for labels."""
+        return self.group or self.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,5 +109,7 @@ class PodSettings:
     storage_size: str = "10Gi"
     dns: tuple[Mapping[str, Any], ...] = CLUSTER_DNS
     """Who answers DNS, as peers of a NetworkPolicy of any namespace."""
+    operator: Mapping[str, Any] | None = None
+    """The pods of the runtime's owner, as a peer of a NetworkPolicy; None: it is no pod."""
     metrics_from: tuple[Mapping[str, Any], ...] | None = None
     """Who may read metrics, as peers of a NetworkPolicy of any namespace; None: anybody."""

@@ -28,6 +28,7 @@ class ComponentDirectory:
         self.scratch = path / "scratch"
         self.log = path / "log"
         self._address = path / "address.json"
+        self._mark = self.data / ".mark"
 
     @property
     def exists(self) -> bool:
@@ -92,6 +93,17 @@ class ComponentDirectory:
         """Record the reserved ports, durably. Raises OSError."""
         self.create()
         _replace(self._address, content=json.dumps({"ports": dict(ports)}).encode(), durable=True)
+
+    def read_mark(self) -> str | None:
+        """Return the word on the data; None if there is none. Raises OSError."""
+        try:
+            return self._mark.read_text()
+        except FileNotFoundError:
+            return None
+
+    def write_mark(self, mark: str) -> None:
+        """Write a word on the data, which goes with them. Raises OSError if there are none."""
+        _replace(self._mark, content=mark.encode(), durable=True)
 
     def remove(self) -> None:
         """Delete the component in one step: its directory is renamed, and then one of those that `removed` tells."""

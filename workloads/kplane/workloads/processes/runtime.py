@@ -209,6 +209,22 @@ class ProcessRuntime:
     async def unprotect(self, name: str) -> None:
         """See `Runtime.unprotect`. The directory is on this machine, and nothing in the cluster deletes it."""
 
+    async def data_mark(self, name: str) -> str | None:
+        """See `Runtime.data_mark`."""
+        async with self._supervision(name) as supervision:
+            try:
+                return supervision.directory.read_mark()
+            except OSError as error:
+                raise RuntimeFailure(f"Component {name}: the mark of its data cannot be read: {error}.") from error
+
+    async def mark_data(self, name: str, mark: str) -> None:
+        """See `Runtime.mark_data`."""
+        async with self._supervision(name) as supervision:
+            try:
+                supervision.directory.write_mark(mark)
+            except OSError as error:
+                raise RuntimeFailure(f"Component {name}: its data cannot be marked: {error}.") from error
+
     def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """See `Runtime.subscribe`. Called in the loop; what it raises is logged."""
         return self._subscribers.add(callback)

@@ -1,0 +1,404 @@
+"""The etcd of a dedicated control plane: one member, or three, of which two have to run.
+
+Three begin as one. Each further member joins as a learner and gets its vote when it has the data. A member whose data
+are lost is removed and joins anew. Each call of `ensure` takes at most one such step, and learns from etcd and from the
+runtime what the steps before came to. So it may end anywhere.
+
+The data of each member that ever had a vote carry a mark (`Runtime.mark_data`). A member that has a vote and no mark,
+and is not ready, has lost its data. Its program does not start on other data: it is told to join itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kplane.api import ControlPlane
+from kplane.controlplane_operator.backends.base import VersionLag, check_ready
+from kplane.controlplane_operator.backends.etcd import (
+    ETCD_PORTS,
+    Membership,
+    client_url,
+    etcd_component,
+    peer_url,
+)
+from kplane.controlplane_operator.component_names import MOST_ETCD_MEMBERS, apiserver_name, etcd_name
+from kplane.controlplane_operator.pki.primitives import KeyPair
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.data import Client, DataError, HeldCredentials, LearnerBehind, Member
+from kplane.workloads import Address, Component, ComponentState, Phase, Runtime, Scheduling, WorkloadsError
+
+__all__ = ["DedicatedEtcd", "EtcdKeys", "EtcdMembers"]
+
+_log = logging.getLogger(__name__)
+
+_CALL_SECONDS: Final = 5.0
+_SOON_SECONDS: Final = 0.5
+_LOOK_AGAIN_SECONDS: Final = 5.0
+"""Nothing tells when a learner has the data."""
+_ATTEMPTS: Final = 15
+"""So often one call looks whether a learner has the data."""
+_ASK_AGAIN_SECONDS: Final = 0.2
+_VOTED: Final = "voted"
+"""Mark of data whose member was about to get its vote, or had it."""
+_COMPLETE: Final = "complete"
+"""Mark of data whose etcd had all its members once."""
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdKeys:
+    """What members and clients prove themselves by."""
+
+    ca: bytes
+    server: KeyPair
+    """Serving and peer certificate of each member."""
+    client: KeyPair
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdMembers:
+    """What `ensure` came to."""
+
+    voters: tuple[Address, ...]
+    """Where API servers find it."""
+    settled: bool
+    """Nothing of an earlier description runs any more."""
+    lag: VersionLag | None = None
+    """Why it is not what is asked for."""
+    again_seconds: float | None = None
+    """When to call again, though nothing may tell of a change."""
+
+
+@dataclass(slots=True)
+class _Look:
+    """One look at an etcd of several members: what the runtime and etcd say of each."""
+
+    control_plane: ControlPlane
+    keys: EtcdKeys
+    scheduling: Scheduling | None
+    names: list[str]
+    addresses: list[Address]
+    states: list[ComponentState]
+    marks: list[str | None]
+    entries: list[Member | None] = field(default_factory=list)
+
+    @property
+    def everyone(self) -> range:
+        return range(len(self.names))
+
+    def ready(self, number: int) -> bool:
+        return self.states[number].phase is Phase.READY
+
+    def voters(self) -> list[int]:
+        return [number for number in self.everyone if (entry := self.entries[number]) is not None and not entry.learner]
+
+    def others_ready(self, number: int) -> bool:
+        """Whether etcd can do without this member."""
+        others = [each for each in self.voters() if each != number]
+        return bool(others) and all(self.ready(each) for each in others)
+
+    def is_lost(self, number: int) -> bool:
+        """Whether the data that etcd expects of this member are not there."""
+        entry = self.entries[number]
+        if entry is None or self.marks[number] is not None or self.ready(number):
+            return False
+        # A learner that crashes again and again may have begun with other data.
+        return not entry.learner or self.states[number].phase is Phase.BACKOFF
+
+    def told(self, number: int) -> str:
+        state = self.states[number]
+        return f"{state.name} is {state.phase}" + (f": {state.message}" if state.message else "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Awaited:
+    """What a step waits for, and whether it is a matter of moments."""
+
+    what: str
+    soon: bool = False
+
+
+class DedicatedEtcd:
+    """Runs the members, and has etcd know them."""
+
+    def __init__(self, runtime: Runtime, *, quota_bytes: int) -> None:
+        """`quota_bytes` is the size of a database at which etcd refuses writes."""
+        self._runtime = runtime
+        self._quota_bytes = quota_bytes
+
+    def wanted(self, control_plane: ControlPlane, *, asked: int) -> int:
+        """Return how many members there are to be: all of them once a second one was begun."""
+        return MOST_ETCD_MEMBERS if self._begun(control_plane) else asked
+
+    async def reserve(self, control_plane: ControlPlane, *, wanted: int) -> list[Address]:
+        """Give the addresses of the members. The further ones come when the first one has run."""
+        first = etcd_name(control_plane.name)
+        alone = wanted == 1 or (not self._begun(control_plane) and await self._runtime.data_mark(first) is None)
+        return [
+            await self._runtime.reserve(etcd_name(control_plane.name, number), ports=ETCD_PORTS)
+            for number in range(1 if alone else wanted)
+        ]
+
+    async def ensure(
+        self,
+        control_plane: ControlPlane,
+        *,
+        addresses: Sequence[Address],
+        wanted: int,
+        keys: EtcdKeys,
+        scheduling: Scheduling | None = None,
+    ) -> EtcdMembers:
+        """Have the members run that `reserve` gave the addresses of, and take the next step towards `wanted`.
+
+        Raises ConditionError while no API server can work with it, and before the control plane is published while a
+        member is missing.
+        """
+        if len(addresses) == 1:
+            found = await self._alone(
+                control_plane, address=addresses[0], wanted=wanted, keys=keys, scheduling=scheduling
+            )
+        else:
+            found = await self._several(control_plane, addresses=addresses, keys=keys, scheduling=scheduling)
+        if found.lag is not None and control_plane.status.endpoint is None:
+            raise ConditionError(Reason.PROVISIONING, found.lag.message)
+        return found
+
+    async def _alone(
+        self,
+        control_plane: ControlPlane,
+        *,
+        address: Address,
+        wanted: int,
+        keys: EtcdKeys,
+        scheduling: Scheduling | None,
+    ) -> EtcdMembers:
+        name, published = etcd_name(control_plane.name), control_plane.status.endpoint is not None
+        membership = Membership(0, {0: peer_url(address)}, joins=False)
+        several = wanted > 1
+        await self._runtime.apply(
+            self._describe(
+                control_plane,
+                address=address,
+                keys=keys,
+                scheduling=scheduling,
+                membership=membership,
+                several=several,
+            )
+        )
+        await check_ready(self._runtime, name, what="etcd", published=published)
+        settled = self._runtime.settled(name)
+        if not several:
+            return EtcdMembers((address,), settled)
+        # From now on there may be members that have more than this one: it begins with no other data any more.
+        await self._runtime.mark_data(name, _VOTED)
+        return EtcdMembers((address,), settled, _lag(1, of=wanted, why="the next one is about to join"), _SOON_SECONDS)
+
+    async def _several(
+        self,
+        control_plane: ControlPlane,
+        *,
+        addresses: Sequence[Address],
+        keys: EtcdKeys,
+        scheduling: Scheduling | None,
+    ) -> EtcdMembers:
+        names = [etcd_name(control_plane.name, number) for number in range(len(addresses))]
+        look = _Look(
+            control_plane=control_plane,
+            keys=keys,
+            scheduling=scheduling,
+            names=names,
+            addresses=list(addresses),
+            states=[self._runtime.state(name) for name in names],
+            marks=[await self._runtime.data_mark(name) for name in names],
+        )
+        etcd = await _connect(look)
+        if etcd is None:
+            await self._revive(look)
+            raise self._no_majority(look)
+        async with etcd:
+            members = {member.peer_url: member for member in await etcd.members.list()}
+            look.entries = [members.get(peer_url(address)) for address in look.addresses]
+            try:
+                awaited = await self._step(look, etcd=etcd)
+            except (DataError, WorkloadsError) as error:
+                awaited = _Awaited(str(error))
+        return await self._result(look, awaited=awaited, settled=await self._keep(look))
+
+    async def _result(self, look: _Look, *, awaited: _Awaited | None, settled: bool) -> EtcdMembers:
+        voters = look.voters()
+        complete = len(voters) == len(look.names)
+        if complete and not all(mark == _COMPLETE for mark in look.marks):
+            for number in voters:
+                if look.marks[number] is not None:
+                    await self._runtime.mark_data(look.names[number], _COMPLETE)
+        # While it grows, one exchange of the API server is enough. Later each member that has a vote may be the last.
+        used = voters if complete or _COMPLETE in look.marks else voters[:1]
+        unready = [number for number in voters if not look.ready(number)]
+        if awaited is None and unready:
+            awaited = _Awaited("; ".join(look.told(number) for number in unready))
+        again = None
+        if not complete:
+            again = _SOON_SECONDS if awaited is not None and awaited.soon else _LOOK_AGAIN_SECONDS
+        lag = _lag(len(voters) - len(unready), of=len(look.names), why=awaited.what) if awaited is not None else None
+        return EtcdMembers(tuple(look.addresses[number] for number in used), settled, lag, again)
+
+    async def _revive(self, look: _Look) -> None:
+        """Start all that have data, as no majority answers."""
+        for number in look.everyone:
+            if not look.ready(number) and look.marks[number] is not None:
+                await self._apply(look, number, among=[number])
+
+    def _no_majority(self, look: _Look) -> ConditionError:
+        published = look.control_plane.status.endpoint is not None
+        reason = Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING
+        told = ", ".join(map(look.told, look.everyone))
+        return ConditionError(reason, f"waiting for a majority of the members of etcd: {told}")
+
+    async def _step(self, look: _Look, *, etcd: Client) -> _Awaited | None:
+        """Take the one step that is due; returns what is awaited then, None if no member is missing."""
+        for number in look.everyone:
+            if (awaited := await self._clear(look, number, etcd=etcd)) is not None:
+                return awaited
+        joining = next((each for each in look.everyone if (found := look.entries[each]) and found.learner), None)
+        if joining is None:
+            missing = [number for number in look.everyone if look.entries[number] is None]
+            if not missing:
+                return None
+            joining = missing[0]
+            if not all(map(look.ready, look.voters())):
+                return _Awaited(f"{look.names[joining]} joins when the others are ready")
+            await etcd.members.add_learner(peer_url(look.addresses[joining]))
+        return await self._join(look, joining, etcd=etcd)
+
+    async def _clear(self, look: _Look, number: int, *, etcd: Client) -> _Awaited | None:
+        """Remove a member whose data are lost, and data whose member was removed."""
+        entry, name = look.entries[number], look.names[number]
+        if entry is None:
+            if look.marks[number] is None and look.states[number].phase is Phase.ABSENT:
+                return None
+        elif not look.is_lost(number):
+            return None
+        elif not look.others_ready(number):
+            return _Awaited(f"{name} has lost its data, and joins anew when the others are ready")
+        else:
+            _log.warning("%s has lost its data: it is removed from etcd, and joins anew", name)
+            await etcd.members.remove(entry.id)
+        # In this order: data that etcd does not know are found again, whatever becomes of us.
+        await self._runtime.delete(name)
+        return _Awaited(f"{name} has lost its data, and joins anew", soon=True)
+
+    async def _join(self, look: _Look, number: int, *, etcd: Client) -> _Awaited:
+        """Start a learner, and give it its vote once it has the data."""
+        name, url = look.names[number], peer_url(look.addresses[number])
+        members = {member.peer_url: member for member in await etcd.members.list()}
+        await self._apply(
+            look, number, among=[each for each in look.everyone if peer_url(look.addresses[each]) in members]
+        )
+        for _ in range(_ATTEMPTS):
+            if await self._promoted(name, url=url, etcd=etcd):
+                _log.info("%s has a vote in etcd", name)
+                return _Awaited(f"{name} has its vote, and is not ready yet", soon=True)
+            await asyncio.sleep(_ASK_AGAIN_SECONDS)
+        look.states[number] = self._runtime.state(name)
+        return _Awaited(f"it copies the data; {look.told(number)}")
+
+    async def _promoted(self, name: str, *, url: str, etcd: Client) -> bool:
+        entry = next((member for member in await etcd.members.list() if member.peer_url == url), None)
+        if entry is None or not entry.name:
+            return False
+        # First: a vote with data that are not marked could not be told from one whose data are lost.
+        await self._runtime.mark_data(name, _VOTED)
+        try:
+            await etcd.members.promote(entry.id)
+        except LearnerBehind:
+            return False
+        return True
+
+    async def _keep(self, look: _Look) -> bool:
+        """Have members with a vote run as described, one at a time; returns whether all members do.
+
+        One that is ready is changed only if all are ready: etcd goes on meanwhile.
+        """
+        voters = look.voters()
+        complete = len(voters) == len(look.names)
+        unsettled = {number for number in voters if not look.ready(number)}
+        for number in voters:
+            lost = look.marks[number] is None and not look.ready(number)
+            if lost or (look.ready(number) and (unsettled or not complete)):
+                continue
+            await self._apply(look, number, among=[number])
+            if not self._runtime.settled(look.names[number]):
+                unsettled.add(number)
+        return complete and not unsettled
+
+    async def _apply(self, look: _Look, number: int, *, among: Sequence[int]) -> None:
+        """Have a member run. `among` are those that it begins with, should it have no data.
+
+        Alone it begins with nobody: it does not start then.
+        """
+        urls = {each: peer_url(look.addresses[each]) for each in among}
+        membership = Membership(number, urls, joins=True)
+        address = look.addresses[number]
+        await self._runtime.apply(
+            self._describe(
+                look.control_plane,
+                address=address,
+                keys=look.keys,
+                scheduling=look.scheduling,
+                membership=membership,
+                several=True,
+            )
+        )
+
+    def _describe(
+        self,
+        control_plane: ControlPlane,
+        *,
+        address: Address,
+        keys: EtcdKeys,
+        scheduling: Scheduling | None,
+        membership: Membership,
+        several: bool,
+    ) -> Component:
+        numbers = range(MOST_ETCD_MEMBERS if several else 1)
+        own = etcd_name(control_plane.name, membership.number)
+        names = [name for number in numbers if (name := etcd_name(control_plane.name, number)) != own]
+        return etcd_component(
+            own,
+            address=address,
+            ca=keys.ca,
+            server=keys.server,
+            quota_bytes=self._quota_bytes,
+            reached_by=(apiserver_name(control_plane.name), *names),
+            scheduling=scheduling,
+            membership=membership,
+            peers=names,
+        )
+
+    def _begun(self, control_plane: ControlPlane) -> bool:
+        names = self._runtime.names()
+        return any(etcd_name(control_plane.name, number) in names for number in range(1, MOST_ETCD_MEMBERS))
+
+
+async def _connect(look: _Look) -> Client | None:
+    """Connect to a member that knows what the majority says; None if there is none."""
+    pair = look.keys.client
+    credentials = HeldCredentials(ca=look.keys.ca, certificate=pair.certificate, key=pair.key)
+    for number in filter(look.ready, look.everyone):
+        client = Client(client_url(look.addresses[number]), credentials=credentials, timeout_seconds=_CALL_SECONDS)
+        try:
+            await client.members.list()
+        except DataError as error:
+            _log.warning("%s does not tell the members of etcd: %s", look.names[number], error)
+            await client.close()
+        else:
+            return client
+    return None
+
+
+def _lag(present: int, *, of: int, why: str) -> VersionLag:
+    return VersionLag(Reason.ETCD_INCOMPLETE, f"{present} of {of} members of etcd are ready: {why}")

@@ -1,0 +1,61 @@
+"""The members of an etcd: who they are, and how one is added, promoted and removed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kplane.data import rpc
+from kplane.data._proto import etcd_pb2 as pb
+from kplane.data.connection import Connection
+
+__all__ = ["Member", "Members"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A member, as all members know it."""
+
+    id: int
+    name: str
+    """Empty until its program has started for the first time."""
+    peer_url: str
+    learner: bool
+    """It copies the data and has no vote."""
+
+
+class Members:
+    """Calls about members. Each raises DataError."""
+
+    def __init__(self, connection: Connection, *, timeout_seconds: float) -> None:
+        """Use a connection, with this deadline for each call."""
+        self._connection = connection
+        self._timeout_seconds = timeout_seconds
+
+    async def list(self) -> tuple[Member, ...]:
+        """Return the members that a majority agrees on, in the order of their addresses."""
+        answer = await self._call(rpc.MEMBER_LIST, pb.MemberListRequest(linearizable=True))
+        return tuple(sorted(map(_member, answer.members), key=lambda member: member.peer_url))
+
+    async def add_learner(self, peer_url: str) -> None:
+        """Add a member without a vote; its program may start then. Raises AlreadyExists."""
+        await self._call(rpc.MEMBER_ADD, pb.MemberAddRequest(peerURLs=[peer_url], isLearner=True))
+
+    async def promote(self, member: int) -> None:
+        """Give a learner its vote. Raises LearnerBehind, and NotFound if there is no such member."""
+        await self._call(rpc.MEMBER_PROMOTE, pb.MemberPromoteRequest(ID=member))
+
+    async def remove(self, member: int) -> None:
+        """Remove a member for good: its data are of no use any more. Raises NotFound if there is no such member."""
+        await self._call(rpc.MEMBER_REMOVE, pb.MemberRemoveRequest(ID=member))
+
+    async def _call(self, method: rpc.Method[rpc.RequestT, rpc.ResponseT], request: rpc.RequestT) -> rpc.ResponseT:
+        return await self._connection.call(method, request, timeout_seconds=self._timeout_seconds)
+
+
+def _member(member: pb.Member) -> Member:
+    return Member(
+        id=member.ID,
+        name=member.name,
+        peer_url=member.peerURLs[0] if member.peerURLs else "",
+        learner=member.isLearner,
+    )

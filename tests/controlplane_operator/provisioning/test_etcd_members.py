@@ -1,0 +1,289 @@
+"""A dedicated etcd of real processes: from one member to three, with crashes at every step and data that get lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import shutil
+import signal
+import ssl
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+from kplane.api import ControlPlane
+from kplane.controlplane_operator.backends import members as backend
+from kplane.controlplane_operator.backends.etcd import client_url, etcd_component
+from kplane.controlplane_operator.backends.members import DedicatedEtcd, EtcdKeys, EtcdMembers
+from kplane.controlplane_operator.component_names import etcd_name
+from kplane.controlplane_operator.pki.primitives import create_authority, issue_client, issue_serving
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.data import Client, DataError, HeldCredentials, Members, digest
+from kplane.embedded.components import bound
+from kplane.workloads import Component, Phase, ProcessRuntime
+
+if TYPE_CHECKING:
+    from kplane.binaries.programs import Binaries
+
+pytestmark = pytest.mark.integration
+
+NAMES = tuple(etcd_name("acme", number) for number in range(3))
+SPEC = {"metadata": {"name": "acme", "uid": "1"}, "spec": {"mode": "Dedicated"}}
+PUBLISHED = ControlPlane.model_validate({**SPEC, "status": {"endpoint": "https://acme"}})
+
+
+class Crash(Exception):
+    """The operator ends here."""
+
+
+@dataclass
+class Tenant:
+    """The etcd of a control plane, and an operator for it that may end at any time."""
+
+    runtime: ProcessRuntime
+    directory: Path
+    eventually: Any
+    authority: Any = field(default_factory=lambda: create_authority("etcd"))
+
+    def __post_init__(self) -> None:
+        server = issue_serving(self.authority, common_name="etcd", hosts=["127.0.0.1"], client=True)
+        client = issue_client(self.authority, user="kube-apiserver")
+        self.keys = EtcdKeys(self.authority.certificate, server, client)
+
+    async def ensure(self, asked: int, *, control_plane: ControlPlane = PUBLISHED) -> EtcdMembers:
+        """Make one pass of an operator that has just started."""
+        etcd = DedicatedEtcd(self.runtime, quota_bytes=1 << 30)
+        wanted = etcd.wanted(control_plane, asked=asked)
+        addresses = await etcd.reserve(control_plane, wanted=wanted)
+        return await etcd.ensure(control_plane, addresses=addresses, wanted=wanted, keys=self.keys)
+
+    async def becomes(self, asked: int, *, control_plane: ControlPlane = PUBLISHED) -> EtcdMembers:
+        """Make passes until there is nothing left to do."""
+
+        async def look() -> EtcdMembers | str:
+            try:
+                found = await self.ensure(asked, control_plane=control_plane)
+            except (ConditionError, Crash) as error:
+                return repr(error)
+            return found if found.settled and found.lag is None else repr(found)
+
+        found: EtcdMembers = await self.eventually(look, lambda found: isinstance(found, EtcdMembers), timeout=120.0)
+        return found
+
+    @contextlib.asynccontextmanager
+    async def client(self, name: str) -> AsyncIterator[Client]:
+        address = await self.runtime.reserve(name, ports=())
+        pair = self.keys.client
+        credentials = HeldCredentials(ca=self.keys.ca, certificate=pair.certificate, key=pair.key)
+        async with Client(client_url(address), credentials=credentials, timeout_seconds=5.0) as client:
+            yield client
+
+    async def put(self, key: str, value: str, *, at: str = NAMES[0]) -> None:
+        async with self.client(at) as client:
+            await client.put(f"/registry/{key}".encode(), value.encode())
+
+    async def digests(self) -> set[Any]:
+        """Return what each member has; one thing, if all have the same."""
+        found = set()
+        for name in NAMES:
+            async with self.client(name) as client:
+                found.add(await digest(client, "/registry/"))
+        return found
+
+    async def votes(self) -> list[bool]:
+        async with self.client(NAMES[0]) as client:
+            return [not member.learner for member in await client.members.list()]
+
+    async def lose_data(self, name: str) -> None:
+        """End a member, and give it a disk on which nothing is."""
+        await self.runtime.stop(name)
+        shutil.rmtree(self.directory / name / "data")
+
+
+@pytest.fixture
+async def tenant(
+    binaries: Binaries, tmp_path: Path, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Tenant]:
+    def quick(*arguments: Any, **options: Any) -> Component:
+        component = bound(etcd_component(*arguments, **options), args=("--unsafe-no-fsync",))
+        # A leader that is asked to end looks for another one for seconds.
+        return dataclasses.replace(component, grace_seconds=0.1)
+
+    monkeypatch.setattr(backend, "etcd_component", quick)
+    directory = tmp_path / "runtime"
+    async with ProcessRuntime(directory, programs=binaries.directories) as runtime:
+        try:
+            yield Tenant(runtime, directory, eventually)
+        finally:
+            await asyncio.gather(*(runtime.delete(name) for name in runtime.names()))
+
+
+async def test_one_becomes_three_under_a_writer(tenant: Tenant) -> None:
+    assert len((await tenant.becomes(1)).voters) == 1
+    written: list[int] = []
+    refused: list[DataError] = []
+
+    async def write() -> None:
+        async with tenant.client(NAMES[0]) as client:
+            number = 0
+            while True:
+                number += 1
+                try:
+                    await client.put(f"/registry/{number}".encode(), str(number).encode())
+                except DataError as error:
+                    refused.append(error)
+                else:
+                    written.append(number)
+
+    writer = asyncio.create_task(write())
+    grown = await tenant.becomes(3)
+    writer.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await writer
+    assert len(grown.voters) == 3
+    assert await tenant.votes() == [True] * 3
+    assert written
+    # Each member was replaced once. The first one has the writer's connection; what it refused was not acknowledged.
+    async with tenant.client(NAMES[2]) as client:
+        kept = [item.key async for page in client.pages("/registry/") for item in page.items]
+    assert {f"/registry/{number}".encode() for number in written} <= set(kept)
+    [(count, _)] = [(found.count, found) for found in await tenant.digests()]
+    assert count >= len(written)
+
+    # Any one may go.
+    for name in NAMES:
+        await tenant.runtime.stop(name)
+        await tenant.put("after", name, at=next(other for other in NAMES if other != name))
+        left = await tenant.ensure(3)
+        assert left.lag is not None
+        assert left.lag.reason is Reason.ETCD_INCOMPLETE
+        assert name in left.lag.message
+        assert len(left.voters) == 3
+        await tenant.becomes(3)
+    assert len(await tenant.digests()) == 1
+
+
+@pytest.mark.slow
+async def test_a_new_control_plane_is_published_with_three(tenant: Tenant) -> None:
+    new = ControlPlane.model_validate(SPEC)
+    with pytest.raises(ConditionError) as caught:
+        await tenant.ensure(3, control_plane=new)
+    assert caught.value.reason is Reason.PROVISIONING
+    assert len((await tenant.becomes(3, control_plane=new)).voters) == 3
+
+    # No member is taken away again.
+    assert DedicatedEtcd(tenant.runtime, quota_bytes=1 << 30).wanted(PUBLISHED, asked=1) == 3
+    assert len((await tenant.becomes(1)).voters) == 3
+
+
+@pytest.mark.slow
+async def test_an_operator_that_ends_after_each_step_goes_on(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It crashes once after each call that changes something, for each member."""
+    crashed: list[str] = []
+
+    def crashing(patched: pytest.MonkeyPatch, owner: type, method: str) -> None:
+        original = getattr(owner, method)
+
+        async def call(self: Any, subject: Any, *arguments: Any, **options: Any) -> Any:
+            answer = await original(self, subject, *arguments, **options)
+            step = f"{method} {getattr(subject, 'name', subject)} {' '.join(map(str, arguments))}"
+            if step not in crashed:
+                crashed.append(step)
+                raise Crash(step)
+            return answer
+
+        patched.setattr(owner, method, call)
+
+    await tenant.becomes(1)
+    await tenant.put("key", "value")
+    with monkeypatch.context() as patched:
+        for method in ("reserve", "apply", "mark_data", "delete"):
+            crashing(patched, ProcessRuntime, method)
+        for method in ("add_learner", "promote", "remove"):
+            crashing(patched, Members, method)
+        assert len((await tenant.becomes(3)).voters) == 3
+        assert len(await tenant.digests()) == 1
+        begun = list(crashed)
+        assert {step.split()[0] for step in begun} == {"reserve", "apply", "mark_data", "add_learner", "promote"}
+
+        await tenant.lose_data(NAMES[1])
+        assert len((await tenant.becomes(3)).voters) == 3
+        [found] = await tenant.digests()
+        assert found.count == 1
+        assert {step.split()[0] for step in crashed[len(begun) :]} >= {"remove", "promote"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 2])
+async def test_a_member_whose_data_are_lost_gets_them_from_the_others(tenant: Tenant, lost: int) -> None:
+    await tenant.becomes(3)
+    await tenant.put("key", "value")
+    await tenant.lose_data(NAMES[lost])
+    # With its description it does not begin anew, as an etcd of its own without data.
+    with contextlib.suppress(ConditionError):
+        await tenant.ensure(3)
+    found = await tenant.becomes(3)
+    assert len(found.voters) == 3
+    assert await tenant.votes() == [True] * 3
+    [same] = await tenant.digests()
+    assert same.count == 1
+
+
+@pytest.mark.slow
+async def test_a_member_starts_on_no_other_data(tenant: Tenant) -> None:
+    """Also where nobody tells it anew what it is: kubelet and supervisor start it again as it was."""
+    await tenant.becomes(3)
+    await tenant.put("key", "value")
+    for name in NAMES[:2]:
+        shutil.rmtree(tenant.directory / name / "data")
+        pid = tenant.runtime.state(name).pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+    for name in NAMES[:2]:
+        await tenant.eventually(
+            lambda name=name: tenant.runtime.state(name), lambda state: state.phase is Phase.BACKOFF, timeout=60.0
+        )
+    with pytest.raises(ConditionError) as caught:
+        await tenant.ensure(3)
+    assert caught.value.reason is Reason.API_SERVER_NOT_READY
+    assert "waiting for a majority of the members of etcd" in caught.value.message
+
+
+@pytest.mark.slow
+async def test_all_start_again_on_what_they_have(tenant: Tenant) -> None:
+    await tenant.becomes(3)
+    await tenant.put("key", "value")
+    for name in NAMES:
+        await tenant.runtime.stop(name)
+    assert len((await tenant.becomes(3)).voters) == 3
+    [same] = await tenant.digests()
+    assert same.count == 1
+
+
+async def test_only_members_speak_as_peers(tenant: Tenant) -> None:
+    """The certificate of the API server is of the same CA, and opens no peer port."""
+    await tenant.becomes(1)
+    address = await tenant.runtime.reserve(NAMES[0], ports=())
+    server, client = tenant.keys.server, tenant.keys.client
+    for pair, opened in ((server, True), (client, False)):
+        assert await answers(tenant, address.ports["peer"], pair) is opened
+
+
+async def answers(tenant: Tenant, port: int, pair: Any) -> bool:
+    file = tenant.directory.parent / "pair.pem"
+    file.write_bytes(pair.certificate + pair.key)
+    context = ssl.create_default_context(cadata=tenant.keys.ca.decode())
+    context.load_cert_chain(file)
+    async with aiohttp.ClientSession() as session:
+        try:
+            async with session.get(f"https://127.0.0.1:{port}/members", ssl=context) as answer:
+                return answer.status == 200
+        except aiohttp.ClientError:
+            return False
