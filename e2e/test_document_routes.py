@@ -60,6 +60,13 @@ _ROUTES: Final[Mapping[str, tuple[Stop, ...]]] = {
         Stop("operate", "Restore of the shared etcd"),
         _UNINSTALL,
     ),
+    "growing": (
+        _IMAGES,
+        Stop("install", "With Helm"),
+        _TENANT,
+        Stop("upgrade", "The shared etcd: from one member to three"),
+        _UNINSTALL,
+    ),
     "own-etcd": (_IMAGES, Stop("install", "An etcd of yours", where=etcd_of_their_own), _TENANT, _UNINSTALL),
     "mishaps": (
         _IMAGES,

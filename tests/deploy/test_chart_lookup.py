@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -27,14 +28,27 @@ def kube(api_server: Handle) -> Kubectl:
 @pytest.fixture
 async def claim_of_one(chart: Any, kube: Kubectl) -> AsyncIterator[None]:
     """The volume of an etcd with one member, as its StatefulSet leaves it behind."""
+    async with claimed(chart, kube, CLAIM):
+        yield
+
+
+@pytest.fixture
+async def claim_of_a_second(chart: Any, kube: Kubectl) -> AsyncIterator[None]:
+    """The volume of a member that joined."""
+    async with claimed(chart, kube, CLAIM.removesuffix("0") + "1"):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def claimed(chart: Any, kube: Kubectl, name: str) -> AsyncIterator[None]:
     stateful_set = chart.render(release=RELEASE).one("StatefulSet", f"{RELEASE}-etcd")
     (template,) = stateful_set["spec"]["volumeClaimTemplates"]
-    metadata = {**template["metadata"], "name": CLAIM, "namespace": chart.namespace}
+    metadata = {**template["metadata"], "name": name, "namespace": chart.namespace}
     claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": template["spec"]}
     await kube.apply(json.dumps(claim))
     yield
-    await kube.run("delete", "pvc", CLAIM, "-n", chart.namespace, "--wait=false")
-    await kube.run("patch", "pvc", CLAIM, "-n", chart.namespace, "--type=merge", "-p", FREE)
+    await kube.run("delete", "pvc", name, "-n", chart.namespace, "--wait=false")
+    await kube.run("patch", "pvc", name, "-n", chart.namespace, "--type=merge", "-p", FREE)
 
 
 def install(chart: Any, api_server: Handle, *settings: str, release: str = RELEASE) -> str:
@@ -47,12 +61,19 @@ def install(chart: Any, api_server: Handle, *settings: str, release: str = RELEA
 
 
 @pytest.mark.usefixtures("claim_of_one")
-def test_the_number_of_members_cannot_change(chart: Any, api_server: Handle) -> None:
-    """Two new members beside the old one would be a second, empty etcd under the same name."""
-    with pytest.raises(chart.refused) as caught:
-        install(chart, api_server, "--set=etcd.replicas=3")
-    assert "the number cannot be changed. Set etcd.replicas to 1." in str(caught.value)
+def test_the_number_of_members_grows(chart: Any, api_server: Handle) -> None:
+    """How the new ones join is in test_etcd_growth.py."""
     assert "kubectl rollout status" in install(chart, api_server, "--set=etcd.replicas=1")
+    grown = install(chart, api_server, "--set=etcd.replicas=3,etcd.backup.accessMode=ReadWriteOnce")
+    assert "name: my-kplane-etcd-join" in grown
+
+
+@pytest.mark.usefixtures("claim_of_one", "claim_of_a_second")
+def test_the_number_of_members_does_not_shrink(chart: Any, api_server: Handle) -> None:
+    """The one that is left would wait for a majority for ever."""
+    with pytest.raises(chart.refused) as caught:
+        install(chart, api_server, "--set=etcd.replicas=1")
+    assert "their number can only grow. Set etcd.replicas to 3." in str(caught.value)
 
 
 def test_the_number_of_members_is_free_at_the_first_installation(chart: Any, api_server: Handle) -> None:

@@ -19,6 +19,8 @@ class Member:
     name: str
     """Empty until its program has started for the first time."""
     peer_url: str
+    client_url: str
+    """Empty until then, too."""
     learner: bool
     """It copies the data and has no vote."""
 
@@ -36,12 +38,19 @@ class Members:
         answer = await self._call(rpc.MEMBER_LIST, pb.MemberListRequest(linearizable=True))
         return tuple(sorted(map(_member, answer.members), key=lambda member: member.peer_url))
 
+    async def leader(self) -> int:
+        """Return the id of the leader, as the member that answers knows it; 0 if there is none."""
+        return (await self._call(rpc.STATUS, pb.StatusRequest())).leader
+
     async def add_learner(self, peer_url: str) -> None:
         """Add a member without a vote; its program may start then. Raises AlreadyExists."""
         await self._call(rpc.MEMBER_ADD, pb.MemberAddRequest(peerURLs=[peer_url], isLearner=True))
 
     async def promote(self, member: int) -> None:
-        """Give a learner its vote. Raises LearnerBehind, and NotFound if there is no such member."""
+        """Give a learner its vote. Raises LearnerBehind, and NotFound if there is no such member.
+
+        If access control is on, only the leader can do it: what another member passes on to it names no user.
+        """
         await self._call(rpc.MEMBER_PROMOTE, pb.MemberPromoteRequest(ID=member))
 
     async def remove(self, member: int) -> None:
@@ -57,5 +66,6 @@ def _member(member: pb.Member) -> Member:
         id=member.ID,
         name=member.name,
         peer_url=member.peerURLs[0] if member.peerURLs else "",
+        client_url=member.clientURLs[0] if member.clientURLs else "",
         learner=member.isLearner,
     )

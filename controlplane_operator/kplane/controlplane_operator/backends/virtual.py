@@ -23,6 +23,7 @@ from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.access_control import AccessControl
 from kplane.controlplane_operator.shared_etcd.health import EtcdHealth
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
+from kplane.controlplane_operator.shared_etcd.learners import LearnerPromoter
 from kplane.controlplane_operator.shared_etcd.metering import StorageMeter
 from kplane.controlplane_operator.shared_etcd.quota import recorded
 from kplane.controlplane_operator.status.errors import ConditionError
@@ -78,6 +79,8 @@ class VirtualProvisioner:
             group.create_task(self._health.run())
             group.create_task(self._access.run())
             group.create_task(self._meter.run())
+            if self._shared is not None and self._shared.namespace is not None:
+                group.create_task(LearnerPromoter(self._shared).run())
 
     def address(self, control_plane: ControlPlane) -> str | None:
         """All share one etcd, and each has a path of it."""

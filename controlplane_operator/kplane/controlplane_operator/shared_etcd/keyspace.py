@@ -14,6 +14,7 @@ from kplane.data import (
     Client,
     Credentials,
     DataError,
+    LearnerBehind,
     NotFound,
     NotOwned,
     Owner,
@@ -121,6 +122,27 @@ class Keyspace:
         """Measure the keys of a prefix, with pauses: calls take at most this share of the time."""
         with _told():
             return await usage(self._meter, _checked(prefix), share=share)
+
+    async def promote_learners(self) -> list[str]:
+        """Give each learner its vote that has started and has the data; returns their names."""
+        promoted: list[str] = []
+        with _told():
+            members = await self._client.members.list()
+            learners = [member for member in members if member.learner and member.name]
+            if not learners:
+                return promoted
+            number = await self._client.members.leader()
+            leader = next((member.client_url for member in members if member.id == number), "")
+            if not leader:
+                return promoted
+            # What another member passes on to the leader names no user, and is refused.
+            credentials = Credentials.in_directory(self.credentials)
+            async with Client(leader, credentials=credentials, timeout_seconds=_TIMEOUT_SECONDS) as client:
+                for member in learners:
+                    with suppress(LearnerBehind):
+                        await client.members.promote(member.id)
+                        promoted.append(member.name)
+        return promoted
 
     async def grant(self, user: str, *, prefix: str) -> bool:
         """Let a user, known by the CN of its client certificate, read and write below a prefix, and nothing else.

@@ -135,3 +135,14 @@ https://{{ $etcd }}-{{ index . 1 }}.{{ $etcd }}-peers.{{ $root.Release.Namespace
 {{ if $i }},{{ end }}{{ include "kplane.etcd" $root }}-{{ $i }}={{ include "kplane.etcdMember" (list $root $i) }}
 {{- end -}}
 {{- end -}}
+
+{{/* So many members the etcd began with: the first volume says it, and nobody can change it. */}}
+{{- define "kplane.etcdFirst" -}}
+{{- $claim := lookup "v1" "PersistentVolumeClaim" .Release.Namespace (printf "data-%s-0" (include "kplane.etcd" .)) -}}
+{{- dig "metadata" "annotations" "controlplane.kplane.dev/etcd-members" (toString .Values.etcd.replicas) ($claim | default dict) -}}
+{{- end -}}
+
+{{/* "true" where members have joined, or are to join, an etcd that began with fewer. */}}
+{{- define "kplane.etcdGrown" -}}
+{{- if lt (int (include "kplane.etcdFirst" .)) (int .Values.etcd.replicas) }}true{{ end -}}
+{{- end -}}
