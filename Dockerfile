@@ -80,5 +80,5 @@ FROM runtime AS etcd
 ARG TARGETARCH
 LABEL org.opencontainers.image.title="kplane etcd" \
       org.opencontainers.image.description="etcd in the version that kplane pins, for clusters without a registry"
-COPY --chmod=0755 build/programs/linux-${TARGETARCH}/etcd /usr/local/bin/
+COPY --chmod=0755 build/programs/linux-${TARGETARCH}/etcd build/programs/linux-${TARGETARCH}/etcdctl /usr/local/bin/
 ENTRYPOINT ["etcd"]

@@ -40,7 +40,7 @@ _CALL_SECONDS: Final = 5.0
 _SOON_SECONDS: Final = 0.5
 _LOOK_AGAIN_SECONDS: Final = 5.0
 """Nothing tells when a learner has the data."""
-_ATTEMPTS: Final = 15
+_ATTEMPTS: Final = 5
 """So often one call looks whether a learner has the data."""
 _ASK_AGAIN_SECONDS: Final = 0.2
 _VOTED: Final = "voted"
@@ -215,12 +215,12 @@ class DedicatedEtcd:
             states=[self._runtime.state(name) for name in names],
             marks=[await self._runtime.data_mark(name) for name in names],
         )
-        etcd = await _connect(look)
-        if etcd is None:
+        connected = await _connect(look)
+        if connected is None:
             await self._revive(look)
             raise self._no_majority(look)
+        etcd, members = connected
         async with etcd:
-            members = {member.peer_url: member for member in await etcd.members.list()}
             look.entries = [members.get(peer_url(address)) for address in look.addresses]
             try:
                 awaited = await self._step(look, etcd=etcd)
@@ -260,9 +260,13 @@ class DedicatedEtcd:
 
     async def _step(self, look: _Look, *, etcd: Client) -> _Awaited | None:
         """Take the one step that is due; returns what is awaited then, None if no member is missing."""
-        for number in look.everyone:
-            if (awaited := await self._clear(look, number, etcd=etcd)) is not None:
-                return awaited
+        for number in filter(look.is_lost, look.everyone):
+            name, entry = look.names[number], look.entries[number]
+            if entry is None or not look.others_ready(number):
+                return _Awaited(f"{name} has lost its data, and joins anew when the others are ready")
+            _log.warning("%s has lost its data: it is removed from etcd, and joins anew", name)
+            await etcd.members.remove(entry.id)
+            return _Awaited(f"{name} has lost its data, and joins anew", soon=True)
         joining = next((each for each in look.everyone if (found := look.entries[each]) and found.learner), None)
         if joining is None:
             missing = [number for number in look.everyone if look.entries[number] is None]
@@ -271,25 +275,15 @@ class DedicatedEtcd:
             joining = missing[0]
             if not all(map(look.ready, look.voters())):
                 return _Awaited(f"{look.names[joining]} joins when the others are ready")
-            await etcd.members.add_learner(peer_url(look.addresses[joining]))
+            await self._add(look, joining, etcd=etcd)
         return await self._join(look, joining, etcd=etcd)
 
-    async def _clear(self, look: _Look, number: int, *, etcd: Client) -> _Awaited | None:
-        """Remove a member whose data are lost, and data whose member was removed."""
-        entry, name = look.entries[number], look.names[number]
-        if entry is None:
-            if look.marks[number] is None and look.states[number].phase is Phase.ABSENT:
-                return None
-        elif not look.is_lost(number):
-            return None
-        elif not look.others_ready(number):
-            return _Awaited(f"{name} has lost its data, and joins anew when the others are ready")
-        else:
-            _log.warning("%s has lost its data: it is removed from etcd, and joins anew", name)
-            await etcd.members.remove(entry.id)
-        # In this order: data that etcd does not know are found again, whatever becomes of us.
+    async def _add(self, look: _Look, number: int, *, etcd: Client) -> None:
+        """Have etcd know a member that has no data. What it has is of no use: etcd does not know whose it is."""
+        name = look.names[number]
         await self._runtime.delete(name)
-        return _Awaited(f"{name} has lost its data, and joins anew", soon=True)
+        look.addresses[number] = await self._runtime.reserve(name, ports=ETCD_PORTS)
+        await etcd.members.add_learner(peer_url(look.addresses[number]))
 
     async def _join(self, look: _Look, number: int, *, etcd: Client) -> _Awaited:
         """Start a learner, and give it its vote once it has the data."""
@@ -321,7 +315,7 @@ class DedicatedEtcd:
     async def _keep(self, look: _Look) -> bool:
         """Have members with a vote run as described, one at a time; returns whether all members do.
 
-        One that is ready is changed only if all are ready: etcd goes on meanwhile.
+        One that is ready is changed only if all are ready, so that etcd serves meanwhile.
         """
         voters = look.voters()
         complete = len(voters) == len(look.names)
@@ -384,19 +378,19 @@ class DedicatedEtcd:
         return any(etcd_name(control_plane.name, number) in names for number in range(1, MOST_ETCD_MEMBERS))
 
 
-async def _connect(look: _Look) -> Client | None:
-    """Connect to a member that knows what the majority says; None if there is none."""
+async def _connect(look: _Look) -> tuple[Client, dict[str, Member]] | None:
+    """Connect to a member that knows what the majority says, and return that by address; None if there is none."""
     pair = look.keys.client
     credentials = HeldCredentials(ca=look.keys.ca, certificate=pair.certificate, key=pair.key)
     for number in filter(look.ready, look.everyone):
         client = Client(client_url(look.addresses[number]), credentials=credentials, timeout_seconds=_CALL_SECONDS)
         try:
-            await client.members.list()
+            members = {member.peer_url: member for member in await client.members.list()}
         except DataError as error:
             _log.warning("%s does not tell the members of etcd: %s", look.names[number], error)
             await client.close()
         else:
-            return client
+            return client, members
     return None
 
 
