@@ -137,7 +137,7 @@ def test_its_mcm_serves_one_registration_and_says_so() -> None:
         "--listen=0.0.0.0:8081",
         "--v=2",
     )
-    assert component.metrics_only
+    assert component.metrics_port == "http"
     # Two of it would be two writers.
     assert component.single
     assert (component.service_account, component.resources) == ("mcm-abcdef", MCM_RESOURCES)

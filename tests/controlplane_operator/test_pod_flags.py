@@ -76,7 +76,7 @@ def test_defaults_are_those_of_the_help(flags: list[str]) -> None:
     ("given", "sentence"),
     [
         (["--replicas=0"], "--replicas 0: at least 1 is needed"),
-        (["--mcm-image-pull-policy=Always"], "--metrics-from: they are of no use without --mcm-image"),
+        (["--mcm-image-pull-policy=Always"], "--mcm-image-pull-policy: it is of no use without --mcm-image"),
         (["--mcm-image=m", "--metrics-from=all"], "--metrics-from all: this is no JSON"),
         (["--mcm-image=m", "--metrics-from=[{}]"], "this is no list of peers as in a NetworkPolicy"),
         (["--mcm-image=m", '--metrics-from=[{"ipBlock":{},"podSelector":{}}]'], "this is no list of peers"),

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
-from prometheus_client import generate_latest
-from prometheus_client.parser import text_string_to_metric_families
 
+from kplane.controlplane_operator.backends.etcd import ETCD_PORTS
 from kplane.controlplane_operator.backends.mcm import MCM_PORTS
 from kplane.controlplane_operator.component_names import apiserver_name, etcd_name, mcm_name, place
-from kplane.controlplane_operator.kinds import CONTROL_PLANES
-from kplane.controlplane_operator.metrics import Metrics as OperatorMetrics
-from kplane.controlplane_operator.watch.cache import Store
-from kplane.mcm.describe.controllers import PROGRAM
-from kplane.mcm.instance.lifecycle import Origin, Target
-from kplane.mcm.serving.metric_allowlist import SERIES
-from kplane.mcm.serving.metrics import Metrics as McmMetrics
-from kplane.mcm.serving.overview import ClusterSummary, Overview, State
-from kplane.mcm.serving.scrape import Scraper
-from kplane.provider import Result
-from kplane.provider.controllers.queue import FairQueue
 from kplane.workloads.pods.objects import labels_of
+
+from .series import FROM_PROMETHEUS, every_series
 
 pytestmark = pytest.mark.integration
 
@@ -34,50 +22,6 @@ SCRAPED = {"metrics.serviceMonitor.enabled": True, "networkPolicy.metricsFrom": 
 TEMPLATE = {"mcm.source.kubeconfigSecretTemplate": "kplane-cp-{name}/controlplane-{name}-controllers"}
 _METRIC = re.compile(r"([a-z_]+){")
 _LABEL = re.compile(r"{{(\w+)}}")
-
-FROM_PROMETHEUS = {"job", "pod"}
-"""Labels that a ServiceMonitor adds."""
-
-
-def series(text: str) -> dict[str, set[str]]:
-    """Labels by the name of the metric."""
-    found: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            found.setdefault(sample.name, set()).update(sample.labels)
-    return found
-
-
-async def operator_series() -> dict[str, set[str]]:
-    metrics = OperatorMetrics()
-    metrics.observe(control_planes=Store(CONTROL_PLANES), queues={"controlplane": FairQueue()})
-
-    async def reconcile(key: Any) -> Result | None:
-        if key == "broken":
-            raise RuntimeError(key)
-        return None
-
-    measured = metrics.timed("controlplane", reconcile=reconcile)
-    await measured(("", "a"))
-    with pytest.raises(RuntimeError):
-        await measured("broken")  # type: ignore[arg-type]
-    return series(generate_latest(metrics.registry).decode())
-
-
-async def mcm_series() -> dict[str, set[str]]:
-    summary = ClusterSummary(name="a", state=State.READY, profile="Core", server="https://a", pid=os.getpid())
-    overview = Mock(Overview)
-    overview.summaries.return_value = [summary]
-    scraper = Mock(Scraper)
-    overview.targets.return_value = [Target(Origin("a", PROGRAM), "https://127.0.0.1:1/metrics", b"")]
-
-    async def scrape(targets: Any, *, take: Any) -> dict[Origin, Any]:
-        labels = {"rest_client_requests_total": '{code="200"}', "workqueue_depth": '{name="a"}'}
-        text = "\n".join(f"{name}{labels.get(name, '')} 1" for name in SERIES)
-        return {target.origin: take(target, text) for target in targets}
-
-    scraper.scrape = scrape
-    return series((await McmMetrics(overview, scraper=scraper).render()).decode())
 
 
 def queries(dashboard: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -88,10 +32,7 @@ def queries(dashboard: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 async def test_each_panel_asks_for_metrics_and_labels_that_exist(chart: Any, etcd: Any, eventually: Any) -> None:
     """Renamed metrics would leave panels empty, and nobody would notice until they are needed."""
-    known: dict[str, set[str]] = {}
-    told = await operator_series(), await mcm_series(), series(await eventually(etcd.metrics, timeout=120))
-    for name, labels in (item for found in told for item in found.items()):
-        known.setdefault(name, set()).update(labels)
+    known = await every_series(etcd, eventually)
     rendered = chart.render(settings={"metrics.dashboard.enabled": True})
     dashboard = json.loads(rendered.one("ConfigMap", "kplane-dashboard")["data"]["kplane.json"])
     wrong = []
@@ -116,7 +57,7 @@ def test_prometheus_finds_each_component(chart: Any) -> None:
     services = [item for item in rendered.manifests if item["kind"] == "Service"]
     pods = rendered.pod_templates().values()
     monitors = [item for item in rendered.manifests if item["kind"] == "ServiceMonitor"]
-    for monitor in (item for item in monitors if item["metadata"]["name"] != "kplane-mcm-dedicated"):
+    for monitor in (item for item in monitors if not item["metadata"]["name"].endswith("-dedicated")):
         wanted = monitor["spec"]["selector"]["matchLabels"].items()
         (service,) = [item for item in services if wanted <= item["metadata"]["labels"].items()]
         (endpoint,) = monitor["spec"]["endpoints"]
@@ -125,8 +66,32 @@ def test_prometheus_finds_each_component(chart: Any) -> None:
         (pod,) = [pod for pod in pods if selected <= pod["metadata"]["labels"].items()]
         assert port["targetPort"] in {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
     assert rendered.names("ServiceMonitor") == [
-        f"kplane-{name}" for name in ("etcd", "mcm", "mcm-dedicated", "operator")
+        f"kplane-{name}" for name in ("etcd", "etcd-dedicated", "mcm", "mcm-dedicated", "operator")
     ]
+
+
+async def test_prometheus_reads_some_series_of_each_dedicated_etcd(chart: Any, etcd: Any, eventually: Any) -> None:
+    """A thousand etcds with all of their series would be too much for it; what is kept exists."""
+    monitor = chart.render(settings=SCRAPED).one("ServiceMonitor", "kplane-etcd-dedicated")["spec"]
+    names = apiserver_name("acme"), etcd_name("acme"), mcm_name("acme", uid="1")
+    selected = [name for name in names if selects(monitor["selector"], labels_of(name, placement=place(name)))]
+    assert selected == [etcd_name("acme")]
+    (endpoint,) = monitor["endpoints"]
+    assert endpoint["port"] in ETCD_PORTS
+    (keep,) = endpoint["metricRelabelings"]
+    known = await every_series(etcd, eventually)
+    kept = {name for name in known if re.fullmatch(keep["regex"], name)}
+    assert kept == {
+        "etcd_mvcc_db_total_size_in_bytes",
+        "etcd_mvcc_db_total_size_in_use_in_bytes",
+        "etcd_server_has_leader",
+        "etcd_server_leader_changes_seen_total",
+        "etcd_server_quota_backend_bytes",
+        "process_resident_memory_bytes",
+    }
+    dashboard = json.loads((chart.directory / "files" / "dashboard.json").read_text())
+    asked = [expression for _, expression, _ in queries(dashboard) if "$dedicated" in expression]
+    assert {metric for expression in asked for metric in _METRIC.findall(expression)} <= kept
 
 
 def test_prometheus_finds_each_mcm_of_one_registration(chart: Any) -> None:

@@ -34,25 +34,31 @@ def kube(api_server: Handle) -> Kubectl:
 
 
 @pytest.fixture
-async def service_monitors(kube: Kubectl, eventually: Any) -> AsyncIterator[None]:
-    """The kind ServiceMonitor, which is another project's."""
+async def monitoring(kube: Kubectl, eventually: Any) -> AsyncIterator[None]:
+    """The kinds ServiceMonitor and PrometheusRule, which are another project's."""
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    crd = {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": "servicemonitors.monitoring.coreos.com"},
-        "spec": {
-            "group": "monitoring.coreos.com",
-            "scope": "Namespaced",
-            "names": {"kind": "ServiceMonitor", "plural": "servicemonitors"},
-            "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}],
-        },
-    }
-    await kube.apply(json.dumps(crd))
-    await kube.run("wait", "--for=condition=Established", "crd/servicemonitors.monitoring.coreos.com")
-    await eventually(lambda: kube.items("servicemonitors", "-A"), lambda found: found == [])
+    kinds = {"ServiceMonitor": "servicemonitors", "PrometheusRule": "prometheusrules"}
+    crds = [
+        {
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {"name": f"{plural}.monitoring.coreos.com"},
+            "spec": {
+                "group": "monitoring.coreos.com",
+                "scope": "Namespaced",
+                "names": {"kind": kind, "plural": plural},
+                "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}],
+            },
+        }
+        for kind, plural in kinds.items()
+    ]
+    names = [f"crd/{crd['metadata']['name']}" for crd in crds]
+    await kube.apply(json.dumps({"apiVersion": "v1", "kind": "List", "items": crds}))
+    await kube.run("wait", "--for=condition=Established", *names)
+    for plural in kinds.values():
+        await eventually(lambda plural=plural: kube.items(plural, "-A"), lambda found: found == [])
     yield
-    await kube.run("delete", "crd", "servicemonitors.monitoring.coreos.com")
+    await kube.run("delete", *names)
 
 
 @pytest.fixture
@@ -68,7 +74,7 @@ async def restricted(kube: Kubectl, eventually: Any) -> str:
     return RESTRICTED
 
 
-@pytest.mark.usefixtures("service_monitors")
+@pytest.mark.usefixtures("monitoring")
 async def test_the_api_server_accepts_everything(chart: Any, values_file: Path, kube: Kubectl) -> None:
     rendered = chart.render(values_file)
     printed = await kube.run(*DRY_RUN, "-f", "-", stdin=rendered.text)

@@ -237,7 +237,7 @@ class OperatorConfig(Configuration):
     ] = None
     """When nodes pull that image"""
     metrics_from: Annotated[_Peers, Flag("PEERS", _PODS, default="anybody")] = None
-    """JSON list of peers of --namespace, as in a NetworkPolicy, that may read the metrics of each dedicated mcm"""
+    """JSON list of peers of --namespace, as in a NetworkPolicy, that may read the metrics of dedicated mcm and etcds"""
     image_pull_secret: Annotated[tuple[str, ...], Flag("NAME", _PODS)] = ()
     """Secret of --namespace for pulling images, copied to tenants' namespaces"""
     replicas: Annotated[int, Field(ge=1), Flag("N", _PODS)] = 1
@@ -333,8 +333,8 @@ class OperatorConfig(Configuration):
             raise _needs_image("--kube-apiserver-image")
         if not self.etcd_image:
             raise _needs_image("--etcd-image")
-        if not self.mcm_image and (self.mcm_image_pull_policy is not None or self.metrics_from is not None):
-            raise ValueError("--mcm-image-pull-policy, --metrics-from: they are of no use without --mcm-image")
+        if not self.mcm_image and self.mcm_image_pull_policy is not None:
+            raise ValueError("--mcm-image-pull-policy: it is of no use without --mcm-image")
         if self.expose is Expose.NODE_PORT and not self.external_host:
             raise ValueError("--expose NodePort needs --external-host, under which clients reach the nodes")
         if self.expose is not Expose.NODE_PORT and self.external_host:

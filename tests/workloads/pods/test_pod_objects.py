@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 
-from kplane.workloads import FILES, SCRATCH, File, Lifetime, Reach, RestartPolicy, RuntimeFailure, Scheduling
+from kplane.workloads import FILES, SCRATCH, File, Lifetime, Port, Reach, RestartPolicy, RuntimeFailure, Scheduling
 from kplane.workloads.pods.objects import check_supported, disruption_budget, files_secret, network_policy, workload
 from kplane.workloads.pods.service import service
 from kplane.workloads.pods.settings import Placement
@@ -160,10 +160,21 @@ def test_who_may_connect_and_where_to():
 
     peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
     ports = [{"protocol": "TCP", "port": 6443}]
-    assert policy(server("x", metrics_only=True))["ingress"] == [{"ports": ports}]
-    assert policy(server("x", metrics_only=True), metrics_from=(peer,))["ingress"] == [{"ports": ports, "from": [peer]}]
-    assert policy(server("x", metrics_only=True), metrics_from=())["ingress"] == []
+    measured = server("x", metrics_port="https")
+    assert policy(measured)["ingress"] == [{"ports": ports}]
+    assert policy(measured, metrics_from=(peer,))["ingress"] == [{"ports": ports, "from": [peer]}]
+    assert policy(measured, metrics_from=())["ingress"] == []
     assert policy(server("x"), metrics_from=(peer,))["ingress"] == [{"ports": ports}]
+
+    # Who reads metrics gets to nothing else, and who gets to the rest reads no metrics.
+    both = (*server("x").ports, Port(number=2381, name="metrics"))
+    etcd = server("x", ports=both, reached_by=("friend",), metrics_port="metrics")
+    metrics = [{"protocol": "TCP", "port": 2381}]
+    assert policy(etcd, metrics_from=(peer,))["ingress"] == [
+        {"ports": ports, "from": [friends]},
+        {"ports": metrics, "from": [peer]},
+    ]
+    assert policy(etcd, metrics_from=())["ingress"] == [{"ports": ports, "from": [friends]}]
 
     beside = policy(server("x", reaches=(Reach(port=2379, component="etcd-a"),)))
     assert beside["egress"][-1]["to"] == [{"podSelector": {"matchLabels": {key: "etcd-a"}}}]

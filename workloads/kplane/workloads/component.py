@@ -176,8 +176,8 @@ class Component:
     """Names of the components that may connect to it, where the runtime can keep others out: pods. None: anybody."""
     operated: bool = False
     """Whether the owner of the runtime connects to it as well: pods let in `PodSettings.operator` besides."""
-    metrics_only: bool = False
-    """Whether those who read metrics are all who connect to it: pods let in nobody but `PodSettings.metrics_from`."""
+    metrics_port: str | None = None
+    """Name of a port that serves metrics and health only: pods let in nobody but `PodSettings.metrics_from` there."""
     reaches: tuple[Reach, ...] | None = ()
     """What it connects to besides DNS, and to nothing else where the runtime can keep it. None: to whatever it will."""
     restart: RestartPolicy = RestartPolicy.ALWAYS

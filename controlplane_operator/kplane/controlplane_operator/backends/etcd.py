@@ -127,6 +127,7 @@ def etcd_component(
         reached_by=reached_by,
         operated=bool(peers),
         reaches=tuple(Reach(port=address.ports[_PEER_PORT], component=each) for each in peers),
+        metrics_port=_METRICS_PORT,
         grace_seconds=10.0,
     )
 

@@ -73,7 +73,7 @@ def mcm_component(
         liveness_path="/healthz",
         resources=program.resources,
         scheduling=scheduling,
-        metrics_only=True,
+        metrics_port=_PORT,
         # Control planes may be anywhere.
         reaches=None,
         grace_seconds=_GRACE_SECONDS,

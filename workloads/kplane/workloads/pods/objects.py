@@ -189,19 +189,25 @@ def _group_labels(placement: Placement) -> dict[str, str]:
 
 
 def _incoming(component: Component, *, settings: PodSettings) -> list[Object]:
-    rule: Object = {"ports": [{"protocol": "TCP", "port": port.number} for port in component.ports]}
+    clients: list[Object] | None = None
     if component.reached_by is not None:
         names = list(component.reached_by)
-        rule["from"] = [
-            {"podSelector": {"matchExpressions": [{"key": COMPONENT_LABEL, "operator": "In", "values": names}]}},
-            *([dict(settings.operator)] if component.operated and settings.operator is not None else []),
-        ]
-    elif component.metrics_only and settings.metrics_from is not None:
-        if not settings.metrics_from:
-            # A rule from nobody would be one from everybody.
-            return []
-        rule["from"] = [dict(peer) for peer in settings.metrics_from]
-    return [rule]
+        clients = [{"podSelector": {"matchExpressions": [{"key": COMPONENT_LABEL, "operator": "In", "values": names}]}}]
+        if component.operated and settings.operator is not None:
+            clients.append(dict(settings.operator))
+    readers = None if settings.metrics_from is None else [dict(peer) for peer in settings.metrics_from]
+    served = [port.number for port in component.ports if port.name != component.metrics_port]
+    measured = [port.number for port in component.ports if port.name == component.metrics_port]
+    return [*_ingress_rule(served, peers=clients), *_ingress_rule(measured, peers=readers)]
+
+
+def _ingress_rule(ports: Sequence[int], *, peers: list[Object] | None) -> list[Object]:
+    """Let these peers in, or anybody if it is None."""
+    # A rule from an empty list would be one from everybody, and so would one without ports to every port.
+    if not ports or peers == []:
+        return []
+    rule: Object = {"ports": [{"protocol": "TCP", "port": port} for port in ports]}
+    return [rule if peers is None else {**rule, "from": peers}]
 
 
 def _outgoing(reaches: Sequence[Reach] | None, *, settings: PodSettings) -> Object:

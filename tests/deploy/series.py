@@ -1,0 +1,91 @@
+"""The series that the programs expose, from the programs themselves."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kplane.controlplane_operator.expiry_metrics import ExpiryMetrics
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.metrics import Metrics as OperatorMetrics
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.watch.cache import Store
+from kplane.mcm.describe.controllers import PROGRAM
+from kplane.mcm.instance.lifecycle import Origin, Target
+from kplane.mcm.serving.metric_allowlist import SERIES
+from kplane.mcm.serving.metrics import Metrics as McmMetrics
+from kplane.mcm.serving.overview import ClusterSummary, Overview, State
+from kplane.mcm.serving.scrape import Scraper
+from kplane.provider import Result
+from kplane.provider.controllers.queue import FairQueue
+
+Series = dict[str, set[str]]
+"""Labels by the name of the metric."""
+
+FROM_PROMETHEUS = {"job", "pod", "namespace"}
+"""Labels that a ServiceMonitor adds."""
+
+KUBE_STATE_METRICS: Series = {"kube_job_status_failed": {"namespace", "job_name", "reason"}}
+"""Of another program, as its documentation has them."""
+
+
+def read(text: str) -> Series:
+    found: Series = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+async def operator_series() -> Series:
+    metrics = OperatorMetrics()
+    metrics.observe(control_planes=Store(CONTROL_PLANES), queues={"controlplane": FairQueue()})
+    metrics.elected("kplane-operator", leading=lambda: True)
+    metrics.condition_failed("controlplane", reason=Reason.INTERNAL_ERROR)
+    expiring = {"metadata": {"annotations": {"controlplane.kplane.dev/expires-at": "2026-01-01T00:00:00+00:00"}}}
+    stores: Any = SimpleNamespace(control_planes=[{"metadata": {"name": "a"}}], secrets={})
+    stores.secrets = Mock()
+    stores.secrets.get.return_value = expiring
+    metrics.registry.register(ExpiryMetrics(stores))
+
+    async def reconcile(key: Any) -> Result | None:
+        if key == "broken":
+            raise RuntimeError(key)
+        return None
+
+    measured = metrics.timed("controlplane", reconcile=reconcile)
+    await measured(("", "a"))
+    with pytest.raises(RuntimeError):
+        await measured("broken")  # type: ignore[arg-type]
+    return read(generate_latest(metrics.registry).decode())
+
+
+async def mcm_series() -> Series:
+    summary = ClusterSummary(name="a", state=State.READY, profile="Core", server="https://a", pid=os.getpid())
+    overview = Mock(Overview)
+    overview.summaries.return_value = [summary]
+    scraper = Mock(Scraper)
+    overview.targets.return_value = [Target(Origin("a", PROGRAM), "https://127.0.0.1:1/metrics", b"")]
+
+    async def scrape(targets: Any, *, take: Any) -> dict[Origin, Any]:
+        labels = {"rest_client_requests_total": '{code="200"}', "workqueue_depth": '{name="a"}'}
+        text = "\n".join(f"{name}{labels.get(name, '')} 1" for name in SERIES)
+        return {target.origin: take(target, text) for target in targets}
+
+    scraper.scrape = scrape
+    return read((await McmMetrics(overview, scraper=scraper).render()).decode())
+
+
+async def every_series(etcd: Any, eventually: Any) -> Series:
+    """Merge the series of the operator, of mcm, of a running etcd, and of kube-state-metrics."""
+    known: Series = {}
+    told = await operator_series(), await mcm_series(), read(await eventually(etcd.metrics, timeout=120))
+    for name, labels in (item for found in (*told, KUBE_STATE_METRICS) for item in found.items()):
+        known.setdefault(name, set()).update(labels)
+    return known
