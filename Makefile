@@ -196,7 +196,7 @@ install-kind: venv ## Build the images, and install or upgrade kplane with them 
 .PHONY: manifests
 manifests: venv ## Write deploy/install.yaml: the chart with the images of `make images`, for installations without Helm
 	@helm="$$($(RUN) -m kplane.binaries helm)/helm"; \
-	{ cat deploy/rbac/namespace.yaml; "$$helm" template kplane deploy/chart/kplane --namespace kplane-system --values deploy/values-dev.yaml --skip-tests; } > deploy/install.yaml.new
+	{ cat deploy/rbac/namespace.yaml; "$$helm" template kplane deploy/chart/kplane --namespace kplane-system --values deploy/values-dev.yaml --no-hooks; } > deploy/install.yaml.new
 	@mv deploy/install.yaml.new deploy/install.yaml
 
 .PHONY: generate

@@ -12,6 +12,15 @@ from e2e.tenant import Tenant
 pytestmark = [pytest.mark.k8s_needs("pods"), pytest.mark.timeout(900, func_only=True)]
 
 
+def test_a_release_with_control_planes_stays(acme: Tenant, helm: Helm, kubectl: Kubectl) -> None:
+    """Helm refuses to uninstall it, with a sentence. The tenant is served on."""
+    before = kubectl.names("deployments,statefulsets,secrets", "-n", NAMESPACE)
+    with pytest.raises(AssertionError, match=rf"there are control planes: .*{acme.name}.* Delete them first"):
+        helm("uninstall", RELEASE, "--timeout=200s", timeout_seconds=210)
+    assert kubectl.names("deployments,statefulsets,secrets", "-n", NAMESPACE) >= before
+    acme.answers()
+
+
 def test_control_planes_then_release_then_kinds(
     tenants: tuple[Tenant, Tenant], session_platform: Platform, kubectl: Kubectl, helm: Helm
 ) -> None:

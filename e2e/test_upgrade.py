@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.installation import Helm
+from e2e.installation import NAMESPACE, Helm
+from e2e.kubectl import Kubectl
 from e2e.operators import Operators
 from e2e.platform import Platform
 from e2e.tenant import Tenant
@@ -22,6 +23,7 @@ _DNS = (
     f"networkPolicy.dns[1].ipBlock.cidr={_NETWORK}",
 )
 """A second network that answers DNS, beside CoreDNS."""
+_RECIPIENT = "age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p"
 
 
 @pytest.fixture
@@ -29,6 +31,31 @@ def upgraded(helm: Helm) -> Iterator[Helm]:
     """Helm, with the suite's settings restored afterwards."""
     yield helm
     helm.install()
+
+
+def test_an_upgrade_without_a_backup_is_not_begun(acme: Tenant, upgraded: Helm, kubectl: Kubectl) -> None:
+    """Helm makes the backup first. If that fails, nothing is changed, and Helm says why."""
+    upgraded.install()
+    completed = kubectl.items("events", "-n", NAMESPACE, "--field-selector=involvedObject.name=kplane-before-upgrade")
+    assert "Completed" in {event["reason"] for event in completed}
+
+    acme.keep("before", "the backup")
+    secret = {"access-key-id": "a", "secret-access-key": "b"}
+    metadata = {"name": "nowhere", "namespace": NAMESPACE}
+    kubectl.apply({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": secret})
+    args = kubectl.get("deployment", "kplane-operator", "-n", NAMESPACE)["spec"]["template"]["spec"]["containers"][0][
+        "args"
+    ]
+    nowhere = ["url=s3://nowhere/kplane", "endpoint=https://127.0.0.1:1", "region=a", "credentialsSecret=nowhere"]
+    settings = [f"etcd.backup.bucket.{each}" for each in nowhere]
+    with pytest.raises(AssertionError, match=r"failed to save a backup: [\s\S]*So the upgrade was not begun"):
+        upgraded.install(f"etcd.backup.recipients={{{_RECIPIENT}}}", "operator.logLevel=ERROR", *settings)
+    after = kubectl.get("deployment", "kplane-operator", "-n", NAMESPACE)["spec"]["template"]["spec"]["containers"][0][
+        "args"
+    ]
+    assert after == args
+    acme.answers()
+    assert acme.kept("before") == "the backup"
 
 
 def test_changed_values_keep_the_tenants(

@@ -1,4 +1,4 @@
-"""Backup and restore of the shared etcd, by the scripts that the chart's Jobs run, with a real etcd."""
+"""Restore of the shared etcd, by the script that the chart's Jobs run, with a real etcd."""
 
 from __future__ import annotations
 
@@ -38,11 +38,10 @@ class Scripts:
         command = ["/bin/sh", str(self.chart.directory / "files" / "etcd" / name)]
         return subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    def back_up(self, etcd: Any, *, keep: int = 3) -> str:
+    def back_up(self, etcd: Any) -> str:
         """Save etcd and return the snapshot's file name."""
-        done = self.run("backup.sh", KEEP=str(keep), ETCDCTL_ENDPOINTS=etcd.client_url)
-        assert done.returncode == 0, done.stderr
-        (name,) = [line.removeprefix("saved ") for line in done.stdout.splitlines() if line.startswith("saved ")]
+        name = f"2026010{len(self.names()) + 1}T000000Z.db"
+        etcd.ctl("snapshot", "save", str(self.backups / name))
         return name
 
     def restore(
@@ -55,7 +54,8 @@ class Scripts:
     ) -> dict[str, str]:
         """What the chart's Job has, with the places and addresses of this machine."""
         rendered = self.chart.render(settings={"etcd.restore.snapshot": snapshot, "etcd.restore.bumpRevision": bump})
-        (job,) = [item for item in rendered.manifests if item["kind"] == "Job"]
+        (name,) = [name for name in rendered.names("Job") if "-etcd-restore-" in name]
+        job = rendered.one("Job", name)
         (container,) = job["spec"]["template"]["spec"]["containers"]
         return {
             **{entry["name"]: entry["value"] for entry in container["env"]},
@@ -99,57 +99,6 @@ def scripts(chart: Any, binaries: Any, tmp_path: Path) -> Scripts:
     backups = tmp_path / "backups"
     backups.mkdir()
     return Scripts(chart, binaries.etcd, backups)
-
-
-def test_the_newest_backups_are_kept(scripts: Scripts, etcd: Any) -> None:
-    old = [f"2020010{day}T000000Z.db" for day in range(1, 5)]
-    for name in (*old, "mine.db"):
-        (scripts.backups / name).touch()
-    etcd.ctl("put", "key", "value")
-    newest = scripts.back_up(etcd, keep=3)
-    assert scripts.names() == [*old[2:], newest, "mine.db"]
-    assert (scripts.backups / newest).stat().st_mode & 0o777 == 0o600
-
-
-def test_a_backup_that_fails_leaves_nothing_and_removes_nothing(scripts: Scripts, etcds: list[Any]) -> None:
-    (scripts.backups / "20200101T000000Z.db").touch()
-    # Nothing listens there; etcdctl tries as long as it is told.
-    hasty = scripts.with_program("etcdctl", 'exec "$PROGRAM" "$@" --command-timeout=1s')
-    done = hasty.run("backup.sh", KEEP="1", ETCDCTL_ENDPOINTS=etcds[0].client_url)
-    assert done.returncode != 0
-    assert scripts.names() == ["20200101T000000Z.db"]
-
-
-DF = """
-used=$(cat "$BACKUPS"/* | wc -c)
-exec printf 'Avail\\n%s\\n' $(((SIZE - used) / 1024))
-"""
-"""df of a volume of $SIZE bytes."""
-
-
-def test_the_oldest_backups_make_room_for_the_next(scripts: Scripts, etcd: Any) -> None:
-    """On a volume that is full: rotation after a backup that succeeds would never come."""
-    snapshot = 200_000
-    old = [f"2020010{day}T000000Z.db" for day in range(1, 5)]
-    for name in old:
-        (scripts.backups / name).write_bytes(bytes(snapshot))
-    # Four and a half of them: one more with its ten per cent needs the room of one that is there.
-    small = scripts.with_program("df", DF)
-    done = small.run("backup.sh", KEEP="28", SIZE=str(snapshot * 9 // 2), ETCDCTL_ENDPOINTS=etcd.client_url)
-    assert done.returncode == 0, done.stderr
-    assert f"removed {old[0]}" in done.stdout
-    assert scripts.names()[:-1] == old[1:]
-
-
-def test_the_newest_backup_stays_where_there_is_no_room(scripts: Scripts, etcd: Any) -> None:
-    old = [f"2020010{day}T000000Z.db" for day in range(1, 5)]
-    for name in old:
-        (scripts.backups / name).write_bytes(bytes(200_000))
-    small = scripts.with_program("df", DF)
-    done = small.run("backup.sh", KEEP="28", SIZE="300000", ETCDCTL_ENDPOINTS=etcd.client_url)
-    assert "make it larger (etcd.backup.storageSize)" in done.stderr
-    assert old[-1] in scripts.names()
-    assert set(old[:-1]) & set(scripts.names()) == set()
 
 
 def test_a_restore_brings_back_what_was_saved(scripts: Scripts, etcd: Any) -> None:

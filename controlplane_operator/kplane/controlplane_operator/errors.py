@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from kplane.data import NotOwned, Owner
 
 __all__ = [
+    "BackupFailed",
     "BootstrapFailed",
     "BundleInvalid",
     "CredentialsInvalid",
@@ -20,6 +21,10 @@ __all__ = [
 
 class OperatorError(Exception):
     """Root of the operator's own errors."""
+
+
+class BackupFailed(OperatorError):
+    """A backup was not made, or cannot be opened; the message says why and what to do."""
 
 
 class BootstrapFailed(OperatorError):

@@ -31,12 +31,14 @@ from kplane.data.errors import (
     NotFound,
     NotOwned,
     PermissionDenied,
+    SnapshotDamaged,
     TimedOut,
     TooLarge,
     Unreachable,
 )
 from kplane.data.members import Member, Members
 from kplane.data.owner import Owner, claim, delete_owned, owned_by, owner_key, owner_of, release, take_over
+from kplane.data.snapshot import Snapshot
 from kplane.data.template import Reset, Template, reset
 from kplane.data.usage import Usage, usage
 
@@ -74,6 +76,8 @@ __all__ = [
     "PermissionDenied",
     "Put",
     "Reset",
+    "Snapshot",
+    "SnapshotDamaged",
     "Status",
     "Template",
     "TimedOut",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
@@ -140,6 +141,34 @@ class Connection:
             if not isinstance(answer, method.response):
                 raise DataError(self._failed(method, "unexpected answer"))
             return answer
+
+    async def stream(
+        self, method: Method[RequestT, ResponseT], request: RequestT, *, idle_seconds: float
+    ) -> AsyncIterator[ResponseT]:
+        """Make a call with many answers, and give them as they come; each may take `idle_seconds`.
+
+        A change of the certificate files is used by later calls only. Raises DataError as `call` does.
+        """
+        call = self._opened().channel.unary_stream(
+            method.path,
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
+        )(request)
+        try:
+            while True:
+                async with asyncio.timeout(idle_seconds):
+                    answer = await call.read()
+                if answer is grpc.aio.EOF:
+                    return
+                if not isinstance(answer, method.response):
+                    raise DataError(self._failed(method, "unexpected answer"))
+                yield answer
+        except TimeoutError:
+            raise TimedOut(self._failed(method, f"no answer within {idle_seconds:g} s")) from None
+        except grpc.aio.AioRpcError as error:
+            raise self._error(method, error) from error
+        finally:
+            call.cancel()
 
     async def close(self) -> None:
         """Close the connection; calls in flight end with an error. A later call opens it again."""

@@ -19,6 +19,7 @@ __all__ = [
     "NotFound",
     "NotOwned",
     "PermissionDenied",
+    "SnapshotDamaged",
     "TimedOut",
     "TooLarge",
     "Unreachable",
@@ -48,6 +49,10 @@ class NotOwned(DataError):
 
 class CredentialsUnusable(DataError):
     """A file with a certificate or key is missing, empty, or open to other users."""
+
+
+class SnapshotDamaged(DataError):
+    """A snapshot is not complete, or not what etcd sent."""
 
 
 class Unreachable(DataError):

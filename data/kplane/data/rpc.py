@@ -25,6 +25,7 @@ __all__ = [
     "ROLE_GET",
     "ROLE_GRANT_PERMISSION",
     "ROLE_REVOKE_PERMISSION",
+    "SNAPSHOT",
     "STATUS",
     "TXN",
     "USER_ADD",
@@ -55,6 +56,8 @@ TXN: Final = Method("/etcdserverpb.KV/Txn", pb.TxnRequest, pb.TxnResponse)
 
 ALARM: Final = Method("/etcdserverpb.Maintenance/Alarm", pb.AlarmRequest, pb.AlarmResponse)
 STATUS: Final = Method("/etcdserverpb.Maintenance/Status", pb.StatusRequest, pb.StatusResponse)
+# The response is a stream of messages.
+SNAPSHOT: Final = Method("/etcdserverpb.Maintenance/Snapshot", pb.SnapshotRequest, pb.SnapshotResponse)
 
 MEMBER_LIST: Final = Method("/etcdserverpb.Cluster/MemberList", pb.MemberListRequest, pb.MemberListResponse)
 MEMBER_ADD: Final = Method("/etcdserverpb.Cluster/MemberAdd", pb.MemberAddRequest, pb.MemberAddResponse)

@@ -43,7 +43,7 @@ from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import AlreadyExists, Conflict, NotFound
 from kplane.provider.client.resources import SECRETS
 
-__all__ = ["Generations", "TenantKeys"]
+__all__ = ["AUTHORITIES_SECRET", "Generations", "TenantKeys"]
 
 
 _NEXT: Final = "next-"
@@ -132,7 +132,7 @@ def _rotation(data: Mapping[str, bytes]) -> Rotation | None:
         raise CredentialsInvalid(f"entry {_ROTATION} cannot be read") from None
 
 
-_AUTHORITIES: Final = "control-plane-authorities"
+AUTHORITIES_SECRET: Final = "control-plane-authorities"  # noqa: S105 - the name of a Secret
 _CERTIFICATES: Final = "control-plane-certificates"
 
 
@@ -173,7 +173,7 @@ class TenantKeys:
         Each step may be the last one of this operator: the keys are in one of the two Secrets at any time. Raises
         ConditionError (Provisioning) while a deleted Secret is not gone yet.
         """
-        found = await self._find(control_plane, _AUTHORITIES)
+        found = await self._find(control_plane, AUTHORITIES_SECRET)
         saved = self._saved.find(control_plane)
         if saved is None and (found is None or "deletionTimestamp" not in found["metadata"]):
             return found
@@ -187,7 +187,7 @@ class TenantKeys:
             found = None
         if saved is not None and (kept := data_of(saved)):
             if found is None:
-                await create_lasting_secret(self._context, control_plane, name=_AUTHORITIES, data=kept)
+                await create_lasting_secret(self._context, control_plane, name=AUTHORITIES_SECRET, data=kept)
             elif data_of(found) != kept:
                 # Another user made it, in the moment before.
                 await replace_data(self._context, found, data=kept)
@@ -195,7 +195,7 @@ class TenantKeys:
                 control_plane, reason="KeysRestored", message=f"put its keys back into Secret {_where(control_plane)}"
             )
         await self._saved.forget(control_plane)
-        return await self._find(control_plane, _AUTHORITIES)
+        return await self._find(control_plane, AUTHORITIES_SECRET)
 
     async def save(self, control_plane: ControlPlane, *, release: bool) -> None:
         """Save the keys outside of their namespace, which is being deleted; `release` lets it go then."""
@@ -212,7 +212,7 @@ class TenantKeys:
 
     async def advance(self, control_plane: ControlPlane, *, known: Rotation | None, following: Rotation) -> bool:
         """Take the step of an exchange that follows `known`, in one write; False if another write was quicker."""
-        found = await self._find(control_plane, _AUTHORITIES)
+        found = await self._find(control_plane, AUTHORITIES_SECRET)
         if found is None:
             return False
         generations = _generations(control_plane, data_of(found))
@@ -227,11 +227,11 @@ class TenantKeys:
 
     async def exist(self, control_plane: ControlPlane) -> bool:
         """Tell whether `authorities` has created any."""
-        return await self._find(control_plane, _AUTHORITIES) is not None
+        return await self._find(control_plane, AUTHORITIES_SECRET) is not None
 
     async def present(self, control_plane: ControlPlane) -> TenantAuthorities | None:
         """Return the authorities without creating any; raises ConditionError (Failed) where they are damaged."""
-        found = await self._find(control_plane, _AUTHORITIES)
+        found = await self._find(control_plane, AUTHORITIES_SECRET)
         return _generations(control_plane, data_of(found)).in_force() if found is not None else None
 
     async def forget_certificates(self, control_plane: ControlPlane) -> None:
@@ -276,7 +276,7 @@ class TenantKeys:
         """Return the Secret of the authorities as it is at this moment."""
         namespace = management_namespace(control_plane.name)
         try:
-            return await self._context.client.get(SECRETS, _AUTHORITIES, namespace=namespace)
+            return await self._context.client.get(SECRETS, AUTHORITIES_SECRET, namespace=namespace)
         except NotFound:
             return None
 
@@ -289,9 +289,9 @@ class TenantKeys:
         authorities = TenantAuthorities.create(control_plane.name)
         created = Generations(authorities, rotation=begun_with(value, now=datetime.now(UTC))).to_secret()
         try:
-            await create_lasting_secret(self._context, control_plane, name=_AUTHORITIES, data=created)
+            await create_lasting_secret(self._context, control_plane, name=AUTHORITIES_SECRET, data=created)
         except AlreadyExists:
-            found = await self._find(control_plane, _AUTHORITIES)
+            found = await self._find(control_plane, AUTHORITIES_SECRET)
             return data_of(found) if found is not None else {}
         return created
 
@@ -306,4 +306,4 @@ def _generations(control_plane: ControlPlane, data: Mapping[str, bytes]) -> Gene
 
 
 def _where(control_plane: ControlPlane) -> str:
-    return f"{management_namespace(control_plane.name)}/{_AUTHORITIES}"
+    return f"{management_namespace(control_plane.name)}/{AUTHORITIES_SECRET}"

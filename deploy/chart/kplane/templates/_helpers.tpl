@@ -2,7 +2,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* Beginning of all names. The longest endings are -etcd-restore-2-0123456789 and -etcd-backup-9999-0123456789, and names of pods have to fit into 63 letters. */}}
+{{/* Beginning of all names. The longest endings are -etcd-restore-2-0123456789 and -etcd-backup-0123456789, and names of pods have to fit into 63 letters. */}}
 {{- define "kplane.fullname" -}}
 {{- $name := include "kplane.name" . -}}
 {{- if .Values.fullnameOverride -}}

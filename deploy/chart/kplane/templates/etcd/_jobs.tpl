@@ -1,44 +1,75 @@
-{{/* The job that saves a snapshot; the CronJob and the Job at installation and upgrade have it. */}}
+{{/* Whether backups have the keys of control planes in them, and so read Secrets. */}}
+{{- define "kplane.backsUpKeys" -}}
+{{ if .Values.etcd.backup.recipients }}true{{ end }}
+{{- end -}}
+
+{{/* The job that makes a backup: (list $ account advice). With advice, said after a failure, it soon gives up: Helm waits for it. */}}
 {{- define "kplane.backupJob" -}}
-{{- $name := include "kplane.etcd" . -}}
+{{- $root := index . 0 -}}
+{{- $advice := index . 2 -}}
+{{- $values := $root.Values -}}
+{{- $backup := $values.etcd.backup -}}
+{{- $name := include "kplane.etcd" $root -}}
 # etcd may be on its way up.
-backoffLimit: 8
+backoffLimit: {{ ternary 1 8 (ne $advice "") }}
 activeDeadlineSeconds: 3600
 ttlSecondsAfterFinished: 86400
 template:
   metadata:
     labels:
-      {{- include "kplane.podLabels" (list . "etcd-backup") | nindent 6 }}
+      {{- include "kplane.podLabels" (list $root "etcd-backup") | nindent 6 }}
   spec:
-    {{- include "kplane.etcdJobPod" . | nindent 4 }}
-    restartPolicy: OnFailure
+    {{- include "kplane.etcdJobPod" $root | nindent 4 }}
+    {{- if include "kplane.backsUpKeys" $root }}
+    serviceAccountName: {{ index . 1 }}
+    {{- end }}
+    automountServiceAccountToken: {{ ternary true false (ne (include "kplane.backsUpKeys" $root) "") }}
+    # With Never the pod stays, and Helm shows its log.
+    restartPolicy: {{ ternary "Never" "OnFailure" (ne $advice "") }}
     containers:
       - name: backup
-        image: {{ include "kplane.image" (list . "operator") }}
-        imagePullPolicy: {{ .Values.operator.image.pullPolicy }}
-        command: [/bin/sh, /scripts/backup.sh]
-        env:
-          - {name: BACKUPS, value: /backup}
-          - {name: KEEP, value: {{ .Values.etcd.backup.keep | quote }}}
-          - {name: ETCDCTL_ENDPOINTS, value: "https://{{ $name }}.{{ .Release.Namespace }}.svc:2379"}
-          - {name: ETCDCTL_CACERT, value: /etc/etcd/ca.crt}
-          - {name: ETCDCTL_CERT, value: /etc/etcd/client.crt}
-          - {name: ETCDCTL_KEY, value: /etc/etcd/client.key}
-        {{- with .Values.etcd.backup.resources }}
+        image: {{ include "kplane.image" (list $root "operator") }}
+        imagePullPolicy: {{ $values.operator.image.pullPolicy }}
+        command: [python, -m, kplane.controlplane_operator.backup, save]
+        args:
+          - --volume=/backup
+          - --etcd=https://{{ $name }}.{{ $root.Release.Namespace }}.svc:2379
+          - --credentials=/etc/etcd
+          - --namespace={{ $root.Release.Namespace }}
+          - --etcd-secret={{ $name }}-credentials
+          - --keep={{ $backup.keep }}
+          {{- range $backup.recipients }}
+          - --recipient={{ . }}
+          {{- end }}
+          {{- with $backup.bucket }}
+          {{- if .url }}
+          - --bucket={{ .url }}
+          - --bucket-credentials=/etc/bucket
+          {{- end }}
+          {{- with .endpoint }}
+          - --bucket-endpoint={{ . }}
+          {{- end }}
+          {{- with .region }}
+          - --bucket-region={{ . }}
+          {{- end }}
+          {{- end }}
+          {{- with $advice }}
+          - {{ printf "--advice=%s" . | quote }}
+          {{- end }}
+        {{- with $backup.resources }}
         resources:
           {{- toYaml . | nindent 10 }}
         {{- end }}
         securityContext:
-          {{- include "kplane.containerSecurity" . | nindent 10 }}
+          {{- include "kplane.containerSecurity" $root | nindent 10 }}
         terminationMessagePolicy: FallbackToLogsOnError
         volumeMounts:
-          - {name: scripts, mountPath: /scripts, readOnly: true}
           - {name: backup, mountPath: /backup}
           - {name: credentials, mountPath: /etc/etcd, readOnly: true}
+          {{- if $backup.bucket.url }}
+          - {name: bucket, mountPath: /etc/bucket, readOnly: true}
+          {{- end }}
     volumes:
-      - name: scripts
-        configMap:
-          name: {{ $name }}-scripts
       - name: backup
         persistentVolumeClaim:
           claimName: {{ $name }}-backup
@@ -51,6 +82,112 @@ template:
             - {key: ca.crt, path: ca.crt}
             - {key: client.crt, path: client.crt}
             - {key: client.key, path: client.key}
+      {{- if $backup.bucket.url }}
+      - name: bucket
+        secret:
+          secretName: {{ $backup.bucket.credentialsSecret }}
+          defaultMode: 0440
+      {{- end }}
+{{- end -}}
+
+{{/* What a backup with keys may read: (list $ name annotations). */}}
+{{- define "kplane.backupRights" -}}
+{{- $root := index . 0 -}}
+{{- $name := index . 1 -}}
+{{- $annotations := index . 2 -}}
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  name: {{ $name }}
+  namespace: {{ $root.Release.Namespace }}
+  labels:
+    {{- include "kplane.labels" (list $root "etcd-backup") | nindent 4 }}
+  {{- with $annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+automountServiceAccountToken: false
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata:
+  name: {{ $name }}
+  labels:
+    {{- include "kplane.labels" (list $root "etcd-backup") | nindent 4 }}
+  {{- with $annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+rules:
+  - apiGroups: [controlplane.kplane.dev]
+    resources: [controlplanes, controlplaneclasses, controlplaneendpoints, controlplaneregistrations]
+    verbs: [list]
+  - apiGroups: [""]
+    resources: [namespaces]
+    # what they record of retained data
+    verbs: [list]
+  - apiGroups: [""]
+    resources: [secrets]
+    # the CAs and ServiceAccount keys, one Secret in each namespace of a control plane
+    resourceNames: [control-plane-authorities]
+    verbs: [get]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: {{ $name }}
+  labels:
+    {{- include "kplane.labels" (list $root "etcd-backup") | nindent 4 }}
+  {{- with $annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: ClusterRole
+  name: {{ $name }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ $name }}
+    namespace: {{ $root.Release.Namespace }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata:
+  name: {{ $name }}
+  namespace: {{ $root.Release.Namespace }}
+  labels:
+    {{- include "kplane.labels" (list $root "etcd-backup") | nindent 4 }}
+  {{- with $annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+rules:
+  - apiGroups: [""]
+    resources: [secrets]
+    # the CA of the shared etcd
+    resourceNames: [{{ include "kplane.etcd" $root }}-credentials]
+    verbs: [get]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata:
+  name: {{ $name }}
+  namespace: {{ $root.Release.Namespace }}
+  labels:
+    {{- include "kplane.labels" (list $root "etcd-backup") | nindent 4 }}
+  {{- with $annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: Role
+  name: {{ $name }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ $name }}
+    namespace: {{ $root.Release.Namespace }}
 {{- end -}}
 
 {{/* The job that restores a member: (list $ 0). All of them take the same snapshot and raise revisions by the same number. */}}
@@ -69,6 +206,7 @@ template:
       {{- include "kplane.podLabels" (list $root "etcd-restore") | nindent 6 }}
   spec:
     {{- include "kplane.etcdJobPod" $root | nindent 4 }}
+    automountServiceAccountToken: false
     restartPolicy: Never
     containers:
       - name: restore
@@ -115,7 +253,6 @@ template:
 
 {{/* What pods of backup and restore have in common. */}}
 {{- define "kplane.etcdJobPod" -}}
-automountServiceAccountToken: false
 enableServiceLinks: false
 securityContext:
   {{- include "kplane.podSecurity" . | nindent 2 }}

@@ -1,0 +1,101 @@
+"""Makes a backup: writes it as a stream, reads it again, and removes old ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import pyrage
+
+from kplane.controlplane_operator.backup.archive import encrypt, pack
+from kplane.controlplane_operator.backup.storage import ENCRYPTED, PLAIN, Hashing, Storage, digest_of
+from kplane.controlplane_operator.errors import BackupFailed
+from kplane.data import Client
+from kplane.data.snapshot import Snapshot
+
+__all__ = ["save"]
+
+_TIME: Final = "%Y%m%dT%H%M%SZ"
+_BATCH: Final = 1 << 20
+
+
+async def save(
+    etcd: Client,
+    *,
+    objects: AsyncIterator[dict[str, Any]] | None,
+    storage: Storage,
+    to: Sequence[pyrage.x25519.Recipient],
+    keep: int,
+    say: Callable[[str], None],
+) -> str:
+    """Save etcd, and with recipients the objects too; returns the name of the backup.
+
+    Without recipients the backup is the snapshot alone, and not encrypted. The newest `keep` backups stay; nothing is
+    removed after a failure. Raises BackupFailed, DataError, ProviderError and OSError.
+    """
+    for removed in await asyncio.to_thread(storage.prepare):
+        say(f"removed {removed}")
+    snapshot = await Snapshot.take(etcd.connection)
+    chunks = snapshot.chunks() if objects is None else pack(snapshot, objects)
+    name = datetime.now(UTC).strftime(_TIME) + (PLAIN if objects is None else ENCRYPTED)
+    source = _Pulling(chunks, loop=asyncio.get_running_loop())
+    written = await asyncio.to_thread(_write, source, storage, name, to)
+    if await asyncio.to_thread(digest_of, storage, name) != written:
+        await asyncio.to_thread(storage.remove, name)
+        raise BackupFailed(
+            f"failed to save {name}: what the storage returns is not what was written; check the storage"
+        )
+    say(f"saved {name}")
+    for old in (await asyncio.to_thread(storage.names))[:-keep]:
+        await asyncio.to_thread(storage.remove, old)
+        say(f"removed {old}")
+    return name
+
+
+def _write(source: _Pulling, storage: Storage, name: str, to: Sequence[pyrage.x25519.Recipient]) -> str:
+    with storage.writer(name) as file:
+        target = Hashing(file)
+        if to:
+            try:
+                encrypt(source, target, to=to)
+            except pyrage.EncryptError as error:
+                raise source.error or target.error or BackupFailed(f"failed to encrypt {name}: {error}") from error
+        else:
+            while chunk := source.read(_BATCH):
+                target.write(chunk)
+    return target.hexdigest()
+
+
+class _Pulling:
+    """Reads an asynchronous stream from another thread."""
+
+    def __init__(self, chunks: AsyncIterator[bytes], *, loop: asyncio.AbstractEventLoop) -> None:
+        self._chunks = chunks
+        self._loop = loop
+        self._buffer = memoryview(b"")
+        self.error: Exception | None = None
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return up to so many bytes; none at the end. Keeps the error that it raises."""
+        if not self._buffer:
+            try:
+                self._buffer = memoryview(asyncio.run_coroutine_threadsafe(self._next(), self._loop).result())
+            except Exception as error:
+                self.error = error
+                raise
+        found = self._buffer if size < 0 else self._buffer[:size]
+        self._buffer = self._buffer[len(found) :]
+        return bytes(found)
+
+    async def _next(self) -> bytes:
+        """Join pieces, since each change of threads costs more than a piece of etcd's 32 KiB."""
+        pieces, size = [], 0
+        while size < _BATCH:
+            piece = await anext(self._chunks, None)
+            if piece is None:
+                break
+            pieces.append(piece)
+            size += len(piece)
+        return b"".join(pieces)

@@ -1,0 +1,250 @@
+"""Where backups are: a volume, or a bucket of S3-compatible storage."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Protocol
+from urllib.parse import urlsplit
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import S3Store
+from typing_extensions import override
+
+from kplane.controlplane_operator.backup.archive import Readable, Writable
+from kplane.controlplane_operator.errors import BackupFailed
+
+__all__ = ["ENCRYPTED", "PLAIN", "Bucket", "Hashing", "Storage", "Volume", "digest_of"]
+
+PLAIN: Final = ".db"
+ENCRYPTED: Final = ".tar.age"
+
+_NAME: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z(\.db|\.tar\.age)")
+_CHUNK: Final = 1 << 20
+_LEFT_SECONDS: Final = 7200
+"""What a killed backup left behind is removed after this time; a Job lives half as long."""
+_ROOM: Final = 1.1
+"""The next backup may be larger than the newest one by so much."""
+_PART_BYTES: Final = 16 << 20
+"""Of an upload: a bucket takes 10,000 parts, so backups of up to 156 GiB."""
+_UPLOADS: Final = 2
+"""Parts that are in memory at once."""
+
+
+class Storage(Protocol):
+    """Backups by name. Each method blocks, and raises BackupFailed or OSError."""
+
+    def names(self) -> list[str]:
+        """Return the names of all backups, from the oldest to the newest."""
+        ...
+
+    def prepare(self) -> list[str]:
+        """Make room for one more, and return what was removed for that."""
+        ...
+
+    def writer(self, name: str) -> contextlib.AbstractContextManager[Writable]:
+        """Write a backup. It is there when the block ended well, and nothing of it is there otherwise."""
+        ...
+
+    def reader(self, name: str) -> contextlib.AbstractContextManager[Readable]:
+        """Read a backup."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Delete a backup."""
+        ...
+
+
+class Hashing:
+    """Passes on what is written, and hashes it."""
+
+    def __init__(self, target: Writable) -> None:
+        self._target = target
+        self._hash = hashlib.sha256()
+        self.error: Exception | None = None
+        """Kept, because the library that encrypts tells only its text."""
+
+    def write(self, data: bytes, /) -> int:
+        """Write all of the data."""
+        self._hash.update(data)
+        try:
+            self._target.write(data)
+        except Exception as error:
+            self.error = error
+            raise
+        return len(data)
+
+    def flush(self) -> None:
+        """Do nothing: the storage decides when it has enough."""
+
+    def hexdigest(self) -> str:
+        """Return the SHA-256 of all that was written."""
+        return self._hash.hexdigest()
+
+
+def digest_of(storage: Storage, name: str) -> str:
+    """Read a backup and return its SHA-256."""
+    found = hashlib.sha256()
+    with storage.reader(name) as file:
+        while chunk := file.read(_CHUNK):
+            found.update(chunk)
+    return found.hexdigest()
+
+
+class Volume(Storage):
+    """A directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    @override
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self._directory.iterdir() if _NAME.fullmatch(path.name))
+
+    @override
+    def prepare(self) -> list[str]:
+        for path in self._directory.glob(".*.partial*"):
+            if path.stat().st_mtime < time.time() - _LEFT_SECONDS:
+                path.unlink(missing_ok=True)
+        # The newest stays in any case. Without this, a volume that is full would get no further backup.
+        *old, newest = self.names() or [""]
+        removed = []
+        needed = int((self._directory / newest).stat().st_size * _ROOM) if newest else 0
+        while old and self.free() < needed:
+            removed.append(old.pop(0))
+            self.remove(removed[-1])
+        return removed
+
+    def free(self) -> int:
+        """Return the bytes that are free."""
+        found = os.statvfs(self._directory)
+        return found.f_bavail * found.f_frsize
+
+    @override
+    @contextlib.contextmanager
+    def writer(self, name: str) -> Iterator[Writable]:
+        with self.file(name) as partial, partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+
+    @contextlib.contextmanager
+    def file(self, name: str) -> Iterator[Path]:
+        """Give a private file to write, which has this name once the block ended well."""
+        partial = self._directory / f".{name}.partial"
+        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
+        try:
+            yield partial
+            partial.rename(self._directory / name)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise BackupFailed(
+                f"failed to write {name}: the volume is full; make it larger (etcd.backup.storageSize)"
+            ) from error
+        finally:
+            partial.unlink(missing_ok=True)
+        directory = os.open(self._directory, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    @override
+    @contextlib.contextmanager
+    def reader(self, name: str) -> Iterator[Readable]:
+        with (self._directory / name).open("rb") as file:
+            yield file
+
+    @override
+    def remove(self, name: str) -> None:
+        (self._directory / name).unlink(missing_ok=True)
+
+
+class Bucket(Storage):
+    """The objects below a prefix."""
+
+    def __init__(self, url: str, *, credentials: Path, endpoint: str | None = None, region: str | None = None) -> None:
+        """Take `s3://<bucket>[/<prefix>]`; `endpoint` None: AWS.
+
+        `credentials` has files `access-key-id` and `secret-access-key`. With `ca.crt` in it the process trusts this CA
+        from then on. Raises BackupFailed if a URL is none, and OSError if a file is missing.
+        """
+        parts = urlsplit(url)
+        if parts.scheme != "s3" or not parts.hostname or parts.query or parts.fragment:
+            raise BackupFailed(f"{url} is not the URL of a bucket; it must be s3://<bucket>/<prefix>")
+        if endpoint is not None and urlsplit(endpoint).scheme != "https":
+            raise BackupFailed(f"{endpoint} is not the URL of S3-compatible storage; it must be https://<host>")
+        self._url = url
+        if (ca := credentials / "ca.crt").is_file():
+            # The library has no other way.
+            os.environ["SSL_CERT_FILE"] = str(ca)
+        with self._errors("open"):
+            self._store = S3Store(
+                parts.netloc,
+                prefix=parts.path.strip("/") or None,
+                endpoint=endpoint,
+                region=region,
+                access_key_id=(credentials / "access-key-id").read_text().strip(),
+                secret_access_key=(credentials / "secret-access-key").read_text().strip(),
+                virtual_hosted_style_request=endpoint is None,
+                client_options={"timeout": "2m", "connect_timeout": "20s"},
+            )
+
+    @override
+    def names(self) -> list[str]:
+        with self._errors("list"):
+            return sorted(
+                found["path"] for page in obstore.list(self._store) for found in page if _NAME.fullmatch(found["path"])
+            )
+
+    @override
+    def prepare(self) -> list[str]:
+        return []
+
+    @override
+    @contextlib.contextmanager
+    def writer(self, name: str) -> Iterator[Writable]:
+        with self._errors(f"write {name} to"):
+            # Not as a context manager: that would complete the object after an error too.
+            file = obstore.open_writer(self._store, name, buffer_size=_PART_BYTES, max_concurrency=_UPLOADS)
+            yield file
+            file.close()
+
+    @override
+    @contextlib.contextmanager
+    def reader(self, name: str) -> Iterator[Readable]:
+        with self._errors(f"read {name} from"):
+            yield _Ranges(obstore.open_reader(self._store, name, buffer_size=_PART_BYTES))
+
+    @override
+    def remove(self, name: str) -> None:
+        with self._errors(f"delete {name} from"):
+            obstore.delete(self._store, name)
+
+    @contextlib.contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (BaseError, OSError) as error:
+            # The library adds all fields of its error, on many lines.
+            cause = str(error).partition("\n\nDebug source")[0]
+            raise BackupFailed(f"failed to {what} {self._url}: {cause}") from error
+
+
+class _Ranges:
+    """A reader of obstore that gives bytes."""
+
+    def __init__(self, file: obstore.ReadableFile) -> None:
+        self._file = file
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return up to so many bytes; none at the end."""
+        return self._file.read(None if size < 0 else size).to_bytes()

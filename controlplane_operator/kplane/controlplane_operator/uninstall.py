@@ -1,0 +1,56 @@
+"""`python -m kplane.controlplane_operator.uninstall`: fails while there are control planes.
+
+Helm runs it before it deletes a release: without the operator and the shared etcd control planes would be lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Final
+
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.provider import Client, ClusterConfig, NotFound, ProviderError
+
+__all__ = ["main", "refusal"]
+
+_NAMED: Final = 5
+_ANYWAY: Final = "To uninstall kplane without this check, run helm uninstall with --no-hooks"
+
+
+def main() -> int:
+    """Run the command; returns 0 if kplane can be uninstalled, else 1."""
+    try:
+        said = asyncio.run(_asked())
+    except ProviderError as error:
+        said = f"failed to list control planes: {error}. {_ANYWAY}."
+    if said is None:
+        return 0
+    sys.stderr.write(f"{said}\n")
+    return 1
+
+
+async def _asked() -> str | None:
+    async with Client(ClusterConfig.in_cluster()) as client:
+        return await refusal(client)
+
+
+async def refusal(client: Client) -> str | None:
+    """Say why kplane is not uninstalled, and what to do; None if there is no control plane. Raises ProviderError."""
+    try:
+        found = (await client.list(CONTROL_PLANES, metadata_only=True)).items
+    except NotFound:
+        return None  # the kind is gone, and with it every control plane
+    if not found:
+        return None
+    names = [each["metadata"]["name"] for each in found]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return (
+        f"kplane is not uninstalled, because there are control planes: {', '.join(names[:_NAMED])}{more}. Delete them"
+        " first, while the operator runs: kubectl delete controlplanes --all. docs/uninstall.md says what becomes of"
+        f" their data. {_ANYWAY}: virtual control planes then lose their etcd, and no operator maintains the others."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

