@@ -15,6 +15,7 @@ from kplane.controlplane_operator.expiry_metrics import ExpiryMetrics
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.metrics import Metrics as OperatorMetrics
 from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.storage_metrics import StorageMetrics
 from kplane.controlplane_operator.watch.cache import Store
 from kplane.mcm.describe.controllers import PROGRAM
 from kplane.mcm.instance.lifecycle import Origin, Target
@@ -49,10 +50,13 @@ async def operator_series() -> Series:
     metrics.elected("kplane-operator", leading=lambda: True)
     metrics.condition_failed("controlplane", reason=Reason.INTERNAL_ERROR)
     expiring = {"metadata": {"annotations": {"controlplane.kplane.dev/expires-at": "2026-01-01T00:00:00+00:00"}}}
-    stores: Any = SimpleNamespace(control_planes=[{"metadata": {"name": "a"}}], secrets={})
+    storage = {"keys": 1, "bytes": 1, "quotaBytes": 1}
+    control_plane = {"metadata": {"name": "a", "uid": "1"}, "status": {"storage": storage}}
+    stores: Any = SimpleNamespace(control_planes=[control_plane], secrets={})
     stores.secrets = Mock()
     stores.secrets.get.return_value = expiring
     metrics.registry.register(ExpiryMetrics(stores))
+    metrics.registry.register(StorageMetrics(stores, usage=lambda _: None))
 
     async def reconcile(key: Any) -> Result | None:
         if key == "broken":
