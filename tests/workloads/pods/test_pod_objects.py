@@ -222,7 +222,7 @@ def test_components_of_one_group_are_spread_and_a_drain_takes_one_at_a_time():
         assert [each["topologyKey"] for each in spread] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
         assert all(each["labelSelector"] == {"matchLabels": group} for each in spread)
         # A member is ready with a majority only, so that the others have to find it before.
-        found = service("x", placement=placement, ports={"peer": 2380}, settings=SETTINGS, exposed=False)
+        found = service("x", placement=placement, ports={"peer": 2380}, settings=SETTINGS, exposed=None)
         assert found["spec"]["publishNotReadyAddresses"] is True
     # The eviction of a pod that two budgets select is refused.
     assert disruption_budget(component, placement=second) is None
