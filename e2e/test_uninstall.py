@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from e2e.installation import GROUP, NAMESPACE, RELEASE, Helm, require_nothing_left
@@ -19,6 +21,11 @@ def test_a_release_with_control_planes_stays(acme: Tenant, helm: Helm, kubectl: 
         helm("uninstall", RELEASE, "--timeout=200s", timeout_seconds=210)
     assert kubectl.names("deployments,statefulsets,secrets", "-n", NAMESPACE) >= before
     acme.answers()
+    revision = json.loads(helm("history", RELEASE, "--output=json"))[-1]["revision"]
+    helm("rollback", RELEASE, str(revision), "--wait", "--timeout=300s", timeout_seconds=310)
+    status = helm.status()
+    assert status is not None
+    assert status["status"] == "deployed"
 
 
 def test_control_planes_then_release_then_kinds(

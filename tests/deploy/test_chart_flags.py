@@ -33,7 +33,8 @@ def operator_settings(rendered: Any, credentials: Path) -> OperatorConfig:
 
 
 def test_the_operator_is_told_everything_that_is_set(chart: Any, everything_on: Path, tmp_path: Path) -> None:
-    settings = operator_settings(chart.render(everything_on), tmp_path)
+    rendered = chart.render(everything_on)
+    settings = operator_settings(rendered, tmp_path)
     assert settings.kubeconfig is None
     assert settings.mcm_service_account == ("kplane-system", "my-kplane-mcm")
     assert (settings.workers, settings.log_level, settings.listen.port) == (4, "DEBUG", 8080)
@@ -47,7 +48,8 @@ def test_the_operator_is_told_everything_that_is_set(chart: Any, everything_on: 
     assert (pods.replicas, pods.expose, pods.external_host) == (2, "NodePort", "planes.example.org")
     assert (pods.storage_class, pods.storage_size) == ("fast", "20Gi")
     assert pods.dns == ({"ipBlock": {"cidr": "169.254.20.10/32"}},)
-    assert pods.images["egress-proxy"] == Image("registry.example.org/operator:v9", pull_policy="Always")
+    operator = rendered.pod_templates()["Deployment/my-kplane-operator"]["spec"]["containers"][0]["image"]
+    assert pods.images["egress-proxy"] == Image(operator, pull_policy="Always")
 
 
 def test_an_mcm_for_one_registration_is_like_the_one_for_many(chart: Any, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ async def rights(client: Client, namespace: str) -> dict[str, set[str]]:
 def sharing(account: str) -> dict[str, set[str]]:
     """What mcm may do with Leases, by which its pods share control planes whatever their source."""
     leases = "coordination.k8s.io/leases"
-    found = {leases: {"list", "watch"}}
+    found = {leases: {"list", "watch"}, f"apps/statefulsets:{account}": {"get"}}
     for number in range(SHARDS):
         for name in (f"{account}-shard-{number}", f"{account}-peer-{account}-{number}"):
             found[f"{leases}:{name}"] = {"get", "create", "update", "patch", "delete"}

@@ -33,6 +33,7 @@ __all__ = [
     "RETAINED_LABEL",
     "RETAINED_UID_ANNOTATION",
     "ROTATE_ANNOTATION",
+    "SERVICE_CIDR_ANNOTATION",
     "UID_ANNOTATION",
     "VERSION",
     "controllers_secret_name",
@@ -76,6 +77,9 @@ MODE_ANNOTATION: Final = f"{GROUP}/mode"
 
 CLUSTER_PATH_ANNOTATION: Final = f"{GROUP}/cluster-path"
 """On a management namespace with keys in it: the clusterPath that the control plane's data lie under."""
+
+SERVICE_CIDR_ANNOTATION: Final = f"{GROUP}/service-cidr"
+"""On a management namespace with keys in it: the network of Services, which the data are of."""
 
 RETAINED_LABEL: Final = f"{GROUP}/retained"
 """`"true"` on a management namespace whose control plane was deleted and whose data were kept."""

@@ -49,6 +49,8 @@ async def refusal(client: Client) -> str | None:
         f"kplane is not uninstalled, because there are control planes: {', '.join(names[:_NAMED])}{more}. Delete them"
         " first, while the operator runs: kubectl delete controlplanes --all. docs/uninstall.md says what becomes of"
         f" their data. {_ANYWAY}: virtual control planes then lose their etcd, and no operator maintains the others."
+        " To keep the release, run: helm rollback. Until then Helm upgrades nothing, because it calls the release"
+        " uninstalling."
     )
 
 

@@ -24,13 +24,16 @@ def api_server_settings(chosen: ControlPlaneClass | None) -> ApiServerSettings:
     return (chosen.spec.api_server if chosen is not None else None) or _NONE
 
 
-def service_cidr_of(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> str:
+def service_cidr_of(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None, kept: str | None) -> str:
     """Return the network of Services: the one that was written down, and of a new control plane that of its class.
 
-    One that was published before anything was written down has the default.
+    `kept` is that of the data that its namespace has, if there are any. One that was published before anything was
+    written down has the default.
     """
     if control_plane.status.service_cidr is not None:
         return control_plane.status.service_cidr
+    if kept is not None:
+        return kept
     if control_plane.status.endpoint is not None:
         return DEFAULT_SERVICE_CIDR
     return api_server_settings(chosen).service_cidr or DEFAULT_SERVICE_CIDR

@@ -30,7 +30,16 @@ from kplane.controlplane_operator.pki.primitives import KeyPair
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.data import Client, DataError, HeldCredentials, LearnerBehind, Member
-from kplane.workloads import Address, Component, ComponentState, Phase, Runtime, Scheduling, WorkloadsError
+from kplane.workloads import (
+    Address,
+    Component,
+    ComponentState,
+    Phase,
+    Runtime,
+    RuntimeFailure,
+    Scheduling,
+    WorkloadsError,
+)
 
 __all__ = ["DedicatedEtcd", "EtcdKeys", "EtcdMembers"]
 
@@ -100,6 +109,11 @@ class _Look:
         """Whether etcd can do without this member."""
         others = [each for each in self.voters() if each != number]
         return bool(others) and all(self.ready(each) for each in others)
+
+    def serves(self) -> bool:
+        """Whether an etcd that was complete has a majority, as far as the runtime knows."""
+        complete = all(mark == _COMPLETE for mark in self.marks)
+        return complete and sum(map(self.ready, self.everyone)) * 2 > len(self.names)
 
     def is_lost(self, number: int) -> bool:
         """Whether the data that etcd expects of this member are not there."""
@@ -218,10 +232,16 @@ class DedicatedEtcd:
         connected = await _connect(look)
         if connected is None:
             await self._revive(look)
-            raise self._no_majority(look)
+            if control_plane.status.endpoint is not None and look.serves():
+                # The API server needs no help of the operator to reach etcd, and is looked after further.
+                lag = VersionLag(Reason.ETCD_INCOMPLETE, "the operator does not reach the members of etcd")
+                return EtcdMembers(tuple(look.addresses), settled=False, lag=lag, again_seconds=_LOOK_AGAIN_SECONDS)
+            raise self._no_majority(look, why="waiting for a majority of the members of etcd")
         etcd, members = connected
         async with etcd:
             look.entries = [members.get(peer_url(address)) for address in look.addresses]
+            if not look.voters():
+                raise self._no_majority(look, why="etcd knows none of its members by their addresses")
             try:
                 awaited = await self._step(look, etcd=etcd)
             except (DataError, WorkloadsError) as error:
@@ -238,11 +258,11 @@ class DedicatedEtcd:
         # While it grows, one exchange of the API server is enough. Later each member that has a vote may be the last.
         used = voters if complete or _COMPLETE in look.marks else voters[:1]
         unready = [number for number in voters if not look.ready(number)]
+        again = None
+        if not complete or awaited is not None:
+            again = _SOON_SECONDS if awaited is not None and awaited.soon else _LOOK_AGAIN_SECONDS
         if awaited is None and unready:
             awaited = _Awaited("; ".join(look.told(number) for number in unready))
-        again = None
-        if not complete:
-            again = _SOON_SECONDS if awaited is not None and awaited.soon else _LOOK_AGAIN_SECONDS
         lag = _lag(len(voters) - len(unready), of=len(look.names), why=awaited.what) if awaited is not None else None
         return EtcdMembers(tuple(look.addresses[number] for number in used), settled, lag, again)
 
@@ -252,11 +272,11 @@ class DedicatedEtcd:
             if not look.ready(number) and look.marks[number] is not None:
                 await self._apply(look, number, among=[number])
 
-    def _no_majority(self, look: _Look) -> ConditionError:
+    def _no_majority(self, look: _Look, *, why: str) -> ConditionError:
         published = look.control_plane.status.endpoint is not None
         reason = Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING
         told = ", ".join(map(look.told, look.everyone))
-        return ConditionError(reason, f"waiting for a majority of the members of etcd: {told}")
+        return ConditionError(reason, f"{why}: {told}")
 
     async def _step(self, look: _Look, *, etcd: Client) -> _Awaited | None:
         """Take the one step that is due; returns what is awaited then, None if no member is missing."""
@@ -266,6 +286,7 @@ class DedicatedEtcd:
                 return _Awaited(f"{name} has lost its data, and joins anew when the others are ready")
             _log.warning("%s has lost its data: it is removed from etcd, and joins anew", name)
             await etcd.members.remove(entry.id)
+            look.entries[number] = None
             return _Awaited(f"{name} has lost its data, and joins anew", soon=True)
         joining = next((each for each in look.everyone if (found := look.entries[each]) and found.learner), None)
         if joining is None:
@@ -275,12 +296,21 @@ class DedicatedEtcd:
             joining = missing[0]
             if not all(map(look.ready, look.voters())):
                 return _Awaited(f"{look.names[joining]} joins when the others are ready")
+            unmarked = [look.names[number] for number in look.voters() if look.marks[number] is None]
+            if unmarked:
+                return _Awaited(f"{unmarked[0]} runs on data without a mark, which may be new: see docs/operate.md")
             await self._add(look, joining, etcd=etcd)
         return await self._join(look, joining, etcd=etcd)
 
     async def _add(self, look: _Look, number: int, *, etcd: Client) -> None:
         """Have etcd know a member that has no data. What it has is of no use: etcd does not know whose it is."""
         name = look.names[number]
+        if await self._runtime.data_mark(name) is not None:
+            # etcd may know it by another address, or not be the one that it was.
+            raise RuntimeFailure(
+                f"{name} has data, and etcd does not know it by {peer_url(look.addresses[number])}; to give these data"
+                " up, remove their mark (docs/operate.md)"
+            )
         await self._runtime.delete(name)
         look.addresses[number] = await self._runtime.reserve(name, ports=ETCD_PORTS)
         await etcd.members.add_learner(peer_url(look.addresses[number]))
@@ -324,7 +354,11 @@ class DedicatedEtcd:
             lost = look.marks[number] is None and not look.ready(number)
             if lost or (look.ready(number) and (unsettled or not complete)):
                 continue
-            await self._apply(look, number, among=[number])
+            try:
+                await self._apply(look, number, among=[number])
+            except WorkloadsError as error:
+                # It keeps the others, and the API server, from nothing.
+                _log.warning("%s is not changed: %s", look.names[number], error)
             if not self._runtime.settled(look.names[number]):
                 unsettled.add(number)
         return complete and not unsettled

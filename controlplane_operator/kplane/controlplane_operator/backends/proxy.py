@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +19,23 @@ from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities, TenantCertificates
 from kplane.controlplane_operator.pki.primitives import KeyPair
 from kplane.controlplane_operator.reasons import Reason
-from kplane.workloads import FILES, Address, Component, File, Phase, Port, Reach, Resources, Runtime, Scheduling
+from kplane.workloads import (
+    FILES,
+    Address,
+    Component,
+    File,
+    Phase,
+    Port,
+    Reach,
+    Resources,
+    Runtime,
+    Scheduling,
+    WorkloadsError,
+)
 
 __all__ = ["EGRESS_PROXY", "PROXY_PROCESS", "EgressProxies", "ProxyProgram", "proxy_component"]
+
+_log: Final = logging.getLogger(__name__)
 
 EGRESS_PROXY: Final = "egress-proxy"
 """The program's name, where it is that of an image."""
@@ -92,13 +107,16 @@ class EgressProxies:
         self._context = context
         self._runtime = runtime
         self._program = program
+        self._absent: set[str] = set()
+        """Proxies that are known not to be there: to list all components for each control plane takes long."""
 
     async def reserve(self, control_plane: ControlPlane) -> Address | None:
-        """Return the proxy's address; None if the class allows nothing, and then its proxy is ended."""
+        """Return the proxy's address; None if the class allows nothing."""
         if not self._destinations(control_plane):
-            await self.end(control_plane)
             return None
-        return await self._runtime.reserve(egress_name(control_plane.name), ports=(_PORT,))
+        name = egress_name(control_plane.name)
+        self._absent.discard(name)
+        return await self._runtime.reserve(name, ports=(_PORT,))
 
     async def ensure(
         self,
@@ -142,11 +160,23 @@ class EgressProxies:
             f"the API server connects to no allowed destination, as its proxy is {state.phase}{told}",
         )
 
+    async def end_unused(self, control_plane: ControlPlane) -> None:
+        """End a proxy that the API server uses no more. One that cannot be ended now is ended at another time."""
+        if self._destinations(control_plane):
+            return
+        try:
+            await self.end(control_plane)
+        except WorkloadsError as error:
+            _log.info("a proxy that is not used any more has not ended yet: %s", error)
+
     async def end(self, control_plane: ControlPlane) -> None:
         """End the proxy, and with it all connections through it."""
         name = egress_name(control_plane.name)
+        if name in self._absent:
+            return
         if name in self._runtime.names():
             await self._runtime.delete(name)
+        self._absent.add(name)
 
     def _destinations(self, control_plane: ControlPlane) -> Sequence[Destination]:
         chosen = self._chosen(control_plane)

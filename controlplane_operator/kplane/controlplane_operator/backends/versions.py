@@ -221,6 +221,8 @@ def _not_for_others(chosen: ControlPlaneClass | None) -> list[str]:
         "apiServer": spec.api_server,
         "service": spec.service,
         "allowedDestinations": spec.allowed_destinations,
+        "etcd": spec.etcd,
+        "virtual": spec.virtual,
     }
     said = [name for name, value in fields.items() if value]
     if not said:

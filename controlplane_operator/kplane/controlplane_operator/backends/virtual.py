@@ -139,6 +139,7 @@ class VirtualProvisioner:
                     egress=egress,
                 )
             )
+            await self._proxies.end_unused(control_plane)
         state = await check_ready(self._runtime, name, what="kube-apiserver", published=published)
         return provision_at(
             address,

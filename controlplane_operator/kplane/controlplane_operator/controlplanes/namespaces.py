@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn, Protocol, Self
 
-from kplane.api import ControlPlane, ControlPlaneMode
+from kplane.api import DEFAULT_SERVICE_CIDR, ControlPlane, ControlPlaneMode
 from kplane.api.names import (
     ADOPT_ANNOTATION,
     ADOPTION_TOKEN_ANNOTATION,
@@ -25,6 +25,7 @@ from kplane.api.names import (
     PROTECTION_FINALIZER,
     RETAINED_LABEL,
     RETAINED_UID_ANNOTATION,
+    SERVICE_CIDR_ANNOTATION,
     UID_ANNOTATION,
     label_value,
     management_namespace,
@@ -80,6 +81,7 @@ class RetainedDataRecord:
     cluster_path: str | None
     """None for mode Dedicated."""
     created: datetime
+    service_cidr: str = DEFAULT_SERVICE_CIDR
     adoption_token: str | None = field(default=None, repr=False)
     """Who names it may take the data over; None while the control plane lives, and no control plane may."""
 
@@ -98,6 +100,7 @@ class RetainedDataRecord:
             uid=uid,
             mode=annotations.get(MODE_ANNOTATION, ""),
             cluster_path=annotations.get(CLUSTER_PATH_ANNOTATION),
+            service_cidr=annotations.get(SERVICE_CIDR_ANNOTATION, DEFAULT_SERVICE_CIDR),
             created=datetime.fromisoformat(created) if created else datetime.max.replace(tzinfo=UTC),
             adoption_token=annotations.get(ADOPTION_TOKEN_ANNOTATION) or None,
         )
@@ -117,6 +120,7 @@ def owned_metadata(control_plane: ControlPlane) -> dict[str, Any]:
             ADOPTION_TOKEN_ANNOTATION: None,
             MODE_ANNOTATION: str(control_plane.spec.mode),
             CLUSTER_PATH_ANNOTATION: _cluster_path(control_plane),
+            SERVICE_CIDR_ANNOTATION: control_plane.status.service_cidr,
         },
     }
 
@@ -233,7 +237,8 @@ class ManagementNamespaces:
         if self._is_another(found, control_plane):
             raise _replaced(control_plane)
         if _lost_label(found, control_plane):
-            found = await self._patch(found, {"labels": {CONTROL_PLANE_LABEL: label_value(control_plane.name)}})
+            labels = {CONTROL_PLANE_LABEL: label_value(control_plane.name), **POD_SECURITY}
+            found = await self._patch(found, {"labels": labels})
         record = _record(found, control_plane)
         if record is None and not _owned(found, control_plane):
             raise _foreign(control_plane)

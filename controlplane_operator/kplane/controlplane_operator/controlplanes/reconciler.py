@@ -23,7 +23,7 @@ from kplane.api import (
     find_condition,
 )
 from kplane.api.conditions import MANAGED, PAUSED, SYNCED
-from kplane.api.names import FINALIZER
+from kplane.api.names import FINALIZER, management_namespace
 from kplane.controlplane_operator.backends.base import Provision, Provisioner
 from kplane.controlplane_operator.backends.class_settings import service_cidr_of
 from kplane.controlplane_operator.backends.versions import not_held_to, with_up_to_date
@@ -38,7 +38,7 @@ from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
 from kplane.controlplane_operator.controlplanes.credentials import CredentialIssuer, Credentials
 from kplane.controlplane_operator.controlplanes.deletion import Removal
-from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
+from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces, RetainedDataRecord
 from kplane.controlplane_operator.controlplanes.publish import (
     ensure_default_registration,
     ensure_endpoint,
@@ -255,7 +255,10 @@ class ControlPlaneReconciler:
         """Return the network of Services, which kplane decides where it runs the API server."""
         if one.provisioner is self._provisioners.adopted:
             return None
-        return service_cidr_of(one.control_plane, chosen=one.followed.chosen)
+        namespace = self._context.stores.namespaces.get(("", management_namespace(one.control_plane.name)))
+        record = RetainedDataRecord.of(namespace) if namespace is not None else None
+        kept = record.service_cidr if record is not None else None
+        return service_cidr_of(one.control_plane, chosen=one.followed.chosen, kept=kept)
 
     async def _namespace(self, one: Pass, provisioner: Provisioner) -> None:
         """Make or adopt the namespace for the control plane's keys."""

@@ -33,7 +33,7 @@ __all__ = ["TIMINGS", "Holder", "TenantLease"]
 logger = logging.getLogger(__name__)
 
 TIMINGS: Final = LeaseTimings(duration_seconds=120, renew_deadline_seconds=90.0, retry_seconds=30.0)
-"""Slow: each renewal is a write to the etcd of an idle control plane, and an API server may be away for a minute."""
+"""Slow: each renewal is a write to the etcd of an idle control plane, and an API server may be away for 50 s."""
 _NAMESPACE: Final = "kube-system"
 _LIMITS: Final = AnswerLimits(answer_bytes=256 * 1024, values=4096)
 """More than any Lease has: a hostile API server costs mcm no more."""
@@ -209,6 +209,8 @@ class TenantLease:
                 )
             case ClusterNotOwned():
                 return BlockingReason(Reason.CANNOT_START, f"another mcm works on it: {error}")
+            case Unauthorized() | Forbidden() if self._admitted:
+                return BlockingReason(Reason.CREDENTIALS_REFUSED, self.refusal)
             case Unauthorized():
                 return BlockingReason(
                     Reason.CANNOT_START, f"its API server refuses the credentials in its Secret: {error}; renew them"
