@@ -280,6 +280,7 @@ async def test_one_member_becomes_three(site: Site, api_server: Handle) -> None:
         assert found.count == 100
 
 
+@pytest.mark.slow
 async def test_no_member_begins_an_etcd_of_its_own(site: Site) -> None:
     """The first one has lost its volume, and none of the others answers."""
     first = site.members[0]

@@ -110,6 +110,7 @@ async def test_a_killed_api_server_comes_back_with_its_data(platform: Any, heale
     assert {key: again[key] for key in resolved} == {key: registered[key] for key in resolved}
 
 
+@pytest.mark.slow
 async def test_rights_of_the_controllers_that_a_tenant_deletes_are_back_when_mcm_meets_it(
     platform: Any, healed: str
 ) -> None:

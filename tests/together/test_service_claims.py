@@ -67,6 +67,7 @@ async def says(platform: Any, name: str, reason: str) -> None:
     await platform.eventually(reasons, lambda found: found == {reason})
 
 
+@pytest.mark.slow
 async def test_no_two_run_while_one_takes_over_from_the_other(platform: Any) -> None:
     async with watched(platform) as seen:
         ages = {name: await register(platform, name) for name in ("first", "second")}

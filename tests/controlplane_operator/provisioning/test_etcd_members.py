@@ -125,6 +125,7 @@ async def tenant(
             await asyncio.gather(*(runtime.delete(name) for name in runtime.names()))
 
 
+@pytest.mark.slow
 async def test_one_becomes_three_under_a_writer(tenant: Tenant) -> None:
     assert len((await tenant.becomes(1)).voters) == 1
     written: list[int] = []
