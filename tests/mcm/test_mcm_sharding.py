@@ -230,11 +230,11 @@ def test_an_mcm_follows_those_that_have_ended_when_it_begins(tmp_path: Path) -> 
     assert not follows(alone, holder_of(two, announces=False))
     (one / ".fleet").write_bytes(b"")
     assert follows(holder_of(one), holder_of(one))
-    # A dedicated mcm follows what was announced. Its pod may be deleted by force and work on.
+    # Modes follow each other, but for what was not announced. A pod may be deleted by force and work on.
     dedicated = holder_of(two, dedicated=True)
     assert follows(dedicated, dedicated)
     assert not follows(holder_of(gold, dedicated=True), dedicated)
-    assert not follows(shared, dedicated)
-    assert not follows(alone, dedicated)
+    assert follows(shared, dedicated)
+    assert follows(alone, dedicated)
     assert follows(dedicated, shared)
     assert not follows(dedicated, alone)

@@ -16,6 +16,7 @@ from kplane.mcm.placement.sharding import Sharding
 
 __all__ = ["lease_holder"]
 
+_DEDICATED: Final = "dedicated"
 _SHARED: Final = "shared"
 _FILE: Final = ".fleet"
 
@@ -32,19 +33,18 @@ def lease_holder(
     """Name this mcm as a holder, and the groups of mcm that it belongs to and follows.
 
     Shard Leases order the mcm of a fleet. An mcm that is alone follows itself: its fleet is its state directory, which
-    no other mcm may use. A dedicated mcm follows a shared one that `announces` each instance in `status.instance`
-    before it starts. No other mcm follows a dedicated one, because a pod that was deleted by force may still work.
+    no other mcm may use. `status.instance` orders the modes of a registration. A dedicated mcm `announces` each
+    instance there before it starts. It follows a shared mcm only if that one does so too. No dedicated mcm follows
+    another one, because a pod that was deleted by force may still work.
 
     `uid` and `before_write` are as in Holder. Raises OSError if the directory cannot be written.
     """
     name = socket.gethostname()
     fleet = f"{sharding.namespace}/{sharding.prefix}" if sharding is not None else _id_of(directory / _FILE)
-    groups: tuple[str, ...] = (fleet,)
-    follows: tuple[str, ...] = (fleet,)
-    if mode is not RegistrationMode.SHARED:
-        follows = (fleet, _SHARED)
-    elif announces:
-        groups = (fleet, _SHARED)
+    groups: tuple[str, ...] = (fleet, _DEDICATED)
+    follows: tuple[str, ...] = (fleet, _SHARED)
+    if mode is RegistrationMode.SHARED:
+        groups, follows = (fleet, _SHARED) if announces else (fleet,), (fleet, _DEDICATED)
     if sharding is not None and sharding.identity is not None:
         name = sharding.identity
     return Holder(name=name, groups=groups, follows=follows, uid=uid, before_write=before_write)
