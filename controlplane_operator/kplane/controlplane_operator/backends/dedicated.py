@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kplane.api import DEFAULT_SERVICE_CIDR, ControlPlane, DeletionPolicy
+from kplane.api import DEFAULT_SERVICE_CIDR, ControlPlane, ControlPlaneClass, DeletionPolicy
 from kplane.controlplane_operator.backends.apiserver import API_SERVER_PORTS, api_server_component, serving_hosts
 from kplane.controlplane_operator.backends.base import Provision, VersionLag, check_ready, provision_at, runtime_errors
 from kplane.controlplane_operator.backends.class_settings import api_server_settings, exposure_of, scheduling_of
@@ -12,7 +12,6 @@ from kplane.controlplane_operator.backends.etcd import EtcdAccess, client_url
 from kplane.controlplane_operator.backends.members import DedicatedEtcd, EtcdKeys
 from kplane.controlplane_operator.backends.proxy import PROXY_PROCESS, EgressProxies, ProxyProgram
 from kplane.controlplane_operator.backends.versions import ApiServerPlanner
-from kplane.controlplane_operator.class_policy import class_in_force
 from kplane.controlplane_operator.component_names import MOST_ETCD_MEMBERS, apiserver_name, etcd_name
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.pki.store import TenantKeys
@@ -36,8 +35,7 @@ class DedicatedProvisioner:
         """`quota_bytes` is the size of a database at which its etcd refuses writes."""
         self._keys = TenantKeys(context)
         self._planner = ApiServerPlanner(context, runtime=runtime)
-        self._proxies = EgressProxies(context, runtime=runtime, program=proxy)
-        self._context = context
+        self._proxies = EgressProxies(runtime, program=proxy)
         self._runtime = runtime
         self._etcd = DedicatedEtcd(runtime, quota_bytes=quota_bytes)
 
@@ -49,16 +47,16 @@ class DedicatedProvisioner:
         """Have etcd run, then the API server on it."""
         published = control_plane.status.endpoint is not None
         name = apiserver_name(control_plane.name)
-        asked = self._members_asked(control_plane)
 
         plan = await self._planner.plan(control_plane)
+        asked = _members_asked(control_plane, chosen=plan.chosen)
         service_cidr = control_plane.status.service_cidr or DEFAULT_SERVICE_CIDR
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
             authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
             wanted = self._etcd.wanted(control_plane, asked=asked)
             etcd_addresses = await self._etcd.reserve(control_plane, wanted=wanted)
             address = await self._runtime.reserve(name, ports=API_SERVER_PORTS, exposed=exposure_of(plan.chosen))
-            way_out = await self._proxies.reserve(control_plane)
+            way_out = await self._proxies.reserve(control_plane, chosen=plan.chosen)
             certificates = await self._keys.certificates(
                 control_plane,
                 authorities=authorities,
@@ -77,7 +75,11 @@ class DedicatedProvisioner:
             )
             urls = tuple(client_url(address) for address in members.voters)
             egress = await self._proxies.ensure(
-                control_plane, address=way_out, authorities=authorities, certificates=certificates
+                control_plane,
+                chosen=plan.chosen,
+                address=way_out,
+                authorities=authorities,
+                certificates=certificates,
             )
             await self._runtime.apply(
                 api_server_component(
@@ -92,22 +94,24 @@ class DedicatedProvisioner:
                     resources=plan.resources,
                     settings=api_server_settings(plan.chosen),
                     service_cidr=service_cidr,
-                    scheduling=scheduling_of(plan.chosen),
+                    scheduling=scheduling,
                     egress=egress,
                 )
             )
-            await self._proxies.end_unused(control_plane)
+            await self._proxies.end_unused(control_plane, chosen=plan.chosen)
         state = await check_ready(self._runtime, name, what="kube-apiserver", published=published)
         return provision_at(
             address,
             authorities=authorities,
             certificates=certificates,
-            settled=members.settled and self._runtime.settled(name) and self._proxies.settled(control_plane),
+            settled=members.settled
+            and self._runtime.settled(name)
+            and self._proxies.settled(control_plane, chosen=plan.chosen),
             asked=plan.asked,
             lag=plan.lag(state)
             or members.lag
             or _more_than_asked(wanted, asked=asked)
-            or self._proxies.lag(control_plane),
+            or self._proxies.lag(control_plane, chosen=plan.chosen),
             again_seconds=members.again_seconds,
         )
 
@@ -150,12 +154,12 @@ class DedicatedProvisioner:
             for member in _members(control_plane):
                 await (self._runtime.delete(member) if policy is DeletionPolicy.DESTROY else self._runtime.stop(member))
 
-    def _members_asked(self, control_plane: ControlPlane) -> int:
-        """Return how many members spec or class ask for."""
-        chosen = class_in_force(control_plane, classes=self._context.stores.classes).chosen
-        own = control_plane.spec.dedicated.etcd if control_plane.spec.dedicated is not None else None
-        settings = own or (chosen.spec.etcd if chosen is not None else None)
-        return settings.members if settings is not None else 1
+
+def _members_asked(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> int:
+    """Return how many members spec or class ask for."""
+    own = control_plane.spec.dedicated.etcd if control_plane.spec.dedicated is not None else None
+    settings = own or (chosen.spec.etcd if chosen is not None else None)
+    return settings.members if settings is not None else 1
 
 
 def _members(control_plane: ControlPlane) -> list[str]:

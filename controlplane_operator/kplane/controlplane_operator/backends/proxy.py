@@ -13,9 +13,7 @@ from kplane.controlplane_operator import egress_proxy
 from kplane.controlplane_operator.backends.base import VersionLag
 from kplane.controlplane_operator.backends.class_settings import scheduling_of
 from kplane.controlplane_operator.backends.egress import Egress, ProxyAccess
-from kplane.controlplane_operator.class_policy import class_in_force
 from kplane.controlplane_operator.component_names import apiserver_name, egress_name
-from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities, TenantCertificates
 from kplane.controlplane_operator.pki.primitives import KeyPair
 from kplane.controlplane_operator.reasons import Reason
@@ -103,16 +101,15 @@ class EgressProxies:
     that reaches another tenant's destinations.
     """
 
-    def __init__(self, context: OperatorContext, *, runtime: Runtime, program: ProxyProgram) -> None:
-        self._context = context
+    def __init__(self, runtime: Runtime, *, program: ProxyProgram) -> None:
         self._runtime = runtime
         self._program = program
         self._absent: set[str] = set()
         """Proxies that are known not to be there: to list all components for each control plane takes long."""
 
-    async def reserve(self, control_plane: ControlPlane) -> Address | None:
-        """Return the proxy's address; None if the class allows nothing."""
-        if not self._destinations(control_plane):
+    async def reserve(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> Address | None:
+        """Return the proxy's address; None if the class that it follows allows nothing."""
+        if not _destinations(chosen):
             return None
         name = egress_name(control_plane.name)
         self._absent.discard(name)
@@ -122,6 +119,7 @@ class EgressProxies:
         self,
         control_plane: ControlPlane,
         *,
+        chosen: ControlPlaneClass | None,
         address: Address | None,
         authorities: TenantAuthorities,
         certificates: TenantCertificates,
@@ -134,22 +132,22 @@ class EgressProxies:
             name,
             program=self._program,
             address=address,
-            destinations=self._destinations(control_plane),
+            destinations=_destinations(chosen),
             server=certificates.egress_proxy,
             ca=ca,
             reached_by=apiserver_name(control_plane.name),
-            scheduling=scheduling_of(self._chosen(control_plane)),
+            scheduling=scheduling_of(chosen),
         )
         await self._runtime.apply(component)
         return Egress(ProxyAccess(name, address.host, address.ports[_PORT], client=certificates.front_proxy, ca=ca))
 
-    def settled(self, control_plane: ControlPlane) -> bool:
+    def settled(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> bool:
         """Tell whether nothing of an earlier description of the proxy runs."""
-        return not self._destinations(control_plane) or self._runtime.settled(egress_name(control_plane.name))
+        return not _destinations(chosen) or self._runtime.settled(egress_name(control_plane.name))
 
-    def lag(self, control_plane: ControlPlane) -> VersionLag | None:
+    def lag(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> VersionLag | None:
         """Say why the API server does not reach what it may; None if it does."""
-        if not self._destinations(control_plane):
+        if not _destinations(chosen):
             return None
         state = self._runtime.state(egress_name(control_plane.name))
         if state.phase is Phase.READY:
@@ -160,27 +158,24 @@ class EgressProxies:
             f"the API server connects to no allowed destination, as its proxy is {state.phase}{told}",
         )
 
-    async def end_unused(self, control_plane: ControlPlane) -> None:
+    async def end_unused(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> None:
         """End a proxy that the API server uses no more. One that cannot be ended now is ended at another time."""
-        if self._destinations(control_plane):
+        name = egress_name(control_plane.name)
+        if _destinations(chosen) or name in self._absent:
             return
         try:
             await self.end(control_plane)
+            self._absent.add(name)
         except WorkloadsError as error:
             _log.info("a proxy that is not used any more has not ended yet: %s", error)
 
     async def end(self, control_plane: ControlPlane) -> None:
         """End the proxy, and with it all connections through it."""
         name = egress_name(control_plane.name)
-        if name in self._absent:
-            return
+        self._absent.discard(name)
         if name in self._runtime.names():
             await self._runtime.delete(name)
-        self._absent.add(name)
 
-    def _destinations(self, control_plane: ControlPlane) -> Sequence[Destination]:
-        chosen = self._chosen(control_plane)
-        return chosen.spec.allowed_destinations if chosen is not None else ()
 
-    def _chosen(self, control_plane: ControlPlane) -> ControlPlaneClass | None:
-        return class_in_force(control_plane, classes=self._context.stores.classes).chosen
+def _destinations(chosen: ControlPlaneClass | None) -> Sequence[Destination]:
+    return chosen.spec.allowed_destinations if chosen is not None else ()

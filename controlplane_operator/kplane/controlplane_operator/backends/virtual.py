@@ -55,7 +55,7 @@ class VirtualProvisioner:
         self._runtime = runtime
         self._keys = TenantKeys(context)
         self._planner = ApiServerPlanner(context, runtime=runtime)
-        self._proxies = EgressProxies(context, runtime=runtime, program=proxy)
+        self._proxies = EgressProxies(runtime, program=proxy)
         self._shared = shared_etcd
         self._access = AccessControl(shared_etcd) if shared_etcd is not None else None
         self._health = EtcdHealth(shared_etcd) if shared_etcd is not None else None
@@ -104,7 +104,7 @@ class VirtualProvisioner:
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
             authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
             address = await self._runtime.reserve(name, ports=API_SERVER_PORTS, exposed=exposure_of(plan.chosen))
-            way_out = await self._proxies.reserve(control_plane)
+            way_out = await self._proxies.reserve(control_plane, chosen=plan.chosen)
             certificates = await self._keys.certificates(
                 control_plane,
                 authorities=authorities,
@@ -115,7 +115,11 @@ class VirtualProvisioner:
             )
             await access.grant(user, prefix=prefix, owner=_owner(control_plane))
             egress = await self._proxies.ensure(
-                control_plane, address=way_out, authorities=authorities, certificates=certificates
+                control_plane,
+                chosen=plan.chosen,
+                address=way_out,
+                authorities=authorities,
+                certificates=certificates,
             )
             await self._runtime.apply(
                 api_server_component(
@@ -139,15 +143,15 @@ class VirtualProvisioner:
                     egress=egress,
                 )
             )
-            await self._proxies.end_unused(control_plane)
+            await self._proxies.end_unused(control_plane, chosen=plan.chosen)
         state = await check_ready(self._runtime, name, what="kube-apiserver", published=published)
         return provision_at(
             address,
             authorities=authorities,
             certificates=certificates,
-            settled=self._runtime.settled(name) and self._proxies.settled(control_plane),
+            settled=self._runtime.settled(name) and self._proxies.settled(control_plane, chosen=plan.chosen),
             asked=plan.asked,
-            lag=plan.lag(state) or self._proxies.lag(control_plane),
+            lag=plan.lag(state) or self._proxies.lag(control_plane, chosen=plan.chosen),
         )
 
     async def has_data(self, control_plane: ControlPlane) -> bool:
