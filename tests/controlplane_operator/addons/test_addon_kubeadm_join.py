@@ -8,8 +8,6 @@ import datetime as dt
 import hashlib
 import hmac
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from kplane.controlplane_operator.tenant.revocation import revoke
 from kplane.provider import Client, ClusterConfig, NotFound, Resource
 from kplane.provider.client.resources import CONFIG_MAPS, PODS, ROLE_BINDINGS, SECRETS, SERVICE_ACCOUNTS
 from kplane.provider.errors import Forbidden, Unauthorized
+from tests.controlplane_operator.controller_manager import running_controllers
 
 pytestmark = pytest.mark.integration
 
@@ -72,28 +71,6 @@ def csr(name: str, *, node: str, key: ec.EllipticCurvePrivateKey | None = None) 
         "usages": ["digital signature", "client auth"],
     }
     return {"metadata": {"name": name}, "spec": spec}
-
-
-@asynccontextmanager
-async def controller_manager(addons: Any, *args: str, program: Path, directory: Path) -> AsyncIterator[None]:
-    """A kube-controller-manager in the control plane."""
-    kubeconfig = directory / "kubeconfig"
-    kubeconfig.touch(mode=0o600)
-    kubeconfig.write_text(json.dumps(addons.client.config.to_kubeconfig()))
-    process = await asyncio.create_subprocess_exec(
-        str(program),
-        f"--kubeconfig={kubeconfig}",
-        "--leader-elect=false",
-        "--secure-port=0",
-        *args,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        yield
-    finally:
-        process.kill()
-        await process.wait()
 
 
 async def test_a_node_finds_everything_that_kubeadm_join_asks_for(addons: Any, eventually: Any) -> None:
@@ -217,8 +194,7 @@ async def test_kubernetes_own_bootstrap_signer_agrees_with_our_signature(
     assert await addons.failures() == {}
     before = await addons.client.get(CONFIG_MAPS, "cluster-info", namespace="kube-public")
     controllers = "--controllers=bootstrap-signer-controller,token-cleaner-controller"
-    program = binaries.path("kube-controller-manager")
-    async with controller_manager(addons, controllers, program=program, directory=tmp_path):
+    async with running_controllers(addons.client.config, controllers, binaries=binaries, directory=tmp_path):
         mine = JoinToken("mytokn", "0123456789abcdef", dt.datetime.now(dt.UTC) + dt.timedelta(hours=1))
         await addons.client.create(SECRETS, token_secret(mine))
 
@@ -247,9 +223,8 @@ async def join(addons: Any, node: str, *, authority: Any, binaries: Any, tmp_pat
         f"--cluster-signing-key-file={files['ca.key']}",
     )
     key = ec.generate_private_key(ec.SECP256R1())
-    program = binaries.path("kube-controller-manager")
     async with (
-        controller_manager(addons, *signing, program=program, directory=tmp_path),
+        running_controllers(addons.client.config, *signing, binaries=binaries, directory=tmp_path),
         Client(identity(addons, f"{token.id}.{token.secret}")) as joining,
     ):
         await eventually(lambda: joining.create(CSRS, csr(f"csr-{node}", node=node, key=key)))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import functools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PL
 from kplane.controlplane_operator.pki.primitives import expiry
 from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import CLUSTER_ROLES, NAMESPACES, SECRETS, SERVICE_ACCOUNTS
+from tests.controlplane_operator.controller_manager import running_controllers
 
 from .conftest import owner_of
 
@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 Adopt = Callable[..., Awaitable[dict[str, Any]]]
 
 _GROUP = "controlplane.kplane.dev"
+_AGGREGATION = "--controllers=clusterrole-aggregation-controller"
 
 
 def ends(config: ClusterConfig) -> datetime:
@@ -186,28 +187,6 @@ async def may(client: Client, verb: str, resource: str, *, group: str = "", name
     return bool(answer["status"]["allowed"])
 
 
-@contextlib.asynccontextmanager
-async def aggregating(config: ClusterConfig, *, binaries: Binaries, directory: Path) -> AsyncIterator[None]:
-    """Run the controller that gives ClusterRoles admin, edit and view their rules, as mcm has it run for tenants."""
-    kubeconfig = directory / "kubeconfig"
-    kubeconfig.write_text(json.dumps(config.to_kubeconfig()))
-    kubeconfig.chmod(0o600)
-    process = await asyncio.create_subprocess_exec(
-        binaries.path("kube-controller-manager"),
-        f"--kubeconfig={kubeconfig}",
-        "--controllers=clusterrole-aggregation-controller",
-        "--leader-elect=false",
-        "--secure-port=0",
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        yield
-    finally:
-        process.terminate()
-        await process.wait()
-
-
 _ASKED = (
     ("list", "pods", ""),
     ("get", "secrets", ""),
@@ -239,7 +218,8 @@ async def test_the_role_of_the_class_is_what_the_kubeconfig_may_do(
     async with (
         Client(controllers) as inside,
         Client(config) as administrator,
-        aggregating(controllers, binaries=binaries, directory=tmp_path),
+        # What gives ClusterRoles admin, edit and view their rules, as mcm has it run for tenants.
+        running_controllers(controllers, _AGGREGATION, binaries=binaries, directory=tmp_path),
     ):
         rules = [{"apiGroups": ["acme.example"], "resources": ["widgets"], "verbs": ["get"]}]
         await inside.create(CLUSTER_ROLES, {"metadata": {"name": "acme:auditor"}, "rules": rules})

@@ -1,0 +1,36 @@
+"""A kube-controller-manager in a control plane of the tests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from kplane.binaries.programs import Binaries
+from kplane.provider import ClusterConfig
+
+
+@contextlib.asynccontextmanager
+async def running_controllers(
+    config: ClusterConfig, *args: str, binaries: Binaries, directory: Path
+) -> AsyncIterator[None]:
+    """Run the controllers that `args` name, with this identity."""
+    kubeconfig = directory / "kubeconfig"
+    kubeconfig.touch(mode=0o600)
+    kubeconfig.write_text(json.dumps(config.to_kubeconfig()))
+    process = await asyncio.create_subprocess_exec(
+        binaries.path("kube-controller-manager"),
+        f"--kubeconfig={kubeconfig}",
+        "--leader-elect=false",
+        "--secure-port=0",
+        *args,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        process.kill()
+        await process.wait()
