@@ -9,13 +9,12 @@ import ipaddress
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
-from kplane.api.names import DATA_MARK_ANNOTATION, PROTECTION_FINALIZER
-from kplane.provider import Client, Conflict, NotFound, ProviderError, Resource
+from kplane.provider import Client, Conflict, NotFound, Resource
 from kplane.provider.aio.cancellation import end_tasks
 from kplane.provider.client.resources import (
     DEPLOYMENTS,
@@ -29,12 +28,13 @@ from kplane.provider.client.resources import (
 )
 from kplane.workloads.component import Component
 from kplane.workloads.errors import RuntimeFailure
+from kplane.workloads.pods.calls import failing, get_own
+from kplane.workloads.pods.claims import Claims
 from kplane.workloads.pods.objects import (
     PULL_SECRETS,
     Object,
     check_supported,
     claim_name,
-    component_of,
     disruption_budget,
     files_secret,
     files_secret_name,
@@ -96,8 +96,7 @@ class PodRuntime:
         self._subscribers = Subscribers()
         self._observation = Observation(client, place=place, on_change=self._subscribers.notify)
         self._applied: dict[str, _Applied] = {}
-        self._protected: dict[str, float] = {}
-        """Components whose claim is protected, and until when that is taken to be so."""
+        self._claims = Claims(client)
         self._locks = NamedLocks()
         # Of namespaces: no copy of a Secret is removed between its being made and the workload that needs it.
         self._pulling = NamedLocks()
@@ -147,7 +146,7 @@ class PodRuntime:
         if known is not None:
             wanted = with_load_balancer_of(known, wanted)
         if known is None or not serves(known, wanted):
-            with _failing(f"Component {name}: its Service in namespace {placement.namespace}"):
+            with failing(f"Component {name}: its Service in namespace {placement.namespace}"):
                 known = await self._client.apply(SERVICES, wanted)
         return Address(
             host=f"{placement.name}.{placement.namespace}.svc",
@@ -167,7 +166,7 @@ class PodRuntime:
             raise RuntimeFailure(f"Component {component.name}: {error}.") from error
         async with self._locks.holding(component.name):
             if component.data:
-                await self._protect(component.name, placement)
+                await self._claims.protect(component.name, placement=placement)
             resource = STATEFUL_SETS if is_stateful(component) else DEPLOYMENTS
             live = self._observation.workload(component.name, resource=resource)
             described = workload(component, placement=placement, image=image, settings=self._settings)
@@ -183,7 +182,7 @@ class PodRuntime:
             digest = _digest([obj for _, obj in before] + [described])
             if self._is_applied(component.name, digest=digest, live=live):
                 return
-            with _failing(f"Component {component.name}: its objects in namespace {placement.namespace}"):
+            with failing(f"Component {component.name}: its objects in namespace {placement.namespace}"):
                 if live is None:
                     await self._require_ended(component.name, resource, placement)
                 async with self._pulling.holding(placement.namespace):
@@ -213,7 +212,7 @@ class PodRuntime:
         placement = self._place(name)
         async with self._locks.holding(name):
             self._applied.pop(name, None)
-            with _failing(f"Component {name}: its end in namespace {placement.namespace}"):
+            with failing(f"Component {name}: its end in namespace {placement.namespace}"):
                 found = [
                     resource
                     for resource in (DEPLOYMENTS, STATEFUL_SETS)
@@ -227,7 +226,7 @@ class PodRuntime:
         placement = self._place(name)
         async with self._locks.holding(name):
             self._applied.pop(name, None)
-            with _failing(f"Component {name}: its removal from namespace {placement.namespace}"):
+            with failing(f"Component {name}: its removal from namespace {placement.namespace}"):
                 found = [
                     resource
                     for resource in (DEPLOYMENTS, STATEFUL_SETS)
@@ -235,7 +234,7 @@ class PodRuntime:
                     if await self._remove(name, resource, placement, propagation="Foreground")
                 ]
                 await self._ended(name, placement, workloads=found)
-                await self._unprotect(name, placement)
+                await self._claims.unprotect(name, placement=placement)
                 await self._remove(name, PERSISTENT_VOLUME_CLAIMS, placement, object_name=claim_name(placement))
                 await self._remove(name, SECRETS, placement, object_name=files_secret_name(placement))
                 await self._remove_pull_secrets(name, placement.namespace)
@@ -244,46 +243,21 @@ class PodRuntime:
 
     async def volume(self, name: str) -> str | None:
         """See `Runtime.volume`. Raises RuntimeFailure if the cluster does not say."""
-        placement = self._place(name)
-        with _failing(f"Component {name}: its volume in namespace {placement.namespace}"):
-            claim = await self._claim(name, placement)
-        if claim is None:
-            self._protected.pop(name, None)
-        return f"PersistentVolumeClaim {placement.namespace}/{claim_name(placement)}" if claim is not None else None
+        return await self._claims.describe(name, placement=self._place(name))
 
     async def unprotect(self, name: str) -> None:
         """See `Runtime.unprotect`. Raises RuntimeFailure if the cluster refuses it."""
-        placement = self._place(name)
         async with self._locks.holding(name):
-            with _failing(f"Component {name}: its volume in namespace {placement.namespace}"):
-                await self._unprotect(name, placement)
+            await self._claims.unprotect(name, placement=self._place(name))
 
     async def data_mark(self, name: str) -> str | None:
         """See `Runtime.data_mark`. It is an annotation of the PersistentVolumeClaim."""
-        placement = self._place(name)
-        with _failing(f"Component {name}: its volume in namespace {placement.namespace}"):
-            claim = await self._claim(name, placement)
-        mark: str | None = (claim["metadata"].get("annotations") or {}).get(DATA_MARK_ANNOTATION) if claim else None
-        return mark
+        return await self._claims.mark(name, placement=self._place(name))
 
     async def mark_data(self, name: str, mark: str) -> None:
         """See `Runtime.mark_data`."""
-        placement = self._place(name)
         async with self._locks.holding(name):
-            with _failing(f"Component {name}: its volume in namespace {placement.namespace}"):
-                claim = await self._claim(name, placement)
-                if claim is None:
-                    raise RuntimeFailure(f"Component {name}: it has no volume in namespace {placement.namespace} yet.")
-                metadata = claim["metadata"]
-                body = {
-                    "metadata": {
-                        "annotations": {DATA_MARK_ANNOTATION: mark},
-                        "resourceVersion": metadata["resourceVersion"],
-                    }
-                }
-                await self._client.patch(
-                    PERSISTENT_VOLUME_CLAIMS, metadata["name"], body, namespace=metadata["namespace"]
-                )
+            await self._claims.set_mark(name, mark, placement=self._place(name))
 
     def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """See `Runtime.subscribe`. Called in the loop; what it raises is logged."""
@@ -355,7 +329,7 @@ class PodRuntime:
         left = [pod for pod in await self._living(name, placement) if _has_controller(pod)]
         if not left:
             return
-        workload = await self._own(name, resource, placement, object_name=placement.name)
+        workload = await get_own(self._client, resource, placement.name, namespace=placement.namespace, of=name)
         if workload is None or "deletionTimestamp" in workload["metadata"]:
             raise RuntimeFailure(
                 f"Component {name}: pods of its former workload have not ended in namespace {placement.namespace} yet:"
@@ -386,40 +360,11 @@ class PodRuntime:
 
     async def _scale_to_nothing(self, name: str, resource: Resource, placement: Placement) -> bool:
         """Take a workload's pods away; returns whether there is such a workload."""
-        if await self._own(name, resource, placement, object_name=placement.name) is None:
+        if await get_own(self._client, resource, placement.name, namespace=placement.namespace, of=name) is None:
             return False
         none = {"spec": {"replicas": 0}}
         await self._client.patch(resource, placement.name, none, namespace=placement.namespace)
         return True
-
-    async def _protect(self, name: str, placement: Placement) -> None:
-        """Have the claim, which the StatefulSet controller makes, outlive a deletion of its namespace."""
-        if time.monotonic() < self._protected.get(name, 0.0):
-            return
-        with _failing(f"Component {name}: its volume in namespace {placement.namespace}"):
-            claim = await self._claim(name, placement)
-            # Nothing can be added to what is being deleted.
-            if claim is None or "deletionTimestamp" in claim["metadata"]:
-                return
-            if PROTECTION_FINALIZER not in claim["metadata"].get("finalizers", ()):
-                await self._patch_finalizers(claim, [*claim["metadata"].get("finalizers", ()), PROTECTION_FINALIZER])
-        self._protected[name] = time.monotonic() + _VERIFIED_SECONDS
-
-    async def _unprotect(self, name: str, placement: Placement) -> None:
-        self._protected.pop(name, None)
-        claim = await self._claim(name, placement)
-        finalizers = claim["metadata"].get("finalizers", ()) if claim is not None else ()
-        if claim is not None and PROTECTION_FINALIZER in finalizers:
-            await self._patch_finalizers(claim, [each for each in finalizers if each != PROTECTION_FINALIZER])
-
-    async def _claim(self, name: str, placement: Placement) -> Object | None:
-        return await self._own(name, PERSISTENT_VOLUME_CLAIMS, placement, object_name=claim_name(placement))
-
-    async def _patch_finalizers(self, claim: Object, finalizers: list[str]) -> None:
-        metadata = claim["metadata"]
-        body = {"metadata": {"finalizers": finalizers, "resourceVersion": metadata["resourceVersion"]}}
-        with contextlib.suppress(NotFound):
-            await self._client.patch(PERSISTENT_VOLUME_CLAIMS, metadata["name"], body, namespace=metadata["namespace"])
 
     async def _ended(self, name: str, placement: Placement, *, workloads: Sequence[Resource]) -> None:
         """Wait until no pod of the component is left, nor comes from these workloads.
@@ -444,7 +389,10 @@ class PodRuntime:
 
     async def _left(self, name: str, placement: Placement, workloads: Sequence[Resource]) -> str | None:
         """Return the pods that are left, or are still to come; None if there are none, nor will be."""
-        found = [await self._own(name, resource, placement, object_name=placement.name) for resource in workloads]
+        found = [
+            await get_own(self._client, resource, placement.name, namespace=placement.namespace, of=name)
+            for resource in workloads
+        ]
         # In this order: a workload that has ended makes no more pods.
         pods = await self._living(name, placement)
         ended = all(workload is None or is_ended(workload) for workload in found)
@@ -469,7 +417,7 @@ class PodRuntime:
         Returns whether there was one.
         """
         object_name = object_name or placement.name
-        found = await self._own(name, resource, placement, object_name=object_name)
+        found = await get_own(self._client, resource, object_name, namespace=placement.namespace, of=name)
         if found is not None and "deletionTimestamp" not in found["metadata"]:
             with contextlib.suppress(NotFound):
                 await self._client.delete(
@@ -480,22 +428,6 @@ class PodRuntime:
                     propagation=propagation,
                 )
         return found is not None
-
-    async def _own(self, name: str, resource: Resource, placement: Placement, *, object_name: str) -> Object | None:
-        try:
-            found = await self._client.get(resource, object_name, namespace=placement.namespace)
-        except NotFound:
-            return None
-        return found if component_of(found) == name else None
-
-
-@contextlib.contextmanager
-def _failing(what: str) -> Iterator[None]:
-    """Turn refusals and silence of the cluster into RuntimeFailure."""
-    try:
-        yield
-    except ProviderError as error:
-        raise RuntimeFailure(f"{what}: {error}") from error
 
 
 def _has_controller(pod: Object) -> bool:

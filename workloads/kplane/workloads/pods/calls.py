@@ -1,0 +1,30 @@
+"""Calls to the cluster: what is a component's own, and what a refusal becomes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from kplane.provider import Client, NotFound, ProviderError, Resource
+from kplane.workloads.errors import RuntimeFailure
+from kplane.workloads.pods.objects import Object, component_of
+
+__all__ = ["failing", "get_own"]
+
+
+async def get_own(client: Client, resource: Resource, object_name: str, *, namespace: str, of: str) -> Object | None:
+    """Return an object as it is now; None if there is none, or if it is not of the component `of`."""
+    try:
+        found = await client.get(resource, object_name, namespace=namespace)
+    except NotFound:
+        return None
+    return found if component_of(found) == of else None
+
+
+@contextlib.contextmanager
+def failing(what: str) -> Iterator[None]:
+    """Turn refusals and silence of the cluster into RuntimeFailure."""
+    try:
+        yield
+    except ProviderError as error:
+        raise RuntimeFailure(f"{what}: {error}") from error
