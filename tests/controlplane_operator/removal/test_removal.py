@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kplane.api.names import FINALIZER, controllers_secret_name
-from kplane.controlplane_operator.controlplanes.namespaces import POD_SECURITY
+from kplane.controlplane_operator.controlplanes.retained_data import POD_SECURITY
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.provider.client.resources import NAMESPACES, SECRETS

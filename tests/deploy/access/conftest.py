@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from kplane.controlplane_operator.controlplanes.namespaces import POD_SECURITY
+from kplane.controlplane_operator.controlplanes.retained_data import POD_SECURITY
 from kplane.embedded.errors import KubectlFailed
 from kplane.embedded.handle import Handle
 from kplane.embedded.kubectl import Kubectl

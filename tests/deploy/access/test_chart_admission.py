@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.controlplanes.namespaces import POD_SECURITY
+from kplane.controlplane_operator.controlplanes.retained_data import POD_SECURITY
 from kplane.embedded.handle import Handle
 from kplane.embedded.kubectl import Kubectl
 from kplane.provider import Client

@@ -13,7 +13,7 @@ from kplane.api import (
 from kplane.api.addresses import normalized_address
 from kplane.api.names import ADOPT_ANNOTATION, management_namespace
 from kplane.controlplane_operator.backends.base import Provision
-from kplane.controlplane_operator.controlplanes.namespaces import RetainedDataRecord
+from kplane.controlplane_operator.controlplanes.retained_data import RetainedDataRecord
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import as_recorded

@@ -14,7 +14,8 @@ from kplane.controlplane_operator.backends.base import Provisioner, runtime_erro
 from kplane.controlplane_operator.class_policy import is_decided, is_unclear, policy_of
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
-from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces, is_managed
+from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
+from kplane.controlplane_operator.controlplanes.retained_data import is_managed
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.pki.secrets import delete_secret, make_secret_last
 from kplane.controlplane_operator.pki.store import TenantKeys

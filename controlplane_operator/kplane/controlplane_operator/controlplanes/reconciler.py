@@ -38,13 +38,14 @@ from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
 from kplane.controlplane_operator.controlplanes.credentials import CredentialIssuer, Credentials
 from kplane.controlplane_operator.controlplanes.deletion import Removal
-from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces, RetainedDataRecord
+from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
 from kplane.controlplane_operator.controlplanes.publish import (
     ensure_default_registration,
     ensure_endpoint,
     published_fields,
     write_secrets,
 )
+from kplane.controlplane_operator.controlplanes.retained_data import RetainedDataRecord
 from kplane.controlplane_operator.controlplanes.rotator import Rotator, refused_rotation
 from kplane.controlplane_operator.failures import Failures
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
