@@ -161,6 +161,21 @@ async def test_an_instance_that_is_well_again_when_its_turn_comes_is_not_ended(
         assert (world.summary.pid, world.summary.exits) == (pid, {})
 
 
+async def test_the_lease_of_an_instance_is_renewed_while_it_waits_for_its_turn_to_be_ended(
+    world_of: Any, eventually: Eventually
+) -> None:
+    async with world_of(hung=0.1) as world:
+        over = asyncio.Event()
+        async with world.budget.turn(over=over):
+            world.broken.touch()
+            await eventually(lambda: world.budget._door.locked())
+            looks = world.looks
+            await eventually(lambda: world.looks > looks + 2)
+            assert world.summary.exits == {}
+            over.set()
+        await eventually(lambda: world.summary.exits == {"Killed": 1})
+
+
 async def test_no_instance_is_ended_for_its_health_while_its_api_server_is_away(
     world_of: Any, eventually: Eventually
 ) -> None:

@@ -82,6 +82,7 @@ class StartGate:
         """When the last look began that found nothing in the way."""
         self._started_at = 0.0
         self._liveness = Liveness(instance, initial_seconds=pace.hung, maximum_seconds=pace.hung_maximum)
+        self._looking = asyncio.Lock()
 
     async def keep(self, engagement: Engagement) -> None:
         """Watch over the instance until cancelled."""
@@ -94,11 +95,17 @@ class StartGate:
             await self._wait()
 
     async def _look(self, engagement: Engagement) -> BlockingReason | None:
-        began = _now()
-        self._blocking = await self._ask(engagement)
-        if self._blocking is None:
-            self._renewed_at = began
-        return self._blocking
+        async with self._looking:
+            began = _now()
+            self._blocking = await self._ask(engagement)
+            if self._blocking is None:
+                self._renewed_at = began
+            return self._blocking
+
+    async def _keep_looking(self, engagement: Engagement) -> None:
+        while True:
+            await asyncio.sleep(self._delay())
+            await self._look(engagement)
 
     async def _ask(self, engagement: Engagement) -> BlockingReason | None:
         if self._lease is None:
@@ -142,7 +149,11 @@ class StartGate:
         async def answers() -> bool:
             return await self._look(engagement) is None
 
-        await self._liveness.review(answered=blocking is None, look=answers)
+        # One that hangs is ended in a turn. That may be long after this look, and its Lease has to last until then.
+        async with asyncio.TaskGroup() as tasks:
+            looking = tasks.create_task(self._keep_looking(engagement), name="renew the Lease of an instance")
+            await self._liveness.review(answered=blocking is None, look=answers)
+            _ = looking.cancel()
         if blocking is None:
             if _now() - self._started_at > self._pace.stable:
                 self._backoff.reset()
