@@ -136,11 +136,12 @@ def test_certificates_stay_until_something_is_due() -> None:
     assert TenantCertificates.from_secret(dedicated.to_secret()) == dedicated
 
 
-def test_authorities_survive_their_secret_and_name_what_is_missing() -> None:
+@pytest.mark.parametrize("missing", ["client-ca.key", "encryption.key"])
+def test_authorities_survive_their_secret_and_name_what_is_missing(missing: str) -> None:
     data = AUTHORITIES.to_secret()
     assert TenantAuthorities.from_secret(data) == AUTHORITIES
-    del data["client-ca.key"]
-    with pytest.raises(CredentialsInvalid, match=r"client-ca\.key"):
+    del data[missing]
+    with pytest.raises(CredentialsInvalid, match=missing.replace(".", r"\.")):
         TenantAuthorities.from_secret(data)
 
 
@@ -153,6 +154,7 @@ def test_authorities_survive_their_secret_and_name_what_is_missing() -> None:
         ("client-ca.key", AUTHORITIES.serving.key),
         ("sa.key", b"damaged"),
         ("sa.key", AUTHORITIES.serving.certificate),
+        ("encryption.key", b"too short"),
     ],
 )
 def test_a_damaged_entry_is_named(entry: str, content: bytes) -> None:

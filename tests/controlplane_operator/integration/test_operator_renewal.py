@@ -75,18 +75,6 @@ async def test_a_serving_certificate_near_its_end_is_renewed_and_served_by_the_s
     assert find_processes(field.state) == processes
 
 
-async def test_a_control_plane_that_is_older_than_encryption_gets_a_key_for_it(field: Any, house: Any) -> None:
-    before = await kept(field, "house", "authorities")
-    body = {"data": {"encryption.key": None}}
-    await field.client.patch(SECRETS, _SECRETS["authorities"], body, namespace="kplane-cp-house")
-
-    async def keys() -> dict[str, bytes]:
-        return await kept(field, "house", "authorities")
-
-    after = await field.eventually(keys, lambda found: len(found.get("encryption.key", b"")) == 32)
-    assert {**after, "encryption.key": b""} == {**before, "encryption.key": b""}
-
-
 @pytest.mark.parametrize("model", ["token", pytest.param("x509", marks=pytest.mark.slow)])
 async def test_published_credentials_are_renewed_in_time_and_the_former_ones_go_on(
     field: Any, adopt: Callable[..., Awaitable[dict[str, Any]]], model: str, monkeypatch: pytest.MonkeyPatch

@@ -27,7 +27,6 @@ __all__ = [
     "TenantAuthorities",
     "TenantCertificates",
     "TrustedAuthorities",
-    "create_encryption_key",
 ]
 
 CONTROLLERS_USER: Final = "kplane:controller-manager"
@@ -70,9 +69,9 @@ class TenantAuthorities:
     etcd: KeyPair
     """Of a dedicated control plane's own etcd."""
     service_account_key: bytes = field(repr=False)
-    encryption_key: bytes = field(default=b"", repr=False)
+    encryption_key: bytes = field(repr=False)
     """By which the API server encrypts what its class says. It is not exchanged with the others, because data are
-    encrypted by it. Empty: it is not made yet, for a control plane that is older than this.
+    encrypted by it.
     """
     also_trusted: TrustedAuthorities = TrustedAuthorities()
     """The others, while these are being exchanged."""
@@ -113,7 +112,7 @@ class TenantAuthorities:
             front_proxy=create_authority(_common_name(name, "front-proxy")),
             etcd=create_authority(_common_name(name, "etcd")),
             service_account_key=create_signing_key(),
-            encryption_key=create_encryption_key(),
+            encryption_key=secrets.token_bytes(_ENCRYPTION_BYTES),
         )
 
     @classmethod
@@ -136,7 +135,7 @@ class TenantAuthorities:
             **entries("front-proxy-ca", self.front_proxy),
             **entries("etcd-ca", self.etcd),
             "sa.key": self.service_account_key,
-            **({ENCRYPTION_KEY: self.encryption_key} if self.encryption_key else {}),
+            ENCRYPTION_KEY: self.encryption_key,
         }
 
     def issue_administrator(self) -> KeyPair:
@@ -244,14 +243,9 @@ def _common_name(name: str, role: str) -> str:
     return f"kplane-{name[:36]}-{role}-{secrets.token_hex(4)}"
 
 
-def create_encryption_key() -> bytes:
-    """Create a key for kube-apiserver's provider secretbox."""
-    return secrets.token_bytes(_ENCRYPTION_BYTES)
-
-
 def _encryption_key(data: Mapping[str, bytes]) -> bytes:
-    key = data.get(ENCRYPTION_KEY, b"")
-    if key and len(key) != _ENCRYPTION_BYTES:
+    key = read_entry(data, ENCRYPTION_KEY)
+    if len(key) != _ENCRYPTION_BYTES:
         raise CredentialsInvalid(f"entry {ENCRYPTION_KEY}: it is not of {_ENCRYPTION_BYTES} bytes")
     return key
 

@@ -19,7 +19,6 @@ from kplane.controlplane_operator.pki.authorities import (
     TenantAuthorities,
     TenantCertificates,
     TrustedAuthorities,
-    create_encryption_key,
 )
 from kplane.controlplane_operator.pki.primitives import (
     KeyPair,
@@ -160,9 +159,6 @@ class TenantKeys:
                     " restore the Secret, or remove the data by deleting the control plane with deletionPolicy Destroy",
                 )
             return _generations(control_plane, await self._create(control_plane)).in_force()
-        if ENCRYPTION_KEY not in data_of(found):
-            added = {**data_of(found), ENCRYPTION_KEY: create_encryption_key()}
-            found = await replace_data(self._context, found, data=added)
         generations = _generations(control_plane, data_of(found))
         await take_over_secret(self._context, control_plane, secret=found)
         return generations.in_force()
