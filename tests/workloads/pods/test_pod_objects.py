@@ -176,6 +176,16 @@ def test_who_may_connect_and_where_to():
     ]
     assert policy(etcd, metrics_from=())["ingress"] == [{"ports": ports, "from": [friends]}]
 
+    # Who is a client is no peer.
+    member = server("x", ports=(*server("x").ports, Port(number=2380, name="peer")), reached_by=("friend",))
+    alone = dataclasses.replace(member, peer_port="peer", operated=True)
+    operator = {"podSelector": {"matchLabels": {"app": "operator"}}}
+    clients = {"ports": ports, "from": [friends, operator]}
+    assert policy(alone, operator=operator)["ingress"] == [clients]
+    other = {"podSelector": {"matchExpressions": [{"key": key, "operator": "In", "values": ["other"]}]}}
+    several = policy(dataclasses.replace(alone, peers=("other",)), operator=operator)
+    assert several["ingress"] == [clients, {"ports": [{"protocol": "TCP", "port": 2380}], "from": [other]}]
+
     beside = policy(server("x", reaches=(Reach(port=2379, component="etcd-a"),)))
     assert beside["egress"][-1]["to"] == [{"podSelector": {"matchLabels": {key: "etcd-a"}}}]
     elsewhere = policy(server("x", reaches=(Reach(port=2379, namespace="kplane-system"),)))

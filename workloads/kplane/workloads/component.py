@@ -176,6 +176,10 @@ class Component:
     """Names of the components that may connect to it, where the runtime can keep others out: pods. None: anybody."""
     operated: bool = False
     """Whether the owner of the runtime connects to it as well: pods let in `PodSettings.operator` besides."""
+    peer_port: str | None = None
+    """Name of a port that `peers` alone connect to, where the runtime can keep others out: pods."""
+    peers: tuple[str, ...] = ()
+    """Names of the components that hold the same data."""
     metrics_port: str | None = None
     """Name of a port that serves metrics and health only: pods let in nobody but `PodSettings.metrics_from` there."""
     reaches: tuple[Reach, ...] | None = ()

@@ -126,6 +126,8 @@ def etcd_component(
         scheduling=scheduling,
         reached_by=reached_by,
         operated=bool(peers),
+        peer_port=_PEER_PORT,
+        peers=tuple(peers),
         reaches=tuple(Reach(port=address.ports[_PEER_PORT], component=each) for each in peers),
         metrics_port=_METRICS_PORT,
         grace_seconds=10.0,

@@ -401,7 +401,7 @@ class DedicatedEtcd:
             ca=keys.ca,
             server=keys.server,
             quota_bytes=self._quota_bytes,
-            reached_by=(apiserver_name(control_plane.name), *names),
+            reached_by=(apiserver_name(control_plane.name),),
             scheduling=scheduling,
             membership=membership,
             peers=names,

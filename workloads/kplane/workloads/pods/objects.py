@@ -191,22 +191,34 @@ def _group_labels(placement: Placement) -> dict[str, str]:
 def _incoming(component: Component, *, settings: PodSettings) -> list[Object]:
     clients: list[Object] | None = None
     if component.reached_by is not None:
-        names = list(component.reached_by)
-        clients = [{"podSelector": {"matchExpressions": [{"key": COMPONENT_LABEL, "operator": "In", "values": names}]}}]
+        clients = _components(component.reached_by)
         if component.operated and settings.operator is not None:
             clients.append(dict(settings.operator))
     readers = None if settings.metrics_from is None else [dict(peer) for peer in settings.metrics_from]
-    served = [port.number for port in component.ports if port.name != component.metrics_port]
-    measured = [port.number for port in component.ports if port.name == component.metrics_port]
-    return [*_ingress_rule(served, peers=clients), *_ingress_rule(measured, peers=readers)]
+    rules: list[Object] = []
+    for port in component.ports:
+        if port.name == component.metrics_port:
+            rules += _ingress_rule(port.number, peers=readers)
+        elif port.name == component.peer_port:
+            rules += _ingress_rule(port.number, peers=_components(component.peers))
+        else:
+            rules += _ingress_rule(port.number, peers=clients)
+    return rules
 
 
-def _ingress_rule(ports: Sequence[int], *, peers: list[Object] | None) -> list[Object]:
-    """Let these peers in, or anybody if it is None."""
-    # A rule from an empty list would be one from everybody, and so would one without ports to every port.
-    if not ports or peers == []:
+def _components(names: Sequence[str]) -> list[Object]:
+    """Return the pods of these components, as peers."""
+    if not names:
         return []
-    rule: Object = {"ports": [{"protocol": "TCP", "port": port} for port in ports]}
+    return [{"podSelector": {"matchExpressions": [{"key": COMPONENT_LABEL, "operator": "In", "values": list(names)}]}}]
+
+
+def _ingress_rule(port: int, *, peers: list[Object] | None) -> list[Object]:
+    """Let these peers in, or anybody if it is None."""
+    # A rule from an empty list would be one from everybody.
+    if peers == []:
+        return []
+    rule: Object = {"ports": [{"protocol": "TCP", "port": port}]}
     return [rule if peers is None else {**rule, "from": peers}]
 
 
