@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.kubeconfig import kubeconfig_of
-from benchmarks.surroundings import shared_address
+from benchmarks.surroundings import open_namespace, shared_address
 from kplane.api.names import ALLOW_ENDPOINT_LABEL
 from kplane.binaries.programs import resolve
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
@@ -62,6 +62,7 @@ class _Field:
         """Make all good control planes adopt this address. No deletion revokes its credentials."""
         metadata = {**_SECRET, "labels": {ALLOW_ENDPOINT_LABEL: "true"}}
         data = {"kubeconfig": base64.b64encode(json.dumps(address.to_kubeconfig()).encode()).decode()}
+        await open_namespace(self._client)
         await self._client.create(SECRETS, {"metadata": metadata, "data": data})
         self.server = address.server
 

@@ -27,10 +27,10 @@ from kplane.controlplane_operator.tenant.tokens import request_token
 from kplane.embedded.components import bound
 from kplane.embedded.credentials import ADMINISTRATOR_GROUPS, Credentials, write_private
 from kplane.provider import AlreadyExists, Client, ClusterConfig, ProviderError
-from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, NAMESPACES, SERVICE_ACCOUNTS
+from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, NAMESPACES, ROLE_BINDINGS, SERVICE_ACCOUNTS
 from kplane.workloads import Component, Phase, ProcessRuntime
 
-__all__ = ["ApiServer", "free_port", "shared_address", "start_api_server"]
+__all__ = ["SECRETS_READER", "ApiServer", "free_port", "open_namespace", "shared_address", "start_api_server"]
 
 _HOST: Final = "127.0.0.1"
 _PORTS: Final = range(10240, 16384)
@@ -42,6 +42,8 @@ _POLL_SECONDS: Final = 0.05
 _LIFETIME: Final = dt.timedelta(hours=24)
 _ACCOUNT: Final = "benchmark"
 _ACCOUNT_NAMESPACE: Final = "kplane-system"
+SECRETS_READER: Final = "kplane-controlplane-operator-secrets-reader"
+"""ClusterRole of an embedded cluster, and name of the RoleBindings of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,3 +199,13 @@ def _envoy(port: int, *, backend: str, directory: Path) -> dict[str, Any]:
 
 def _address(host: str, port: int) -> dict[str, Any]:
     return {"socket_address": {"address": host, "port_value": port}}
+
+
+async def open_namespace(client: Client, namespace: str = "default") -> None:
+    """Let the operator of an embedded cluster read the Secrets of a namespace, as its owner does."""
+    body = {
+        "metadata": {"name": SECRETS_READER, "namespace": namespace},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": SECRETS_READER},
+        "subjects": [{"kind": "ServiceAccount", "name": "controlplane-operator", "namespace": "kplane-system"}],
+    }
+    await client.apply(ROLE_BINDINGS, body)

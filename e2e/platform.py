@@ -65,11 +65,29 @@ class Platform:
     def create_secret(self, name: str, *, allow: str | None = None, **data: str) -> dict[str, str]:
         """Create a Secret and return its reference. `endpoint` or `registration` may read it if given."""
         self.created.setdefault("Secret", []).append(name)
+        self._let_operator_read("default")
         reference = {"name": name, "namespace": "default"}
         labels = {f"controlplane.kplane.dev/allow-{allow}": "true"} if allow is not None else {}
         metadata = {**reference, "labels": labels}
         self.kubectl.apply({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data})
         return reference
+
+    def _let_operator_read(self, namespace: str) -> None:
+        """Open a namespace to the operator, as the owner of its Secrets does."""
+        roles = self.kubectl("get", "clusterroles", "-o=name").split()
+        (reader,) = [role.partition("/")[2] for role in roles if role.endswith("-operator-secrets-reader")]
+        (subject,) = self.kubectl.get("rolebinding", reader.removesuffix("-reader"), "--namespace=kplane-system")[
+            "subjects"
+        ]
+        self.kubectl.apply(
+            {
+                "apiVersion": "rbac.authorization.k8s.io/v1",
+                "kind": "RoleBinding",
+                "metadata": {"name": reader, "namespace": namespace},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": reader},
+                "subjects": [subject],
+            }
+        )
 
     def get(self, kind: str, name: str) -> Object:
         """Return an object."""

@@ -15,6 +15,7 @@ from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.deletion import registrations_of
 from kplane.controlplane_operator.failures import Failures
 from kplane.controlplane_operator.grants import Access
+from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.partial import PartialControlPlane, PartialRegistration
 from kplane.controlplane_operator.status.writer import StatusWriter
@@ -76,6 +77,7 @@ def context(server: Server) -> OperatorContext:
         status=StatusWriter(client, events=events),
         events=events,
         access=cast("Access", None),
+        secrets=cast("SecretAccess", None),
     )
 
 

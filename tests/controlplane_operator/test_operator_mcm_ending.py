@@ -18,6 +18,7 @@ from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMc
 from kplane.controlplane_operator.registrations.endpoint_switch import EndpointSwitch
 from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.registrations.reconciler import ControlPlaneRegistrationReconciler
+from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.partial import PartialRegistration
 from kplane.controlplane_operator.status.writer import StatusWriter
@@ -92,6 +93,7 @@ class World:
             status=StatusWriter(client, events=events),
             events=events,
             access=Access(client, shared=Account("kplane-system", "mcm")),
+            secrets=cast("SecretAccess", None),
         )
         self.registrations = ControlPlaneRegistrationReconciler(
             self.context, switch=EndpointSwitch(self.stores, queues=self.queues), mcms=self.mcms, no_dedicated=None

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kplane.api import ControlPlane, ControlPlaneEndpoint, ControlPlaneRegistration, ObjectReference, SecretReference
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.resolution import (
     Resolution,
     SecretStanding,
@@ -42,7 +43,7 @@ def resolved(
     of: ControlPlane | None,
     *,
     endpoint: ControlPlaneEndpoint | None = None,
-    standing: SecretStanding = SecretStanding.USABLE,
+    standing: SecretStanding | ConditionError = SecretStanding.USABLE,
 ) -> Resolution:
     return resolve(one, control_plane=of, endpoint=endpoint, standing=standing)
 
@@ -103,6 +104,26 @@ def test_another_secret_is_used_only_where_it_may_be() -> None:
     wanted = secret_wanted(one, control_plane=control_plane(_PUBLISHED))
     assert wanted is not None
     assert wanted.model_dump() == foreign
+
+
+def test_a_secret_that_cannot_be_read_any_more_takes_nothing_away() -> None:
+    secret = {"name": "private", "namespace": "acme"}
+    forbidden = ConditionError(Reason.SECRETS_NOT_READABLE, "run: kubectl create rolebinding")
+    new = registration(kubeconfigSecretRef=secret)
+    assert reason(new, control_plane(_PUBLISHED), standing=forbidden) == "SecretsNotReadable"
+    another = with_status(new, ready=True, resolvedKubeconfigSecretRef={**secret, "name": "another"})
+    assert reason(another, control_plane(_PUBLISHED), standing=forbidden) == "SecretsNotReadable"
+    held = resolved(
+        with_status(new, ready=True, resolvedKubeconfigSecretRef=secret), control_plane(_PUBLISHED), standing=forbidden
+    )
+    assert held.kubeconfig_secret.model_dump() == secret
+    assert held.unreadable is forbidden
+    # What is wrong besides counts as before.
+    assert reason(new, None, standing=forbidden) == "ControlPlaneNotFound"
+
+
+def with_status(one: ControlPlaneRegistration, **status: Any) -> ControlPlaneRegistration:
+    return ControlPlaneRegistration.model_validate({**one.model_dump(mode="json", by_alias=True), "status": status})
 
 
 def test_of_the_secrets_of_a_control_plane_those_are_published_that_are_made_for_others() -> None:

@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 import yaml
 
+from benchmarks.surroundings import open_namespace
 from kplane.api.names import ALLOW_ENDPOINT_LABEL
 from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
 from kplane.provider import Client, ClusterConfig
@@ -149,6 +150,7 @@ async def shared_address(platform: Any, hold_port: Callable[[], int], tmp_path: 
         kubeconfig = base64.b64encode(json.dumps(config.to_kubeconfig()).encode()).decode()
         reference = {"name": "shared-address", "namespace": "default"}
         metadata = {**reference, "labels": {ALLOW_ENDPOINT_LABEL: "true"}}
+        await open_namespace(platform.client)
         await platform.client.apply(SECRETS, {"metadata": metadata, "data": {"kubeconfig": kubeconfig}})
         yield {"endpoint": config.server, "credentialsSecretRef": reference}
         # Its control plane goes first, while there is an API server to take leave of.

@@ -21,6 +21,7 @@ from kplane.controlplane_operator.backends.etcd import DEFAULT_QUOTA_BYTES
 from kplane.controlplane_operator.backends.mcm import MCM, MCM_RESOURCES, McmProgram
 from kplane.controlplane_operator.backends.proxy import EGRESS_PROXY, PROXY_PROCESS, ProxyProgram
 from kplane.controlplane_operator.grants import Account
+from kplane.controlplane_operator.secret_access import DEFAULT_SECRETS_ROLE
 from kplane.provider import ClusterConfig
 from kplane.provider.coordination.lease import LeaseTimings
 from kplane.workloads import Resources
@@ -210,6 +211,8 @@ class OperatorConfig(Configuration):
         Account, BeforeValidator(_account), Flag("NAMESPACE/NAME", default="kplane-system/mcm")
     ] = Account("kplane-system", "mcm")
     """ServiceAccount that may read the Secrets that registrations resolve to"""
+    secrets_role: Annotated[str, Flag("NAME")] = DEFAULT_SECRETS_ROLE
+    """ClusterRole that the operator binds to itself in each kplane-cp-* namespace; NAME-reader is for other ones"""
     workers: Annotated[int, Field(ge=1), Flag("N")] = 16
     """Number of objects of a kind that are reconciled at once"""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from kplane.controlplane_operator.grants import Access
 from kplane.controlplane_operator.metrics import Metrics
+from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores
@@ -25,6 +26,7 @@ class OperatorContext:
     status: StatusWriter
     events: Events
     access: Access
+    secrets: SecretAccess
     namespace: str = "kplane-system"
     """The operator's own."""
     metrics: Metrics = field(default_factory=Metrics)

@@ -60,7 +60,7 @@ class Failures:
                 failure = validation_failure(self._written.kind, obj) if obj is not None else None
                 if failure is None:
                     raise
-                await self._tell(key, failure)
+                await self.tell(key, failure)
                 result = None
             else:
                 await self._understood(key)
@@ -76,7 +76,7 @@ class Failures:
         if failure is None:
             return
         try:
-            await self._tell(key, failure)
+            await self.tell(key, failure)
         except ProviderError as refused:
             _log.warning("failed to update the status of %s: %s", key[1], refused)
 
@@ -113,7 +113,7 @@ class Failures:
             f"the operator failed with {type(error).__name__}; report it, with the operator's log",
         )
 
-    async def _tell(self, key: Key, failure: ConditionError) -> None:
+    async def tell(self, key: Key, failure: ConditionError) -> None:
         """Report it in Synced if what is published is good, and in Ready otherwise."""
         self._context.metrics.condition_failed(self._controller, reason=failure.reason)
         obj = self._store.get(key)

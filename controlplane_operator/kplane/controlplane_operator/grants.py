@@ -14,10 +14,10 @@ from kplane.controlplane_operator.watch.cache import Key, Object, key_of
 from kplane.provider import Client, Event, Invalid, NotFound, Resource
 from kplane.provider.client.resources import ROLE_BINDINGS, ROLES
 
-__all__ = ["Access", "Account", "apply_rbac", "is_as_written", "uids_of"]
+__all__ = ["RBAC", "Access", "Account", "apply_rbac", "is_as_written", "uids_of"]
 
 _UID_LABEL: Final = f"{GROUP}/registration-uid"
-_RBAC: Final = "rbac.authorization.k8s.io"
+RBAC: Final = "rbac.authorization.k8s.io"
 
 
 class Account(NamedTuple):
@@ -61,7 +61,7 @@ class _Grant:
         if resource == ROLES:
             named = {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [self.secret]}
             return {"metadata": metadata, "rules": [{**named, "verbs": ["get", "watch"]}]}
-        role = {"apiGroup": _RBAC, "kind": "Role", "name": name}
+        role = {"apiGroup": RBAC, "kind": "Role", "name": name}
         return {"metadata": metadata, "roleRef": role, "subjects": [self.to.subject()]}
 
 

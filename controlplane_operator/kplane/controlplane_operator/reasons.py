@@ -168,6 +168,11 @@ class Reason(StrEnum):
         "label the Secret as the message says",
         _in(_READY, _ENDPOINT, _REGISTRATION),
     )
+    SECRETS_NOT_READABLE = (
+        "SecretsNotReadable",
+        "make the RoleBinding that the message names",
+        _in(_ANY, phase=_PENDING),
+    )
     ENDPOINT_UNREACHABLE = (
         "EndpointUnreachable",
         "check the address; the operator retries",

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.surroundings import free_port, shared_address
+from benchmarks.surroundings import free_port, open_namespace, shared_address
 from kplane.api.configuration import HostPort
 from kplane.api.names import ALLOW_ENDPOINT_LABEL
 from kplane.controlplane_operator.app import run_operator
@@ -307,6 +307,7 @@ def worlds(
         reference = {"name": "convergence", "namespace": "default"}
         text = json.dumps(config.to_kubeconfig())
         metadata = {**reference, "labels": {ALLOW_ENDPOINT_LABEL: "true"}}
+        await open_namespace(client)
         await client.apply(SECRETS, {"metadata": metadata, "stringData": {"kubeconfig": text}})
         return client, {"endpoint": config.server, "credentialsSecretRef": reference}
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pytest
 import pytest_asyncio
 
-from benchmarks.surroundings import free_port, shared_address
+from benchmarks.surroundings import free_port, open_namespace, shared_address
 from kplane.api.configuration import HostPort
 from kplane.api.names import ALLOW_ENDPOINT_LABEL
 from kplane.controlplane_operator.app import run_operator
@@ -123,7 +123,9 @@ class Field:
 async def running_operator(
     handle: Handle, state: Path, *, port: int, shared_etcd: bool = True, dedicated_mcm: McmProgram | None = None
 ) -> AsyncIterator[str]:
-    """Run the operator within; gives the URL of its health and metrics, at this port."""
+    """Run the operator within; gives the URL of its health and metrics, at this port. It may read namespace default."""
+    async with Client(ClusterConfig.load(handle.admin_kubeconfig)) as admin:
+        await open_namespace(admin)
     stop = asyncio.Event()
     settings = OperatorConfig(
         kubeconfig=handle.operator_kubeconfig,

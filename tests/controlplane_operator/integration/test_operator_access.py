@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from kplane.provider import AlreadyExists, Client, ClusterConfig, Resource
-from kplane.provider.client.resources import ROLE_BINDINGS, ROLES, SECRETS
+from benchmarks.surroundings import SECRETS_READER, open_namespace
+from kplane.provider import AlreadyExists, Client, ClusterConfig, NotFound, Resource
+from kplane.provider.client.resources import NAMESPACES, ROLE_BINDINGS, ROLES, SECRETS
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -55,6 +56,70 @@ async def test_mcm_reads_registrations_and_the_one_secret_each_resolves_to(field
             return await may(mcm, "get", "secrets", **secret)
 
         await field.eventually(still_allowed, lambda allowed: not allowed)
+
+
+async def test_a_users_namespace_is_read_only_with_its_owners_rolebinding(field: Any, house: dict[str, Any]) -> None:
+    await field.client.create(NAMESPACES, {"metadata": {"name": "acme"}})
+    reference = {"name": "kubeconfig", "namespace": "acme"}
+    published = house["status"]["kubeconfigSecretRef"]
+    data = (await field.client.get(SECRETS, published["name"], namespace=published["namespace"]))["data"]
+    labels = {f"{_GROUP}/allow-registration": "true", f"{_GROUP}/allow-endpoint": "true"}
+    await field.client.create(SECRETS, {"metadata": {**reference, "labels": labels}, "data": data})
+    url = house["status"]["endpoint"]
+    await field.create("ControlPlaneEndpoint", "acme", endpoint=url, credentialsSecretRef=reference)
+    await field.create(
+        "ControlPlaneRegistration", "acme", controlPlaneRef={"name": "house"}, kubeconfigSecretRef=reference
+    )
+    command = (
+        f"run: kubectl create rolebinding {SECRETS_READER} --namespace=acme --clusterrole={SECRETS_READER}"
+        " --serviceaccount=kplane-system:controlplane-operator"
+    )
+    for kind in ("ControlPlaneEndpoint", "ControlPlaneRegistration"):
+        found = await field.becomes(kind, "acme", "SecretsNotReadable")
+        (told,) = [each["message"] for each in found["status"]["conditions"] if each["type"] == "Ready"]
+        said, _, what = told.partition("; ")
+        assert said == "the operator may not read Secret acme/kubeconfig"
+        assert what == f"to let it read the Secrets of that namespace, {command}"
+    await open_namespace(field.client, "acme")
+    for kind in ("ControlPlaneEndpoint", "ControlPlaneRegistration"):
+        await field.eventually(lambda kind=kind: is_ready(field, kind, "acme"), timeout=60.0)
+    # mcm gets its right to that Secret from the operator's own one.
+    async with Client(ClusterConfig.load(field.handle.mcm_kubeconfig)) as mcm:
+        await field.eventually(lambda: may(mcm, "get", "secrets", **reference))
+
+
+async def is_ready(field: Any, kind: str, name: str) -> bool:
+    conditions = (await field.get(kind, name)).get("status", {}).get("conditions", ())
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+async def test_the_operator_binds_itself_in_management_namespaces_only(field: Any, house: Any) -> None:
+    role = SECRETS_READER.removesuffix("-reader")
+    namespace = "kplane-cp-house"
+
+    async def binding() -> dict[str, Any] | None:
+        try:
+            found = await field.client.get(ROLE_BINDINGS, role, namespace=namespace)
+        except NotFound:
+            return None
+        return {part: found.get(part) for part in ("roleRef", "subjects")}
+
+    written = await binding()
+    assert written == {
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+        "subjects": [{"kind": "ServiceAccount", "name": "controlplane-operator", "namespace": "kplane-system"}],
+    }
+    async with Client(ClusterConfig.load(field.handle.operator_kubeconfig)) as operator:
+        assert await may(operator, "list", "secrets", namespace=namespace)
+        for elsewhere in ("kube-system", "kube-public"):
+            for verb in ("get", "list", "watch", "create", "patch", "delete"):
+                assert not await may(operator, verb, "secrets", namespace=elsewhere), (verb, elsewhere)
+        # Its watch goes on, and writes meanwhile are refused: the binding is back in seconds.
+        await field.client.delete(ROLE_BINDINGS, role, namespace=namespace)
+        await field.eventually(binding, lambda found: found == written)
+        await field.client.patch(ROLE_BINDINGS, role, {"subjects": []}, namespace=namespace)
+        await field.eventually(binding, lambda found: found == written)
+        await field.eventually(lambda: may(operator, "list", "secrets", namespace=namespace))
 
 
 async def test_a_foreign_secret_is_used_only_with_its_owners_consent(field: Any, house: dict[str, Any]) -> None:

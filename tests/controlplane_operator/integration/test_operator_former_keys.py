@@ -10,6 +10,7 @@ from kplane.api import ControlPlane
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.grants import Access, Account
 from kplane.controlplane_operator.pki.store import TenantKeys
+from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores
@@ -38,13 +39,15 @@ async def unprotect(client: Client) -> None:
 async def test_keys_that_are_seen_to_go_late_are_not_used_again(api_server: Handle) -> None:
     async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
         events = Events(client)
+        stores = Stores()
         context = OperatorContext(
             client=client,
-            stores=Stores(),
+            stores=stores,
             queues=Queues(),
             status=StatusWriter(client, events=events),
             events=events,
             access=Access(client, shared=Account("kplane-system", "mcm")),
+            secrets=SecretAccess(client, stores=stores, namespace="kplane-system"),
         )
         keys = TenantKeys(context)
         await client.create(NAMESPACES, {"metadata": {"name": _NAMESPACE}})

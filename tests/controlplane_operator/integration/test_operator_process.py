@@ -17,6 +17,7 @@ from typing import IO, Any
 import aiohttp
 import pytest
 
+from benchmarks.surroundings import open_namespace
 from kplane.api.names import ALLOW_ENDPOINT_LABEL
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
 from kplane.embedded.handle import Handle
@@ -91,6 +92,7 @@ async def test_what_is_logged_of_an_object_carries_its_name(
         written = stack.enter_context(log.open("wb"))
         process = await stack.enter_async_context(started(api_server, state, eventually, port=hold_port(), log=written))
         client = await stack.enter_async_context(Client(config))
+        await open_namespace(client)
         await client.apply(SECRETS, {"metadata": {**reference, "labels": labels}, "data": {"kubeconfig": kubeconfig}})
         await client.create(CONTROL_PLANE_ENDPOINTS, {"metadata": {"name": "logged"}, "spec": door})
         stack.push_async_callback(client.delete, CONTROL_PLANE_ENDPOINTS, "logged")

@@ -10,7 +10,7 @@ import pytest
 from typing_extensions import override
 
 from kplane.api import ControlPlane, ControlPlaneClass, DeletionPolicy, ResourceModel
-from kplane.api.names import FINALIZER, controllers_secret_name, kubeconfig_secret_name
+from kplane.api.names import CONTROL_PLANE_LABEL, FINALIZER, controllers_secret_name, kubeconfig_secret_name
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
@@ -23,6 +23,7 @@ from kplane.controlplane_operator.pki.secrets import write_secret
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms
 from kplane.controlplane_operator.registrations.identities import McmIdentities
+from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.addresses import etcd_address
@@ -151,13 +152,15 @@ class Operator:
 
     def __init__(self, client: Client, data: Data) -> None:
         self.events = events = Said(client)
+        stores = Stores()
         self.context = OperatorContext(
             client=client,
-            stores=Stores(),
+            stores=stores,
             queues=Queues(),
             status=StatusWriter(client, events=events),
             events=events,
             access=Access(client, shared=Account("kplane-system", "mcm")),
+            secrets=SecretAccess(client, stores=stores, namespace="kplane-system"),
         )
         self.namespaces = ManagementNamespaces(self.context)
         self.keys = TenantKeys(self.context)
@@ -175,8 +178,9 @@ class Operator:
 
     async def look(self, name: str) -> ControlPlane:
         """Read everything anew; raises NotFound where the control plane is gone."""
-        for store in self.context.stores.watched():
-            found = await self.context.client.list(store.resource, label_selector=LABEL_SELECTORS.get(store.resource))
+        selectors = {**LABEL_SELECTORS, SECRETS: CONTROL_PLANE_LABEL}
+        for store in (*self.context.stores.watched(), self.context.stores.secrets):
+            found = await self.context.client.list(store.resource, label_selector=selectors.get(store.resource))
             store.replace(found.items, resource_version=found.resource_version)
         return ControlPlane.model_validate(await self.context.client.get(CONTROL_PLANES, name))
 

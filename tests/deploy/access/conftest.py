@@ -43,6 +43,11 @@ MCM = f"system:serviceaccount:kplane-system:{MCM_ACCOUNT}"
 TENANT = "kplane-cp-access"
 FOREIGN = "kplane-cp-access-foreign"
 OTHER = "access-other"
+SECRETS_ROLE = f"{OPERATOR_ACCOUNT}-secrets"
+UNBOUND = "kplane-cp-access-unbound"
+"""A control plane's namespace in which the operator bound nothing yet."""
+GRANTED = "kplane-cp-access-granted"
+GRANTED_BY_OWNER = "access-granted-by-owner"
 MARK = {"controlplane.kplane.dev/name": "access"}
 
 RBAC = {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount"}
@@ -172,6 +177,26 @@ def binding(
     }
 
 
+def own_binding(
+    namespace: str,
+    name: str = SECRETS_ROLE,
+    *,
+    role: str = SECRETS_ROLE,
+    user: str = OPERATOR_ACCOUNT,
+    home: str = "kplane-system",
+    kind: str = "RoleBinding",
+) -> dict[str, Any]:
+    """The operator's own right to the Secrets of a namespace."""
+    metadata = {"name": name} if kind == "ClusterRoleBinding" else {"name": name, "namespace": namespace}
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": kind,
+        "metadata": metadata,
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+        "subjects": [{"kind": "ServiceAccount", "name": user, "namespace": home}],
+    }
+
+
 def registration(*, finalizers: list[str] | None = None, **spec: Any) -> dict[str, Any]:
     metadata = {"name": "access", **({} if finalizers is None else {"finalizers": finalizers})}
     body = {"apiVersion": "controlplane.kplane.dev/v1alpha1", "kind": "ControlPlaneRegistration", "metadata": metadata}
@@ -231,9 +256,18 @@ def parts(chart: Any, kinds: set[str]) -> list[dict[str, Any]]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def granted(chart: Any, api_server: Handle) -> AsyncIterator[None]:
-    """RBAC of the chart."""
-    async with applied(api_server.kubectl, parts(chart, RBAC)):
+    """RBAC of the chart, and what the operator binds in the namespace of a control plane."""
+    objects = [namespace(GRANTED), namespace(GRANTED_BY_OWNER), own_binding(GRANTED), opened(GRANTED_BY_OWNER)]
+    async with (
+        without_the_clusters_own(api_server.kubectl),
+        applied(api_server.kubectl, [*parts(chart, RBAC), *objects]),
+    ):
         yield
+
+
+def opened(name: str) -> dict[str, Any]:
+    """What the owner of a namespace binds."""
+    return own_binding(name, f"{SECRETS_ROLE}-reader", role=f"{SECRETS_ROLE}-reader")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -242,9 +276,13 @@ async def tokens(chart: Any, api_server: Handle) -> AsyncIterator[dict[str, str]
     kube = api_server.kubectl
     objects = [
         namespace(TENANT, **MARK, **POD_SECURITY),
+        namespace(UNBOUND, **MARK, **POD_SECURITY),
+        secret(UNBOUND),
         namespace(FOREIGN),
         namespace(OTHER, **MARK),
         unlabelled(),
+        own_binding(TENANT),
+        opened(OTHER),
         secret(OTHER),
         secret(TENANT),
         role(OTHER, name="theirs"),
@@ -310,7 +348,7 @@ async def in_force(api_server: Handle, operator: Client, tokens: dict[str, str])
     """Tell whether the API server has seen all that was written: who may write at all is held up by a policy only."""
     if await refusal(operator, "put", lease("kplane-system")):
         return False
-    told = [await refusal(operator, "create", secret(FOREIGN))]
+    told = [await refusal(operator, "create", deployment(FOREIGN))]
     told += [await status_refusal(api_server, tokens[name], {"ready": False}) for name in (MCM_ACCOUNT, ACCOUNT)]
     policies = (OPERATOR_ACCOUNT, MCM_ACCOUNT, MCM_ACCOUNT)
     return all(f"ValidatingAdmissionPolicy '{policy}'" in why for policy, why in zip(policies, told, strict=True))

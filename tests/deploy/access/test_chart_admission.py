@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
 from kplane.controlplane_operator.controlplanes.retained_data import POD_SECURITY
+from kplane.controlplane_operator.secret_access import SecretAccess
+from kplane.controlplane_operator.watch.event_routing import Stores
 from kplane.embedded.handle import Handle
 from kplane.embedded.kubectl import Kubectl
 from kplane.provider import Client
+from kplane.provider.client.resources import SECRETS
+from kplane.provider.errors import Forbidden
 
 from .conftest import (
     ACCOUNT,
@@ -23,7 +28,9 @@ from .conftest import (
     RELEASE,
     RUNNING,
     SECRET,
+    SECRETS_ROLE,
     TENANT,
+    UNBOUND,
     account,
     binding,
     cluster_binding,
@@ -33,6 +40,7 @@ from .conftest import (
     event,
     lease,
     namespace,
+    own_binding,
     refusal,
     registration,
     role,
@@ -63,6 +71,8 @@ ALLOWED = [
     ("create", role(OTHER, name="kplane-registration-4567")),
     ("delete", role(OTHER)),
     ("create", binding(OTHER)),
+    ("apply", own_binding(TENANT)),
+    ("delete", own_binding(TENANT)),
     ("create", event("default")),
     ("put", lease("kplane-system")),
     ("create", account(TENANT, "mcm-xyz765")),
@@ -87,20 +97,29 @@ DENIED = [
     ("create", deployment(OTHER)),
     ("create", deployment(FOREIGN)),
     ("create", service("default")),
-    ("create", secret("default")),
-    ("apply", secret(OTHER, data={"key": "dmFsdWU="})),
-    ("delete", secret(OTHER)),
     ("create", secret("kplane-system", "another")),
     ("create", secret("kplane-system", f"{RELEASE}-etcd-server", type="example.org/other")),
     ("create", secret("kplane-system", "kplane-saved-keys-a-uid", type="example.org/other")),
-    ("create", secret("default", "kplane-saved-keys-a-uid", type="Opaque")),
     ("create", role(OTHER, name="another")),
     ("delete", role(OTHER, name="theirs")),
     ("create", role(OTHER, name="kplane-registration-4567", resourceNames=None)),
-    ("create", role(OTHER, name="kplane-registration-4567", verbs=["get", "patch"])),
+    ("create", role(OTHER, name="kplane-registration-4567", verbs=["get", "list"])),
     ("create", role(TENANT, resources=["secrets", "pods"])),
     ("create", binding(OTHER, user="another")),
     ("create", binding(OTHER, name="another")),
+    # its own right to Secrets: elsewhere, in all namespaces, for others, or by another name
+    ("create", own_binding("default")),
+    ("create", own_binding("kube-system")),
+    ("create", own_binding("kplane-system", "another")),
+    ("create", own_binding(OTHER)),
+    ("create", own_binding(FOREIGN)),
+    ("create", own_binding("", kind="ClusterRoleBinding")),
+    ("create", own_binding("", "kplane-registration-4567", kind="ClusterRoleBinding")),
+    ("apply", own_binding(TENANT, user="default")),
+    ("apply", own_binding(TENANT, user=MCM_ACCOUNT)),
+    ("apply", own_binding(TENANT, home=TENANT)),
+    ("create", own_binding(TENANT, "kplane-registration-4567")),
+    ("create", own_binding(TENANT, "another")),
     ("create", namespace("innocent", **MARK, **POD_SECURITY)),
     ("create", namespace("kplane-cp-lax", **MARK)),
     ("create", namespace("kplane-cp-unmarked", **POD_SECURITY)),
@@ -121,7 +140,6 @@ DENIED = [
     ("create", cluster_role("another")),
     ("create", cluster_role("kplane-registration-4567", resourceNames=None)),
     ("create", cluster_role("kplane-registration-4567", resources=["controlplanes"])),
-    ("create", cluster_role("kplane-registration-4567", apiGroups=[""], resources=["secrets"], verbs=["get"])),
     ("create", cluster_binding("another", role="kplane-registration-0123")),
     ("create", cluster_binding(role=MCM_ACCOUNT)),
     ("create", cluster_binding(user="default")),
@@ -130,6 +148,23 @@ DENIED = [
     ("patch", registration(mode="Dedicated")),
     ("delete", cluster_role(MCM_ACCOUNT)),
     ("delete", cluster_binding(MCM_ACCOUNT)),
+]
+
+# By RBAC, before a policy is asked: where no binding gives the operator a right to Secrets, mcm gets none of it either.
+WITHOUT_RIGHT = [
+    ("create", secret("default")),
+    ("apply", secret(OTHER, data={"key": "dmFsdWU="})),
+    ("delete", secret(OTHER)),
+    ("create", secret("default", "kplane-saved-keys-a-uid", type="Opaque")),
+    ("create", secret(FOREIGN)),
+    ("create", role("default", name="kplane-registration-4567")),
+    ("create", role("kube-system", name="kplane-registration-4567")),
+    ("create", role(OTHER, name="kplane-registration-4567", verbs=["get", "patch"])),
+    ("create", cluster_role("kplane-registration-4567", apiGroups=[""], resources=["secrets"], verbs=["get"])),
+    ("create", own_binding(TENANT, "kplane-registration-4567", role="cluster-admin")),
+    ("create", own_binding(TENANT, role="cluster-admin")),
+    ("create", own_binding("default", role="admin")),
+    ("create", own_binding("", "kplane-registration-4567", role="cluster-admin", kind="ClusterRoleBinding")),
 ]
 
 
@@ -149,6 +184,31 @@ async def test_the_operators_token_is_worth_nothing_elsewhere(operator: Client) 
     """RBAC alone would allow all of this, as it cannot tell namespaces by their names."""
     refused = [(f"{verb} {describe(body)}", await refusal(operator, verb, body)) for verb, body in DENIED]
     assert [what for what, why in refused if f"ValidatingAdmissionPolicy '{OPERATOR_ACCOUNT}'" not in why] == []
+
+
+async def test_the_operators_token_reads_no_secret_elsewhere(operator: Client) -> None:
+    """Not by its own right, by a right that it gives itself, nor by one that it gives mcm."""
+    refused = [(f"{verb} {describe(body)}", await refusal(operator, verb, body)) for verb, body in WITHOUT_RIGHT]
+    assert [what for what, why in refused if "forbidden" not in why or "ValidatingAdmissionPolicy" in why] == []
+    for where in ("default", "kube-system", FOREIGN):
+        with pytest.raises(Forbidden):
+            await operator.list(SECRETS, namespace=where)
+        with pytest.raises(Forbidden):
+            await operator.get(SECRETS, "any", namespace=where)
+    assert (await operator.get(SECRETS, "a-secret", namespace=TENANT))["metadata"]["name"] == "a-secret"
+
+
+async def test_the_operator_opens_a_namespace_to_itself(operator: Client) -> None:
+    with pytest.raises(Forbidden):
+        await operator.get(SECRETS, "a-secret", namespace=UNBOUND)
+    access = SecretAccess(operator, stores=Stores(), namespace="kplane-system", role=SECRETS_ROLE)
+    task = asyncio.create_task(access.run(listed=asyncio.Event()))
+    try:
+        await access.open(UNBOUND)
+        assert (await operator.get(SECRETS, "a-secret", namespace=UNBOUND))["metadata"]["name"] == "a-secret"
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 async def test_a_refusal_says_what_is_wrong(operator: Client) -> None:

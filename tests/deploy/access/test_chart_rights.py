@@ -10,7 +10,8 @@ import pytest
 
 from kplane.embedded.kubectl import Kubectl
 
-from .conftest import MCM, MCM_ACCOUNT, OPERATOR, OPERATOR_ACCOUNT, TENANT
+from .conftest import GRANTED as TENANT
+from .conftest import GRANTED_BY_OWNER, MCM, MCM_ACCOUNT, OPERATOR, OPERATOR_ACCOUNT, SECRETS_ROLE
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("chart-access"), pytest.mark.usefixtures("granted")]
 
@@ -61,7 +62,12 @@ OPERATOR_MAY = [
     ("create", f"{OURS}/controlplaneendpoints", ""),
     *[(verb, f"{OURS}/controlplaneregistrations", "") for verb in ("create", "patch")],
     *[(verb, "namespaces", "") for verb in ("get", "list", "watch", "create", "patch", "delete")],
+    # by the bindings of single namespaces
     *[(verb, "secrets", TENANT) for verb in ("get", "list", "watch", "create", "patch", "delete")],
+    *[(verb, "secrets", "kplane-system") for verb in ("get", "list", "watch", "create", "patch", "delete")],
+    *[(verb, "secrets", GRANTED_BY_OWNER) for verb in ("get", "list", "watch")],
+    *[(verb, "secrets:control-plane-authorities", "kplane-cp-another") for verb in ("get", "patch")],
+    ("bind", f"rbac.authorization.k8s.io/clusterroles:{SECRETS_ROLE}", TENANT),
     *[
         (verb, resource, TENANT)
         for resource in (
@@ -115,6 +121,15 @@ OPERATOR_MAY_NOT = [
     *[(verb, "coordination.k8s.io/leases:another", "kplane-system") for verb in ("get", "create", "update")],
     ("update", LEASE, TENANT),
     ("list", "nodes", ""),
+    *[
+        (verb, "secrets", where)
+        for where in ("default", "kube-system", "kplane-cp-another", "")
+        for verb in ("get", "list", "watch", "create", "patch", "delete")
+    ],
+    *[(verb, "secrets", GRANTED_BY_OWNER) for verb in ("create", "patch", "delete")],
+    *[("delete", "secrets:control-plane-authorities", where) for where in ("default", "kplane-cp-another")],
+    *[("bind", f"rbac.authorization.k8s.io/clusterroles:{name}", "") for name in ("cluster-admin", "admin", "view")],
+    ("bind", f"rbac.authorization.k8s.io/clusterroles:{SECRETS_ROLE}-reader", TENANT),
     ("deletecollection", "secrets", TENANT),
     ("deletecollection", "namespaces", ""),
     *[

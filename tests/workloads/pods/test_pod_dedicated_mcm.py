@@ -13,6 +13,7 @@ from kplane.controlplane_operator.grants import Access, Account
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcmReconciler, DedicatedMcms
 from kplane.controlplane_operator.registrations.identities import McmIdentities
+from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.event_routing import LABEL_SELECTORS, Queues, Stores
@@ -32,13 +33,15 @@ class Dedicated:
     def __init__(self, client, runtime):
         events = Events(client)
         self.client = client
+        stores = Stores()
         self.context = OperatorContext(
             client=client,
-            stores=Stores(),
+            stores=stores,
             queues=Queues(),
             status=StatusWriter(client, events=events),
             events=events,
             access=Access(client, shared=Account("kplane-system", "mcm")),
+            secrets=SecretAccess(client, stores=stores, namespace="kplane-system"),
         )
         identities = McmIdentities(client)
         self.reconciler = DedicatedMcmReconciler(

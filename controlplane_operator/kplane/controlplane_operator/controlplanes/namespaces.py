@@ -56,10 +56,20 @@ class ManagementNamespaces:
     A namespace that a user deleted is made anew, with the same keys. They are saved before the namespace goes.
     """
 
-    def __init__(self, context: OperatorContext, *, remade: Sequence[Callable[[str], None]] = ()) -> None:
-        """`remade` are called with the name of a namespace that was made anew, so that nothing in it is known."""
+    def __init__(
+        self,
+        context: OperatorContext,
+        *,
+        remade: Sequence[Callable[[str], None]] = (),
+        opened: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
+        """`remade` are called with the name of a namespace that was made anew, so that nothing in it is known.
+
+        `opened` lets the operator use the Secrets of a namespace.
+        """
         self._context = context
         self._remade = remade
+        self._opened = opened
         self._keys = TenantKeys(context)
         self._saved = SavedKeys(context)
 
@@ -88,7 +98,7 @@ class ManagementNamespaces:
 
         Raises ConditionError: NamespaceConflict where somebody else made one of that name, DataRetained where it keeps
         data that the control plane may not have, NamespaceDeleted where a user deleted it, Provisioning where the one
-        of an earlier one is still on its way out.
+        of an earlier one is still on its way out, SecretsNotReadable until the operator can read the Secrets in it.
         """
         name = management_namespace(control_plane.name)
         found = self._context.stores.namespaces.get(("", name)) or await self._create(control_plane, name)
@@ -104,6 +114,8 @@ class ManagementNamespaces:
             if record is not None and record.is_of(control_plane):
                 await self.rescue(control_plane, volume=volume)
             raise _leaving(name, with_keys=record is not None)
+        if self._opened is not None:
+            await self._opened(name)
         if record is not None and not record.is_of(control_plane):
             await self._check_adoption(control_plane, namespace=found, record=record)
             # While it is still written down who that is.

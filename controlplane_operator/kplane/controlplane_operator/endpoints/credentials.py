@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from kplane.api import ControlPlaneEndpoint, SecretReference
+from kplane.api import ControlPlaneEndpoint
 from kplane.api.names import ALLOW_ENDPOINT_LABEL, CONTROL_PLANE_LABEL, KUBECONFIG_KEY
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.pki.secrets import data_of
+from kplane.controlplane_operator.pki.secrets import data_of, read_secret
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.cache import Object
-from kplane.provider import ClusterConfig, NotFound
-from kplane.provider.client.resources import SECRETS
+from kplane.provider import ClusterConfig
 from kplane.provider.errors import KubeconfigError
 
 __all__ = ["EndpointCredentials", "check_trust"]
@@ -30,7 +29,7 @@ class EndpointCredentials:
         """Return the credentials of an endpoint; their server is the one in the kubeconfig.
 
         Raises ConditionError: CredentialsMissing where there are none that can be used, SecretNotAllowed where the
-        Secret is not there for endpoints.
+        Secret is not there for endpoints, SecretsNotReadable where the operator may not read it.
         """
         reference = endpoint.spec.credentials_secret_ref
         if reference is None:
@@ -43,7 +42,7 @@ class EndpointCredentials:
                 )
             return self._default
         where = f"Secret {reference.namespace}/{reference.name}, named by ControlPlaneEndpoint {endpoint.name},"
-        secret = await self._find(reference)
+        secret = await read_secret(self._context, reference, self._context.stores.endpoint_secrets)
         if secret is None:
             # Retried by time as well: a Secret without the label is not watched.
             raise ConditionError(
@@ -52,15 +51,6 @@ class EndpointCredentials:
             )
         _check_allowed(secret, where=where)
         return _read(secret, where=where)
-
-    async def _find(self, reference: SecretReference) -> Object | None:
-        known = self._context.stores.endpoint_secrets.get((reference.namespace, reference.name))
-        if known is not None:
-            return known
-        try:
-            return await self._context.client.get(SECRETS, reference.name, namespace=reference.namespace)
-        except NotFound:
-            return None
 
 
 def check_trust(credentials: ClusterConfig, *, url: str) -> None:

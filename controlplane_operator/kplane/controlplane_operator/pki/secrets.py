@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from kplane.api import ControlPlane
+from kplane.api import ControlPlane, SecretReference
 from kplane.api.names import (
     CONTROL_PLANE_LABEL,
     PROTECTION_FINALIZER,
@@ -18,9 +18,11 @@ from kplane.api.names import (
 )
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.kinds import owner_reference
-from kplane.controlplane_operator.watch.cache import Object
-from kplane.provider import Invalid, NotFound
+from kplane.controlplane_operator.watch.cache import Object, Store
+from kplane.provider import Invalid, NotFound, ProviderError
 from kplane.provider.client.resources import SECRETS
+from kplane.provider.errors import Forbidden
+from kplane.workloads.pods import unless_leaving
 
 __all__ = [
     "create_lasting_secret",
@@ -28,6 +30,7 @@ __all__ = [
     "delete_secret",
     "find_secret",
     "make_secret_last",
+    "read_secret",
     "replace_data",
     "take_over_secret",
     "unprotect_secret",
@@ -41,16 +44,35 @@ async def find_secret(
     """Return a Secret from what is watched, else from the API server; None where it does not exist.
 
     With `of`, what is watched counts only where it belongs to that very control plane: its end may be seen late, and
-    nobody may get the keys of an earlier control plane of the same name.
+    nobody may get the keys of an earlier control plane of the same name. Raises as `read_secret`.
     """
-    for store in (context.stores.secrets, context.stores.allowed_secrets):
-        known = store.get((namespace, name))
-        if known is not None and (of is None or _owned(known, of)):
-            return known
+    known = context.stores.secrets.get((namespace, name))
+    if known is not None and (of is None or _owned(known, of)):
+        return known
+    return await read_secret(context, SecretReference(namespace=namespace, name=name), context.stores.allowed_secrets)
+
+
+async def read_secret(context: OperatorContext, secret: SecretReference, store: Store) -> Object | None:
+    """Return a Secret that a user named, from the store of what is watched, else from the API server.
+
+    Raises ConditionError (SecretsNotReadable) if the operator has no right to read it, or no longer.
+    """
+    known = store.get((secret.namespace, secret.name))
+    if known is not None and not context.secrets.is_lost(secret.namespace):
+        return known
     try:
-        return await context.client.get(SECRETS, name, namespace=namespace)
+        return await context.client.get(SECRETS, secret.name, namespace=secret.namespace)
     except NotFound:
         return None
+    except Forbidden as error:
+        failure = await context.secrets.forbidden(secret, error)
+        if failure is None:
+            return None
+        raise failure from error
+    except ProviderError:
+        if known is None:
+            raise
+        return known
 
 
 def data_of(secret: Object) -> dict[str, bytes]:
@@ -141,10 +163,10 @@ async def _patch_metadata(context: OperatorContext, secret: Object, metadata: di
 async def make_secret_last(context: OperatorContext, control_plane: ControlPlane, *, name: str) -> None:
     """Have a Secret that `write_secret` wrote, where it is there still, go with its namespace only."""
     body = {"metadata": {"ownerReferences": None, **_lasting(control_plane)}}
+    namespace = management_namespace(control_plane.name)
     with contextlib.suppress(NotFound):
-        context.stores.secrets.apply(
-            await context.client.patch(SECRETS, name, body, namespace=management_namespace(control_plane.name))
-        )
+        async with unless_leaving(context.client, namespace):
+            context.stores.secrets.apply(await context.client.patch(SECRETS, name, body, namespace=namespace))
 
 
 async def replace_data(context: OperatorContext, secret: Object, *, data: Mapping[str, bytes]) -> Object:
@@ -163,8 +185,10 @@ async def replace_data(context: OperatorContext, secret: Object, *, data: Mappin
 
 async def delete_secret(context: OperatorContext, control_plane: ControlPlane, *, name: str) -> None:
     """Have no Secret of this name in the control plane's namespace."""
+    namespace = management_namespace(control_plane.name)
     with contextlib.suppress(NotFound):
-        await context.client.delete(SECRETS, name, namespace=management_namespace(control_plane.name))
+        async with unless_leaving(context.client, namespace):
+            await context.client.delete(SECRETS, name, namespace=namespace)
 
 
 def _body(control_plane: ControlPlane, *, name: str, data: Mapping[str, bytes], metadata: Mapping[str, Any]) -> Object:

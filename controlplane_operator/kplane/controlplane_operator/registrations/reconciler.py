@@ -88,11 +88,16 @@ class ControlPlaneRegistrationReconciler:
                 return None
             registration = ControlPlaneRegistration.model_validate(obj)
             async with self._switch.resolving(registration.spec.control_plane_ref.name):
-                result = await self._resolve(registration)
+                try:
+                    result = await self._resolve(registration)
+                except ConditionError as failure:
+                    await self.failures.tell(key, failure)
+                    return Result(jittered(_RETRY_SECONDS))
             await self.failures.over(key)
             return result
 
     async def _resolve(self, registration: ControlPlaneRegistration) -> Result | None:
+        """Resolve it, and publish what came of that. Raises ConditionError if all is good but cannot be read again."""
         if is_paused(registration) and not registration.deleting:
             left = "what it resolves to stays as it is"
             conditions = with_pause(registration.status.conditions, of=registration, left=left)
@@ -119,6 +124,8 @@ class ControlPlaneRegistrationReconciler:
             return None  # the change that made it so has the registration looked at again
         await self._publish(registration, resolution, control_plane=control_plane)
         await self._context.access.revoke(registration.metadata.uid or "", keep=secret)
+        if resolution.unreadable is not None:
+            raise resolution.unreadable
         return Result(jittered(_PERIOD_SECONDS))
 
     async def _accept(
@@ -245,14 +252,17 @@ class ControlPlaneRegistrationReconciler:
 
     async def _standing(
         self, registration: ControlPlaneRegistration, *, control_plane: ControlPlane | None
-    ) -> SecretStanding:
+    ) -> SecretStanding | ConditionError:
         secret = secret_wanted(registration, control_plane=control_plane)
         if secret is None or control_plane is None:
             return SecretStanding.ABSENT
         if secret == control_plane.status.kubeconfig_secret_ref:
             # A deleted one is back in a moment: no reason to stop the instance.
             return SecretStanding.USABLE
-        return await self._standing_of_other(secret, published=is_published(secret, control_plane=control_plane))
+        try:
+            return await self._standing_of_other(secret, published=is_published(secret, control_plane=control_plane))
+        except ConditionError as unreadable:
+            return unreadable
 
     async def _standing_of_other(self, secret: SecretReference, *, published: bool) -> SecretStanding:
         found = await find_secret(self._context, namespace=secret.namespace, name=secret.name)

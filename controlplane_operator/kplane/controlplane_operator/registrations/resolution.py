@@ -37,6 +37,8 @@ class Resolution:
     controllers_secret: SecretReference | None
     control_plane_uid: str
     version: str | None
+    unreadable: ConditionError | None = None
+    """Why the operator cannot read the Secret any more, which the registration has already."""
 
 
 def secret_wanted(
@@ -61,13 +63,14 @@ def resolve(
     *,
     control_plane: ControlPlane | None,
     endpoint: ControlPlaneEndpoint | None,
-    standing: SecretStanding,
+    standing: SecretStanding | ConditionError,
 ) -> Resolution:
     """Resolve a registration.
 
     `endpoint` is the object that spec.endpointRef names, `standing` that of the Secret which `secret_wanted` returned.
     Raises ConditionError with the reason: ControlPlaneNotFound, ControlPlaneNotReady, EndpointPending, EndpointInvalid,
-    KubeconfigPending, SecretNotFound or SecretNotAllowed.
+    KubeconfigPending, SecretNotFound or SecretNotAllowed. `standing` may be an error: that the Secret cannot be read.
+    It is raised unless the registration resolved to this Secret before.
     """
     name = registration.spec.control_plane_ref.name
     if registration.deleting:
@@ -84,6 +87,10 @@ def resolve(
     published = control_plane.status
     if published.kubeconfig_secret_ref is None:
         raise ConditionError(Reason.CONTROL_PLANE_NOT_READY, f"control plane {name} has not been ready yet")
+    unreadable = standing if isinstance(standing, ConditionError) else None
+    known = registration.status
+    if unreadable is not None and not (known.ready and known.resolved_kubeconfig_secret_ref == secret):
+        raise unreadable
     _check_standing(secret, standing=standing, control_plane=control_plane)
     own = secret == published.kubeconfig_secret_ref
     return Resolution(
@@ -92,6 +99,7 @@ def resolve(
         controllers_secret=published.controllers_secret_ref if own else None,
         control_plane_uid=control_plane.metadata.uid or "",
         version=published.version,
+        unreadable=unreadable,
     )
 
 
@@ -119,7 +127,9 @@ def _endpoint(
     )
 
 
-def _check_standing(secret: SecretReference, *, standing: SecretStanding, control_plane: ControlPlane) -> None:
+def _check_standing(
+    secret: SecretReference, *, standing: SecretStanding | ConditionError, control_plane: ControlPlane
+) -> None:
     if standing is SecretStanding.ABSENT:
         raise ConditionError(Reason.SECRET_NOT_FOUND, f"Secret {secret.namespace}/{secret.name} does not exist")
     if standing is SecretStanding.NOT_ALLOWED:

@@ -106,6 +106,21 @@ class Store:
                 self._set(key, None)
         self._gone = {key: version for key, version in self._gone.items() if version > listed}
 
+    def of_namespace(self, namespace: str) -> list[Object]:
+        """Return the objects of one namespace."""
+        return [obj for key, obj in self._objects.items() if key[0] == namespace]
+
+    def repeat(self, namespace: str) -> None:
+        """Call all listeners once more with the objects of a namespace, which have not changed."""
+        for obj in self.of_namespace(namespace):
+            for listener in self._listeners:
+                self._call(listener, Change(key_of(obj), obj, obj))
+
+    def forget(self, namespace: str) -> None:
+        """Drop all objects of a namespace that is followed no longer; a later list may bring them back."""
+        for obj in self.of_namespace(namespace):
+            self._set(key_of(obj), None)
+
     def _set(self, key: Key, new: Object | None) -> None:
         old = self._objects.pop(key, None)
         if old is None and new is None:

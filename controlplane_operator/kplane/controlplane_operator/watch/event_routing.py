@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from kplane.api.conditions import DEDICATED_READY, RUNNING
 from kplane.api.names import (
-    ALLOW_ENDPOINT_LABEL,
-    ALLOW_REGISTRATION_LABEL,
     BUNDLE_LABEL,
     CLUSTER_PATH_ANNOTATION,
     CONTROL_PLANE_LABEL,
@@ -31,9 +29,7 @@ from kplane.provider.controllers.queue import FairQueue
 from kplane.provider.controllers.rate_limiter import ItemBackoff
 
 __all__ = [
-    "ALLOWED_SECRETS",
     "BUNDLES",
-    "ENDPOINT_SECRETS",
     "LABEL_SELECTORS",
     "Queues",
     "Stores",
@@ -149,29 +145,23 @@ class Stores:
 
     def watched(self) -> tuple[Store, ...]:
         """Return the stores of what is followed as a whole, or by `LABEL_SELECTORS`."""
-        return (*self.of_our_kinds(), *self.of_others())
+        return (*self.of_our_kinds(), self.namespaces)
 
     def of_our_kinds(self) -> tuple[Store, ...]:
         """Return the stores that kopf feeds."""
         return (self.control_planes, self.classes, self.endpoints, self.registrations)
-
-    def of_others(self) -> tuple[Store, ...]:
-        """Return the stores that Informers feed, at a tenth of what kopf takes for an event."""
-        return (self.namespaces, self.secrets)
 
 
 _WORDS_SECONDS: Final = 1.0
 _CREDENTIALS_REFUSED: Final = "CredentialsRefused"
 """A reason of mcm."""
 
-LABEL_SELECTORS: Final = {SECRETS: CONTROL_PLANE_LABEL, NAMESPACES: CONTROL_PLANE_LABEL}
-"""So that no other Secret and Namespace of the cluster is read."""
+LABEL_SELECTORS: Final = {NAMESPACES: CONTROL_PLANE_LABEL}
+"""So that no other Namespace of the cluster is read."""
 
 _CLASS_SECONDS: Final = 1.0
 """So long a class waits for more of what its status tells, so that many control planes at once are one write."""
 
-ALLOWED_SECRETS: Final = f"{ALLOW_REGISTRATION_LABEL}=true"
-ENDPOINT_SECRETS: Final = f"{ALLOW_ENDPOINT_LABEL}=true"
 BUNDLES: Final = f"{BUNDLE_LABEL}=true"
 
 

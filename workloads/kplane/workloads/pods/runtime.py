@@ -28,7 +28,7 @@ from kplane.provider.client.resources import (
 )
 from kplane.workloads.component import Component
 from kplane.workloads.errors import RuntimeFailure
-from kplane.workloads.pods.calls import failing, get_own
+from kplane.workloads.pods.calls import failing, get_own, unless_leaving
 from kplane.workloads.pods.claims import Claims
 from kplane.workloads.pods.objects import (
     PULL_SECRETS,
@@ -219,7 +219,8 @@ class PodRuntime:
                     if await self._scale_to_nothing(name, resource, placement)
                 ]
                 await self._ended(name, placement, workloads=found)
-                await self._remove_pull_secrets(name, placement.namespace)
+                async with unless_leaving(self._client, placement.namespace):
+                    await self._remove_pull_secrets(name, placement.namespace)
 
     async def delete(self, name: str) -> None:
         """See `Runtime.delete`. Raises RuntimeFailure if the pods have not ended yet."""
@@ -236,8 +237,9 @@ class PodRuntime:
                 await self._ended(name, placement, workloads=found)
                 await self._claims.unprotect(name, placement=placement)
                 await self._remove(name, PERSISTENT_VOLUME_CLAIMS, placement, object_name=claim_name(placement))
-                await self._remove(name, SECRETS, placement, object_name=files_secret_name(placement))
-                await self._remove_pull_secrets(name, placement.namespace)
+                async with unless_leaving(self._client, placement.namespace):
+                    await self._remove(name, SECRETS, placement, object_name=files_secret_name(placement))
+                    await self._remove_pull_secrets(name, placement.namespace)
                 for resource in (NETWORK_POLICIES, POD_DISRUPTION_BUDGETS, SERVICES):
                     await self._remove(name, resource, placement)
 

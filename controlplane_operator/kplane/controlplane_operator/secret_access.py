@@ -1,0 +1,229 @@
+"""Lets the operator read Secrets in the namespaces of control planes, and only there.
+
+In each of them the operator binds one ClusterRole to itself, and restores a binding that a user deletes or changes.
+Other namespaces are opened by their owners.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Final, NoReturn
+
+from kplane.api import SecretReference
+from kplane.api.names import GROUP, management_namespace
+from kplane.controlplane_operator.grants import RBAC, Account, apply_rbac, is_as_written
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.watch.backoff import retry_backoff
+from kplane.controlplane_operator.watch.cache import Change, Key, Object
+from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.secrets import (
+    FOR_ENDPOINTS,
+    FOR_REGISTRATIONS,
+    OWN,
+    SecretWatches,
+    Watched,
+    is_managed_namespace,
+    listen,
+    wanted,
+)
+from kplane.provider import Client, ClusterNotReady, Event, Informer, NotFound, ProviderError, Resource
+from kplane.provider.client.resources import ROLE_BINDINGS
+from kplane.provider.controllers.queue import FairQueue
+from kplane.provider.controllers.rate_limiter import ItemBackoff
+from kplane.provider.controllers.workers import Controller
+from kplane.provider.errors import Forbidden
+from kplane.workloads.pods import is_leaving
+
+__all__ = ["DEFAULT_SECRETS_ROLE", "SecretAccess"]
+
+_log: Final = logging.getLogger(__name__)
+
+DEFAULT_SECRETS_ROLE: Final = "kplane-controlplane-operator-secrets"
+"""Name of the ClusterRole in `deploy/rbac`."""
+
+_SELF_REVIEWS: Final = Resource("authentication.k8s.io/v1", "SelfSubjectReview", "selfsubjectreviews", namespaced=False)
+_LABEL: Final = f"{GROUP}/operator-access"
+_ACCOUNT: Final = "system:serviceaccount:"
+_RESTORED_SECONDS: Final = 1.0
+"""So long a broken binding waits, so that two controllers that overwrite each other cost little."""
+_KNOWN_SECONDS: Final = 5.0
+_WORKERS: Final = 8
+_OPENED_AT_ONCE: Final = 64
+
+
+class SecretAccess:
+    """Binds the role, and has the Secrets of each namespace followed that the operator may read."""
+
+    def __init__(self, client: Client, *, stores: Stores, namespace: str, role: str = DEFAULT_SECRETS_ROLE) -> None:
+        """`namespace` is the operator's own, which the installation opened to it. `role` is the ClusterRole."""
+        self.synced: Final = asyncio.Event()
+        """Set when the operator knows the Secrets of its own namespace, and those of control planes if it can."""
+        self._identified = asyncio.Event()
+        self._client = client
+        self._stores = stores
+        self._namespace = namespace
+        self._role = role
+        self._subject: dict[str, Any] | None = None
+        self._bound: dict[str, bool] = {}
+        """By management namespace: whether its binding is as the operator writes it, as far as that is known."""
+        self._changed = asyncio.Event()
+        self._bindings = Informer(client, ROLE_BINDINGS, label_selector=_LABEL)
+        self._queue: FairQueue[Key] = FairQueue(rate_limiter=ItemBackoff(maximum_seconds=30.0))
+        self._watches = SecretWatches(
+            client,
+            {
+                OWN: stores.secrets,
+                FOR_REGISTRATIONS: stores.allowed_secrets,
+                FOR_ENDPOINTS: stores.endpoint_secrets,
+            },
+        )
+
+    async def run(self, *, listed: asyncio.Event) -> NoReturn:
+        """Bind and follow until cancelled. `listed` is set once the stores of all kinds are filled."""
+        self._subject = await self._who_am_i()
+        self._identified.set()
+        listen(self._stores, self._changed.set)
+        self._stores.namespaces.listen(self._namespace_changed)
+        controller = Controller("secretaccess", self._reconcile, queue=self._queue, workers=_WORKERS)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watches.run(), name="compare Secrets")
+            group.create_task(self._bindings.run(self._seen), name="follow RoleBindings for Secrets")
+            group.create_task(self._await_all(listed), name="wait for Secrets")
+            await self._bindings.wait_synced()
+            self._stores.namespaces.replay(self._namespace_changed)
+            group.create_task(controller.run(), name="secretaccess controller")
+            while True:
+                await self._watches.become(wanted(self._stores, own=self._namespace, bound=self._bound))
+                await self._changed.wait()
+                self._changed.clear()
+
+    def problem(self) -> str | None:
+        """Say, for /readyz, why the operator cannot begin."""
+        if self.synced.is_set():
+            return None
+        error = self._watches.error(Watched(self._namespace, OWN))
+        return f"the Secrets of namespace {self._namespace} were not listed yet{f': {error}' if error else ''}"
+
+    async def open(self, namespace: str) -> None:
+        """Have the operator use the Secrets of a management namespace, and know them.
+
+        Raises ConditionError (SecretsNotReadable) while it may not.
+        """
+        watched = Watched(namespace, OWN)
+        await self._identified.wait()
+        if not self._bound.get(namespace):
+            await self._bind(namespace)
+        if self._watches.is_known(watched):
+            return
+        try:
+            async with asyncio.timeout(_KNOWN_SECONDS):
+                await self._watches.known(watched)
+        except (TimeoutError, ClusterNotReady):
+            why = self._watches.error(watched) or "no answer yet"
+            raise ConditionError(
+                Reason.SECRETS_NOT_READABLE, f"the operator cannot read the Secrets of namespace {namespace}: {why}"
+            ) from None
+
+    def is_lost(self, namespace: str) -> bool:
+        """Tell whether a user's namespace is followed, and its Secrets cannot be read now."""
+        return any(self._watches.is_lost(Watched(namespace, label)) for label in (FOR_ENDPOINTS, FOR_REGISTRATIONS))
+
+    async def forbidden(self, secret: SecretReference, error: Forbidden) -> ConditionError | None:
+        """Return what to do about a Secret that the operator may not read; None if its namespace does not exist."""
+        if await is_leaving(self._client, secret.namespace):
+            return None
+        said = f"the operator may not read Secret {secret.namespace}/{secret.name}"
+        if is_managed_namespace(secret.namespace):
+            return ConditionError(Reason.SECRETS_NOT_READABLE, f"{said}: {error}")
+        role, account = f"{self._role}-reader", self._account()
+        return ConditionError(
+            Reason.SECRETS_NOT_READABLE,
+            f"{said}; to let it read the Secrets of that namespace, run: kubectl create rolebinding {role}"
+            f" --namespace={secret.namespace} --clusterrole={role} {account}",
+        )
+
+    def _account(self) -> str:
+        subject = self._subject or {}
+        if subject.get("kind") == "ServiceAccount":
+            return f"--serviceaccount={subject['namespace']}:{subject['name']}"
+        return f"--user={subject.get('name', 'NAME')}"
+
+    async def _who_am_i(self) -> dict[str, Any]:
+        """Return whom the bindings name: the user that the API server takes the operator for."""
+        backoff = retry_backoff()
+        while True:
+            try:
+                review = await self._client.create(_SELF_REVIEWS, {"metadata": {}})
+            except ProviderError as error:
+                pause = backoff.next_delay()
+                _log.warning("failed to ask the API server for the operator's user: %s; retry in %.1f s", error, pause)
+                await asyncio.sleep(pause)
+                continue
+            user: str = review["status"]["userInfo"]["username"]
+            if user.startswith(_ACCOUNT):
+                namespace, _, name = user.removeprefix(_ACCOUNT).partition(":")
+                return Account(namespace, name).subject()
+            return {"kind": "User", "apiGroup": RBAC, "name": user}
+
+    async def _await_all(self, listed: asyncio.Event) -> None:
+        """Set `synced`. A namespace that cannot be read delays that by `_KNOWN_SECONDS` at most."""
+        await self._watches.known(Watched(self._namespace, OWN))
+        await self._bindings.wait_synced()
+        await listed.wait()
+        present = {obj["metadata"]["name"] for obj in self._stores.namespaces}
+        slots = asyncio.Semaphore(_OPENED_AT_ONCE)
+        async with asyncio.TaskGroup() as group:
+            for obj in self._stores.control_planes:
+                if (namespace := management_namespace(obj["metadata"]["name"])) in present:
+                    group.create_task(self._try_to_open(namespace, slots), name=f"open {namespace}")
+        self.synced.set()
+
+    async def _try_to_open(self, namespace: str, slots: asyncio.Semaphore) -> None:
+        async with slots:
+            try:
+                await self.open(namespace)
+            except (ConditionError, ProviderError) as error:
+                _log.warning("failed to open namespace %s: %s; its control plane retries", namespace, error)
+
+    def _namespace_changed(self, change: Change) -> None:
+        self._queue.add(change.key)
+
+    def _seen(self, event: Event) -> None:
+        """Take in a change of a binding; what the operator writes itself comes as it was written."""
+        namespace, name = event.entry.key
+        if name != self._role:
+            return
+        whole = event.kind != "DELETED" and is_as_written(event.object, self._body(namespace))
+        if whole:
+            self._bound[namespace] = True
+            self._changed.set()
+        else:
+            # The namespace is followed still: the binding is back in a moment, or the namespace goes.
+            self._bound[namespace] = False
+            self._queue.add_after(("", namespace), _RESTORED_SECONDS)
+
+    async def _reconcile(self, key: Key) -> None:
+        namespace = key[1]
+        found = self._stores.namespaces.get(key)
+        if found is None or not is_managed_namespace(namespace):
+            self._bound.pop(namespace, None)
+            self._changed.set()
+        elif "deletionTimestamp" not in found["metadata"] and not self._bound.get(namespace):
+            await self._bind(namespace)
+
+    async def _bind(self, namespace: str) -> None:
+        try:
+            await apply_rbac(self._client, ROLE_BINDINGS, self._body(namespace))
+        except NotFound:
+            return  # the namespace is gone
+        self._bound[namespace] = True
+        self._changed.set()
+
+    def _body(self, namespace: str) -> Object:
+        return {
+            "metadata": {"name": self._role, "namespace": namespace, "labels": {_LABEL: "secrets"}},
+            "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": self._role},
+            "subjects": [self._subject],
+        }

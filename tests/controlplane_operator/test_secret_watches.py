@@ -1,0 +1,66 @@
+"""Which Secrets the operator follows, namespace by namespace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.secrets import FOR_ENDPOINTS, FOR_REGISTRATIONS, OWN, Watched, listen, wanted
+
+_OWN = Watched("kplane-system", OWN)
+
+
+def obj(name: str, number: int = 1, **spec: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name, "uid": name, "resourceVersion": str(number)}, "spec": spec}
+
+
+def test_a_namespace_is_followed_while_it_has_a_control_plane_and_the_operator_may_read_it() -> None:
+    stores = Stores()
+    for name in ("acme", "globex"):
+        stores.control_planes.apply(obj(name))
+        stores.namespaces.apply(obj(f"kplane-cp-{name}"))
+    # It keeps the data of a control plane that is gone.
+    stores.namespaces.apply(obj("kplane-cp-retained"))
+    stores.control_planes.apply(obj("initech"))
+    bound = ["kplane-cp-acme", "kplane-cp-retained", "kplane-cp-initech"]
+    assert wanted(stores, own="kplane-system", bound=bound) == {_OWN, Watched("kplane-cp-acme", OWN)}
+    stores.namespaces.remove(obj("kplane-cp-acme", 2))
+    assert wanted(stores, own="kplane-system", bound=bound) == {_OWN}
+
+
+def test_namespaces_of_users_are_those_that_are_named() -> None:
+    stores = Stores()
+    stores.endpoints.apply(obj("hooli", credentialsSecretRef={"name": "admin", "namespace": "platform"}))
+    stores.endpoints.apply(obj("plain"))
+    reference = {"controlPlaneRef": {"name": "acme"}}
+    for name, secret, namespace in (
+        ("published", "controlplane-acme-kubeconfig", "kplane-cp-acme"),
+        ("theirs", "theirs", "kplane-cp-acme"),
+        ("foreign", "private", "team"),
+    ):
+        named = {"kubeconfigSecretRef": {"name": secret, "namespace": namespace}}
+        stores.registrations.apply(obj(name, **reference, **named))
+    assert wanted(stores, own="kplane-system", bound=()) == {
+        _OWN,
+        Watched("platform", FOR_ENDPOINTS),
+        Watched("kplane-cp-acme", FOR_REGISTRATIONS),
+        Watched("team", FOR_REGISTRATIONS),
+    }
+
+
+def test_only_a_change_of_what_is_followed_calls_back() -> None:
+    stores, calls = Stores(), list[int]()
+    listen(stores, lambda: calls.append(1))
+    secret = {"name": "admin", "namespace": "platform"}
+    stores.endpoints.apply(obj("hooli", credentialsSecretRef=secret))
+    stores.control_planes.apply(obj("acme"))
+    stores.namespaces.apply(obj("kplane-cp-acme"))
+    assert len(calls) == 3
+    stores.endpoints.apply(obj("hooli", 2, credentialsSecretRef=secret, endpoint="https://192.0.2.1"))
+    stores.control_planes.apply(obj("acme", 2, version="v1.36.3"))
+    stores.namespaces.apply(obj("kplane-cp-acme", 2))
+    assert len(calls) == 3
+    stores.endpoints.apply(obj("hooli", 3))
+    stores.control_planes.remove(obj("acme", 3))
+    stores.namespaces.remove(obj("kplane-cp-acme", 3))
+    assert len(calls) == 6
