@@ -29,7 +29,14 @@ _PUBLISHED = {"endpoint": _URL, "version": "v1.36.3"}
 def reconciler() -> ControlPlaneReconciler:
     parts: Any = SimpleNamespace(stores=Stores(), runs_pods=True)
     return ControlPlaneReconciler(
-        parts, provisioners=parts, namespaces=parts, claims=parts, switch=parts, removal=parts, runtime=parts
+        parts,
+        provisioners=parts,
+        namespaces=parts,
+        claims=parts,
+        switch=parts,
+        removal=parts,
+        runtime=parts,
+        monitors=parts,
     )
 
 

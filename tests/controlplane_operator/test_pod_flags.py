@@ -132,3 +132,26 @@ def test_without_kubeconfig_the_pod_is_the_identity(flags: list[str], monkeypatc
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(KubeconfigError, match="not in a pod"):
         OperatorConfig.parse(flags).management_config()
+
+
+def test_api_servers_are_scraped_if_a_job_is_named(flags: list[str]) -> None:
+    assert OperatorConfig.parse(flags).service_monitors is None
+    labels = ["--service-monitor-label=release=prometheus", "--service-monitor-label=a=b=c"]
+    found = OperatorConfig.parse([*flags, "--service-monitor-job=kplane-apiserver", *labels]).service_monitors
+    assert found is not None
+    assert (found.job, found.interval) == ("kplane-apiserver", "30s")
+    assert found.labels == {"release": "prometheus", "a": "b=c"}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--service-monitor-label=a=b"], "of no use without --service-monitor-job"),
+        (["--service-monitor-job=a", "--service-monitor-interval=often"], "this is no duration"),
+        (["--service-monitor-job=a", "--service-monitor-label=a"], "this is not NAME=VALUE"),
+        (["--service-monitor-job=a", "--runtime=process"], "only --runtime pods has this"),
+    ],
+)
+def test_a_scrape_that_cannot_be_is_refused(flags: list[str], given: list[str], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        OperatorConfig.parse([*flags, *given])

@@ -14,6 +14,7 @@ from kplane.embedded.errors import KubectlFailed
 from kplane.embedded.handle import Handle
 from kplane.embedded.kubectl import Kubectl
 from kplane.embedded.manifests import crd_manifests, rbac_manifests
+from tests.monitoring import crds
 
 pytestmark = pytest.mark.integration
 
@@ -35,27 +36,12 @@ def kube(api_server: Handle) -> Kubectl:
 
 @pytest.fixture
 async def monitoring(kube: Kubectl, eventually: Any) -> AsyncIterator[None]:
-    """The kinds ServiceMonitor and PrometheusRule, which are another project's."""
-    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    kinds = {"ServiceMonitor": "servicemonitors", "PrometheusRule": "prometheusrules"}
-    crds = [
-        {
-            "apiVersion": "apiextensions.k8s.io/v1",
-            "kind": "CustomResourceDefinition",
-            "metadata": {"name": f"{plural}.monitoring.coreos.com"},
-            "spec": {
-                "group": "monitoring.coreos.com",
-                "scope": "Namespaced",
-                "names": {"kind": kind, "plural": plural},
-                "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}],
-            },
-        }
-        for kind, plural in kinds.items()
-    ]
-    names = [f"crd/{crd['metadata']['name']}" for crd in crds]
-    await kube.apply(json.dumps({"apiVersion": "v1", "kind": "List", "items": crds}))
+    """The kinds ServiceMonitor and PrometheusRule."""
+    kinds = crds()
+    names = [f"crd/{crd['metadata']['name']}" for crd in kinds]
+    await kube.apply(json.dumps({"apiVersion": "v1", "kind": "List", "items": kinds}))
     await kube.run("wait", "--for=condition=Established", *names)
-    for plural in kinds.values():
+    for plural in (crd["spec"]["names"]["plural"] for crd in kinds):
         await eventually(lambda plural=plural: kube.items(plural, "-A"), lambda found: found == [])
     yield
     await kube.run("delete", *names)

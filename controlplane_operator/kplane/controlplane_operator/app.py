@@ -21,6 +21,7 @@ from kplane.controlplane_operator.controlplanes.claims import AddressClaims
 from kplane.controlplane_operator.controlplanes.deletion import Removal
 from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
 from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneReconciler, Provisioners
+from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitors
 from kplane.controlplane_operator.endpoints.reconciler import ControlPlaneEndpointReconciler
 from kplane.controlplane_operator.expiry_metrics import ExpiryMetrics
 from kplane.controlplane_operator.failures import Failures
@@ -207,6 +208,7 @@ class _Assembly:
             claims=claims,
             switch=switch,
             runtime=runtime,
+            monitors=ServiceMonitors(context, settings=settings.service_monitors),
         )
         bundles = Bundles(context.stores.bundles, namespace=settings.namespace)
         kinds: dict[str, _Reconciler] = {

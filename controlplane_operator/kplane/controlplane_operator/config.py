@@ -20,6 +20,7 @@ from kplane.api.configuration import Configuration, Directory, File, Flag, HostP
 from kplane.controlplane_operator.backends.etcd import DEFAULT_QUOTA_BYTES
 from kplane.controlplane_operator.backends.mcm import MCM, MCM_RESOURCES, McmProgram
 from kplane.controlplane_operator.backends.proxy import EGRESS_PROXY, PROXY_PROCESS, ProxyProgram
+from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitorSettings
 from kplane.controlplane_operator.grants import Account
 from kplane.controlplane_operator.secret_access import DEFAULT_SECRETS_ROLE
 from kplane.provider import ClusterConfig
@@ -41,6 +42,7 @@ _PROGRAMS_IN_IMAGE: Final = Path("/usr/local/bin")
 """Where kplane's image of mcm has kube-controller-manager and kube-scheduler."""
 _QUANTITY: Final = re.compile(r"([1-9][0-9]*)(Mi|Gi|Ti|M|G|T)")
 _UNITS: Final = {"Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "M": 10**6, "G": 10**9, "T": 10**12}
+_INTERVAL: Final = re.compile(r"([0-9]+(ms|s|m|h))+")
 _HOST: Final = re.compile(r"[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?")
 _SET_BY_OPERATOR: Final = re.compile(
     r"-h|--|--(help|kubeconfig|state-dir|listen|(no-)?report-status|registration(-.*)?"
@@ -123,6 +125,19 @@ def _storage_bytes(size: str) -> int:
 
 def _size(value: str) -> str:
     _storage_bytes(value)
+    return value
+
+
+def _interval(value: str) -> str:
+    if not _INTERVAL.fullmatch(value):
+        raise ValueError("this is no duration, such as 30s")
+    return value
+
+
+def _label(value: str) -> str:
+    name, separator, _ = value.partition("=")
+    if not separator or not name:
+        raise ValueError("this is not NAME=VALUE, such as release=prometheus")
     return value
 
 
@@ -241,6 +256,12 @@ class OperatorConfig(Configuration):
     """When nodes pull that image"""
     metrics_from: Annotated[_Peers, Flag("PEERS", _PODS, default="anybody")] = None
     """JSON list of peers of --namespace, as in a NetworkPolicy, that may read the metrics of dedicated mcm and etcds"""
+    service_monitor_job: Annotated[str | None, Flag("NAME", _PODS)] = None
+    """Make a client certificate and a ServiceMonitor of this job for each API server; without it, take them away"""
+    service_monitor_interval: Annotated[str, AfterValidator(_interval), Flag("DURATION", _PODS)] = "30s"
+    """Time between two scrapes of an API server"""
+    service_monitor_label: Annotated[tuple[Annotated[str, AfterValidator(_label)], ...], Flag("NAME=VALUE", _PODS)] = ()
+    """Label of these ServiceMonitors, by which Prometheus selects them"""
     image_pull_secret: Annotated[tuple[str, ...], Flag("NAME", _PODS)] = ()
     """Secret of --namespace for pulling images, copied to tenants' namespaces"""
     replicas: Annotated[int, Field(ge=1), Flag("N", _PODS)] = 1
@@ -276,7 +297,7 @@ class OperatorConfig(Configuration):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         """Check what depends on more than one flag."""
-        for part in (self.pods, self.election, self.shared_etcd, self.dedicated_mcm):
+        for part in (self.pods, self.election, self.shared_etcd, self.dedicated_mcm, self.service_monitors):
             del part
         return self
 
@@ -367,6 +388,19 @@ class OperatorConfig(Configuration):
             operator=_operator_pods(self.namespace),
             dns=self._peers(self.dns_peers) or CLUSTER_DNS,
             metrics_from=self._peers(self.metrics_from),
+        )
+
+    @property
+    def service_monitors(self) -> ServiceMonitorSettings | None:
+        """How Prometheus scrapes API servers; None: it does not."""
+        if self.service_monitor_job is None:
+            if self.service_monitor_label:
+                raise ValueError("--service-monitor-label: it is of no use without --service-monitor-job")
+            return None
+        return ServiceMonitorSettings(
+            job=self.service_monitor_job,
+            interval=self.service_monitor_interval,
+            labels=dict(label.split("=", 1) for label in self.service_monitor_label),
         )
 
     @property

@@ -14,6 +14,7 @@ from kplane.api.names import saved_keys_name
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
 from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneReconciler, Provisioners
+from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitors
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.endpoint_switch import EndpointSwitch
@@ -70,6 +71,7 @@ class Run:
             switch=EndpointSwitch(context.stores, queues=context.queues),
             removal=self.operator.removal,
             runtime=ProcessRuntime(Path("/nonexistent"), programs=()),
+            monitors=ServiceMonitors(context, settings=None),
         )
         await self.operator.look(self.name)
         await reconciler.reconcile(("", self.name))

@@ -2,7 +2,7 @@
 
 The phases are policy, claim, record, namespace, backend, credentials, publish. Each is one method here that takes the
 `Pass` and returns its outcome. A phase that fails raises ConditionError, and the status says so. After the status is
-written, rotate takes the next step of an exchange of keys.
+written, the ServiceMonitor follows, and rotate takes the next step of an exchange of keys.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from kplane.controlplane_operator.controlplanes.publish import (
 )
 from kplane.controlplane_operator.controlplanes.retained_data import RetainedDataRecord
 from kplane.controlplane_operator.controlplanes.rotator import Rotator, refused_rotation
+from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitors
 from kplane.controlplane_operator.failures import Failures
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.reasons import Reason
@@ -143,6 +144,7 @@ class ControlPlaneReconciler:
         switch: EndpointSwitch,
         removal: Removal,
         runtime: Runtime,
+        monitors: ServiceMonitors,
     ) -> None:
         self.failures: Final = Failures(
             context, controller="controlplane", store=context.stores.control_planes, written=PartialControlPlane
@@ -156,6 +158,7 @@ class ControlPlaneReconciler:
         self._rotator = Rotator(context)
         self._removal = removal
         self._runtime = runtime
+        self._monitors = monitors
         self._backoff: KeyedBackoff[Key] = KeyedBackoff()
         self._uids = UIDTracker()
 
@@ -181,6 +184,7 @@ class ControlPlaneReconciler:
                 except ConditionError as failure:
                     one.failure = failure
                 await self._report(one)
+            await self._monitors.ensure(one.control_plane, provision=one.provision)
             if one.provision is not None and one.credentials is not None and one.published is not None:
                 # Last: what a rotation cannot do now must not keep back what was published.
                 one.again = await self._rotate(one, one.provision, one.credentials)
@@ -416,6 +420,7 @@ class ControlPlaneReconciler:
         if (former := self._uids.former(key, uid=uid)) is not None:
             self._claims.release(former)
             self._issuer.forget(former)
+            self._monitors.forget(former)
             self._provisioners.let_go(former)
             self._backoff.forget(key)
         self._uids.succeed(key, uid=uid)

@@ -1,0 +1,138 @@
+"""The ServiceMonitor of an API server, and a cluster that does not take it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from kplane.api import ControlPlane
+from kplane.controlplane_operator.backends.base import Provision
+from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitors, ServiceMonitorSettings
+from kplane.controlplane_operator.endpoints.addresses import Addresses
+from kplane.controlplane_operator.pki.authorities import TenantAuthorities
+from kplane.controlplane_operator.pki.primitives import issued_by
+from kplane.controlplane_operator.pki.secrets import data_of
+from kplane.controlplane_operator.status.events import Events
+from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.provider import ClusterConfig, NotFound, Resource
+from kplane.provider.client.resources import SECRETS
+from kplane.provider.errors import ServerError
+
+URL = "https://kube-apiserver.kplane-cp-acme.svc:6443"
+SETTINGS = ServiceMonitorSettings(job="kplane-apiserver", interval="30s", labels={"release": "prometheus"})
+ACME = ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "1"}, "spec": {}})
+KEY = "kplane-cp-acme", "control-plane-metrics"
+
+
+class Cluster:
+    """Keeps what is applied."""
+
+    def __init__(self) -> None:
+        self.applied: list[tuple[str, dict[str, Any]]] = []
+        self.refuses: Exception | None = None
+        self.deleted: list[str] = []
+
+    async def apply(self, resource: Resource, body: dict[str, Any]) -> dict[str, Any]:
+        if resource != SECRETS and self.refuses is not None:
+            raise self.refuses
+        self.applied.append((resource.kind, body))
+        metadata = {**body["metadata"], "uid": f"uid-{len(self.applied)}", "resourceVersion": str(len(self.applied))}
+        return {**body, "metadata": metadata}
+
+    async def delete(self, _: Resource, name: str, *, namespace: str) -> None:
+        self.deleted.append(f"{namespace}/{name}")
+
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.applied]
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+@pytest.fixture
+def context(cluster: Cluster) -> Any:
+    return SimpleNamespace(client=cluster, stores=Stores(), events=Mock(Events))
+
+
+def provision(authorities: TenantAuthorities | None) -> Provision:
+    return Provision(Addresses(URL, URL, URL), administrator=ClusterConfig(URL), authorities=authorities)
+
+
+async def test_each_is_verified_by_its_own_ca_and_belongs_to_its_secret(context: Any, cluster: Cluster) -> None:
+    monitors = ServiceMonitors(context, settings=SETTINGS)
+    there = provision(TenantAuthorities.create("acme"))
+    for _ in range(2):
+        await monitors.ensure(ACME, provision=there)
+    (_, secret), (_, monitor) = cluster.applied
+    assert there.authorities is not None
+    data = data_of(secret)
+    assert data.keys() == {"tls.crt", "tls.key", "ca.crt"}
+    assert data["ca.crt"] == there.authorities.serving_trust
+    assert issued_by(data["tls.crt"], authority=there.authorities.client)
+    metadata, spec = monitor["metadata"], monitor["spec"]
+    assert (metadata["namespace"], metadata["labels"]) == ("kplane-cp-acme", {"release": "prometheus"})
+    assert [(owner["kind"], owner["name"], owner["uid"]) for owner in metadata["ownerReferences"]] == [
+        ("Secret", "control-plane-metrics", "uid-1")
+    ]
+    assert spec["selector"] == {"matchLabels": {"controlplane.kplane.dev/component": "apiserver-acme"}}
+    (endpoint,) = spec["endpoints"]
+    assert endpoint["tlsConfig"]["serverName"] == "kube-apiserver.kplane-cp-acme.svc"
+    assert endpoint["honorLabels"] is False
+    assert {each["targetLabel"]: each["replacement"] for each in endpoint["relabelings"]} == {
+        "job": "kplane-apiserver",
+        "control_plane": "acme",
+    }
+    # Whatever a tenant has its API server count.
+    assert spec["sampleLimit"] == 10_000
+
+
+async def test_another_ca_or_another_control_plane_gets_another_certificate(context: Any) -> None:
+    monitors, found = ServiceMonitors(context, settings=SETTINGS), []
+    authorities = TenantAuthorities.create("acme")
+    successor = ACME.model_copy(update={"metadata": ACME.metadata.model_copy(update={"uid": "2"})})
+    exchanged = replace(authorities, client=TenantAuthorities.create("acme").client)
+    for control_plane, issuer in ((ACME, authorities), (successor, authorities), (successor, exchanged)):
+        await monitors.ensure(control_plane, provision=provision(issuer))
+        found.append(data_of(context.stores.secrets.get(KEY))["tls.crt"])
+    assert len(set(found)) == len(found)
+
+
+async def test_without_the_crd_an_event_says_so_and_the_next_pass_tries_again(context: Any, cluster: Cluster) -> None:
+    monitors, there = ServiceMonitors(context, settings=SETTINGS), provision(TenantAuthorities.create("acme"))
+    cluster.refuses = NotFound(404, "NotFound", "the server could not find the requested resource")
+    await monitors.ensure(ACME, provision=there)
+    said = context.events.record.call_args.kwargs
+    assert (said["reason"], said["warning"]) == ("MetricsNotScraped", True)
+    assert said["message"].endswith("install the CRDs of the Prometheus Operator")
+    cluster.refuses = ServerError(500, "InternalError", "not now")
+    await monitors.ensure(ACME, provision=there)
+    assert context.events.record.call_args.kwargs["message"].endswith("not now")
+    cluster.refuses = None
+    await monitors.ensure(ACME, provision=there)
+    assert cluster.kinds() == ["Secret", "ServiceMonitor"]
+
+
+async def test_what_is_not_ours_to_scrape_has_neither(context: Any, cluster: Cluster) -> None:
+    monitors = ServiceMonitors(context, settings=SETTINGS)
+    await monitors.ensure(ACME, provision=None)
+    await monitors.ensure(ACME, provision=provision(None))
+    assert cluster.applied == []
+
+
+async def test_switched_off_only_the_control_planes_own_secret_is_deleted(context: Any, cluster: Cluster) -> None:
+    await ServiceMonitors(context, settings=SETTINGS).ensure(
+        ACME, provision=provision(TenantAuthorities.create("acme"))
+    )
+    off = ServiceMonitors(context, settings=None)
+    await off.ensure(
+        ACME.model_copy(update={"metadata": ACME.metadata.model_copy(update={"uid": "2"})}), provision=None
+    )
+    assert cluster.deleted == []
+    await off.ensure(ACME, provision=None)
+    assert cluster.deleted == ["kplane-cp-acme/control-plane-metrics"]
