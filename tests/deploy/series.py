@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +18,15 @@ from kplane.controlplane_operator.metrics import Metrics as OperatorMetrics
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.storage_metrics import StorageMetrics
 from kplane.controlplane_operator.watch.cache import Store
+from kplane.embedded.handle import Handle
 from kplane.mcm.describe.controllers import PROGRAM
 from kplane.mcm.instance.lifecycle import Origin, Target
 from kplane.mcm.serving.metric_allowlist import SERIES
 from kplane.mcm.serving.metrics import Metrics as McmMetrics
 from kplane.mcm.serving.overview import ClusterSummary, Overview, State
 from kplane.mcm.serving.scrape import Scraper
-from kplane.provider import Result
+from kplane.provider import ApiError, Client, ClusterConfig, Resource, Result
+from kplane.provider.client.resources import CONFIG_MAPS
 from kplane.provider.controllers.queue import FairQueue
 
 Series = dict[str, set[str]]
@@ -34,6 +37,17 @@ FROM_PROMETHEUS = {"job", "pod", "namespace"}
 
 KUBE_STATE_METRICS: Series = {"kube_job_status_failed": {"namespace", "job_name", "reason"}}
 """Of another program, as its documentation has them."""
+
+_POLICIES = ("Fail", "Ignore")
+_WEBHOOKS = Resource(
+    "admissionregistration.k8s.io/v1",
+    "ValidatingWebhookConfiguration",
+    "validatingwebhookconfigurations",
+    namespaced=False,
+)
+_BY_WEBHOOKS = {"apiserver_admission_webhook_rejection_count", "apiserver_admission_webhook_fail_open_count"}
+_UNSEEN: Series = {"up": set(), "apiserver_audit_error_total": {"plugin"}}
+"""Of Prometheus itself, and of an API server that lost an audit event, as their documentation has them."""
 
 
 def read(text: str) -> Series:
@@ -86,10 +100,42 @@ async def mcm_series() -> Series:
     return read((await McmMetrics(overview, scraper=scraper).render()).decode())
 
 
-async def every_series(etcd: Any, eventually: Any) -> Series:
-    """Merge the series of the operator, of mcm, of a running etcd, and of kube-state-metrics."""
+async def api_server_series(api_server: Handle, eventually: Any) -> Series:
+    """Have webhooks fail, and read what the API server says, with the label that its ServiceMonitor adds."""
+    name, labels = "test-series", {"test": "series"}
+    refused, ignored = ({"name": f"{policy.lower()}.example.org", "failurePolicy": policy} for policy in _POLICIES)
+    common = {
+        "clientConfig": {"url": "https://127.0.0.1:1/"},
+        "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"], "operations": ["CREATE"]}],
+        "objectSelector": {"matchLabels": labels},
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    body = {"metadata": {"name": name, "namespace": "default", "labels": labels}}
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+        webhooks = [{**each, **common} for each in (refused, ignored)]
+        await client.create(_WEBHOOKS, {"metadata": {"name": name}, "webhooks": webhooks})
+
+        async def read_all() -> Series:
+            with contextlib.suppress(ApiError):
+                await client.create(CONFIG_MAPS, body)
+                await client.delete(CONFIG_MAPS, name, namespace="default")
+            text = await api_server.kubectl.run("get", "--raw=/metrics")
+            # The parser would add _total to the names of all counters, and Prometheus does not.
+            return read(text.replace(" counter\n", " untyped\n"))
+
+        try:
+            found: Series = await eventually(read_all, lambda series: series.keys() >= _BY_WEBHOOKS)
+        finally:
+            await client.delete(_WEBHOOKS, name)
+    return {name: {*labels, "control_plane"} for name, labels in (found | _UNSEEN).items()}
+
+
+async def every_series(etcd: Any, api_server: Handle, eventually: Any) -> Series:
+    """Merge the series of the operator, of mcm, of a running etcd and API server, and of kube-state-metrics."""
     known: Series = {}
     told = await operator_series(), await mcm_series(), read(await eventually(etcd.metrics, timeout=120))
-    for name, labels in (item for found in (*told, KUBE_STATE_METRICS) for item in found.items()):
+    served = await api_server_series(api_server, eventually)
+    for name, labels in (item for found in (*told, served, KUBE_STATE_METRICS) for item in found.items()):
         known.setdefault(name, set()).update(labels)
     return known

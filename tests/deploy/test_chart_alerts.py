@@ -17,6 +17,7 @@ pytestmark = pytest.mark.integration
 DOCUMENT = Path(__file__).parents[2] / "docs" / "alerts.md"
 ON = {"metrics.prometheusRule.enabled": True}
 _SECTION = re.compile(r"^## (\w+)\n\n```promql\n(.+)\n```\n\nFor (\w+), (critical|warning)\. \S", re.MULTILINE)
+_JOB = "--service-monitor-job="
 _LABEL = re.compile(r"\$labels\.(\w+)")
 
 
@@ -52,9 +53,11 @@ def test_the_document_has_each_alert(chart: Any) -> None:
     }
 
 
-async def test_each_alert_asks_for_metrics_and_labels_that_exist(chart: Any, etcd: Any, eventually: Any) -> None:
+async def test_each_alert_asks_for_metrics_and_labels_that_exist(
+    chart: Any, etcd: Any, api_server: Any, eventually: Any
+) -> None:
     """One that asks for a metric of another name never fires."""
-    known = await every_series(etcd, eventually)
+    known = await every_series(etcd, api_server, eventually)
     wrong = []
     for name, alert in alerts(chart).items():
         told = set(_LABEL.findall(alert["annotations"]["summary"])) - FROM_PROMETHEUS
@@ -85,9 +88,12 @@ def test_jobs_are_those_that_prometheus_gives(chart: Any) -> None:
     for monitor in (item for item in rendered.manifests if item["kind"] == "ServiceMonitor"):
         for relabeling in monitor["spec"]["endpoints"][0].get("relabelings", ()):
             jobs.add(relabeling["replacement"])
+    (operator,) = rendered.pod_templates()["Deployment/prod-kplane-operator"]["spec"]["containers"]
+    jobs |= {flag.removeprefix(_JOB) for flag in operator["args"] if flag.startswith(_JOB)}
     text = json.dumps(rendered.one("PrometheusRule", "prod-kplane"))
     asked = {job for found in re.findall(r'job=\\"([^"\\]+)', text) for job in [found]}
-    assert asked == {"prod-kplane-operator", "prod-kplane-mcm", "prod-kplane-etcd-peers", "prod-kplane-etcd-dedicated"}
+    programs = ("operator", "mcm", "etcd-peers", "etcd-dedicated", "apiserver")
+    assert asked == {f"prod-kplane-{program}" for program in programs}
     assert asked <= jobs
     assert "RELEASE" not in text
     assert 'namespace=\\"kplane-system\\"' in text

@@ -12,6 +12,7 @@ import pytest
 from kplane.controlplane_operator.backends.etcd import ETCD_PORTS
 from kplane.controlplane_operator.backends.mcm import MCM_PORTS
 from kplane.controlplane_operator.component_names import apiserver_name, etcd_name, mcm_name, place
+from kplane.controlplane_operator.controlplanes.service_monitors import METRIC_RELABELINGS
 from kplane.workloads.pods.objects import labels_of
 
 from .series import FROM_PROMETHEUS, every_series
@@ -30,9 +31,11 @@ def queries(dashboard: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
             yield panel["title"], target["expr"], target["legendFormat"]
 
 
-async def test_each_panel_asks_for_metrics_and_labels_that_exist(chart: Any, etcd: Any, eventually: Any) -> None:
+async def test_each_panel_asks_for_metrics_and_labels_that_exist(
+    chart: Any, etcd: Any, api_server: Any, eventually: Any
+) -> None:
     """Renamed metrics would leave panels empty, and nobody would notice until they are needed."""
-    known = await every_series(etcd, eventually)
+    known = await every_series(etcd, api_server, eventually)
     rendered = chart.render(settings={"metrics.dashboard.enabled": True})
     dashboard = json.loads(rendered.one("ConfigMap", "kplane-dashboard")["data"]["kplane.json"])
     wrong = []
@@ -70,7 +73,9 @@ def test_prometheus_finds_each_component(chart: Any) -> None:
     ]
 
 
-async def test_prometheus_reads_some_series_of_each_dedicated_etcd(chart: Any, etcd: Any, eventually: Any) -> None:
+async def test_prometheus_reads_some_series_of_each_dedicated_etcd(
+    chart: Any, etcd: Any, api_server: Any, eventually: Any
+) -> None:
     """A thousand etcds with all of their series would be too much for it; what is kept exists."""
     monitor = chart.render(settings=SCRAPED).one("ServiceMonitor", "kplane-etcd-dedicated")["spec"]
     names = apiserver_name("acme"), etcd_name("acme"), mcm_name("acme", uid="1")
@@ -79,7 +84,7 @@ async def test_prometheus_reads_some_series_of_each_dedicated_etcd(chart: Any, e
     (endpoint,) = monitor["endpoints"]
     assert endpoint["port"] in ETCD_PORTS
     (keep,) = endpoint["metricRelabelings"]
-    known = await every_series(etcd, eventually)
+    known = await every_series(etcd, api_server, eventually)
     kept = {name for name in known if re.fullmatch(keep["regex"], name)}
     assert kept == {
         "etcd_mvcc_db_total_size_in_bytes",
@@ -92,6 +97,20 @@ async def test_prometheus_reads_some_series_of_each_dedicated_etcd(chart: Any, e
     dashboard = json.loads((chart.directory / "files" / "dashboard.json").read_text())
     asked = [expression for _, expression, _ in queries(dashboard) if "$dedicated" in expression]
     assert {metric for expression in asked for metric in _METRIC.findall(expression)} <= kept
+
+
+def test_panels_of_api_servers_and_their_alerts_ask_for_what_is_kept(chart: Any) -> None:
+    """Whatever else an API server tells is dropped before it is stored."""
+    rendered = chart.render(settings={"metrics.prometheusRule.enabled": True})
+    (group,) = rendered.one("PrometheusRule", "kplane")["spec"]["groups"]
+    dashboard = json.loads((chart.directory / "files" / "dashboard.json").read_text())
+    asked = [expression for _, expression, _ in queries(dashboard) if "$apiservers" in expression]
+    asked += [rule["expr"] for rule in group["rules"] if "-apiserver" in rule["expr"]]
+    keep, _ = METRIC_RELABELINGS
+    metrics = {metric for expression in asked for metric in _METRIC.findall(expression)} - {"up"}
+    bounds = {"apiserver_request_duration_seconds_bucket": "1"}
+    assert len(metrics) > 10
+    assert {name for name in metrics if not re.fullmatch(keep["regex"], f"{name};{bounds.get(name, '')}")} == set()
 
 
 def test_prometheus_finds_each_mcm_of_one_registration(chart: Any) -> None:

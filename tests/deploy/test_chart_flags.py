@@ -48,6 +48,13 @@ def test_the_operator_is_told_everything_that_is_set(chart: Any, everything_on: 
     assert (pods.replicas, pods.expose, pods.external_host) == (2, "NodePort", "planes.example.org")
     assert (pods.storage_class, pods.storage_size) == ("fast", "20Gi")
     assert pods.dns == ({"ipBlock": {"cidr": "169.254.20.10/32"}},)
+    monitors = settings.service_monitors
+    assert monitors is not None
+    assert (monitors.job, monitors.interval, monitors.labels) == (
+        "my-kplane-apiserver",
+        "10s",
+        {"release": "prometheus"},
+    )
     operator = rendered.pod_templates()["Deployment/my-kplane-operator"]["spec"]["containers"][0]["image"]
     assert pods.images["egress-proxy"] == Image(operator, pull_policy="Always")
 

@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from kplane.controlplane_operator.controlplanes.retained_data import POD_SECURITY
+from kplane.controlplane_operator.controlplanes.service_monitors import SERVICE_MONITORS
 from kplane.embedded.errors import KubectlFailed
 from kplane.embedded.handle import Handle
 from kplane.embedded.kubectl import Kubectl
@@ -50,6 +51,7 @@ GRANTED = "kplane-cp-access-granted"
 GRANTED_BY_OWNER = "access-granted-by-owner"
 MARK = {"controlplane.kplane.dev/name": "access"}
 
+SCRAPED = {"metrics.serviceMonitor.enabled": True, "networkPolicy.metricsFrom": [{"podSelector": {}}]}
 RBAC = {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount"}
 POLICIES = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
 
@@ -68,6 +70,7 @@ RESOURCES = {
         CLUSTER_ROLES,
         CLUSTER_ROLE_BINDINGS,
         REGISTRATIONS,
+        SERVICE_MONITORS,
     )
 }
 
@@ -101,6 +104,11 @@ def deployment(namespace: str) -> dict[str, Any]:
 def service(namespace: str) -> dict[str, Any]:
     metadata = {"name": "access", "namespace": namespace}
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": [{"port": 6443}]}}
+
+
+def service_monitor(namespace: str) -> dict[str, Any]:
+    metadata = {"name": "kube-apiserver", "namespace": namespace}
+    return {"apiVersion": "monitoring.coreos.com/v1", "kind": "ServiceMonitor", "metadata": metadata, "spec": {}}
 
 
 def lease(namespace: str, name: str = OPERATOR_ACCOUNT) -> dict[str, Any]:
@@ -251,7 +259,7 @@ async def deleted(kube: Kubectl, manifest: str) -> bool:
 
 
 def parts(chart: Any, kinds: set[str]) -> list[dict[str, Any]]:
-    return [item for item in chart.render(release=RELEASE).manifests if item["kind"] in kinds]
+    return [item for item in chart.render(release=RELEASE, settings=SCRAPED).manifests if item["kind"] in kinds]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -16,6 +16,7 @@ from kplane.embedded.kubectl import Kubectl
 from kplane.provider import Client
 from kplane.provider.client.resources import SECRETS
 from kplane.provider.errors import Forbidden
+from tests.monitoring import crds
 
 from .conftest import (
     ACCOUNT,
@@ -32,6 +33,7 @@ from .conftest import (
     TENANT,
     UNBOUND,
     account,
+    applied,
     binding,
     cluster_binding,
     cluster_role,
@@ -46,6 +48,7 @@ from .conftest import (
     role,
     secret,
     service,
+    service_monitor,
     status_refusal,
     unlabelled,
 )
@@ -209,6 +212,20 @@ async def test_the_operator_opens_a_namespace_to_itself(operator: Client) -> Non
     finally:
         task.cancel()
         await asyncio.wait([task])
+
+
+async def test_the_operator_writes_service_monitors_in_namespaces_of_control_planes_only(
+    kube: Kubectl, operator: Client, eventually: Any
+) -> None:
+    kinds = crds()
+    async with applied(kube, kinds):
+        names = [f"crd/{crd['metadata']['name']}" for crd in kinds]
+        await kube.run("wait", "--for=condition=Established", *names)
+        await eventually(lambda: kube.items("servicemonitors", "-A"), lambda found: found == [])
+        assert await refusal(operator, "apply", service_monitor(TENANT)) == ""
+        for where in (FOREIGN, OTHER, "default", "kplane-system"):
+            why = await refusal(operator, "apply", service_monitor(where))
+            assert f"ValidatingAdmissionPolicy '{OPERATOR_ACCOUNT}'" in why
 
 
 async def test_a_refusal_says_what_is_wrong(operator: Client) -> None:

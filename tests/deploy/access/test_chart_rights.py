@@ -56,6 +56,8 @@ OURS = "controlplane.kplane.dev"
 
 LEASE = f"coordination.k8s.io/leases:{OPERATOR_ACCOUNT}"
 
+MONITORS = "monitoring.coreos.com/servicemonitors"
+
 OPERATOR_MAY = [
     *[(verb, f"{OURS}/controlplanes", "") for verb in ("get", "list", "watch", "patch")],
     ("patch", f"{OURS}/controlplanes.status", ""),
@@ -80,6 +82,7 @@ OPERATOR_MAY = [
         for verb in ("get", "list", "watch", "create", "patch", "delete")
     ],
     *[(verb, "persistentvolumeclaims", TENANT) for verb in ("get", "list", "watch", "patch", "delete")],
+    *[(verb, MONITORS, TENANT) for verb in ("create", "patch")],
     *[(verb, "pods", TENANT) for verb in ("get", "list", "watch")],
     *[
         (verb, f"rbac.authorization.k8s.io/{resource}", TENANT)
@@ -112,6 +115,8 @@ OPERATOR_MAY_NOT = [
     ("create", "serviceaccounts.token", TENANT),
     *[(verb, "serviceaccounts", TENANT) for verb in ("get", "update", "impersonate")],
     *[(verb, "persistentvolumeclaims", TENANT) for verb in ("create", "update", "deletecollection")],
+    *[(verb, MONITORS, TENANT) for verb in ("get", "list", "update", "delete")],
+    ("create", "monitoring.coreos.com/podmonitors", TENANT),
     ("create", "apps/daemonsets", TENANT),
     ("create", "batch/jobs", TENANT),
     *[(verb, "configmaps", TENANT) for verb in ("get", "list", "watch")],
