@@ -8,6 +8,7 @@ import itertools
 import sys
 
 import pytest
+import uvloop
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -140,6 +141,25 @@ async def test_delays_that_are_shortened_again_and_again_fill_no_memory():
         queue.add_after(request("a"), 100 + tenths / 10)
     assert len(queue._lanes["a"].heap) < 200
     queue.close()
+
+
+def test_a_delay_below_the_resolution_of_uvloop_is_a_delay_like_others():
+    """uvloop returns no timer for those: the next delay must not ask for its time."""
+
+    async def add() -> list[str]:
+        queue, due, taken = FairQueue(), asyncio.Event(), []
+        queue.on_ready(due.set)
+        queue.add_after(request("a", "later"), 0.0003)
+        queue.add_after(request("a", "sooner"), 0.0001)
+        async with asyncio.timeout(10):
+            while len(taken) < 2:
+                await due.wait()
+                due.clear()
+                taken.extend(each.name for each in drain(queue))
+        return taken
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert sorted(runner.run(add())) == ["later", "sooner"]
 
 
 async def test_retries_come_later_and_later_until_forgotten():

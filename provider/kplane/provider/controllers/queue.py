@@ -29,7 +29,7 @@ class _Lane(Generic[R]):
 
     __slots__ = (
         "deficit", "delayed", "dirty", "generation", "heap", "in_ring", "kept", "name", "parked", "processing", "timer",
-        "waiting", "warned_full", "weight",
+        "timer_due", "waiting", "warned_full", "weight",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -41,6 +41,7 @@ class _Lane(Generic[R]):
         self.delayed: dict[R, float] = {}
         self.heap: list[tuple[float, int, R]] = []
         self.timer: asyncio.TimerHandle | None = None
+        self.timer_due = 0.0
         self.generation = 0
         self.kept = False
         self.parked = False
@@ -321,8 +322,10 @@ class FairQueue(Generic[R]):
             lane.stop_timer()
             return
         due = lane.heap[0][0]
-        if lane.timer is None or lane.timer.when() > due:
+        # Not by the handle's own `when`: for a delay that rounds to nothing, uvloop returns a handle without it.
+        if lane.timer is None or lane.timer_due > due:
             lane.stop_timer()
+            lane.timer_due = due
             loop = asyncio.get_running_loop()
             # uvloop's timers have a resolution of a millisecond: a bit late is better than too early and once more.
             lane.timer = loop.call_at(due, self._due, lane)
