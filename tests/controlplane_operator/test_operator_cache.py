@@ -54,6 +54,17 @@ def test_an_older_list_does_not_bring_a_deleted_object_back() -> None:
     assert store.get(("ns", "a")) is not None
 
 
+def test_what_is_known_or_gone_is_not_lacking() -> None:
+    store = Store(SECRETS)
+    store.apply(secret("known", 5))
+    store.remove(secret("gone", 7))
+
+    def lacks(name: str) -> list[int]:
+        return [version for version in range(4, 9) if store.lacks(("ns", name), resource_version=str(version))]
+
+    assert (lacks("known"), lacks("gone"), lacks("new")) == ([6, 7, 8], [8], [4, 5, 6, 7, 8])
+
+
 def test_the_same_state_twice_is_one_change() -> None:
     store = Store(SECRETS)
     changes = recorded(store)

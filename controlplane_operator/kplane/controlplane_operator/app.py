@@ -249,8 +249,10 @@ class _Assembly:
             identities=identities,
         )
         self._bundles = _Opened(context.client, context.stores.bundles, BUNDLES, namespace=settings.namespace)
-        # An Informer takes a tenth of what kopf takes for an event.
-        self._namespaces = _Opened(context.client, context.stores.namespaces, LABEL_SELECTORS[NAMESPACES])
+        self._followed = {
+            f"watching {store.resource.plural}": _Opened(context.client, store, LABEL_SELECTORS.get(store.resource))
+            for store in context.stores.fed_by_informers()
+        }
 
     async def close(self) -> None:
         """Close what is connected."""
@@ -265,13 +267,13 @@ class _Assembly:
         """Return, by name, what runs at all times: it reads, and writes nothing."""
         watching = KopfFeeds(
             self._settings.management_config,
-            stores=self._context.stores.of_our_kinds(),
+            stores=self._context.stores.fed_by_kopf(),
             label_selectors=LABEL_SELECTORS,
             listed=self._resync.ask,
         )
         return {
             "bundles": self._bundles.run(),
-            "watching namespaces": self._namespaces.run(),
+            **{name: followed.run() for name, followed in self._followed.items()},
             "relisting": self._resync.run(),
             "watching": watching.run(),
         }
@@ -350,9 +352,9 @@ class _Assembly:
 
 
 class _Opened:
-    """Follows what is not of our kinds, by a label."""
+    """Follows a kind with an Informer, as a whole or by a label."""
 
-    def __init__(self, client: Client, store: Store, selector: str, *, namespace: str | None = None) -> None:
+    def __init__(self, client: Client, store: Store, selector: str | None, *, namespace: str | None = None) -> None:
         self._informer = Informer(
             client, store.resource, namespace=namespace, label_selector=selector, relist_seconds=_RELIST_SECONDS
         )
@@ -366,5 +368,6 @@ class _Opened:
     def _seen(self, event: Event) -> None:
         if event.kind == "DELETED":
             self._store.remove(event.object)
-        else:
+        elif self._store.lacks(event.entry.key, resource_version=event.resource_version):
+            # Most are our own writes, whose answers are in the store: those are not even parsed.
             self._store.apply(event.object)

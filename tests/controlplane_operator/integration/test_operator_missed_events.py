@@ -37,7 +37,7 @@ async def test_what_is_deleted_between_the_first_list_and_the_watch_is_known_to_
 
         watching = KopfFeeds(
             lambda: config,
-            stores=stores.of_our_kinds(),
+            stores=stores.fed_by_kopf(),
             label_selectors=LABEL_SELECTORS,
             listed=resync.ask,
         )

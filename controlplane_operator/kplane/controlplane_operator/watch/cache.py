@@ -77,13 +77,17 @@ class Store:
 
     def apply(self, obj: Object) -> None:
         """Take in an object as it was seen; an older or equal one than the known one changes nothing."""
-        key, version = key_of(obj), _version(obj)
-        known = self._objects.get(key)
-        if version <= self._gone.get(key, -1) or (known is not None and version <= _version(known)):
+        key = key_of(obj)
+        if not self.lacks(key, resource_version=obj["metadata"]["resourceVersion"]):
             return
         self._gone.pop(key, None)
         obj["metadata"].pop("managedFields", None)
         self._set(key, obj)
+
+    def lacks(self, key: Key, *, resource_version: str) -> bool:
+        """Tell whether `apply` would change something for an object of this key and resourceVersion."""
+        known, version = self._objects.get(key), int(resource_version)
+        return version > self._gone.get(key, -1) and (known is None or version > _version(known))
 
     def remove(self, obj: Object) -> None:
         """Take in that an object was seen to go; `obj` is its last state."""
