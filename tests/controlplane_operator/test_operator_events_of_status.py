@@ -45,12 +45,14 @@ def condition(kind: str, status: Any, reason: str) -> Condition:
 async def test_what_changes_two_conditions_for_one_reason_is_told_once(
     conditions: list[tuple[str, str, str]], told: list[str], eventually: Any
 ) -> None:
+    before = [condition(kind, "Unknown", "Probing") for kind in ("Ready", "Reachable")]
     posted = Posted()
     events = Events(cast("Client", posted))
     current = ControlPlaneEndpoint.model_validate(
         {"metadata": {"name": "door", "uid": "1", "resourceVersion": "1"}, "spec": {}}
     )
     status = current.status.model_copy(update={"conditions": [condition(*each) for each in conditions]})
+    current = current.model_copy(update={"status": current.status.model_copy(update={"conditions": before})})
     writer = StatusWriter(cast("Client", posted), events=events)
     await writer.write(Store(CONTROL_PLANE_ENDPOINTS), current, status=status)
     events.record(current, reason="Last", message="of all")
@@ -85,6 +87,32 @@ async def test_the_end_of_what_is_out_of_the_ordinary_is_told_once(
         {"metadata": {"name": "acme", "uid": "1", "resourceVersion": "1"}, "spec": {}}
     ).model_copy(update={"status": before})
     await StatusWriter(cast("Client", posted), events=events).write(Store(CONTROL_PLANES), current, status=after)
+    events.record(current, reason="Last", message="of all")
+    posting = asyncio.create_task(events.run())
+    await eventually(lambda: posted.events, lambda seen: ("Last", "of all") in seen)
+    posting.cancel()
+    assert [reason for reason, _ in posted.events] == [*told, "Last"]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "told"),
+    [
+        ([("Managed", "False", "EndpointReferenced"), ("Ready", "False", "Provisioning")], []),
+        ([("Ready", "True", "Reconciled"), ("Reachable", "True", "Answered")], []),
+        ([("Ready", "False", "ClassNotFound")], ["ClassNotFound"]),
+        ([("Paused", "True", "PausedByAnnotation")], ["PausedByAnnotation"]),
+    ],
+)
+async def test_how_a_new_object_begins_is_told_only_where_something_is_wrong(
+    conditions: list[tuple[str, str, str]], told: list[str], eventually: Any
+) -> None:
+    posted = Posted()
+    events = Events(cast("Client", posted))
+    current = ControlPlane.model_validate(
+        {"metadata": {"name": "acme", "uid": "1", "resourceVersion": "1"}, "spec": {}}
+    )
+    status = ControlPlaneStatus(conditions=[condition(*each) for each in conditions])
+    await StatusWriter(cast("Client", posted), events=events).write(Store(CONTROL_PLANES), current, status=status)
     events.record(current, reason="Last", message="of all")
     posting = asyncio.create_task(events.run())
     await eventually(lambda: posted.events, lambda seen: ("Last", "of all") in seen)

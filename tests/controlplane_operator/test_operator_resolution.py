@@ -76,7 +76,7 @@ def test_a_transient_not_ready_keeps_registrations_resolved() -> None:
 
 def test_each_missing_piece_has_its_reason() -> None:
     assert reason(registration(), None) == "ControlPlaneNotFound"
-    assert reason(registration(), control_plane()) == "EndpointPending"
+    assert reason(registration(), control_plane()) == "ControlPlaneNotReady"
     assert reason(registration(), control_plane({"endpoint": "https://x"})) == "KubeconfigPending"
     assert reason(registration(), control_plane(_PUBLISHED, deleting=True)) == "ControlPlaneNotReady"
     assert reason(registration(endpointRef={"name": "e"}), control_plane(_PUBLISHED)) == "EndpointPending"

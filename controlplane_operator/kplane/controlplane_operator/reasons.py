@@ -12,7 +12,7 @@ from typing import Final, Self
 
 from kplane.api import ControlPlanePhase
 
-__all__ = ["Reason", "reason_tables"]
+__all__ = ["EXPECTED", "Reason", "reason_tables"]
 
 _READY: Final = "ControlPlane: `Ready`"
 _UP_TO_DATE: Final = "ControlPlane: `UpToDate`"
@@ -100,7 +100,11 @@ class Reason(StrEnum):
     RESOLVED = ("Resolved", "nothing to do: services can run", _in(_REGISTRATION))
     ANSWERED = ("Answered", "nothing to do: `/readyz` answered", _in(_REACHABLE))
     RUN_BY_KPLANE = ("RunByKplane", "kplane runs the API server", _in(_FACTS))
-    ENDPOINT_REFERENCED = ("EndpointReferenced", "the API server at `spec.endpointRef` is adopted", _in(_FACTS))
+    ENDPOINT_REFERENCED = (
+        "EndpointReferenced",
+        "the API server at `spec.endpointRef` is adopted",
+        _in(_FACTS, expected=True),
+    )
     NOT_SUPPORTED = ("NotSupported", "the message names the fields that have no effect", _in(_FACTS))
     PAUSED_BY_ANNOTATION = ("PausedByAnnotation", "remove the annotation to resume", _in(_FACTS))
 
@@ -341,7 +345,7 @@ class Reason(StrEnum):
     CONTROL_PLANE_NOT_READY = (
         "ControlPlaneNotReady",
         "wait, or see the control plane's conditions",
-        _in(_REGISTRATION, waits=True),
+        _in(_REGISTRATION, waits=True, expected=True),
     )
     KUBECONFIG_PENDING = (
         "KubeconfigPending",
@@ -395,6 +399,10 @@ class Reason(StrEnum):
     def is_in(self, table: str) -> bool:
         """Whether conditions of this table can have the reason."""
         return table in self.traits.tables
+
+
+EXPECTED: Final = frozenset(reason for reason in Reason if reason.expected)
+"""Reasons that are part of normal work."""
 
 
 def reason_tables() -> Iterator[str]:

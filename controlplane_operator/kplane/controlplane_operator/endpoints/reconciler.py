@@ -30,11 +30,11 @@ from kplane.provider.logs import log_fields
 __all__ = ["ControlPlaneEndpointReconciler"]
 
 _PROBE_SECONDS: Final = 5.0
-_PROMPT_SECONDS: Final = 0.5
+_PROMPT_SECONDS: Final = 2.0
 """What answers within this gets its whole status in one write."""
 _PERIOD_SECONDS: Final = 60.0
-_FRESH_SECONDS: Final = 5.0
-"""So long an answer counts for who is woken again, by the status that was written because of it for one."""
+_FRESH_SECONDS: Final = 30.0
+"""So long an answer counts for an endpoint that is woken again, such as by the status that tells of the answer."""
 _URLS: Final = ("endpoint", "external_endpoint", "join_endpoint")
 
 

@@ -13,7 +13,7 @@ from kplane.api.names import (
     management_namespace,
 )
 from kplane.controlplane_operator.endpoints.addresses import addresses_of
-from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.reasons import EXPECTED, Reason
 from kplane.controlplane_operator.status.conditions import is_paused
 from kplane.controlplane_operator.status.errors import ConditionError
 
@@ -119,12 +119,13 @@ def _endpoint(
     if control_plane.status.endpoint is not None:
         return control_plane.status.endpoint
     ready = next((condition for condition in control_plane.status.conditions if condition.type == "Ready"), None)
-    if ready is None or ready.reason == Reason.ENDPOINT_PENDING:
+    if ready is not None and ready.reason == Reason.ENDPOINT_PENDING:
         raise ConditionError(Reason.ENDPOINT_PENDING, f"control plane {control_plane.name} has no endpoint yet")
-    raise ConditionError(
-        Reason.CONTROL_PLANE_NOT_READY,
-        f"control plane {control_plane.name} has not been ready yet: {ready.message or ready.reason}",
-    )
+    said = f"control plane {control_plane.name} has not been ready yet"
+    # Each step of a control plane that is being made would be one more status here.
+    if ready is not None and ready.reason not in EXPECTED:
+        said = f"{said}: {ready.message or ready.reason}"
+    raise ConditionError(Reason.CONTROL_PLANE_NOT_READY, said)
 
 
 def _check_standing(

@@ -30,7 +30,7 @@ from kplane.api.conditions import (
     UP_TO_DATE,
 )
 from kplane.api.resource import ApiModel
-from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.reasons import EXPECTED, Reason
 from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.ownership import ForeignParts, foreign_parts
@@ -286,12 +286,15 @@ class StatusWriter:
             known = old.get(condition["type"], {})
             words = condition["reason"], condition["message"]
             changed = (known.get("status"), known.get("reason")) != (condition["status"], condition["reason"])
+            warning = condition["status"] == "False" and condition["reason"] not in EXPECTED
+            # How a new object begins is no news, unless something is wrong with it.
+            begins = not known and condition["type"] in _FROM_THE_START
             # Where two conditions change for one reason, it is said once.
-            if changed and words not in told:
+            if changed and words not in told and (warning or not begins):
                 told.add(words)
                 self._say(
                     current,
-                    warning=condition["status"] == "False" and condition["reason"] not in _EXPECTED,
+                    warning=warning,
                     reason=condition["reason"],
                     message=condition["message"],
                 )
@@ -302,6 +305,8 @@ class StatusWriter:
         self._events.record(current, reason=reason, message=message, warning=warning)
 
 
+_FROM_THE_START: Final = frozenset({MANAGED, READY, REACHABLE})
+"""Conditions that every object of a kind has."""
 _OVER: Final = {
     "ClassFound": ("ClassFound", "the class is followed again, and not what was remembered of it"),
     STORAGE_SUFFICIENT: ("StorageSufficient", "less than 80 % of the storage quota is used again"),
@@ -326,9 +331,6 @@ def _ended(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     # Of a version that changed there is an Event already.
     said = {"UpToDate"} if before.get("version") != after.get("version") else set()
     return [kind for kind in gone if kind in _OVER and kind not in said]
-
-
-_EXPECTED: Final = frozenset(reason for reason in Reason if reason.expected)
 
 
 def _owners_differ(error: Conflict) -> bool:

@@ -14,6 +14,7 @@ from kplane.controlplane_operator.errors import RoleMissing
 from kplane.controlplane_operator.grants import apply_rbac
 from kplane.provider import AlreadyExists, Client, NotFound
 from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, NAMESPACES, SERVICE_ACCOUNTS
+from kplane.provider.errors import Forbidden
 
 __all__ = [
     "ADMIN_ACCOUNT",
@@ -34,6 +35,8 @@ JOIN_ADDON: Final = "kubeadm-join"
 """The add-on that nodes join with; its bootstrap tokens are credentials like the others."""
 
 _SYSTEM_NAMESPACES: Final = ("default", "kube-system", "kube-public", "kube-node-lease", TENANT_NAMESPACE)
+_NAMES_AT_MOST: Final = 50
+_TABLE: Final = "application/json;as=Table;g=meta.k8s.io;v=v1,application/json"
 _FIELD_MANAGER: Final = "kplane-bootstrap"
 ADMIN_BINDING: Final = "controlplane-admin"
 CONTROLLERS_BINDING: Final = "controlplane-controllers"
@@ -61,10 +64,10 @@ async def bootstrap(client: Client, *, admin: Subject, admin_role: str, controll
     RoleMissing where that ClusterRole does not exist, with all else in place and any former role taken away, and what
     `client` raises.
     """
-    # By their names: how many namespaces the tenant has besides, and what is written on them, is its own affair.
+    named = await _first_namespaces(client)
     # One after the other over one connection, because four more would cost more than they save.
     for name in _SYSTEM_NAMESPACES:
-        if not await client.exists(NAMESPACES, name):
+        if name not in named and not await client.exists(NAMESPACES, name):
             with contextlib.suppress(AlreadyExists):
                 await client.create(NAMESPACES, {"metadata": {"name": name}})
     for subject in (admin, controllers):
@@ -79,6 +82,20 @@ async def bootstrap(client: Client, *, admin: Subject, admin_role: str, controll
             " spec.auth.defaultRole of its class"
         )
     await _bind(client, ADMIN_BINDING, role=admin_role, subject=admin)
+
+
+async def _first_namespaces(client: Client) -> set[str]:
+    """Return names of namespaces: the first of a list, usually all that are needed, by one small answer.
+
+    A table has no objects: how many namespaces the tenant has besides, and what is written on them, is its own affair.
+    """
+    try:
+        table = await client.request(
+            "GET", NAMESPACES.path(), params={"limit": _NAMES_AT_MOST, "includeObject": "None"}, accept=_TABLE
+        )
+        return {row["cells"][0] for row in table["rows"]}
+    except (Forbidden, LookupError, TypeError):
+        return set()  # a server without tables, or one that refuses to list, is asked for each name
 
 
 async def _unbind_former(client: Client, *, role: str) -> None:

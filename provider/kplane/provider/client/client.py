@@ -348,13 +348,14 @@ class Client:
         params: Params | None = None,
         timeout_seconds: float | None = None,
         content_type: str = JSON,
+        accept: str = JSON,
     ) -> Any:
         """Send any request and return the decoded answer, such as `request("GET", "/version")`.
 
         `path` starts with a slash, and the caller quotes it.
         """
         sent = None if body is None else encode(body)
-        request = self._adapted(HttpRequest(method, path, query_of(params or {}), sent, content_type))
+        request = self._adapted(HttpRequest(method, path, query_of(params or {}), sent, content_type, accept))
         with self._limits.intake(server=self.config.server) as intake:
             body = await self._calls.body(request, intake=intake, timeout_seconds=timeout_seconds)
             intake.parse(body)
