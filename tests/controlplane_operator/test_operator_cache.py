@@ -65,6 +65,22 @@ def test_what_is_known_or_gone_is_not_lacking() -> None:
     assert (lacks("known"), lacks("gone"), lacks("new")) == ([6, 7, 8], [8], [4, 5, 6, 7, 8])
 
 
+def test_an_object_is_read_once_for_each_state_of_it() -> None:
+    store, read = Store(SECRETS), list[str]()
+
+    def value(obj: dict[str, Any]) -> str:
+        read.append(obj["data"]["value"])
+        return read[-1]
+
+    found = [store.read(("ns", "a"), value)]
+    for version in (1, 1, 2):
+        store.apply(secret("a", version, value=f"of {version}"))
+        found.append(store.read(("ns", "a"), value))
+    store.remove(secret("a", 3))
+    assert [*found, store.read(("ns", "a"), value)] == [None, "of 1", "of 1", "of 2", None]
+    assert read == ["of 1", "of 2"]
+
+
 def test_the_same_state_twice_is_one_change() -> None:
     store = Store(SECRETS)
     changes = recorded(store)

@@ -68,17 +68,16 @@ def class_in_force(control_plane: ControlPlane, *, classes: Store) -> ClassInFor
     reference = control_plane.spec.class_ref
     if reference is None:
         return ClassInForce(None)
-    obj = classes.get(("", reference.name))
-    if obj is None:
+    try:
+        named = classes.read(("", reference.name), ControlPlaneClass.model_validate)
+    except ValidationError as error:
+        return ClassInForce(_read_memory(control_plane), invalid_class(reference.name, error))
+    if named is None:
         lost = ConditionError(
             Reason.CLASS_NOT_FOUND,
             f"ControlPlaneClass {reference.name}, named by spec.classRef, does not exist; create it or name another",
         )
         return ClassInForce(_read_memory(control_plane), lost)
-    try:
-        named = ControlPlaneClass.model_validate(obj)
-    except ValidationError as error:
-        return ClassInForce(_read_memory(control_plane), invalid_class(reference.name, error))
     if control_plane.deleting:
         return ClassInForce(named)
     try:

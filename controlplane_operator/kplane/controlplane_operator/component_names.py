@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import re
 from typing import Final
@@ -62,6 +63,7 @@ def mcm_name(control_plane: str, *, uid: str) -> str:
     return _component(control_plane, kind=f"mcm{mcm_mark(uid)}")
 
 
+@functools.lru_cache(maxsize=4096)
 def mcm_mark(uid: str) -> str:
     """Return what tells the mcm of the registration with this uid from those of others, also of one of its name.
 

@@ -24,13 +24,14 @@ from kplane.controlplane_operator.addons.sync import AddonSync
 from kplane.controlplane_operator.backends.apiserver import dns_address
 from kplane.controlplane_operator.class_policy import class_in_force
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.pki.kubeconfig import document_of
 from kplane.controlplane_operator.pki.secrets import data_of
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.conditions import is_paused
 from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.watch.backoff import KeyedBackoff, jittered
-from kplane.controlplane_operator.watch.cache import Key
+from kplane.controlplane_operator.watch.cache import Key, Object
 from kplane.provider import ClusterConfig, ProviderError, Result, Unreachable
 from kplane.provider.errors import Forbidden, KubeconfigError, Unauthorized
 from kplane.provider.logs import log_fields
@@ -69,6 +70,8 @@ class ControlPlaneAddonsReconciler:
             self._memory.pop(key, None)
             self._backoff.forget(key)
             return None
+        if self._has_none(obj):
+            return None
         with log_fields(object=f"ControlPlane/{key[1]}"):
             try:
                 control_plane = ControlPlane.model_validate(obj)
@@ -85,6 +88,17 @@ class ControlPlaneAddonsReconciler:
             # Without credentials, or with those of another address, they are about to be published: that wakes us.
             return await self._keep(key, control_plane, wanted=wanted, config=config) if config is not None else None
 
+    def _has_none(self, obj: Object) -> bool:
+        """Tell whether no add-on is wanted and none is there, by a glance: so it is with most, whatever changes."""
+        status, reference = obj.get("status") or {}, (obj.get("spec") or {}).get("classRef")
+        if any(each["type"] == ADDONS_READY for each in status.get("conditions") or ()):
+            return False
+        if reference is None:
+            return True
+        named = self._context.stores.classes.get(("", reference["name"]))
+        followed = (named, status.get("rememberedClass") or {})
+        return all(each is not None and not (each.get("spec") or {}).get("addons") for each in followed)
+
     def _wanted(self, control_plane: ControlPlane) -> list[str] | None:
         """Return the add-ons that are to be there; None where that is not known, so that nothing is removed."""
         if control_plane.spec.class_ref is None:
@@ -96,7 +110,11 @@ class ControlPlaneAddonsReconciler:
         key = management_namespace(control_plane.name), controllers_secret_name(control_plane.name)
         secret = self._context.stores.secrets.get(key)
         try:
-            config = ClusterConfig.from_kubeconfig(data_of(secret)[KUBECONFIG_KEY]) if secret is not None else None
+            config = (
+                ClusterConfig.from_kubeconfig(document_of(data_of(secret)[KUBECONFIG_KEY]))
+                if secret is not None
+                else None
+            )
         except (KeyError, KubeconfigError):
             return None
         return config if config is not None and config.server == control_plane.status.endpoint else None

@@ -21,6 +21,7 @@ from kplane.controlplane_operator.pki.issuing import (
     reusable,
     until_renewal,
 )
+from kplane.controlplane_operator.pki.kubeconfig import document_of
 from kplane.controlplane_operator.pki.primitives import user_of
 from kplane.controlplane_operator.pki.secrets import data_of
 from kplane.controlplane_operator.reasons import Reason
@@ -184,7 +185,11 @@ class CredentialIssuer:
             return False
         secret = self._published(control_plane, kubeconfig_secret_name)
         try:
-            known = ClusterConfig.from_kubeconfig(data_of(secret)[KUBECONFIG_KEY]) if secret is not None else None
+            known = (
+                ClusterConfig.from_kubeconfig(document_of(data_of(secret)[KUBECONFIG_KEY]))
+                if secret is not None
+                else None
+            )
         except (KeyError, KubeconfigError):
             known = None
         now = provision.administrator

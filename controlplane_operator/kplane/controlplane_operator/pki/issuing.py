@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from kplane.api.names import GROUP, KUBECONFIG_KEY
 from kplane.controlplane_operator.errors import BootstrapFailed
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities
+from kplane.controlplane_operator.pki.kubeconfig import document_of
 from kplane.controlplane_operator.pki.primitives import (
     KeyPair,
     expiry,
@@ -145,7 +146,7 @@ def reusable(secret: Object | None, *, by_certificate: bool, lifetime: timedelta
         return None
     annotations = secret["metadata"].get("annotations") or {}
     try:
-        config = ClusterConfig.from_kubeconfig(data_of(secret)[KUBECONFIG_KEY])
+        config = ClusterConfig.from_kubeconfig(document_of(data_of(secret)[KUBECONFIG_KEY]))
         pair = None
         if config.client_certificate is not None and config.client_key is not None:
             pair = KeyPair(config.client_certificate, config.client_key)

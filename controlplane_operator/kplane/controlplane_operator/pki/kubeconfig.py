@@ -3,18 +3,50 @@
 from __future__ import annotations
 
 import base64
-from typing import Any
+import re
+from collections.abc import Mapping
+from typing import Any, Final
 
 import yaml
 
 from kplane.controlplane_operator.pki.primitives import KeyPair
 
-__all__ = ["render_kubeconfig"]
+__all__ = ["document_of", "render_kubeconfig"]
 
-_CLUSTER = "controlplane"
-_CONTEXT = "controlplane"
+_CLUSTER: Final = "controlplane"
+_CONTEXT: Final = "controlplane"
 # The one in C writes the same in a tenth of the time; an installation of PyYAML need not have it.
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_TEXT: Final = """\
+apiVersion: v1
+kind: Config
+clusters:
+- name: controlplane
+  cluster:
+{cluster}users:
+- name: {name}
+  user:
+{user}contexts:
+- name: controlplane
+  context:
+    cluster: controlplane
+    user: {name}
+current-context: controlplane
+"""
+_SERVER: Final = re.compile(r"https://[A-Za-z0-9][-A-Za-z0-9._:/]*[A-Za-z0-9/]", re.ASCII)
+_NAME: Final = re.compile(r"[a-z]{2,20}")
+_CREDENTIAL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+/._-]{20,}={0,2}")
+"""A token, or base64: such a text means itself in YAML, without quotation marks."""
+_RENDERED: Final = re.compile(
+    _TEXT.format(
+        cluster=f"    server: (?P<server>{_SERVER.pattern})\n"
+        f"(?:    certificate-authority-data: (?P<ca>{_CREDENTIAL.pattern})\n)?",
+        name=f"(?P<name>{_NAME.pattern})",
+        user=f"(?:    token: (?P<token>{_CREDENTIAL.pattern})\n|"
+        f"    client-certificate-data: (?P<certificate>{_CREDENTIAL.pattern})\n"
+        f"    client-key-data: (?P<key>{_CREDENTIAL.pattern})\n)",
+    ).replace("    user: (?P<name>", "    user: (?P<same>")
+)
 
 
 def render_kubeconfig(
@@ -25,21 +57,50 @@ def render_kubeconfig(
     `server` is the URL, `ca` the CA (PEM) that its certificate is verified against (None: the system's). The user
     authenticates by bearer `token` or by `client` certificate.
     """
-    credentials: dict[str, Any] = {}
+    credentials: dict[str, str] = {}
     if token is not None:
         credentials["token"] = token
     if client is not None:
         credentials["client-certificate-data"] = base64.b64encode(client.certificate).decode()
         credentials["client-key-data"] = base64.b64encode(client.key).decode()
-    cluster: dict[str, Any] = {"server": server}
+    cluster = {"server": server}
     if ca is not None:
         cluster["certificate-authority-data"] = base64.b64encode(ca).decode()
-    document = {
+    rendered = _TEXT.format(cluster=_lines(cluster), name=user, user=_lines(credentials)).encode()
+    if document_of(rendered) is not rendered:
+        return rendered
+    # Something needs quotation marks.
+    return yaml.dump(_document(cluster, user=user, credentials=credentials), Dumper=_Dumper, sort_keys=False).encode()
+
+
+def document_of(kubeconfig: bytes) -> Mapping[str, Any] | bytes:
+    """Return what a kubeconfig says if it has just the form that `render_kubeconfig` gives it; any other as it is.
+
+    `ClusterConfig.from_kubeconfig` takes both. A match takes a tenth of what a parser of YAML takes.
+    """
+    found = _RENDERED.fullmatch(kubeconfig.decode(errors="replace"))
+    if found is None or found["name"] != found["same"]:
+        return kubeconfig
+    cluster = {"server": found["server"], "certificate-authority-data": found["ca"]}
+    credentials = {
+        "token": found["token"],
+        "client-certificate-data": found["certificate"],
+        "client-key-data": found["key"],
+    }
+    given = ({name: value for name, value in part.items() if value is not None} for part in (cluster, credentials))
+    return _document(next(given), user=found["name"], credentials=next(given))
+
+
+def _lines(fields: Mapping[str, str]) -> str:
+    return "".join(f"    {name}: {value}\n" for name, value in fields.items())
+
+
+def _document(cluster: Mapping[str, str], *, user: str, credentials: Mapping[str, str]) -> dict[str, Any]:
+    return {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [{"name": _CLUSTER, "cluster": cluster}],
-        "users": [{"name": user, "user": credentials}],
+        "clusters": [{"name": _CLUSTER, "cluster": dict(cluster)}],
+        "users": [{"name": user, "user": dict(credentials)}],
         "contexts": [{"name": _CONTEXT, "context": {"cluster": _CLUSTER, "user": user}}],
         "current-context": _CONTEXT,
     }
-    return yaml.dump(document, Dumper=_Dumper, sort_keys=False).encode()

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 
 from kplane.api import ControlPlane, ControlPlaneRegistration, SecretReference
 from kplane.api.names import KUBECONFIG_KEY
+from kplane.controlplane_operator.pki.kubeconfig import document_of
 from kplane.controlplane_operator.pki.secrets import data_of
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.resolution import Resolution
@@ -132,7 +133,11 @@ class EndpointSwitch:
         """Return the address that a published kubeconfig has; None where there is none to be read."""
         known = self._stores.secrets.get((secret.namespace, secret.name))
         try:
-            return ClusterConfig.from_kubeconfig(data_of(known)[KUBECONFIG_KEY]).server if known is not None else None
+            return (
+                ClusterConfig.from_kubeconfig(document_of(data_of(known)[KUBECONFIG_KEY])).server
+                if known is not None
+                else None
+            )
         except (KeyError, KubeconfigError):
             return None
 

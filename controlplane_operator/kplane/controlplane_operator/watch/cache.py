@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from kplane.provider import Resource
 
@@ -15,6 +15,7 @@ _log: Final = logging.getLogger(__name__)
 
 Key: TypeAlias = tuple[str, str]
 Object: TypeAlias = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Store:
         self._indexers = dict(indexers or {})
         self._indexes: dict[str, dict[str, set[Key]]] = {name: {} for name in self._indexers}
         self._listeners: list[Callable[[Change], None]] = []
+        self._read: dict[Key, Any] = {}
 
     def __iter__(self) -> Iterator[Object]:
         return iter(list(self._objects.values()))
@@ -61,6 +63,19 @@ class Store:
     def get(self, key: Key) -> Object | None:
         """Return the object, or None."""
         return self._objects.get(key)
+
+    def read(self, key: Key, reader: Callable[[Object], T]) -> T | None:
+        """Return what `reader` makes of an object, made once for each state of it; None if there is no object.
+
+        For a kind of few objects with many readers, since the results take memory. A store has one reader.
+        """
+        obj = self._objects.get(key)
+        if obj is None:
+            return None
+        if key not in self._read:
+            self._read[key] = reader(obj)
+        found: T = self._read[key]
+        return found
 
     def by(self, index: str, value: str) -> list[Object]:
         """Return the objects that an indexer files under a value, in the order of their keys."""
@@ -127,6 +142,7 @@ class Store:
 
     def _set(self, key: Key, new: Object | None) -> None:
         old = self._objects.pop(key, None)
+        self._read.pop(key, None)
         if old is None and new is None:
             return
         if new is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -279,6 +280,7 @@ def _plugin(
     return ExecPlugin.from_kubeconfig(section, cluster=cluster, directory=directory)
 
 
+@functools.lru_cache(maxsize=256)
 def _certificates(pem: bytes, *, what: str) -> list[Certificate]:
     from cryptography import x509
 
