@@ -107,7 +107,7 @@ async def _run(runtime: ProcessRuntime, component: Component) -> int:
 async def _start_etcd(runtime: ProcessRuntime, *, directory: Path) -> Etcd:
     credentials = Credentials(directory / "credentials", host=_HOST)
     address = await runtime.reserve("etcd", ports=ETCD_PORTS)
-    certificates = credentials.certificates(hosts=[_HOST])
+    certificates = credentials.certificates(hosts=(_HOST,))
     if certificates.etcd_server is None:
         raise RuntimeError("the etcd has no serving certificate")
     ca = credentials.authorities.etcd.certificate
