@@ -53,7 +53,6 @@ from kplane.controlplane_operator.watch.event_routing import (
 )
 from kplane.controlplane_operator.watch.feeds import KopfFeeds, Resync
 from kplane.provider import Client, ClusterConfig, Event, Informer, Result
-from kplane.provider.client.resources import NAMESPACES
 from kplane.provider.controllers.workers import Controller
 from kplane.workloads import ProcessRuntime
 from kplane.workloads.pods import PodRuntime
