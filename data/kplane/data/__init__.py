@@ -1,6 +1,7 @@
 """A tenant's keys in etcd: read, write, put back to a template, compare. See README.md of this component."""
 
 from kplane.data.access import Access, Permission, Status
+from kplane.data.archive import Archive, Archived, ArchiveReader, Pair, archive, write_archived
 from kplane.data.client import (
     MAX_OPERATIONS,
     Absent,
@@ -21,6 +22,7 @@ from kplane.data.compare import Digest, digest
 from kplane.data.credentials import Credentials, HeldCredentials
 from kplane.data.errors import (
     AlreadyExists,
+    ArchiveDamaged,
     Compacted,
     ConditionNotMet,
     CredentialsUnusable,
@@ -48,6 +50,10 @@ __all__ = [
     "Access",
     "AlreadyExists",
     "Applied",
+    "Archive",
+    "ArchiveDamaged",
+    "ArchiveReader",
+    "Archived",
     "Client",
     "Compacted",
     "Condition",
@@ -72,6 +78,7 @@ __all__ = [
     "Operation",
     "Owner",
     "Page",
+    "Pair",
     "Permission",
     "PermissionDenied",
     "Put",
@@ -85,6 +92,7 @@ __all__ = [
     "Unreachable",
     "Usage",
     "Weight",
+    "archive",
     "claim",
     "delete_owned",
     "digest",
@@ -95,4 +103,5 @@ __all__ = [
     "reset",
     "take_over",
     "usage",
+    "write_archived",
 ]

@@ -13,7 +13,7 @@ from kplane.data._proto import etcd_pb2 as pb
 from kplane.data.access import Access
 from kplane.data.connection import Connection
 from kplane.data.credentials import Credentials, HeldCredentials
-from kplane.data.errors import ConditionNotMet, DataError, PermissionDenied
+from kplane.data.errors import ConditionNotMet, DataError, PermissionDenied, TooLarge
 from kplane.data.members import Members
 
 __all__ = [
@@ -47,6 +47,8 @@ class KeyValue:
     key: bytes
     value: bytes
     revision: int
+    lease: int = 0
+    """Of etcd, with which the key ends; 0 if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,13 +210,20 @@ class Client:
     async def pages(self, prefix: str, *, size: int = _PAGE) -> AsyncIterator[Page]:
         """Read the keys of a prefix at one revision, in pages: at least one, and all of the same revision.
 
-        Raises InvalidPrefix, and Compacted if etcd compacted the revision before the last page was read.
+        A page that is larger than the connection takes is asked for again with fewer keys. Raises InvalidPrefix, and
+        Compacted if etcd compacted the revision before the last page was read.
         """
         start = prefixes.checked(prefix)
         end, revision = prefixes.range_end(start), 0
         while True:
             request = pb.RangeRequest(key=start, range_end=end, limit=size, revision=revision)
-            answer = await self._call(rpc.RANGE, request)
+            try:
+                answer = await self._call(rpc.RANGE, request)
+            except TooLarge:
+                if size == 1:
+                    raise
+                size //= 2
+                continue
             revision = revision or answer.header.revision
             yield Page(revision, tuple(_item(each) for each in answer.kvs))
             if not answer.more:
@@ -264,7 +273,7 @@ class Client:
 
 
 def _item(pair: pb.KeyValue) -> KeyValue:
-    return KeyValue(pair.key, pair.value, pair.mod_revision)
+    return KeyValue(pair.key, pair.value, pair.mod_revision, pair.lease)
 
 
 def _operations(operations: Sequence[Operation]) -> Iterable[pb.RequestOp]:

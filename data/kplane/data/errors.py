@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlreadyExists",
+    "ArchiveDamaged",
     "Compacted",
     "ConditionNotMet",
     "CredentialsUnusable",
@@ -53,6 +54,10 @@ class CredentialsUnusable(DataError):
 
 class SnapshotDamaged(DataError):
     """A snapshot is not complete, or not what etcd sent."""
+
+
+class ArchiveDamaged(DataError):
+    """An archive is not complete, or not what was saved."""
 
 
 class Unreachable(DataError):

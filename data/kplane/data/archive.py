@@ -1,0 +1,243 @@
+"""A control plane's keys at one revision as a stream of frames, which tells by itself whether it is whole.
+
+A stream is a line that names the format, then frames: kind, length, content. The first frame is the header. The last
+one says how many keys there are and their SHA-256, as `compare.digest` makes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kplane.data import prefix as prefixes
+from kplane.data.client import MAX_OPERATIONS, Client, Condition, KeyValue, Put
+from kplane.data.compare import Digest
+from kplane.data.errors import ArchiveDamaged, DataError
+
+__all__ = ["Archive", "ArchiveReader", "Archived", "Pair", "archive", "write_archived"]
+
+Pair = tuple[bytes, bytes]
+"""A key without its prefix, and its value."""
+
+_MAGIC: Final = b"kplane archive of a control plane, format 1\n"
+_FRAME: Final = struct.Struct(">BI")
+_PAIR: Final = struct.Struct(">II")
+_HEADER: Final = 1
+_PAIRS: Final = 2
+_END: Final = 3
+_BATCH: Final = 1 << 18
+_LARGEST: Final = 16 << 20
+"""Bytes of a frame. A value in etcd has 1.5 MiB, unless its administrator allows more."""
+_MAX_BYTES: Final = 1 << 20
+"""Keys and values in one transaction; etcd takes requests of 1.5 MiB."""
+_PAGE: Final = 200
+
+_OF_API_SERVERS: Final = (
+    b"masterleases/",
+    b"peerserverleases/",
+    b"leases/kube-system/apiserver-",
+    b"services/endpoints/default/kubernetes",
+    b"endpointslices/default/kubernetes",
+)
+"""What says where a running API server is. The next one writes its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """What is in an archive."""
+
+    header: Mapping[str, Any]
+    revision: int
+    """Of etcd, at which all keys were read."""
+    digest: Digest
+    size: int
+    """Bytes of the keys, without their prefix, and their values."""
+
+
+class _Counter:
+    """Counts and hashes pairs as `compare.digest` does."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self.keys = 0
+        self.size = 0
+
+    def add(self, key: bytes, value: bytes) -> None:
+        for part in (key, value):
+            self._hash.update(len(part).to_bytes(8, "big"))
+            self._hash.update(part)
+        self.keys += 1
+        self.size += len(key) + len(value)
+
+    def end(self) -> dict[str, Any]:
+        return {"keys": self.keys, "bytes": self.size, "sha256": self._hash.hexdigest()}
+
+
+class Archive:
+    """The keys of a prefix as a stream; use `archive`."""
+
+    def __init__(self, client: Client, prefix: str, header: Mapping[str, Any]) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._header = header
+        self.archived: Archived | None = None
+        """Known after the last chunk."""
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Read it, once. Raises DataError."""
+        head, counter, revision = prefixes.checked(self._prefix), _Counter(), 0
+        async for page in self._client.pages(self._prefix, size=_PAGE):
+            if not revision:
+                revision = page.revision
+                yield _MAGIC + _frame(_HEADER, json.dumps({**self._header, "revision": revision}).encode())
+            batch, size = list[bytes](), 0
+            for item in page.items:
+                if not item.key.startswith(head):
+                    raise DataError(f"etcd answered with {item.key!r}, which is not below {self._prefix}")
+                key = item.key.removeprefix(head)
+                if _is_left_out(item, key=key):
+                    continue
+                counter.add(key, item.value)
+                pair = _PAIR.pack(len(key), len(item.value)) + key + item.value
+                if batch and size + len(pair) > _BATCH:
+                    yield _frame(_PAIRS, b"".join(batch))
+                    batch, size = [], 0
+                batch.append(pair)
+                size += len(pair)
+            if batch:
+                yield _frame(_PAIRS, b"".join(batch))
+        end = counter.end()
+        yield _frame(_END, json.dumps(end).encode())
+        self.archived = _archived({**self._header, "revision": revision}, end)
+
+
+def archive(client: Client, prefix: str, *, header: Mapping[str, Any]) -> Archive:
+    """Read the keys of a prefix, at one revision, as an archive.
+
+    Left out are keys with a lease of etcd (Events, and what API servers say of themselves): they end by themselves, and
+    long before most archives are used. Left out as well is what says where the API server is.
+    """
+    return Archive(client, prefix, header)
+
+
+class ArchiveReader:
+    """Takes an archive piece by piece. Holds one frame in memory at most."""
+
+    def __init__(self) -> None:
+        self.header: Mapping[str, Any] | None = None
+        """None until it was read."""
+        self._buffer = bytearray()
+        self._begun = False
+        self._counter = _Counter()
+        self._end: Mapping[str, Any] | None = None
+
+    def feed(self, chunk: bytes) -> list[Pair]:
+        """Take the next piece; returns the pairs that it completes. Raises ArchiveDamaged."""
+        self._buffer += chunk
+        if not self._begun:
+            if not _MAGIC.startswith(self._buffer[: len(_MAGIC)]):
+                raise ArchiveDamaged("this is no archive of a control plane, or one of another format")
+            if len(self._buffer) < len(_MAGIC):
+                return []
+            del self._buffer[: len(_MAGIC)]
+            self._begun = True
+        pairs: list[Pair] = []
+        while (frame := self._next()) is not None:
+            self._take(*frame, pairs=pairs)
+        return pairs
+
+    def end(self) -> Archived:
+        """Return what was read. Raises ArchiveDamaged unless all of it was there and its hash is right."""
+        if self.header is None or self._end is None or self._buffer:
+            raise ArchiveDamaged("the archive is not complete")
+        found = self._counter.end()
+        if found != self._end:
+            raise ArchiveDamaged("the archive is damaged: its keys are not those that were saved")
+        return _archived(self.header, found)
+
+    def _next(self) -> tuple[int, bytes] | None:
+        if len(self._buffer) < _FRAME.size:
+            return None
+        kind, length = _FRAME.unpack_from(self._buffer)
+        if length > _LARGEST:
+            raise ArchiveDamaged(f"the archive is damaged: a frame has {length} bytes")
+        if len(self._buffer) < _FRAME.size + length:
+            return None
+        content = bytes(self._buffer[_FRAME.size : _FRAME.size + length])
+        del self._buffer[: _FRAME.size + length]
+        return kind, content
+
+    def _take(self, kind: int, content: bytes, *, pairs: list[Pair]) -> None:
+        expected = _HEADER if self.header is None else kind
+        if self._end is not None or kind != expected or (kind == _HEADER) is not (self.header is None):
+            raise ArchiveDamaged("the archive is damaged: a frame is where it cannot be")
+        match kind:
+            case 1:
+                self.header = _document(content)
+            case 2:
+                for key, value in _pairs(content):
+                    self._counter.add(key, value)
+                    pairs.append((key, value))
+            case 3:
+                self._end = _document(content)
+            case _:
+                raise ArchiveDamaged("the archive is damaged: it has a frame of an unknown kind")
+
+
+async def write_archived(client: Client, prefix: str, pairs: Iterable[Pair], *, only_if: Iterable[Condition]) -> None:
+    """Write pairs of an archive below a prefix, if the conditions hold in each transaction.
+
+    Raises ConditionNotMet, and DataError.
+    """
+    head, conditions = prefixes.checked(prefix), list(only_if)
+    batch, size = list[Put](), 0
+    for key, value in pairs:
+        if batch and (len(batch) == MAX_OPERATIONS or size + len(key) + len(value) > _MAX_BYTES):
+            await client.apply(batch, only_if=conditions)
+            batch, size = [], 0
+        batch.append(Put(head + key, value))
+        size += len(key) + len(value)
+    if batch:
+        await client.apply(batch, only_if=conditions)
+
+
+def _is_left_out(item: KeyValue, *, key: bytes) -> bool:
+    return bool(item.lease) or key.startswith(_OF_API_SERVERS)
+
+
+def _frame(kind: int, content: bytes) -> bytes:
+    return _FRAME.pack(kind, len(content)) + content
+
+
+def _pairs(content: bytes) -> Iterable[Pair]:
+    at = 0
+    while at < len(content):
+        if at + _PAIR.size > len(content):
+            raise ArchiveDamaged("the archive is damaged: a frame ends within a key")
+        key, value = _PAIR.unpack_from(content, at)
+        start = at + _PAIR.size
+        at = start + key + value
+        if at > len(content):
+            raise ArchiveDamaged("the archive is damaged: a frame ends within a value")
+        yield content[start : start + key], content[start + key : at]
+
+
+def _document(content: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(content)
+    except ValueError as error:
+        raise ArchiveDamaged("the archive is damaged: a frame is no JSON") from error
+    if not isinstance(found, dict):
+        raise ArchiveDamaged("the archive is damaged: a frame is no object")
+    return found
+
+
+def _archived(header: Mapping[str, Any], end: Mapping[str, Any]) -> Archived:
+    revision = header.get("revision")
+    if not isinstance(revision, int):
+        raise ArchiveDamaged("the archive is damaged: its header says no revision")
+    return Archived(header, revision, Digest(end["keys"], end["sha256"]), end["bytes"])
