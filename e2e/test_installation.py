@@ -10,12 +10,18 @@ from e2e.platform import Platform
 from e2e.tenant import Tenant
 from e2e.waiting import eventually
 
-_KINDS = ("controlplanes", "controlplaneclasses", "controlplaneendpoints", "controlplaneregistrations")
+_KINDS = (
+    "controlplanes",
+    "controlplaneclasses",
+    "controlplaneendpoints",
+    "controlplaneregistrations",
+    "controlplanesnapshots",
+)
 
 
 @pytest.mark.parametrize("plural", _KINDS)
 def test_kubectl_knows_the_kinds(installation: None, kubectl: Kubectl, plural: str) -> None:
-    """The four kinds are served, and `kubectl explain` documents their fields."""
+    """The five kinds are served, and `kubectl explain` documents their fields."""
     resource = f"{plural}.controlplane.kplane.dev"
     kubectl("wait", "--for=condition=Established", f"crd/{resource}", "--timeout=120s")
     explained = kubectl("explain", f"{resource}.spec", "--recursive=false")

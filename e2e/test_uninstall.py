@@ -38,11 +38,12 @@ def test_control_planes_then_release_then_kinds(
 
     wait = ("--all", "--timeout=300s")
     kubectl("delete", f"controlplanes.{GROUP}", *wait, timeout_seconds=310)
-    for kind in ("controlplaneregistrations", "controlplaneendpoints", "controlplaneclasses"):
+    others = ("controlplaneregistrations", "controlplaneendpoints", "controlplaneclasses", "controlplanesnapshots")
+    for kind in others:
         kubectl("delete", f"{kind}.{GROUP}", *wait, timeout_seconds=310)
     helm("uninstall", RELEASE, "--wait", "--timeout=300s", timeout_seconds=310)
     crds = {name for name in kubectl.names("customresourcedefinitions") if name.endswith(f".{GROUP}")}
-    assert len(crds) == 4, "uninstalling the release must not delete anybody's control planes with their kinds"
+    assert len(crds) == 5, "uninstalling the release must not delete anybody's control planes with their kinds"
     kubectl("delete", "customresourcedefinitions", *sorted(crds), "--timeout=60s", timeout_seconds=70)
     kubectl("delete", "namespace", NAMESPACE, "--timeout=200s", timeout_seconds=210)
 

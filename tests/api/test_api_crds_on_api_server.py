@@ -281,10 +281,16 @@ async def test_two_managers_own_a_condition_each(control_plane: str, kube: Kubec
         ("cpclass", ["NAME", "DELETION POLICY", "PROFILE", "CONTROL PLANES", "READY", "AGE"], set()),
         ("cpe", ["NAME", "READY", "REACHABLE", "AGE"], {"ENDPOINT", "EXTERNAL"}),
         ("cpr", ["NAME", "CONTROL PLANE", "READY", "RUNNING", "AGE"], {"SERVICES", "ENDPOINT"}),
+        (
+            "cpsnap",
+            ["NAME", "CONTROL PLANE", "PHASE", "KEYS", "SIZE", "AGE"],
+            {"VERSION", "REVISION", "LOCATION"},
+        ),
     ],
 )
 async def test_columns(kind: str, columns: list[str], wide: set[str], create: Create, kube: Kubectl) -> None:
-    specs: dict[str, dict[str, Any]] = {"ControlPlaneRegistration": {"controlPlaneRef": {"name": "x"}}}
+    named = {"controlPlaneRef": {"name": "x"}}
+    specs: dict[str, dict[str, Any]] = {"ControlPlaneRegistration": named, "ControlPlaneSnapshot": named}
     (full,) = [k.resource.kind for k in KINDS if kind in k.resource.short_names]
     await create(manifest(full, "crd-columns", specs.get(full, {})))
     try:

@@ -13,9 +13,10 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kplane.controlplane_operator.expiry_metrics import ExpiryMetrics
-from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_SNAPSHOTS, CONTROL_PLANES
 from kplane.controlplane_operator.metrics import Metrics as OperatorMetrics
 from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.snapshots.metrics import SnapshotMetrics
 from kplane.controlplane_operator.storage_metrics import StorageMetrics
 from kplane.controlplane_operator.watch.cache import Store
 from kplane.embedded.handle import Handle
@@ -65,12 +66,20 @@ async def operator_series() -> Series:
     metrics.condition_failed("controlplane", reason=Reason.INTERNAL_ERROR)
     expiring = {"metadata": {"annotations": {"controlplane.kplane.dev/expires-at": "2026-01-01T00:00:00+00:00"}}}
     storage = {"keys": 1, "bytes": 1, "quotaBytes": 1}
-    control_plane = {"metadata": {"name": "a", "uid": "1"}, "status": {"storage": storage}}
-    stores: Any = SimpleNamespace(control_planes=[control_plane], secrets={})
+    control_plane = {
+        "metadata": {"name": "a", "uid": "1", "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"classRef": {"name": "a"}},
+        "status": {"storage": storage, "endpoint": "https://a"},
+    }
+    settings = {"schedule": "0 0 * * *"}
+    classes = {("", "a"): {"metadata": {"name": "a"}, "spec": {"snapshots": settings}}}
+    snapshots = Store(CONTROL_PLANE_SNAPSHOTS, indexers={"scheduled for": lambda _: ()})
+    stores: Any = SimpleNamespace(control_planes=[control_plane], secrets={}, classes=classes, snapshots=snapshots)
     stores.secrets = Mock()
     stores.secrets.get.return_value = expiring
     metrics.registry.register(ExpiryMetrics(stores))
     metrics.registry.register(StorageMetrics(stores, usage=lambda _: None))
+    metrics.registry.register(SnapshotMetrics(stores))
 
     async def reconcile(key: Any) -> Result | None:
         if key == "broken":

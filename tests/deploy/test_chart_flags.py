@@ -29,7 +29,14 @@ def operator_settings(rendered: Any, credentials: Path) -> OperatorConfig:
     for name in ("ca.crt", "ca.key", "client.crt", "client.key"):
         (credentials / name).touch()
     given = arguments(rendered, "-operator")
-    return OperatorConfig.parse([item.replace("/etc/kplane/shared-etcd", str(credentials)) for item in given])
+    mounted = ("/etc/kplane/shared-etcd", "/etc/kplane/bucket")
+    return OperatorConfig.parse([_replaced(item, mounted, str(credentials)) for item in given])
+
+
+def _replaced(text: str, paths: tuple[str, ...], by: str) -> str:
+    for path in paths:
+        text = text.replace(path, by)
+    return text
 
 
 def test_the_operator_is_told_everything_that_is_set(chart: Any, everything_on: Path, tmp_path: Path) -> None:
@@ -55,6 +62,9 @@ def test_the_operator_is_told_everything_that_is_set(chart: Any, everything_on: 
         "10s",
         {"release": "prometheus"},
     )
+    assert settings.snapshot_bucket == "s3://backups/kplane"
+    assert len(settings.snapshot_recipient) == 1
+    assert (settings.snapshot_volume, settings.snapshot_bucket_region) == (None, "eu-central-1")
     operator = rendered.pod_templates()["Deployment/my-kplane-operator"]["spec"]["containers"][0]["image"]
     assert pods.images["egress-proxy"] == Image(operator, pull_policy="Always")
 

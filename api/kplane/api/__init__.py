@@ -1,4 +1,4 @@
-"""The four kinds of kplane, their shared types and names."""
+"""The five kinds of kplane, their shared types and names."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ from kplane.api.control_plane_class import (
     ControlPlaneClass,
     ControlPlaneClassSpec,
     ControlPlaneClassStatus,
+    SnapshotSettings,
     StorageSettings,
     VirtualSettings,
 )
@@ -50,6 +51,12 @@ from kplane.api.control_plane_registration import (
     ControlPlaneRegistrationStatus,
     InstanceStatus,
     RegistrationMode,
+)
+from kplane.api.control_plane_snapshot import (
+    ControlPlaneSnapshot,
+    ControlPlaneSnapshotSpec,
+    ControlPlaneSnapshotStatus,
+    SnapshotPhase,
 )
 from kplane.api.destinations import Destination
 from kplane.api.kubernetes_version import KubernetesVersion
@@ -89,6 +96,9 @@ __all__ = [
     "ControlPlaneRegistration",
     "ControlPlaneRegistrationSpec",
     "ControlPlaneRegistrationStatus",
+    "ControlPlaneSnapshot",
+    "ControlPlaneSnapshotSpec",
+    "ControlPlaneSnapshotStatus",
     "ControlPlaneSpec",
     "ControlPlaneStatus",
     "ControllersProfile",
@@ -116,6 +126,8 @@ __all__ = [
     "SecretReference",
     "Service",
     "ServiceSettings",
+    "SnapshotPhase",
+    "SnapshotSettings",
     "StorageAmount",
     "StorageSettings",
     "StorageStatus",

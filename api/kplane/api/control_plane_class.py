@@ -29,6 +29,7 @@ __all__ = [
     "ControlPlaneClassStatus",
     "ControllersProfile",
     "ControllersSettings",
+    "SnapshotSettings",
     "StorageSettings",
     "VirtualSettings",
 ]
@@ -171,6 +172,25 @@ class ControllersSettings(ApiModel):
         return self.profile is not None or self.explicit is not None
 
 
+_CRON_FIELD: Final = r"[0-9A-Za-z*/,#-]+"
+
+
+class SnapshotSettings(ApiModel):
+    """When the operator makes snapshots of the control planes of a class, and how many it keeps."""
+
+    schedule: Annotated[
+        str, StringConstraints(min_length=9, max_length=128, pattern=rf"^{_CRON_FIELD}( {_CRON_FIELD}){{4}}$")
+    ]
+    """When, as in cron and in UTC: minute, hour, day of month, month, day of week. `23 */6 * * *` is every six hours.
+    Each control plane has a delay of its own, of at most ten minutes and a tenth of the interval. If the operator was
+    down at that time, it makes one snapshot when it is back.
+    """
+    retain: Annotated[int, Field(ge=1, le=1000)] = 7
+    """How many completed snapshots of each control plane stay. The operator deletes older ones that it made by the
+    schedule, and no others.
+    """
+
+
 class StorageSettings(ApiModel):
     """How much a control plane may keep in the shared etcd."""
 
@@ -217,6 +237,10 @@ class ControlPlaneClassSpec(ApiModel):
     version: VersionText | None = None
     """The version of Kubernetes that the API servers of control planes run which set none themselves, such as 1.36.3;
     absent for the operator's own. It does not count for those with spec.endpointRef.
+    """
+    snapshots: SnapshotSettings | None = None
+    """When the operator makes a ControlPlaneSnapshot of each control plane of the class by itself; absent for never. It
+    does not count for those with spec.endpointRef.
     """
     etcd: EtcdSettings | None = None
     """The etcd of each control plane of mode Dedicated that sets none itself; absent for one member."""

@@ -15,6 +15,7 @@ from kplane.api.control_plane import ControlPlane
 from kplane.api.control_plane_class import ControlPlaneClass
 from kplane.api.control_plane_endpoint import ControlPlaneEndpoint
 from kplane.api.control_plane_registration import ControlPlaneRegistration
+from kplane.api.control_plane_snapshot import ControlPlaneSnapshot
 from kplane.api.resource import Column, ResourceModel
 from kplane.api.structural import structural_schema
 
@@ -25,6 +26,7 @@ KINDS: Final[tuple[type[ResourceModel], ...]] = (
     ControlPlaneClass,
     ControlPlaneEndpoint,
     ControlPlaneRegistration,
+    ControlPlaneSnapshot,
 )
 
 _DIRECTORY: Final = Path(__file__).resolve().parents[3] / "crds"

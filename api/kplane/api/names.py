@@ -33,6 +33,8 @@ __all__ = [
     "RETAINED_LABEL",
     "RETAINED_UID_ANNOTATION",
     "ROTATE_ANNOTATION",
+    "SCHEDULED_AT_ANNOTATION",
+    "SCHEDULED_FOR_ANNOTATION",
     "SERVICE_CIDR_ANNOTATION",
     "UID_ANNOTATION",
     "VERSION",
@@ -41,6 +43,7 @@ __all__ = [
     "label_value",
     "management_namespace",
     "saved_keys_name",
+    "snapshot_name",
 ]
 
 GROUP: Final = "controlplane.kplane.dev"
@@ -99,6 +102,12 @@ NAMESPACE_TOKEN_ANNOTATION: Final = f"{GROUP}/namespace-token"
 DESTROY_DATA_ANNOTATION: Final = f"{GROUP}/destroy-data"
 """On a control plane: names data in a shared etcd that are not its own, and that its deletion is to destroy."""
 
+SCHEDULED_FOR_ANNOTATION: Final = f"{GROUP}/scheduled-for"
+"""On a ControlPlaneSnapshot that the operator made by the schedule of a class: the uid of its control plane."""
+
+SCHEDULED_AT_ANNOTATION: Final = f"{GROUP}/scheduled-at"
+"""On such a ControlPlaneSnapshot: the time of the schedule that it was made for."""
+
 BUNDLE_LABEL: Final = f"{GROUP}/addon"
 """`"true"` on a ConfigMap in the operator's namespace makes it an add-on that classes can name."""
 
@@ -130,6 +139,7 @@ CONTROLLERS_SECRET_KEYS: Final = {
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _MAX_LABEL = 63
 _STEM = 30
+_MAX_SNAPSHOT_STEM = 230
 
 
 def management_namespace(name: str) -> str:
@@ -150,6 +160,12 @@ def controllers_secret_name(name: str) -> str:
 def saved_keys_name(uid: str) -> str:
     """Name of the Secret, in the operator's namespace, with the keys of a control plane whose namespace was deleted."""
     return f"kplane-saved-keys-{uid}"
+
+
+def snapshot_name(name: str, *, time: str) -> str:
+    """Name of the ControlPlaneSnapshot that is made of a control plane by schedule; `time` is the time of that."""
+    stem = name if len(name) <= _MAX_SNAPSHOT_STEM else f"{name[:_STEM].rstrip('-.')}-{_digest(name)}"
+    return f"{stem}-{time}"
 
 
 def label_value(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What the API server knows of a kind besides its schema, and the base class of the four kinds."""
+"""What the API server knows of a kind besides its schema, and the base class of the kinds."""
 
 from __future__ import annotations
 

@@ -38,6 +38,12 @@ from kplane.controlplane_operator.registrations.reconciler import ControlPlaneRe
 from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.keeper import CredentialsKeeper, service_endpoint
+from kplane.controlplane_operator.snapshots.jobs import SnapshotJobs
+from kplane.controlplane_operator.snapshots.metrics import SnapshotMetrics
+from kplane.controlplane_operator.snapshots.reconciler import ControlPlaneSnapshotReconciler
+from kplane.controlplane_operator.snapshots.saving import SnapshotStorage
+from kplane.controlplane_operator.snapshots.scheduler import SnapshotScheduler
+from kplane.controlplane_operator.snapshots.source import Sources
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.storage_metrics import StorageMetrics
@@ -64,6 +70,7 @@ _log: Final = logging.getLogger(__name__)
 _CALL_SECONDS: Final = 10.0
 _ADDONS: Final = "controlplaneaddons"
 _MCMS: Final = "dedicatedmcm"
+_SCHEDULES: Final = "snapshotschedule"
 _RECONCILE_SECONDS: Final = 90.0
 _RELIST_SECONDS: Final = 600.0
 _WAITING_FOR_EACH_WORKER: Final = 8
@@ -74,8 +81,11 @@ async def run_operator(settings: OperatorConfig, *, stop: asyncio.Event) -> None
     """Run until `stop` is set; components of control planes keep running without it.
 
     Where a Lease is asked for, only its holder works; the others follow what happens, to be ready at once. Raises
-    KubeconfigError, RuntimeFailure or OSError where it cannot start, and LeaseLost, in a group, where work had to end.
+    KubeconfigError, RuntimeFailure, BackupFailed or OSError where it cannot start, and LeaseLost, in a group, where
+    work had to end.
     """
+    # Before there are threads: to trust a CA, the library of buckets takes it from the environment.
+    snapshots = settings.open_snapshots()
     config = settings.management_config()
     default = ClusterConfig.load(settings.cluster_kubeconfig) if settings.cluster_kubeconfig is not None else None
     async with AsyncExitStack() as stack:
@@ -91,7 +101,9 @@ async def run_operator(settings: OperatorConfig, *, stop: asyncio.Event) -> None
         stack.push_async_callback(context.connections.aclose)
         if settings.election is not None:
             context.metrics.elected(settings.election.name, leading=lambda: leadership.leading)
-        assembly = _Assembly(settings, context=context, runtime=runtime, default_credentials=default)
+        assembly = _Assembly(
+            settings, context=context, runtime=runtime, default_credentials=default, snapshots=snapshots
+        )
         stack.push_async_callback(assembly.close)
         await stack.enter_async_context(
             serve_health(
@@ -170,6 +182,7 @@ class _Assembly:
         context: OperatorContext,
         runtime: ProcessRuntime | PodRuntime,
         default_credentials: ClusterConfig | None,
+        snapshots: SnapshotStorage | None,
     ) -> None:
         self._metrics = context.metrics
         self._working = False
@@ -210,6 +223,8 @@ class _Assembly:
             monitors=ServiceMonitors(context, settings=settings.service_monitors),
         )
         bundles = Bundles(context.stores.bundles, namespace=settings.namespace)
+        self._snapshot_jobs = SnapshotJobs()
+        sources = Sources(context, runtime=runtime, shared_etcd=self._shared_etcd)
         kinds: dict[str, _Reconciler] = {
             "controlplane": control_planes,
             "controlplaneclass": ControlPlaneClassReconciler(context, bundles=bundles),
@@ -220,6 +235,9 @@ class _Assembly:
                 mcms=self._mcms,
                 no_dedicated=settings.why_no_mcm,
             ),
+            "controlplanesnapshot": ControlPlaneSnapshotReconciler(
+                context, sources=sources, jobs=self._snapshot_jobs, storage=snapshots
+            ),
         }
         self._reconcilers: dict[str, tuple[str, Reconcile, OnFailure]] = {
             name: (each.failures.kind, each.failures.guarded(each.reconcile), each.failures.failed)
@@ -227,6 +245,8 @@ class _Assembly:
         }
         addons = ControlPlaneAddonsReconciler(context, bundles=bundles)
         self._reconcilers[_ADDONS] = CONTROL_PLANES.kind, addons.reconcile, self._counting(_ADDONS)
+        scheduler = SnapshotScheduler(context)
+        self._reconcilers[_SCHEDULES] = CONTROL_PLANES.kind, scheduler.reconcile, self._counting(_SCHEDULES)
         self._dedicated = DedicatedMcmReconciler(
             context,
             runtime=runtime,
@@ -291,6 +311,7 @@ class _Assembly:
             self._metrics.observe(control_planes=context.stores.control_planes, queues=context.queues.by_name())
             self._metrics.registry.register(ExpiryMetrics(context.stores))
             self._metrics.registry.register(StorageMetrics(context.stores, usage=self._virtual.usage))
+            self._metrics.registry.register(SnapshotMetrics(context.stores))
             work = {
                 "events": context.events.run(),
                 "orphans": ComponentCollector(context.client, runtime=self._runtime, mcms=self._mcms).run(),
@@ -298,6 +319,7 @@ class _Assembly:
                 "grants": self._grant_watcher.run(),
                 "secrets": context.secrets.run(listed=self._grants_gc.synced),
                 "shared etcd": self._virtual.run(),
+                "snapshots": self._snapshot_jobs.run(),
                 **({"shared etcd's credentials": self._keeper.run()} if self._keeper is not None else {}),
                 **{f"{name} controller": self._control(name) for name in context.queues.by_name()},
             }

@@ -20,9 +20,12 @@ from kplane.api.configuration import Configuration, Directory, File, Flag, HostP
 from kplane.controlplane_operator.backends.etcd import DEFAULT_QUOTA_BYTES
 from kplane.controlplane_operator.backends.mcm import MCM, MCM_RESOURCES, McmProgram
 from kplane.controlplane_operator.backends.proxy import EGRESS_PROXY, PROXY_PROCESS, ProxyProgram
+from kplane.controlplane_operator.backup.archive import recipients
+from kplane.controlplane_operator.backup.storage import Bucket, Volume
 from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitorSettings
 from kplane.controlplane_operator.grants import Account
 from kplane.controlplane_operator.secret_access import DEFAULT_SECRETS_ROLE
+from kplane.controlplane_operator.snapshots.saving import SnapshotStorage
 from kplane.provider import ClusterConfig
 from kplane.provider.coordination.lease import LeaseTimings
 from kplane.workloads import Resources
@@ -32,6 +35,7 @@ __all__ = ["ElectionSettings", "EtcdAt", "EtcdService", "OperatorConfig"]
 
 _ELECTION: Final = "leader election"
 _PODS: Final = "with --runtime pods"
+_SNAPSHOTS: Final = "for ControlPlaneSnapshots"
 _MCM: Final = "for registrations of mode Dedicated, which have an mcm of their own"
 _TIMINGS: Final = LeaseTimings()
 
@@ -294,12 +298,55 @@ class OperatorConfig(Configuration):
     mcm_limits: Annotated[_Amounts, Flag("AMOUNTS", _MCM, f"memory={MCM_RESOURCES.memory_limit}")] = None
     """Resources that each mcm cannot exceed as a pod, with its instance"""
 
+    snapshot_recipient: Annotated[tuple[str, ...], Flag("KEY", _SNAPSHOTS)] = ()
+    """Public key of age that snapshots are encrypted to; without one none is made"""
+    snapshot_volume: Annotated[Directory | None, Flag("DIR", _SNAPSHOTS)] = None
+    """Directory for the files of snapshots"""
+    snapshot_bucket: Annotated[str | None, Flag("URL", _SNAPSHOTS)] = None
+    """Bucket of S3-compatible storage for them instead, such as s3://backups/kplane"""
+    snapshot_bucket_endpoint: Annotated[str | None, Flag("URL", _SNAPSHOTS, default="AWS")] = None
+    """URL of that storage"""
+    snapshot_bucket_region: Annotated[str | None, Flag("NAME", _SNAPSHOTS)] = None
+    """Region of the bucket"""
+    snapshot_bucket_credentials: Annotated[Directory | None, Flag("DIR", _SNAPSHOTS)] = None
+    """Directory with access-key-id and secret-access-key, and ca.crt unless a public CA signed its certificate"""
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
         """Check what depends on more than one flag."""
         for part in (self.pods, self.election, self.shared_etcd, self.dedicated_mcm, self.service_monitors):
             del part
+        self._check_snapshots()
         return self
+
+    def _check_snapshots(self) -> None:
+        places = [place for place in (self.snapshot_volume, self.snapshot_bucket) if place is not None]
+        if bool(self.snapshot_recipient) is not bool(places) or len(places) > 1:
+            raise ValueError("--snapshot-recipient goes with one of --snapshot-volume and --snapshot-bucket")
+        if self.snapshot_bucket is not None and self.snapshot_bucket_credentials is None:
+            raise ValueError("--snapshot-bucket needs --snapshot-bucket-credentials")
+        others = (self.snapshot_bucket_endpoint, self.snapshot_bucket_region, self.snapshot_bucket_credentials)
+        if self.snapshot_bucket is None and any(each is not None for each in others):
+            raise ValueError(
+                "--snapshot-bucket-endpoint, -region and -credentials are of no use without --snapshot-bucket"
+            )
+
+    def open_snapshots(self) -> SnapshotStorage | None:
+        """Open the storage of snapshots; None if there is none. Raises BackupFailed and OSError."""
+        if not self.snapshot_recipient:
+            return None
+        to = recipients(self.snapshot_recipient)
+        if self.snapshot_volume is not None:
+            return SnapshotStorage(Volume(self.snapshot_volume), to)
+        if self.snapshot_bucket is None or self.snapshot_bucket_credentials is None:
+            return None
+        bucket = Bucket(
+            self.snapshot_bucket,
+            credentials=self.snapshot_bucket_credentials,
+            endpoint=self.snapshot_bucket_endpoint,
+            region=self.snapshot_bucket_region,
+        )
+        return SnapshotStorage(bucket, to)
 
     @property
     def etcd_quota_bytes(self) -> int:

@@ -1,10 +1,17 @@
-"""The four kinds of ours as the API serves them."""
+"""The five kinds of ours as the API serves them."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from kplane.api import ControlPlane, ControlPlaneClass, ControlPlaneEndpoint, ControlPlaneRegistration, ResourceModel
+from kplane.api import (
+    ControlPlane,
+    ControlPlaneClass,
+    ControlPlaneEndpoint,
+    ControlPlaneRegistration,
+    ControlPlaneSnapshot,
+    ResourceModel,
+)
 from kplane.api.resource import ResourceInfo
 from kplane.provider import Resource
 
@@ -13,6 +20,7 @@ __all__ = [
     "CONTROL_PLANE_CLASSES",
     "CONTROL_PLANE_ENDPOINTS",
     "CONTROL_PLANE_REGISTRATIONS",
+    "CONTROL_PLANE_SNAPSHOTS",
     "owner_reference",
 ]
 
@@ -25,6 +33,7 @@ CONTROL_PLANES: Final = _served(ControlPlane.resource)
 CONTROL_PLANE_CLASSES: Final = _served(ControlPlaneClass.resource)
 CONTROL_PLANE_ENDPOINTS: Final = _served(ControlPlaneEndpoint.resource)
 CONTROL_PLANE_REGISTRATIONS: Final = _served(ControlPlaneRegistration.resource)
+CONTROL_PLANE_SNAPSHOTS: Final = _served(ControlPlaneSnapshot.resource)
 
 
 def owner_reference(owner: ResourceModel) -> dict[str, Any]:

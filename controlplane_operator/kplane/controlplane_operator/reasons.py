@@ -27,6 +27,7 @@ _ENDPOINT: Final = "ControlPlaneEndpoint: `Ready`"
 _REACHABLE: Final = "ControlPlaneEndpoint: `Reachable`"
 _CONTESTED: Final = "ControlPlaneEndpoint: `Contested`"
 _CLASS: Final = "ControlPlaneClass: `Ready`"
+_SNAPSHOT: Final = "ControlPlaneSnapshot: `Ready`"
 _ANY: Final = "Every kind: `Ready`, or `Synced` while what is published stays good"
 _TABLES: Final = (
     _READY,
@@ -43,6 +44,7 @@ _TABLES: Final = (
     _REACHABLE,
     _CONTESTED,
     _CLASS,
+    _SNAPSHOT,
 )
 
 
@@ -340,12 +342,12 @@ class Reason(StrEnum):
     CONTROL_PLANE_NOT_FOUND = (
         "ControlPlaneNotFound",
         "create the control plane, or correct `spec.controlPlaneRef`",
-        _in(_REGISTRATION, waits=True),
+        _in(_REGISTRATION, _SNAPSHOT, waits=True),
     )
     CONTROL_PLANE_NOT_READY = (
         "ControlPlaneNotReady",
         "wait, or see the control plane's conditions",
-        _in(_REGISTRATION, waits=True, expected=True),
+        _in(_REGISTRATION, _SNAPSHOT, waits=True, expected=True),
     )
     KUBECONFIG_PENDING = (
         "KubeconfigPending",
@@ -384,6 +386,22 @@ class Reason(StrEnum):
         "nothing, if that field manager is to set the condition; otherwise end it, and remove the condition",
         _in(_CONTESTED),
     )
+
+    # Snapshots
+    SAVED = ("Saved", "nothing to do: the file was read again", _in(_SNAPSHOT))
+    SAVING = ("Saving", "wait; at most two snapshots are made at once", _in(_SNAPSHOT, transient=True, expected=True))
+    SNAPSHOT_FAILED = ("SnapshotFailed", "the message says what fails; the operator retries", _in(_SNAPSHOT))
+    NO_SNAPSHOT_STORAGE = (
+        "NoSnapshotStorage",
+        "[configure encrypted backups](operate.md#snapshots-of-one-control-plane), or delete the snapshot",
+        _in(_SNAPSHOT, waits=True),
+    )
+    NOT_RUN_BY_KPLANE = (
+        "NotRunByKplane",
+        "save the API server of `spec.endpointRef` by its own means, and delete the snapshot",
+        _in(_SNAPSHOT, waits=True),
+    )
+    SCHEDULE_INVALID = ("ScheduleInvalid", "correct `spec.snapshots.schedule` of the class", _in(_CLASS, waits=True))
 
     def phase(self, *, published: bool) -> ControlPlanePhase:
         """Return the phase of a control plane whose condition Ready has this reason.

@@ -8,7 +8,7 @@ import contextlib
 import json
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ from kplane.controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
     CONTROL_PLANE_ENDPOINTS,
     CONTROL_PLANE_REGISTRATIONS,
+    CONTROL_PLANE_SNAPSHOTS,
     CONTROL_PLANES,
 )
 from kplane.controlplane_operator.tenant import client as tenant_calls
@@ -41,7 +42,13 @@ _T = TypeVar("_T")
 
 KINDS = {
     resource.kind: resource
-    for resource in (CONTROL_PLANES, CONTROL_PLANE_CLASSES, CONTROL_PLANE_ENDPOINTS, CONTROL_PLANE_REGISTRATIONS)
+    for resource in (
+        CONTROL_PLANES,
+        CONTROL_PLANE_CLASSES,
+        CONTROL_PLANE_ENDPOINTS,
+        CONTROL_PLANE_REGISTRATIONS,
+        CONTROL_PLANE_SNAPSHOTS,
+    )
 }
 
 
@@ -121,7 +128,13 @@ class Field:
 
 @contextlib.asynccontextmanager
 async def running_operator(
-    handle: Handle, state: Path, *, port: int, shared_etcd: bool = True, dedicated_mcm: McmProgram | None = None
+    handle: Handle,
+    state: Path,
+    *,
+    port: int,
+    shared_etcd: bool = True,
+    dedicated_mcm: McmProgram | None = None,
+    snapshots: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[str]:
     """Run the operator within; gives the URL of its health and metrics, at this port. It may read namespace default."""
     async with Client(ClusterConfig.load(handle.admin_kubeconfig)) as admin:
@@ -136,6 +149,7 @@ async def running_operator(
         shared_etcd_credentials=handle.tenants_etcd_credentials if shared_etcd else None,
         mcm_program=Path(dedicated_mcm.program) if dedicated_mcm is not None else None,
         mcm_arg=tuple(dedicated_mcm.args) if dedicated_mcm is not None else (),
+        **(snapshots or {}),
     )
     async with asyncio.TaskGroup() as group:
         group.create_task(run_operator(settings, stop=stop), name="operator under test")
@@ -318,7 +332,8 @@ async def clean(field: Field) -> None:
                 await field.client.delete(CONTROL_PLANES, name)
         for name in chosen:
             await field.gone(CONTROL_PLANES, name)
-    for resource in (CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANE_ENDPOINTS, CONTROL_PLANE_CLASSES):
+    others = (CONTROL_PLANE_SNAPSHOTS, CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANE_ENDPOINTS, CONTROL_PLANE_CLASSES)
+    for resource in others:
         for obj in (await field.client.list(resource)).items:
             with contextlib.suppress(NotFound):
                 await field.client.delete(resource, obj["metadata"]["name"])

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from kplane.api.names import SCHEDULED_FOR_ANNOTATION
 from kplane.controlplane_operator.controlplanes.retained_data import POD_SECURITY
 from kplane.controlplane_operator.controlplanes.service_monitors import SERVICE_MONITORS
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_SNAPSHOTS
 from kplane.embedded.errors import KubectlFailed
 from kplane.embedded.handle import Handle
 from kplane.embedded.kubectl import Kubectl
@@ -71,6 +73,7 @@ RESOURCES = {
         CLUSTER_ROLE_BINDINGS,
         REGISTRATIONS,
         SERVICE_MONITORS,
+        CONTROL_PLANE_SNAPSHOTS,
     )
 }
 
@@ -211,6 +214,11 @@ def registration(*, finalizers: list[str] | None = None, **spec: Any) -> dict[st
     return {**body, **({"spec": spec} if spec else {})}
 
 
+def snapshot(name: str = "access", **metadata: Any) -> dict[str, Any]:
+    body = {"apiVersion": "controlplane.kplane.dev/v1alpha1", "kind": "ControlPlaneSnapshot"}
+    return {**body, "metadata": {"name": name, **metadata}, "spec": {"controlPlaneRef": {"name": "access"}}}
+
+
 STATUS_PATCH = ("patch", "controlplaneregistration", "access", "--subresource=status", "--type=merge", "-p")
 
 
@@ -307,6 +315,8 @@ async def tokens(chart: Any, api_server: Handle) -> AsyncIterator[dict[str, str]
             "metadata": {"name": "access"},
             "spec": {"controlPlaneRef": {"name": "access"}, "services": ["Controllers"]},
         },
+        snapshot(),
+        snapshot("scheduled", annotations={SCHEDULED_FOR_ANNOTATION: "a-uid"}),
     ]
     async with without_the_clusters_own(kube), applied(kube, [*parts(chart, RBAC | POLICIES), *objects]):
         await kube.run(*STATUS_PATCH, json.dumps({"status": RESOLVED}))

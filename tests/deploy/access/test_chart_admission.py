@@ -49,6 +49,7 @@ from .conftest import (
     secret,
     service,
     service_monitor,
+    snapshot,
     status_refusal,
     unlabelled,
 )
@@ -88,6 +89,9 @@ ALLOWED = [
     ),
     ("delete", cluster_role()),
     ("patch", registration(finalizers=["controlplane.kplane.dev/finalizer"])),
+    ("create", snapshot("another")),
+    ("patch", snapshot(finalizers=["controlplane.kplane.dev/finalizer"])),
+    ("delete", snapshot("scheduled")),
     ("create", cluster_binding()),
     ("create", role("default", apiGroups=[""], resources=["events"], resourceNames=None, verbs=EVENT_VERBS)),
 ]
@@ -147,6 +151,7 @@ DENIED = [
     ("create", cluster_binding(role=MCM_ACCOUNT)),
     ("create", cluster_binding(user="default")),
     ("create", cluster_binding(namespace="kplane-system")),
+    ("delete", snapshot()),
     ("patch", registration(services=["Scheduler"])),
     ("patch", registration(mode="Dedicated")),
     ("delete", cluster_role(MCM_ACCOUNT)),

@@ -63,6 +63,8 @@ OPERATOR_MAY = [
     ("patch", f"{OURS}/controlplanes.status", ""),
     ("create", f"{OURS}/controlplaneendpoints", ""),
     *[(verb, f"{OURS}/controlplaneregistrations", "") for verb in ("create", "patch")],
+    *[(verb, f"{OURS}/controlplanesnapshots", "") for verb in ("get", "list", "watch", "create", "patch", "delete")],
+    ("patch", f"{OURS}/controlplanesnapshots.status", ""),
     *[(verb, "namespaces", "") for verb in ("get", "list", "watch", "create", "patch", "delete")],
     # by the bindings of single namespaces
     *[(verb, "secrets", TENANT) for verb in ("get", "list", "watch", "create", "patch", "delete")],
@@ -107,6 +109,7 @@ OPERATOR_MAY_NOT = [
     ("patch", f"{OURS}/controlplaneclasses", ""),
     ("delete", f"{OURS}/controlplaneendpoints", ""),
     *[(verb, f"{OURS}/controlplaneregistrations", "") for verb in ("update", "delete")],
+    *[(verb, f"{OURS}/controlplanesnapshots", "") for verb in ("update", "deletecollection")],
     ("create", "pods", TENANT),
     ("delete", "pods", TENANT),
     ("create", "pods.exec", TENANT),

@@ -125,7 +125,7 @@ def etcd_component(
         resources=_RESOURCES,
         scheduling=scheduling,
         reached_by=reached_by,
-        operated=bool(peers),
+        operated=True,
         peer_port=_PEER_PORT,
         peers=tuple(peers),
         reaches=tuple(Reach(port=address.ports[_PEER_PORT], component=each) for each in peers),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -15,7 +16,7 @@ from kplane.controlplane_operator.errors import BackupFailed
 from kplane.data import Client
 from kplane.data.snapshot import Snapshot
 
-__all__ = ["save"]
+__all__ = ["Pulling", "save", "write"]
 
 _TIME: Final = "%Y%m%dT%H%M%SZ"
 _BATCH: Final = 1 << 20
@@ -40,8 +41,8 @@ async def save(
     snapshot = await Snapshot.take(etcd.connection)
     chunks = snapshot.chunks() if objects is None else pack(snapshot, objects)
     name = datetime.now(UTC).strftime(_TIME) + (PLAIN if objects is None else ENCRYPTED)
-    source = _Pulling(chunks, loop=asyncio.get_running_loop())
-    written = await asyncio.to_thread(_write, source, storage, name, to)
+    source = Pulling(chunks, loop=asyncio.get_running_loop())
+    written = await asyncio.to_thread(write, source, storage, name, to)
     if await asyncio.to_thread(digest_of, storage, name) != written:
         await asyncio.to_thread(storage.remove, name)
         raise BackupFailed(
@@ -54,7 +55,11 @@ async def save(
     return name
 
 
-def _write(source: _Pulling, storage: Storage, name: str, to: Sequence[pyrage.x25519.Recipient]) -> str:
+def write(source: Pulling, storage: Storage, name: str, to: Sequence[pyrage.x25519.Recipient]) -> str:
+    """Write a stream to the storage, encrypted to `to` unless that is empty; returns the SHA-256 of what was written.
+
+    Blocks. Raises BackupFailed, OSError, and what the stream raises.
+    """
     with storage.writer(name) as file:
         target = Hashing(file)
         if to:
@@ -68,26 +73,49 @@ def _write(source: _Pulling, storage: Storage, name: str, to: Sequence[pyrage.x2
     return target.hexdigest()
 
 
-class _Pulling:
+class Pulling:
     """Reads an asynchronous stream from another thread."""
 
     def __init__(self, chunks: AsyncIterator[bytes], *, loop: asyncio.AbstractEventLoop) -> None:
         self._chunks = chunks
         self._loop = loop
         self._buffer = memoryview(b"")
+        self._awaited: concurrent.futures.Future[bytes] | None = None
+        self._closed = False
         self.error: Exception | None = None
+
+    def close(self) -> None:
+        """Have the other thread end: it reads no more. For a loop that is about to end."""
+        self._closed = True
+        if self._awaited is not None:
+            self._awaited.cancel()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
 
     def read(self, size: int = -1, /) -> bytes:
         """Return up to so many bytes; none at the end. Keeps the error that it raises."""
         if not self._buffer:
             try:
-                self._buffer = memoryview(asyncio.run_coroutine_threadsafe(self._next(), self._loop).result())
+                self._buffer = memoryview(self._pull())
             except Exception as error:
                 self.error = error
                 raise
         found = self._buffer if size < 0 else self._buffer[:size]
         self._buffer = self._buffer[len(found) :]
         return bytes(found)
+
+    def _pull(self) -> bytes:
+        if not self._closed:
+            self._awaited = asyncio.run_coroutine_threadsafe(self._next(), self._loop)
+        if self._closed or self._awaited is None:
+            raise BackupFailed("the operator ends")
+        try:
+            return self._awaited.result()
+        except concurrent.futures.CancelledError as error:
+            raise BackupFailed("the operator ends") from error
 
     async def _next(self) -> bytes:
         """Join pieces, since each change of threads costs more than a piece of etcd's 32 KiB."""

@@ -34,6 +34,7 @@ _ROOM: Final = 1.1
 """The next backup may be larger than the newest one by so much."""
 _PART_BYTES: Final = 16 << 20
 """Of an upload: a bucket takes 10,000 parts, so backups of up to 156 GiB."""
+_TRUST: Final = "SSL_CERT_FILE"
 _UPLOADS: Final = 2
 """Parts that are in memory at once."""
 
@@ -58,7 +59,7 @@ class Storage(Protocol):
         ...
 
     def remove(self, name: str) -> None:
-        """Delete a backup."""
+        """Delete a backup, and what a killed process left of it."""
         ...
 
 
@@ -165,7 +166,8 @@ class Volume(Storage):
 
     @override
     def remove(self, name: str) -> None:
-        (self._directory / name).unlink(missing_ok=True)
+        for path in (self._directory / name, self._directory / f".{name}.partial"):
+            path.unlink(missing_ok=True)
 
 
 class Bucket(Storage):
@@ -183,10 +185,8 @@ class Bucket(Storage):
         if endpoint is not None and urlsplit(endpoint).scheme != "https":
             raise BackupFailed(f"{endpoint} is not the URL of S3-compatible storage; it must be https://<host>")
         self._url = url
-        if (ca := credentials / "ca.crt").is_file():
-            # The library has no other way.
-            os.environ["SSL_CERT_FILE"] = str(ca)
-        with self._errors("open"):
+        ca = credentials / "ca.crt"
+        with _trusting(ca if ca.is_file() else None), self._errors("open"):
             self._store = S3Store(
                 parts.netloc,
                 prefix=parts.path.strip("/") or None,
@@ -226,7 +226,7 @@ class Bucket(Storage):
 
     @override
     def remove(self, name: str) -> None:
-        with self._errors(f"delete {name} from"):
+        with self._errors(f"delete {name} from"), contextlib.suppress(FileNotFoundError):
             obstore.delete(self._store, name)
 
     @contextlib.contextmanager
@@ -237,6 +237,21 @@ class Bucket(Storage):
             # The library adds all fields of its error, on many lines.
             cause = str(error).partition("\n\nDebug source")[0]
             raise BackupFailed(f"failed to {what} {self._url}: {cause}") from error
+
+
+@contextlib.contextmanager
+def _trusting(ca: Path | None) -> Iterator[None]:
+    """Have a store that is made within trust a CA. The library has no other way."""
+    former = os.environ.get(_TRUST)
+    try:
+        if ca is not None:
+            os.environ[_TRUST] = str(ca)
+        yield
+    finally:
+        if ca is not None and former is None:
+            os.environ.pop(_TRUST, None)
+        elif ca is not None and former is not None:
+            os.environ[_TRUST] = former
 
 
 class _Ranges:

@@ -13,6 +13,7 @@ from kplane.controlplane_operator.class_policy import invalid_class
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.failures import Failures
 from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.schedule import Schedule
 from kplane.controlplane_operator.status.conditions import with_condition, with_supported
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import PartialClass
@@ -58,7 +59,7 @@ class ControlPlaneClassReconciler:
             failure = invalid_class(current.name, error)
         else:
             supported = unserved(chosen, users=users)
-            failure = await self._addons_trouble(chosen.spec.addons)
+            failure = _schedule_trouble(chosen) or await self._addons_trouble(chosen.spec.addons)
         conditions = with_condition(
             current.status.conditions,
             of=current,
@@ -93,3 +94,13 @@ class ControlPlaneClassReconciler:
                 " for them until it is created again, or they name another one",
                 warning=True,
             )
+
+
+def _schedule_trouble(chosen: ControlPlaneClass) -> ConditionError | None:
+    settings = chosen.spec.snapshots
+    try:
+        if settings is not None:
+            Schedule(settings.schedule)
+    except ValueError as error:
+        return ConditionError(Reason.SCHEDULE_INVALID, f"spec.snapshots.schedule: {error}; no snapshot is made")
+    return None

@@ -230,6 +230,19 @@ class TenantKeys:
         found = await self._find(control_plane, AUTHORITIES_SECRET)
         return _generations(control_plane, data_of(found)).in_force() if found is not None else None
 
+    async def exported(self, control_plane: ControlPlane) -> dict[str, bytes] | None:
+        """Return the entries of the Secret of the authorities, as it is at this moment; None if there is none."""
+        found = await self._look(control_plane)
+        return data_of(found) if found is not None else None
+
+    async def issued(self, control_plane: ControlPlane) -> TenantCertificates | None:
+        """Return the leaf certificates that `certificates` wrote last; None if there are none.
+
+        Raises CredentialsInvalid.
+        """
+        found = await self._find(control_plane, _CERTIFICATES)
+        return TenantCertificates.from_secret(data_of(found)) if found is not None else None
+
     async def forget_certificates(self, control_plane: ControlPlane) -> None:
         """Delete the leaf certificates; `certificates` issues others."""
         await delete_secret(self._context, control_plane, name=_CERTIFICATES)

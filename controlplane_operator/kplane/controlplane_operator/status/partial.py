@@ -23,6 +23,8 @@ from kplane.api import (
     ControlPlaneMode,
     ControlPlaneRegistration,
     ControlPlaneRegistrationStatus,
+    ControlPlaneSnapshot,
+    ControlPlaneSnapshotStatus,
     ControlPlaneStatus,
     DeletionPolicy,
     ResourceModel,
@@ -42,6 +44,7 @@ __all__ = [
     "PartialEndpoint",
     "PartialObject",
     "PartialRegistration",
+    "PartialSnapshot",
     "as_recorded",
     "validated_endpoint",
     "validation_failure",
@@ -172,6 +175,16 @@ class PartialClass(PartialObject):
     resource = ControlPlaneClass.resource
 
     status: ControlPlaneClassStatus = ControlPlaneClassStatus()
+    """What was said of it before."""
+
+
+class PartialSnapshot(PartialObject):
+    """A snapshot's status."""
+
+    kind = ControlPlaneSnapshot
+    resource = ControlPlaneSnapshot.resource
+
+    status: ControlPlaneSnapshotStatus = ControlPlaneSnapshotStatus()
     """What was said of it before."""
 
 

@@ -12,6 +12,7 @@ from kplane.api.names import (
     CLUSTER_PATH_ANNOTATION,
     CONTROL_PLANE_LABEL,
     PAUSED_ANNOTATION,
+    SCHEDULED_FOR_ANNOTATION,
     management_namespace,
 )
 from kplane.controlplane_operator.component_names import components_of, mark_of, mcm_mark, place
@@ -19,6 +20,7 @@ from kplane.controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
     CONTROL_PLANE_ENDPOINTS,
     CONTROL_PLANE_REGISTRATIONS,
+    CONTROL_PLANE_SNAPSHOTS,
     CONTROL_PLANES,
 )
 from kplane.controlplane_operator.watch.addresses import held_addresses, written_addresses
@@ -133,6 +135,15 @@ class Stores:
             },
         )
     )
+    snapshots: Store = field(
+        default_factory=lambda: Store(
+            CONTROL_PLANE_SNAPSHOTS,
+            indexers={
+                "control plane": _field("spec", "controlPlaneRef", "name"),
+                "scheduled for": _field("metadata", "annotations", SCHEDULED_FOR_ANNOTATION),
+            },
+        )
+    )
     namespaces: Store = field(default_factory=lambda: Store(NAMESPACES, indexers={"path": _recorded_path}))
     secrets: Store = field(default_factory=lambda: Store(SECRETS))
     """Those of control planes."""
@@ -156,7 +167,7 @@ class Stores:
 
         An Informer takes a tenth of what kopf takes for an event, and next to nothing for one that is known already.
         """
-        return (self.control_planes, self.endpoints, self.registrations, self.namespaces)
+        return (self.control_planes, self.endpoints, self.registrations, self.snapshots, self.namespaces)
 
 
 _WORDS_SECONDS: Final = 1.0
@@ -188,6 +199,9 @@ class Queues:
     """Of control planes."""
     mcms: FairQueue[Key] = field(default_factory=_queue)
     """Of registrations, which may have an mcm of their own."""
+    snapshots: FairQueue[Key] = field(default_factory=_queue)
+    schedules: FairQueue[Key] = field(default_factory=_queue)
+    """Of control planes, whose class may have snapshots made."""
 
     def by_name(self) -> dict[str, FairQueue[Key]]:
         """Return them by the names of their controllers."""
@@ -198,6 +212,8 @@ class Queues:
             "controlplaneregistration": self.registrations,
             "controlplaneaddons": self.addons,
             "dedicatedmcm": self.mcms,
+            "controlplanesnapshot": self.snapshots,
+            "snapshotschedule": self.schedules,
         }
 
 
@@ -220,6 +236,7 @@ def _listeners(stores: Stores, queues: Queues) -> tuple[tuple[Store, Callable[[C
         (stores.classes, wiring.control_plane_class),
         (stores.endpoints, wiring.control_plane_endpoint),
         (stores.registrations, wiring.registration),
+        (stores.snapshots, wiring.snapshot),
         (stores.namespaces, wiring.namespace),
         (stores.secrets, wiring.secret),
         (stores.allowed_secrets, wiring.secret),
@@ -301,6 +318,7 @@ class _EventRouter:
         matters = _matters(change)
         if matters:
             self.queues.control_planes.add(change.key)
+            self._snapshots(change.key)
         if matters or _is_ready(change.old) != _is_ready(change.new):
             self.queues.addons.add(change.key)
         for name in concerned_classes(change):
@@ -338,6 +356,7 @@ class _EventRouter:
             return
         self.queues.classes.add(change.key)
         for control_plane in self._control_planes("class", change.key[1]):
+            self.queues.schedules.add(("", control_plane))
             self._registrations("control plane", control_plane)
             self.queues.addons.add(("", control_plane))
             for obj in self.stores.registrations.by("control plane", control_plane):
@@ -380,6 +399,20 @@ class _EventRouter:
             default = change.new is None or (changed and change.key[1] != name)
             if control_plane is not None and (default or "deletionTimestamp" in control_plane["metadata"]):
                 self.queues.control_planes.add(("", name))
+
+    def _snapshots(self, key: Key) -> None:
+        self.queues.schedules.add(key)
+        for obj in self.stores.snapshots.by("control plane", key[1]):
+            # One that waits for its control plane.
+            self.queues.snapshots.add(key_of(obj))
+
+    def snapshot(self, change: Change) -> None:
+        self.queues.snapshots.add(change.key)
+        for obj in (change.new, change.old):
+            if obj is not None:
+                for name in _field("spec", "controlPlaneRef", "name")(obj):
+                    self.queues.schedules.add(("", name))
+                return
 
     def namespace(self, change: Change) -> None:
         self._control_planes("namespace", change.key[1])

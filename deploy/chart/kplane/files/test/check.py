@@ -8,7 +8,13 @@ import time
 import urllib.error
 import urllib.request
 
-KINDS = {"controlplaneclasses", "controlplaneendpoints", "controlplaneregistrations", "controlplanes"}
+KINDS = {
+    "controlplaneclasses",
+    "controlplaneendpoints",
+    "controlplaneregistrations",
+    "controlplanes",
+    "controlplanesnapshots",
+}
 CREDENTIALS = os.environ["CREDENTIALS"]
 
 

@@ -3,6 +3,14 @@
 {{ if .Values.etcd.backup.recipients }}true{{ end }}
 {{- end -}}
 
+{{/* Whether the operator has a storage for ControlPlaneSnapshots: a bucket, or a volume that the pods of all nodes can use. */}}
+{{- define "kplane.keepsSnapshots" -}}
+{{- $etcd := .Values.etcd -}}
+{{- if $etcd.backup.recipients -}}
+{{- if or $etcd.backup.bucket.url (and $etcd.enabled $etcd.backup.enabled (eq $etcd.backup.accessMode "ReadWriteMany")) -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The job that makes a backup: (list $ account advice). With advice, said after a failure, it soon gives up: Helm waits for it. */}}
 {{- define "kplane.backupJob" -}}
 {{- $root := index . 0 -}}

@@ -1,0 +1,1 @@
+"""Snapshots of single control planes: taken, kept and deleted as ControlPlaneSnapshots."""

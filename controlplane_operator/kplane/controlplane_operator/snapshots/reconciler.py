@@ -1,0 +1,233 @@
+"""Reconciles ControlPlaneSnapshot: writes the file, tries again, and deletes it with its object."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from kplane.api import ControlPlane, ControlPlaneSnapshot, ControlPlaneSnapshotStatus, SnapshotPhase
+from kplane.api.names import FINALIZER
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.errors import BackupFailed, OperatorError
+from kplane.controlplane_operator.failures import Failures
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_SNAPSHOTS
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.snapshots.jobs import SnapshotJobs
+from kplane.controlplane_operator.snapshots.saving import Saved, SnapshotStorage, save_snapshot
+from kplane.controlplane_operator.snapshots.source import Sources
+from kplane.controlplane_operator.status.conditions import with_condition
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.partial import PartialSnapshot, as_recorded
+from kplane.controlplane_operator.watch.backoff import KeyedBackoff, jittered
+from kplane.controlplane_operator.watch.cache import Key, Object
+from kplane.data import DataError
+from kplane.provider import NotFound, ProviderError, Result
+from kplane.provider.logs import log_fields
+from kplane.workloads import WorkloadsError
+
+__all__ = ["ControlPlaneSnapshotReconciler"]
+
+_log: Final = logging.getLogger(__name__)
+
+_EXPECTED: Final = (OperatorError, DataError, ProviderError, WorkloadsError, OSError, TimeoutError)
+_TURN_SECONDS: Final = 3.0
+_FIRST_RETRY_SECONDS: Final = 10.0
+_RETRY_SECONDS_AT_MOST: Final = 900.0
+_NO_STORAGE: Final = (
+    "the operator has no storage for snapshots: set etcd.backup.recipients, and etcd.backup.bucket or a volume that"
+    " several nodes can use"
+)
+
+
+class ControlPlaneSnapshotReconciler:
+    """Has each snapshot written once."""
+
+    def __init__(
+        self, context: OperatorContext, *, sources: Sources, jobs: SnapshotJobs, storage: SnapshotStorage | None
+    ) -> None:
+        """`storage` is None where the operator has none."""
+        self.failures: Final = Failures(
+            context, controller="controlplanesnapshot", store=context.stores.snapshots, written=PartialSnapshot
+        )
+        self._context = context
+        self._sources = sources
+        self._jobs = jobs
+        self._storage = storage
+        self._backoff: KeyedBackoff[str] = KeyedBackoff(
+            first_seconds=_FIRST_RETRY_SECONDS, limit_seconds=_RETRY_SECONDS_AT_MOST
+        )
+        self._not_before: dict[str, float] = {}
+
+    async def reconcile(self, key: Key) -> Result | None:
+        """Begin to write one snapshot, or delete its file; says in its status where it is."""
+        obj = self._context.stores.snapshots.get(key)
+        if obj is None:
+            return None
+        with log_fields(object=f"ControlPlaneSnapshot/{key[1]}"):
+            if "deletionTimestamp" in obj["metadata"]:
+                return await self._remove(obj)
+            snapshot = ControlPlaneSnapshot.model_validate(obj)
+            uid = snapshot.metadata.uid or ""
+            if snapshot.status.phase is SnapshotPhase.COMPLETED or self._jobs.has(uid):
+                return None
+            if (rest := self._not_before.get(uid, 0.0) - asyncio.get_running_loop().time()) > 0:
+                return Result(rest)
+            try:
+                return await self._begin(snapshot)
+            except ConditionError as failure:
+                await self._tell(snapshot, failure=failure, phase=SnapshotPhase.PENDING)
+                self._context.metrics.condition_failed("controlplanesnapshot", reason=failure.reason)
+                return None
+
+    def _required(self) -> SnapshotStorage:
+        # To delete needs it too: a file may be there, which only an operator with that storage can delete.
+        if self._storage is None:
+            raise BackupFailed(_NO_STORAGE)
+        return self._storage
+
+    async def _begin(self, snapshot: ControlPlaneSnapshot) -> Result | None:
+        try:
+            storage = self._required()
+        except BackupFailed as error:
+            raise ConditionError(Reason.NO_SNAPSHOT_STORAGE, str(error)) from None
+        control_plane = self._control_plane(snapshot)
+        if FINALIZER not in snapshot.metadata.finalizers:
+            body = {
+                "metadata": {
+                    "finalizers": [*snapshot.metadata.finalizers, FINALIZER],
+                    "resourceVersion": snapshot.metadata.resource_version,
+                }
+            }
+            stored = await self._context.client.patch(CONTROL_PLANE_SNAPSHOTS, snapshot.name, body)
+            self._context.stores.snapshots.apply(stored)
+            snapshot = ControlPlaneSnapshot.model_validate(stored)
+
+        async def work() -> None:
+            await self._save(snapshot, of=control_plane, storage=storage)
+
+        if not self._jobs.start(snapshot.metadata.uid or "", of=control_plane.metadata.uid or "", work=work):
+            return Result(jittered(_TURN_SECONDS))
+        return None
+
+    def _control_plane(self, snapshot: ControlPlaneSnapshot) -> ControlPlane:
+        name = snapshot.spec.control_plane_ref.name
+        obj = self._context.stores.control_planes.get(("", name))
+        if obj is None:
+            raise ConditionError(Reason.CONTROL_PLANE_NOT_FOUND, f"there is no ControlPlane {name}")
+        control_plane = as_recorded(obj)
+        if control_plane.spec.endpoint_ref is not None:
+            raise ConditionError(
+                Reason.NOT_RUN_BY_KPLANE, f"ControlPlane {name} has spec.endpointRef: kplane does not have its data"
+            )
+        if control_plane.status.endpoint is None or control_plane.deleting:
+            raise ConditionError(
+                Reason.CONTROL_PLANE_NOT_READY, f"ControlPlane {name} was not Ready yet, or is deleted"
+            )
+        return control_plane
+
+    async def _save(self, snapshot: ControlPlaneSnapshot, *, of: ControlPlane, storage: SnapshotStorage) -> None:
+        """Write one snapshot, and say what came of it. Raises nothing but CancelledError."""
+        uid = snapshot.metadata.uid or ""
+        with log_fields(object=f"ControlPlaneSnapshot/{snapshot.name}"):
+            try:
+                saving = ConditionError(Reason.SAVING, f"the data of control plane {of.name} are being saved")
+                await self._tell(snapshot, failure=saving, phase=SnapshotPhase.RUNNING)
+                async with self._sources.open(of) as source:
+                    saved = await save_snapshot(source, to=storage, name=file_name(snapshot))
+                await self._completed(snapshot, of=of, saved=saved)
+                self._backoff.forget(uid)
+            except _EXPECTED as error:
+                await self._failed(snapshot, str(error) or "an answer took too long")
+            except Exception:  # noqa: BLE001 - the snapshot is tried again
+                _log.exception("failed to save control plane %s", of.name)
+                await self._failed(snapshot, "the operator failed; report it, with the operator's log")
+
+    async def _completed(self, snapshot: ControlPlaneSnapshot, *, of: ControlPlane, saved: Saved) -> None:
+        archived = saved.archived
+        await self._write(
+            snapshot,
+            phase=SnapshotPhase.COMPLETED,
+            completion_time=datetime.now(UTC).replace(microsecond=0),
+            control_plane_uid=of.metadata.uid,
+            mode=of.spec.mode,
+            revision=archived.revision,
+            keys=archived.digest.count,
+            bytes=archived.size,
+            sha256=saved.sha256,
+            kubernetes_version=of.status.version,
+            location=file_name(snapshot),
+            conditions=with_condition(
+                snapshot.status.conditions,
+                of=snapshot,
+                status="True",
+                reason=Reason.SAVED,
+                message=f"saved {archived.digest.count} keys of revision {archived.revision}",
+            ),
+        )
+
+    async def _failed(self, snapshot: ControlPlaneSnapshot, why: str) -> None:
+        uid = snapshot.metadata.uid or ""
+        pause = self._backoff.next(uid)
+        self._not_before[uid] = asyncio.get_running_loop().time() + pause
+        _log.warning("failed to save control plane %s: %s", snapshot.spec.control_plane_ref.name, why)
+        failure = ConditionError(Reason.SNAPSHOT_FAILED, why)
+        self._context.metrics.condition_failed("controlplanesnapshot", reason=failure.reason)
+        try:
+            await self._tell(snapshot, failure=failure, phase=SnapshotPhase.FAILED)
+        except ProviderError as error:
+            _log.warning("failed to update the status of %s: %s", snapshot.name, error)
+        self._context.queues.snapshots.add_after(("", snapshot.name), pause)
+
+    async def _tell(self, snapshot: ControlPlaneSnapshot, *, failure: ConditionError, phase: SnapshotPhase) -> None:
+        conditions = with_condition(
+            snapshot.status.conditions, of=snapshot, status="False", reason=failure.reason, message=failure.message
+        )
+        await self._write(snapshot, phase=phase, conditions=conditions)
+
+    async def _write(self, snapshot: ControlPlaneSnapshot, **update: Any) -> None:
+        status = ControlPlaneSnapshotStatus.model_validate(
+            {**snapshot.status.model_dump(), "observed_generation": snapshot.metadata.generation, **update}
+        )
+        known = self._context.stores.snapshots.get(("", snapshot.name))
+        if known is None or known["metadata"]["uid"] != snapshot.metadata.uid:
+            return
+        current = ControlPlaneSnapshot.model_validate(known)
+        await self._context.status.write(self._context.stores.snapshots, current, status=status)
+
+    async def _remove(self, obj: Object) -> Result | None:
+        """Delete the file, then let the object go."""
+        metadata = obj["metadata"]
+        await self._jobs.cancel(metadata["uid"])
+        if FINALIZER not in metadata.get("finalizers", ()):
+            return None
+        snapshot = PartialSnapshot.of(obj)
+        uid = metadata["uid"]
+        try:
+            await asyncio.to_thread(self._required().storage.remove, file_name(snapshot))
+        except (BackupFailed, OSError) as error:
+            conditions = with_condition(
+                snapshot.status.conditions,
+                of=snapshot,
+                status="False",
+                reason=Reason.SNAPSHOT_FAILED,
+                message=f"failed to delete {file_name(snapshot)}: {error}",
+            )
+            status = snapshot.status.model_copy(update={"conditions": conditions})
+            await self._context.status.write(self._context.stores.snapshots, snapshot, status=status)
+            return Result(self._backoff.next(uid, reason="removal"))
+        left = [each for each in metadata["finalizers"] if each != FINALIZER]
+        body = {"metadata": {"finalizers": left, "resourceVersion": metadata["resourceVersion"]}}
+        try:
+            await self._context.client.patch(CONTROL_PLANE_SNAPSHOTS, metadata["name"], body)
+        except NotFound:
+            return None
+        self._backoff.forget(uid)
+        self._not_before.pop(uid, None)
+        return None
+
+
+def file_name(snapshot: ControlPlaneSnapshot | PartialSnapshot) -> str:
+    """Return the name of the file: by uid, so that no two snapshots have the same."""
+    return f"controlplane-{snapshot.name}-{snapshot.metadata.uid}.age"

@@ -1,0 +1,116 @@
+"""Makes ControlPlaneSnapshots by the schedule of a class, and deletes the oldest of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final
+
+from kplane.api import ControlPlane, SnapshotPhase, SnapshotSettings
+from kplane.api.names import (
+    CONTROL_PLANE_LABEL,
+    SCHEDULED_AT_ANNOTATION,
+    SCHEDULED_FOR_ANNOTATION,
+    label_value,
+    snapshot_name,
+)
+from kplane.controlplane_operator.class_policy import class_in_force
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_SNAPSHOTS
+from kplane.controlplane_operator.schedule import Schedule
+from kplane.controlplane_operator.status.conditions import is_paused
+from kplane.controlplane_operator.status.partial import as_recorded
+from kplane.controlplane_operator.watch.cache import Key, Object
+from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.provider import AlreadyExists, NotFound, Result
+from kplane.provider.logs import log_fields
+
+__all__ = ["SnapshotScheduler", "scheduled_of", "settings_of"]
+
+_LONGEST_SECONDS: Final = 3600.0
+"""So long at most until the next look: the clock may be set meanwhile."""
+
+
+class SnapshotScheduler:
+    """Looks at one control plane at a time: what is due is decided by what there is, never by what was done before."""
+
+    def __init__(self, context: OperatorContext, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._context = context
+        self._now = now
+
+    async def reconcile(self, key: Key) -> Result | None:
+        """Make the snapshot that is due, delete what is too much; returns when the next one is due."""
+        obj = self._context.stores.control_planes.get(key)
+        if obj is None:
+            return None
+        control_plane = as_recorded(obj)
+        settings = settings_of(control_plane, stores=self._context.stores)
+        schedule = Schedule.read(settings.schedule) if settings is not None else None
+        if settings is None or schedule is None or is_paused(control_plane):
+            return None
+        with log_fields(object=f"ControlPlane/{key[1]}"):
+            found = scheduled_of(control_plane, stores=self._context.stores)
+            await self._delete_old(found, retain=settings.retain)
+            return await self._make(control_plane, schedule=schedule, found=found)
+
+    async def _make(self, control_plane: ControlPlane, *, schedule: Schedule, found: list[Object]) -> Result | None:
+        now, uid = self._now(), control_plane.metadata.uid or ""
+        last = schedule.last(now)
+        if any(_phase(each) != SnapshotPhase.COMPLETED for each in found):
+            # It saves what is there when it succeeds. Until then another one would fail likewise.
+            return None
+        newest = _time(found[-1]) if found else control_plane.metadata.creation_timestamp
+        if newest is not None and newest >= last:
+            last = schedule.following(now)
+        rest = (last + schedule.delay(uid, at=last) - now).total_seconds()
+        if rest > 0:
+            return Result(min(rest, _LONGEST_SECONDS))
+        body = {
+            "metadata": {
+                "name": snapshot_name(control_plane.name, time=last.strftime("%Y%m%d%H%M")),
+                "labels": {CONTROL_PLANE_LABEL: label_value(control_plane.name)},
+                "annotations": {SCHEDULED_FOR_ANNOTATION: uid, SCHEDULED_AT_ANNOTATION: last.isoformat()},
+            },
+            "spec": {"controlPlaneRef": {"name": control_plane.name}},
+        }
+        with contextlib.suppress(AlreadyExists):
+            self._context.stores.snapshots.apply(await self._context.client.create(CONTROL_PLANE_SNAPSHOTS, body))
+        return Result(_LONGEST_SECONDS)
+
+    async def _delete_old(self, found: list[Object], *, retain: int) -> None:
+        completed = [each for each in found if _phase(each) == SnapshotPhase.COMPLETED]
+        for each in completed[:-retain]:
+            if "deletionTimestamp" not in each["metadata"]:
+                with contextlib.suppress(NotFound):
+                    await self._context.client.delete(CONTROL_PLANE_SNAPSHOTS, each["metadata"]["name"])
+
+
+def settings_of(control_plane: ControlPlane, *, stores: Stores) -> SnapshotSettings | None:
+    """Return what the class says of snapshots of this control plane; None where none is to be made."""
+    if control_plane.spec.endpoint_ref is not None or control_plane.status.endpoint is None or control_plane.deleting:
+        return None
+    chosen = class_in_force(control_plane, classes=stores.classes).chosen
+    return chosen.spec.snapshots if chosen is not None else None
+
+
+def scheduled_of(control_plane: ControlPlane, *, stores: Stores) -> list[Object]:
+    """Return the snapshots that were made of this control plane by schedule, the oldest first."""
+    found = stores.snapshots.by("scheduled for", control_plane.metadata.uid or "")
+    mine = [each for each in found if each["spec"]["controlPlaneRef"]["name"] == control_plane.name]
+    timed = [(time, each["metadata"]["name"], each) for each in mine if (time := _time(each)) is not None]
+    return [each for _, _, each in sorted(timed, key=lambda found: found[:2])]
+
+
+def _phase(snapshot: Object) -> str | None:
+    phase: str | None = (snapshot.get("status") or {}).get("phase")
+    return phase
+
+
+def _time(snapshot: Object) -> datetime | None:
+    written = snapshot["metadata"].get("annotations", {}).get(SCHEDULED_AT_ANNOTATION, "")
+    try:
+        time = datetime.fromisoformat(written)
+    except ValueError:
+        return None
+    return time if time.tzinfo is not None else None

@@ -1,0 +1,105 @@
+"""Where the data and the keys of a control plane are read for a snapshot."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kplane.api import ControlPlane, ControlPlaneMode
+from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, client_url
+from kplane.controlplane_operator.component_names import MOST_ETCD_MEMBERS, etcd_name
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.errors import BackupFailed
+from kplane.controlplane_operator.pki.store import TenantKeys
+from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
+from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
+from kplane.data import Client, Credentials, HeldCredentials, owner_of
+from kplane.workloads import Phase, Runtime
+
+__all__ = ["DEDICATED_PREFIX", "Source", "Sources"]
+
+DEDICATED_PREFIX: Final = "/registry/"
+"""In an etcd that a control plane has for itself."""
+_CALL_SECONDS: Final = 30.0
+_PAGE_AT_MOST: Final = 8 << 20
+"""The largest answer. A tenant decides how large its values are, and must not fill our memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The etcd of one control plane, and the header of its archive with its keys."""
+
+    client: Client
+    prefix: str
+    header: dict[str, Any]
+
+
+class Sources:
+    """Opens the etcd of each control plane that kplane runs. The API server need not run."""
+
+    def __init__(self, context: OperatorContext, *, runtime: Runtime, shared_etcd: SharedEtcd | None) -> None:
+        self._keys = TenantKeys(context)
+        self._runtime = runtime
+        self._shared = shared_etcd
+
+    @contextlib.asynccontextmanager
+    async def open(self, control_plane: ControlPlane) -> AsyncIterator[Source]:
+        """Connect, and read the keys. Raises BackupFailed, and errors of the operator, of etcd and of the cluster.
+
+        Keys are read before the data and once more after them: data are encrypted with keys that are in the header.
+        """
+        found = await self._keys.exported(control_plane)
+        if not found:
+            raise BackupFailed("the Secret with the keys of the control plane is gone; restore it")
+        virtual = control_plane.spec.mode is ControlPlaneMode.VIRTUAL
+        opened = self._virtual(control_plane) if virtual else self._dedicated(control_plane)
+        async with opened as (client, prefix):
+            yield Source(client, prefix, _header(control_plane, keys=found))
+        if await self._keys.exported(control_plane) != found:
+            raise BackupFailed("the keys of the control plane changed while its data were read")
+
+    @contextlib.asynccontextmanager
+    async def _virtual(self, control_plane: ControlPlane) -> AsyncIterator[tuple[Client, str]]:
+        if self._shared is None or control_plane.status.cluster_path is None:
+            raise BackupFailed("the operator has no shared etcd with data of the control plane")
+        prefix = key_prefix(control_plane.status.cluster_path)
+        credentials = Credentials.in_directory(self._shared.keyspace.credentials)
+        async with _client(self._shared.endpoint, credentials) as client:
+            owner = await owner_of(client, prefix)
+            if owner is None or owner.uid != control_plane.metadata.uid:
+                whose = owner.label if owner is not None else "no control plane that is known"
+                raise BackupFailed(f"the data below {prefix} belong to {whose}")
+            yield client, prefix
+
+    @contextlib.asynccontextmanager
+    async def _dedicated(self, control_plane: ControlPlane) -> AsyncIterator[tuple[Client, str]]:
+        members = [etcd_name(control_plane.name, number) for number in range(MOST_ETCD_MEMBERS)]
+        ready = [member for member in members if self._runtime.state(member).phase is Phase.READY]
+        authorities, certificates = await self._keys.present(control_plane), await self._keys.issued(control_plane)
+        if not ready or authorities is None or certificates is None:
+            raise BackupFailed(f"no member of etcd is ready: {self._runtime.state(members[0]).message or members[0]}")
+        address = await self._runtime.reserve(ready[0], ports=ETCD_PORTS)
+        pair = certificates.etcd_client
+        held = HeldCredentials(ca=authorities.etcd_trust, certificate=pair.certificate, key=pair.key)
+        async with _client(client_url(address), held) as client:
+            yield client, DEDICATED_PREFIX
+
+
+def _client(endpoint: str, credentials: Credentials | HeldCredentials) -> Client:
+    return Client(endpoint, credentials=credentials, timeout_seconds=_CALL_SECONDS, receive_at_most=_PAGE_AT_MOST)
+
+
+def _header(control_plane: ControlPlane, *, keys: dict[str, bytes]) -> dict[str, Any]:
+    status = control_plane.status
+    return {
+        "controlPlane": control_plane.name,
+        "uid": control_plane.metadata.uid,
+        "mode": str(control_plane.spec.mode),
+        "clusterPath": status.cluster_path,
+        "serviceCIDR": status.service_cidr,
+        "kubernetesVersion": status.version,
+        "keys": {name: base64.b64encode(content).decode() for name, content in keys.items()},
+    }

@@ -1,0 +1,192 @@
+"""When snapshots are made and deleted, by a clock that the test sets."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from kplane.api.names import SCHEDULED_AT_ANNOTATION, SCHEDULED_FOR_ANNOTATION
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_SNAPSHOTS
+from kplane.controlplane_operator.schedule import Schedule
+from kplane.controlplane_operator.snapshots.metrics import SnapshotMetrics
+from kplane.controlplane_operator.snapshots.scheduler import SnapshotScheduler
+from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.provider import Client, Resource
+
+NOON = datetime(2026, 5, 5, 12, 0, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+KEY = ("", "acme")
+
+
+class Cluster(Client):
+    """Keeps snapshots, as an API server does."""
+
+    def __init__(self, stores: Stores) -> None:
+        self.stores = stores
+        self.version = 100
+
+    async def create(self, resource: Resource, manifest: Any, **_: Any) -> dict[str, Any]:
+        assert resource is CONTROL_PLANE_SNAPSHOTS
+        self.version += 1
+        metadata = {**manifest["metadata"], "uid": manifest["metadata"]["name"], "resourceVersion": str(self.version)}
+        return {**manifest, "metadata": metadata}
+
+    async def delete(self, resource: Resource, name: str, **_: Any) -> None:
+        obj = self.stores.snapshots.get(("", name))
+        assert obj is not None
+        self.stores.snapshots.remove(obj)
+
+
+class World:
+    def __init__(self, **settings: Any) -> None:
+        self.now = NOON
+        self.stores = Stores()
+        self.client = Cluster(self.stores)
+        context = Mock(client=self.client, stores=self.stores)
+        self.scheduler = SnapshotScheduler(context, now=lambda: self.now)
+        self.settings(**settings)
+        self.control_plane()
+
+    def settings(self, **settings: Any) -> None:
+        self.client.version += 1
+        self.stores.classes.apply(
+            {
+                "metadata": {"name": "hourly", "uid": "c", "resourceVersion": str(self.client.version)},
+                "spec": {"snapshots": {"schedule": "0 * * * *", "retain": 2, **settings}},
+            }
+        )
+
+    def control_plane(self, **metadata: Any) -> None:
+        self.client.version += 1
+        created = (NOON - 10 * HOUR).isoformat()
+        known = {"name": "acme", "uid": "u", "creationTimestamp": created, **metadata}
+        self.stores.control_planes.apply(
+            {
+                "metadata": {**known, "resourceVersion": str(self.client.version)},
+                "spec": {"classRef": {"name": "hourly"}},
+                "status": {"endpoint": "https://acme"},
+            }
+        )
+
+    def names(self) -> list[str]:
+        return sorted(each["metadata"]["name"] for each in self.stores.snapshots)
+
+    def becomes(self, name: str, phase: str) -> None:
+        obj = self.stores.snapshots.get(("", name))
+        assert obj is not None
+        self.client.version += 1
+        metadata = {**obj["metadata"], "resourceVersion": str(self.client.version)}
+        status = {"phase": phase, **({"completionTime": self.now.isoformat()} if phase == "Completed" else {})}
+        self.stores.snapshots.apply({**obj, "metadata": metadata, "status": status})
+
+    async def look(self) -> float | None:
+        result = await self.scheduler.reconcile(KEY)
+        return result.requeue_after_seconds if result is not None else None
+
+    async def take(self) -> str:
+        before = set(self.names())
+        await self.look()
+        (name,) = set(self.names()) - before
+        self.becomes(name, "Completed")
+        return name
+
+
+async def test_what_was_missed_is_made_once_when_the_operator_is_back() -> None:
+    world = World()
+    world.now = NOON + 20 * timedelta(minutes=1)
+    await world.look()
+    assert world.names() == ["acme-202605051200"]
+    await world.look()
+    assert world.names() == ["acme-202605051200"]
+    annotations = next(iter(world.stores.snapshots))["metadata"]["annotations"]
+    assert annotations == {SCHEDULED_FOR_ANNOTATION: "u", SCHEDULED_AT_ANNOTATION: NOON.isoformat()}
+
+
+async def test_a_new_control_plane_waits_for_the_next_time() -> None:
+    world = World()
+    world.control_plane(creationTimestamp=(NOON + timedelta(minutes=1)).isoformat())
+    world.now = NOON + 30 * timedelta(minutes=1)
+    rest = await world.look()
+    assert world.names() == []
+    assert rest is not None
+    assert timedelta(minutes=30) <= timedelta(seconds=rest) <= timedelta(minutes=36)
+
+
+async def test_the_next_one_is_made_after_a_delay_of_the_control_plane_own() -> None:
+    world = World()
+    world.now = NOON + timedelta(minutes=20)
+    await world.take()
+    delay = Schedule("0 * * * *").delay("u", at=NOON + HOUR)
+    assert timedelta(0) < delay < timedelta(minutes=6)
+    world.now = NOON + HOUR + delay - timedelta(seconds=2)
+    rest = await world.look()
+    assert rest == pytest.approx(2, abs=0.1)
+    assert len(world.names()) == 1
+    world.now = NOON + HOUR + delay
+    await world.take()
+    assert world.names() == ["acme-202605051200", "acme-202605051300"]
+
+
+async def test_old_ones_go_and_failed_ones_count_for_nothing() -> None:
+    world = World()
+    made = []
+    for hour in range(3):
+        world.now = NOON + hour * HOUR + timedelta(minutes=10)
+        made.append(await world.take())
+    world.now = NOON + 3 * HOUR + timedelta(minutes=10)
+    await world.look()
+    failing = "acme-202605051500"
+    assert world.names() == [*made[1:], failing]
+    world.becomes(failing, "Failed")
+    # No other one joins it, and no good one goes for it.
+    world.now = NOON + 5 * HOUR + timedelta(minutes=10)
+    await world.look()
+    assert world.names() == [*made[1:], failing]
+    world.becomes(failing, "Completed")
+    await world.look()
+    assert world.names() == [made[2], failing, "acme-202605051700"]
+
+
+async def test_snapshots_of_people_and_of_a_former_control_plane_stay() -> None:
+    world = World(retain=1)
+    for name, uid in (("by-hand", None), ("former", "before")):
+        annotations = {SCHEDULED_FOR_ANNOTATION: uid, SCHEDULED_AT_ANNOTATION: NOON.isoformat()} if uid else {}
+        body = {"metadata": {"name": name, "annotations": annotations}, "spec": {"controlPlaneRef": {"name": "acme"}}}
+        world.stores.snapshots.apply(await world.client.create(CONTROL_PLANE_SNAPSHOTS, body))
+        world.becomes(name, "Completed")
+    for hour in range(3):
+        world.now = NOON + hour * HOUR + timedelta(minutes=10)
+        await world.take()
+    await world.look()
+    assert world.names() == ["acme-202605051400", "by-hand", "former"]
+
+
+async def test_a_paused_control_plane_and_one_without_schedule_get_none() -> None:
+    world = World(schedule="0 25 * * *")
+    assert await world.look() is None
+    world.settings()
+    world.control_plane(annotations={"controlplane.kplane.dev/paused": "true"})
+    assert await world.look() is None
+    assert world.names() == []
+
+
+async def test_metrics_tell_how_late_the_newest_one_is() -> None:
+    world = World()
+    metrics = SnapshotMetrics(world.stores, now=lambda: world.now)
+
+    def told() -> list[float]:
+        return [sample.value for family in metrics.collect() for sample in family.samples]
+
+    assert told() == [(NOON - 10 * HOUR).timestamp(), NOON.timestamp()]
+    world.now = NOON + timedelta(minutes=20)
+    await world.take()
+    assert told() == [world.now.timestamp(), NOON.timestamp()]
+
+
+@pytest.mark.parametrize("text", ["", "0 * * *", "61 * * * *", "0 0 30 2 *", "@daily"])
+def test_what_is_no_schedule_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no schedule"):
+        Schedule(text)
