@@ -29,6 +29,8 @@ __all__ = [
     "EndpointType",
     "EtcdSettings",
     "RememberedClass",
+    "RestoreStatus",
+    "SourceSpec",
     "StorageStatus",
     "VirtualSpec",
 ]
@@ -132,6 +134,21 @@ class DedicatedSpec(ApiModel):
     """Parameters for the provider."""
 
 
+class SourceSpec(ApiModel):
+    """What a new control plane begins with."""
+
+    model_config = ConfigDict(json_schema_extra=ATOMIC_MAP)
+
+    snapshot_ref: ObjectReference
+    """The completed ControlPlaneSnapshot whose data and keys the control plane gets before its API server first
+    starts. It has to be of mode Dedicated.
+    """
+    identity_secret_ref: ObjectReference
+    """The Secret in the namespace of the operator with the private key of age, in its key `identity`. Delete it when
+    the control plane is Ready.
+    """
+
+
 class ControlPlaneSpec(ApiModel):
     """What the control plane should be."""
 
@@ -161,6 +178,18 @@ class ControlPlaneSpec(ApiModel):
                 )
                 for field in ("version", "resources")
             ),
+            Rule(
+                rule="!has(self.source) || (self.mode == 'Dedicated' && !has(self.endpointRef))",
+                message="spec.source is for spec.mode Dedicated without spec.endpointRef: remove spec.source",
+                field_path=".source",
+                reason="FieldValueForbidden",
+            ),
+            Rule(
+                rule="has(self.source) == has(oldSelf.source) && (!has(self.source) || self.source == oldSelf.source)",
+                message="spec.source cannot be changed: create another ControlPlane",
+                field_path=".source",
+                reason="FieldValueForbidden",
+            ),
         )
     )
 
@@ -189,6 +218,8 @@ class ControlPlaneSpec(ApiModel):
     """What happens to the data on deletion: Retain keeps it, Destroy removes it for good. The default is the policy of
     the class, and Retain where that has none.
     """
+    source: SourceSpec | None = None
+    """What the control plane begins with; absent for nothing. For mode Dedicated. Cannot be changed."""
     virtual: VirtualSpec | None = None
     """Settings of mode Virtual."""
     dedicated: DedicatedSpec | None = None
@@ -208,6 +239,12 @@ class ControlPlaneSpec(ApiModel):
         for mode, settings in ((ControlPlaneMode.VIRTUAL, self.virtual), (ControlPlaneMode.DEDICATED, self.dedicated)):
             if settings is not None and self.mode != mode:
                 raise ValueError(f"spec.{mode.lower()} is for spec.mode {mode} only")
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_source_of_its_own(self) -> Self:
+        if self.source is not None and (self.mode is not ControlPlaneMode.DEDICATED or self.endpoint_ref is not None):
+            raise ValueError("spec.source is for spec.mode Dedicated without spec.endpointRef")
         return self
 
     @model_validator(mode="after")
@@ -249,6 +286,19 @@ class StorageStatus(ApiModel):
     """
     quota_bytes: Annotated[int, Field(ge=1)] | None = None
     """The quota in force; absent where the class sets none."""
+
+
+class RestoreStatus(ApiModel):
+    """The snapshot that a control plane began with, as it was when the control plane was made."""
+
+    snapshot: Annotated[str, StringConstraints(max_length=253)]
+    """Name of the ControlPlaneSnapshot."""
+    location: Annotated[str, StringConstraints(max_length=1024)]
+    """The name of the file."""
+    sha256: Annotated[str, StringConstraints(max_length=64)]
+    """The SHA-256 of the file."""
+    begins_at: Annotated[int, Field(ge=1)]
+    """The revision that the etcd began at, above all that the former one ever had."""
 
 
 class ControlPlaneStatus(ApiModel):
@@ -295,6 +345,8 @@ class ControlPlaneStatus(ApiModel):
     kplane runs. The operator measures it every ten minutes, and writes it down if it changed by a tenth, or passed 80
     or 100 % of the quota.
     """
+    restore: RestoreStatus | None = None
+    """What the control plane was restored from; absent for one without spec.source."""
     rotation: RotationStatus | None = None
     """The latest exchange of the CAs and the ServiceAccount key; begun by the annotation
     `controlplane.kplane.dev/rotate`, once for each of its values.

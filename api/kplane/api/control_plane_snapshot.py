@@ -67,6 +67,8 @@ class ControlPlaneSnapshotStatus(ApiModel):
     """How many bytes these keys and their values have."""
     sha256: Annotated[str, StringConstraints(max_length=64)] | None = None
     """The SHA-256 of the file, which is encrypted."""
+    service_cidr: Annotated[str, StringConstraints(max_length=43)] | None = Field(default=None, alias="serviceCIDR")
+    """The network that Services of the control plane get their addresses from."""
     kubernetes_version: Annotated[str, StringConstraints(max_length=63)] | None = None
     """The version that the API server reported last."""
     location: Annotated[str, StringConstraints(max_length=1024)] | None = None

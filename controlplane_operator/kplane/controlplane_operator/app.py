@@ -41,6 +41,7 @@ from kplane.controlplane_operator.shared_etcd.keeper import CredentialsKeeper, s
 from kplane.controlplane_operator.snapshots.jobs import SnapshotJobs
 from kplane.controlplane_operator.snapshots.metrics import SnapshotMetrics
 from kplane.controlplane_operator.snapshots.reconciler import ControlPlaneSnapshotReconciler
+from kplane.controlplane_operator.snapshots.restoring import SnapshotRestorer
 from kplane.controlplane_operator.snapshots.saving import SnapshotStorage
 from kplane.controlplane_operator.snapshots.scheduler import SnapshotScheduler
 from kplane.controlplane_operator.snapshots.source import Sources
@@ -194,10 +195,15 @@ class _Assembly:
         self._virtual = VirtualProvisioner(
             context, runtime=runtime, shared_etcd=self._shared_etcd, proxy=settings.egress_proxy
         )
+        self._snapshot_jobs = SnapshotJobs()
         provisioners = Provisioners(
             virtual=self._virtual,
             dedicated=DedicatedProvisioner(
-                context, runtime=runtime, quota_bytes=settings.etcd_quota_bytes, proxy=settings.egress_proxy
+                context,
+                runtime=runtime,
+                quota_bytes=settings.etcd_quota_bytes,
+                restorer=SnapshotRestorer(context, jobs=self._snapshot_jobs, storage=snapshots),
+                proxy=settings.egress_proxy,
             ),
             adopted=AdoptedProvisioner(context, default_credentials=default_credentials),
         )
@@ -223,7 +229,6 @@ class _Assembly:
             monitors=ServiceMonitors(context, settings=settings.service_monitors),
         )
         bundles = Bundles(context.stores.bundles, namespace=settings.namespace)
-        self._snapshot_jobs = SnapshotJobs()
         sources = Sources(context, runtime=runtime, shared_etcd=self._shared_etcd)
         kinds: dict[str, _Reconciler] = {
             "controlplane": control_planes,

@@ -420,6 +420,8 @@ class OperatorConfig(Configuration):
         if self.egress_proxy_image:
             proxy, pulled = Image(self.egress_proxy_image), self.egress_proxy_image_pull_policy
             images[EGRESS_PROXY] = proxy if pulled is None else replace(proxy, pull_policy=pulled)
+            # The same image has it.
+            images["etcdutl"] = images[EGRESS_PROXY]
         elif self.egress_proxy_image_pull_policy is not None:
             raise ValueError("--egress-proxy-image-pull-policy: it is of no use without --egress-proxy-image")
         return PodSettings(

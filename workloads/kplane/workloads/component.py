@@ -15,6 +15,7 @@ __all__ = [
     "File",
     "Lifetime",
     "Port",
+    "Preparation",
     "Probe",
     "Reach",
     "Resources",
@@ -66,6 +67,17 @@ class Port:
 
     number: int
     name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation:
+    """A command that makes the data of a component. It runs before the first start, and before a start without them."""
+
+    program: str
+    args: tuple[str, ...]
+    """`DATA` in them is a directory that does not exist. The command makes it."""
+    creates: str
+    """What the command makes in there. The data get that, and as long as they have it, the command does not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +156,8 @@ class Component:
     ports: tuple[Port, ...] = ()
     data: bool = False
     """Whether the program keeps data (`DATA` is then a directory that only `Runtime.delete` removes)."""
+    prepare: Preparation | None = None
+    """None: the program makes its data itself. A change restarts no process."""
     scratch: bool = False
     """Whether the program writes files that it can do without after a restart, secret ones among them (`SCRATCH`)."""
     single: bool = False

@@ -11,13 +11,14 @@ from kplane.controlplane_operator.backends.class_settings import api_server_sett
 from kplane.controlplane_operator.backends.etcd import EtcdAccess, client_url
 from kplane.controlplane_operator.backends.members import DedicatedEtcd, EtcdKeys
 from kplane.controlplane_operator.backends.proxy import PROXY_PROCESS, EgressProxies, ProxyProgram
+from kplane.controlplane_operator.backends.restore import Restorer
 from kplane.controlplane_operator.backends.versions import ApiServerPlanner
 from kplane.controlplane_operator.component_names import MOST_ETCD_MEMBERS, apiserver_name, etcd_name
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.data import Usage
+from kplane.data import HeldCredentials, Usage
 from kplane.workloads import Runtime
 
 __all__ = ["DedicatedProvisioner"]
@@ -30,9 +31,16 @@ class DedicatedProvisioner:
     """Runs an etcd and an API server for each control plane."""
 
     def __init__(
-        self, context: OperatorContext, *, runtime: Runtime, quota_bytes: int, proxy: ProxyProgram = PROXY_PROCESS
+        self,
+        context: OperatorContext,
+        *,
+        runtime: Runtime,
+        quota_bytes: int,
+        restorer: Restorer,
+        proxy: ProxyProgram = PROXY_PROCESS,
     ) -> None:
         """`quota_bytes` is the size of a database at which its etcd refuses writes."""
+        self._restorer = restorer
         self._keys = TenantKeys(context)
         self._planner = ApiServerPlanner(context, runtime=runtime)
         self._proxies = EgressProxies(runtime, program=proxy)
@@ -52,6 +60,9 @@ class DedicatedProvisioner:
         asked = _members_asked(control_plane, chosen=plan.chosen)
         service_cidr = control_plane.status.service_cidr or DEFAULT_SERVICE_CIDR
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
+            restored = control_plane.status.restore is not None and not published
+            if restored:
+                await self._restorer.restore_keys(control_plane)
             authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
             wanted = self._etcd.wanted(control_plane, asked=asked)
             etcd_addresses = await self._etcd.reserve(control_plane, wanted=wanted)
@@ -74,6 +85,10 @@ class DedicatedProvisioner:
                 control_plane, addresses=etcd_addresses, wanted=wanted, keys=keys, scheduling=scheduling
             )
             urls = tuple(client_url(address) for address in members.voters)
+            if restored:
+                pair = keys.client
+                held = HeldCredentials(ca=keys.ca, certificate=pair.certificate, key=pair.key)
+                await self._restorer.restore_data(control_plane, endpoint=urls[0], credentials=held)
             egress = await self._proxies.ensure(
                 control_plane,
                 chosen=plan.chosen,

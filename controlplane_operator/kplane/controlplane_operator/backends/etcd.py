@@ -6,9 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kplane.controlplane_operator.backends.empty_etcd import empty_snapshot
 from kplane.controlplane_operator.pki.authorities import ETCD_SERVER_USER
 from kplane.controlplane_operator.pki.primitives import KeyPair
-from kplane.workloads import DATA, FILES, Address, Component, File, Port, Probe, Reach, Resources, Scheduling
+from kplane.workloads import (
+    DATA,
+    FILES,
+    Address,
+    Component,
+    File,
+    Port,
+    Preparation,
+    Probe,
+    Reach,
+    Resources,
+    Scheduling,
+)
 
 __all__ = [
     "DEFAULT_QUOTA_BYTES",
@@ -23,6 +36,7 @@ __all__ = [
 CLIENT_PORT: Final = "client"
 _PEER_PORT: Final = "peer"
 _METRICS_PORT: Final = "metrics"
+_EMPTY: Final = "empty.db"
 ETCD_PORTS: Final = (CLIENT_PORT, _PEER_PORT, _METRICS_PORT)
 """What `Runtime.reserve` is asked for."""
 
@@ -81,8 +95,12 @@ def etcd_component(
     scheduling: Scheduling | None = None,
     membership: Membership | None = None,
     peers: Sequence[str] = (),
+    begins_at: int | None = None,
 ) -> Component:
     """Describe a member of etcd, the only one without `membership`, for who has a certificate of `ca` only.
+
+    Without data it begins at revision `begins_at`, where that is given, so that no revision is used again of an etcd
+    that it takes the place of; older ones are compacted.
 
     `server` is its serving certificate, for `address.host`; at `quota_bytes` it refuses writes; `reached_by` names the
     components that use it, `peers` those of the other members. Health and metrics are plain HTTP on a port of their
@@ -117,9 +135,11 @@ def etcd_component(
             # etcd reads these at every handshake, so that a renewal interrupts nobody.
             "server.crt": File(server.certificate, reloaded=True),
             "server.key": File(server.key, reloaded=True),
+            **({_EMPTY: File(empty_snapshot())} if begins_at is not None else {}),
         },
         ports=tuple(Port(number=address.ports[port], name=port) for port in ETCD_PORTS),
         data=True,
+        prepare=_beginning(begins_at, membership=membership, peer=peer) if begins_at is not None else None,
         readiness=Probe(port=_METRICS_PORT, path="/readyz"),
         liveness_path="/livez",
         resources=_RESOURCES,
@@ -131,6 +151,25 @@ def etcd_component(
         reaches=tuple(Reach(port=address.ports[_PEER_PORT], component=each) for each in peers),
         metrics_port=_METRICS_PORT,
         grace_seconds=10.0,
+    )
+
+
+def _beginning(revision: int, *, membership: Membership | None, peer: str) -> Preparation:
+    name = _member_name(membership.number) if membership is not None else "member"
+    return Preparation(
+        program="etcdutl",
+        args=(
+            "snapshot",
+            "restore",
+            f"{FILES}/{_EMPTY}",
+            f"--data-dir={DATA}",
+            f"--name={name}",
+            f"--initial-cluster={name}={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--bump-revision={revision}",
+            "--mark-compacted",
+        ),
+        creates="member",
     )
 
 

@@ -395,6 +395,9 @@ class DedicatedEtcd:
         numbers = range(MOST_ETCD_MEMBERS if several else 1)
         own = etcd_name(control_plane.name, membership.number)
         names = [name for number in numbers if (name := etcd_name(control_plane.name, number)) != own]
+        restored = control_plane.status.restore
+        # Only the first member of a new etcd. One that joins has the data of the others.
+        begins_at = restored.begins_at if restored is not None and not membership.joins else None
         return etcd_component(
             own,
             address=address,
@@ -405,6 +408,7 @@ class DedicatedEtcd:
             scheduling=scheduling,
             membership=membership,
             peers=names,
+            begins_at=begins_at,
         )
 
     def _begun(self, control_plane: ControlPlane) -> bool:

@@ -45,6 +45,7 @@ from kplane.controlplane_operator.controlplanes.publish import (
     published_fields,
     write_secrets,
 )
+from kplane.controlplane_operator.controlplanes.restored import restore_status, restored_service_cidr
 from kplane.controlplane_operator.controlplanes.retained_data import RetainedDataRecord
 from kplane.controlplane_operator.controlplanes.rotator import Rotator, refused_rotation
 from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitors
@@ -242,6 +243,7 @@ class ControlPlaneReconciler:
             "cluster_path": control_plane.cluster_path if virtual else None,
             "claimed_address": one.claimed,
             "service_cidr": self._service_cidr(one),
+            "restore": restore_status(control_plane, snapshots=self._context.stores.snapshots),
             "deletion_policy": policy_of(control_plane, chosen=one.followed.chosen),
             "remembered_class": one.followed.remembered(),
             "conditions": self._recorded_conditions(control_plane, followed=one.followed),
@@ -260,6 +262,9 @@ class ControlPlaneReconciler:
         """Return the network of Services, which kplane decides where it runs the API server."""
         if one.provisioner is self._provisioners.adopted:
             return None
+        restored = restored_service_cidr(one.control_plane, snapshots=self._context.stores.snapshots)
+        if restored is not None:
+            return restored
         namespace = self._context.stores.namespaces.get(("", management_namespace(one.control_plane.name)))
         record = RetainedDataRecord.of(namespace) if namespace is not None else None
         kept = record.service_cidr if record is not None else None
@@ -285,7 +290,7 @@ class ControlPlaneReconciler:
         self._claims.confirm(one.control_plane, provision=provision)
         if provision.authorities is None:
             return provision
-        if not one.was_published:
+        if not one.was_published and one.control_plane.status.restore is None:
             # The data may be those of an earlier control plane, whose users must not get in.
             await revoke_issued(provision.administrator)
         try:

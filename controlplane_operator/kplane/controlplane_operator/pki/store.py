@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -234,6 +235,15 @@ class TenantKeys:
         """Return the entries of the Secret of the authorities, as it is at this moment; None if there is none."""
         found = await self._look(control_plane)
         return data_of(found) if found is not None else None
+
+    async def restore(self, control_plane: ControlPlane, *, data: Mapping[str, bytes]) -> None:
+        """Begin with these entries, which `exported` returned of a former control plane.
+
+        Raises ConditionError (Failed) where they are damaged.
+        """
+        _generations(control_plane, data)
+        with contextlib.suppress(AlreadyExists):
+            await create_lasting_secret(self._context, control_plane, name=AUTHORITIES_SECRET, data=data)
 
     async def issued(self, control_plane: ControlPlane) -> TenantCertificates | None:
         """Return the leaf certificates that `certificates` wrote last; None if there are none.

@@ -33,6 +33,7 @@ _log: Final = logging.getLogger(__name__)
 
 _EXPECTED: Final = (OperatorError, DataError, ProviderError, WorkloadsError, OSError, TimeoutError)
 _TURN_SECONDS: Final = 3.0
+_RESTORED_SECONDS: Final = 10.0
 _FIRST_RETRY_SECONDS: Final = 10.0
 _RETRY_SECONDS_AT_MOST: Final = 900.0
 _NO_STORAGE: Final = (
@@ -71,6 +72,7 @@ class ControlPlaneSnapshotReconciler:
             snapshot = ControlPlaneSnapshot.model_validate(obj)
             uid = snapshot.metadata.uid or ""
             if snapshot.status.phase is SnapshotPhase.COMPLETED or self._jobs.has(uid):
+                await self.failures.over(key)
                 return None
             if (rest := self._not_before.get(uid, 0.0) - asyncio.get_running_loop().time()) > 0:
                 return Result(rest)
@@ -156,6 +158,7 @@ class ControlPlaneSnapshotReconciler:
             keys=archived.digest.count,
             bytes=archived.size,
             sha256=saved.sha256,
+            service_cidr=of.status.service_cidr,
             kubernetes_version=of.status.version,
             location=file_name(snapshot),
             conditions=with_condition(
@@ -202,6 +205,8 @@ class ControlPlaneSnapshotReconciler:
         await self._jobs.cancel(metadata["uid"])
         if FINALIZER not in metadata.get("finalizers", ()):
             return None
+        if self._is_restored(metadata["name"]):
+            return Result(jittered(_RESTORED_SECONDS))
         snapshot = PartialSnapshot.of(obj)
         uid = metadata["uid"]
         try:
@@ -226,6 +231,14 @@ class ControlPlaneSnapshotReconciler:
         self._backoff.forget(uid)
         self._not_before.pop(uid, None)
         return None
+
+    def _is_restored(self, name: str) -> bool:
+        """Tell whether a control plane is being restored from the snapshot, and so needs its file."""
+        found = self._context.stores.control_planes.by("snapshot", name)
+        return any(
+            (each.get("status") or {}).get("endpoint") is None and "deletionTimestamp" not in each["metadata"]
+            for each in found
+        )
 
 
 def file_name(snapshot: ControlPlaneSnapshot | PartialSnapshot) -> str:

@@ -103,6 +103,7 @@ class Stores:
             indexers={
                 "class": _field("spec", "classRef", "name"),
                 "endpoint": _field("spec", "endpointRef", "name"),
+                "snapshot": _field("spec", "source", "snapshotRef", "name"),
                 "path": _cluster_path,
                 "address": held_addresses,
                 "namespace": _namespace,
@@ -408,6 +409,8 @@ class _EventRouter:
 
     def snapshot(self, change: Change) -> None:
         self.queues.snapshots.add(change.key)
+        if _ready_reason(change.old) != _ready_reason(change.new):
+            self._control_planes("snapshot", change.key[1])
         for obj in (change.new, change.old):
             if obj is not None:
                 for name in _field("spec", "controlPlaneRef", "name")(obj):

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kplane.workloads.component import DATA, FILES, SCRATCH, Component, File, Probe
+from kplane.workloads.component import DATA, FILES, SCRATCH, Component, File, Preparation, Probe
+from kplane.workloads.errors import RuntimeFailure
 from kplane.workloads.pods.settings import Image, PodSettings
 
 __all__ = ["DATA_VOLUME", "FILES_MODE", "placed_content", "pod_spec", "topology_spread"]
@@ -91,9 +92,45 @@ def pod_spec(component: Component, *, image: Image, settings: PodSettings, files
     }
     if component.service_account is not None:
         spec |= {"serviceAccountName": component.service_account, "automountServiceAccountToken": True}
+    if component.prepare is not None:
+        spec["initContainers"] = [
+            _preparing(component, spec["containers"][0], prepare=component.prepare, settings=settings)
+        ]
     if settings.pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in settings.pull_secrets]
     return spec | _scheduling(component)
+
+
+_PREPARE: Final = """\
+[ -e "$0" ] && exit 0
+new=$1 made=$2; shift 2
+rm -rf "$new"
+"$@"
+mkdir -p -m 0700 "${0%/*}"
+mv "$new/$made" "$0"
+rm -rf "$new"
+"""
+"""An end at any point leaves all of what is made or nothing."""
+
+
+def _preparing(
+    component: Component, container: Mapping[str, Any], *, prepare: Preparation, settings: PodSettings
+) -> dict[str, Any]:
+    """Describe the container that makes the data of the component, if they are not there."""
+    image = settings.images.get(prepare.program)
+    if image is None:
+        raise RuntimeFailure(f"Component {component.name}: no image for {prepare.program} is given.")
+    new = f"{_DATA_PATH}.new"
+    args = [_placed(argument.replace(DATA, new)) for argument in prepare.args]
+    made = f"{_DATA_PATH}/{prepare.creates}"
+    return {
+        "name": "prepare",
+        "image": image.reference,
+        "imagePullPolicy": image.pull_policy,
+        "command": ["/bin/sh", "-euc", _PREPARE, made, new, prepare.creates, prepare.program, *args],
+        **{name: container[name] for name in ("securityContext", "terminationMessagePolicy", "volumeMounts")},
+        **_resources(component),
+    }
 
 
 def topology_spread(component: Component, *, labels: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from kplane.workloads.errors import RuntimeFailure
 from kplane.workloads.processes.directory import REMOVED_PREFIX, ComponentDirectory
 from kplane.workloads.processes.launch import check_name, is_name, prepare_launch
 from kplane.workloads.processes.ports import PortRegistry
+from kplane.workloads.processes.preparation import prepare_data
 from kplane.workloads.processes.process import end_entries
 from kplane.workloads.processes.proctable import ProcessEntry, marked_processes
 from kplane.workloads.processes.program import ProgramVersions
@@ -159,6 +160,7 @@ class ProcessRuntime:
                 programs=self._programs,
                 log_limit_bytes=self._log_limit_bytes,
             )
+            await prepare_data(component, directory=supervision.directory, programs=self._programs)
             await supervision.apply(launch)
 
     def state(self, name: str) -> ComponentState:

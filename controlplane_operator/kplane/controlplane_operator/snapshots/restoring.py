@@ -1,0 +1,169 @@
+"""Restores keys and data of a snapshot into a new control plane.
+
+A key in its etcd, outside of the prefix of the API server, says how far the data are. Each transaction compares it: the
+token of the present attempt, by which an earlier one writes nothing more, or that all data are there.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import secrets
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kplane.api import ControlPlane
+from kplane.controlplane_operator.backup.archive import identities
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.errors import BackupFailed, OperatorError
+from kplane.controlplane_operator.pki.secrets import data_of
+from kplane.controlplane_operator.pki.store import TenantKeys
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.snapshots.jobs import SnapshotJobs
+from kplane.controlplane_operator.snapshots.opening import OpenedSnapshot
+from kplane.controlplane_operator.snapshots.saving import SnapshotStorage
+from kplane.controlplane_operator.snapshots.source import DEDICATED_PREFIX
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.data import (
+    Absent,
+    Client,
+    DataError,
+    DeleteRange,
+    Equals,
+    HeldCredentials,
+    Put,
+    digest,
+    prefix,
+    write_archived,
+)
+from kplane.provider import NotFound, ProviderError
+from kplane.provider.client.resources import SECRETS
+
+__all__ = ["SnapshotRestorer"]
+
+_log: Final = logging.getLogger(__name__)
+
+_EXPECTED: Final = (OperatorError, DataError, ProviderError, OSError, TimeoutError)
+_STATE: Final = b"/kplane.dev/restore"
+_DONE: Final = b"done "
+_CALL_SECONDS: Final = 30.0
+_IDENTITY: Final = "identity"
+
+
+class SnapshotRestorer:
+    """Restores a control plane by one job, however often it is asked."""
+
+    def __init__(self, context: OperatorContext, *, jobs: SnapshotJobs, storage: SnapshotStorage | None) -> None:
+        self._context = context
+        self._keys = TenantKeys(context)
+        self._jobs = jobs
+        self._storage = storage
+        self._failed: dict[str, str] = {}
+        """By uid of a control plane: why the last attempt failed."""
+
+    async def restore_keys(self, control_plane: ControlPlane) -> None:
+        """Have the Secret of the authorities be that of the snapshot."""
+        if await self._keys.exist(control_plane):
+            return
+        try:
+            opened = await self._open(control_plane)
+            async for _ in opened.pairs():
+                pass
+            header = opened.end().header
+        except _EXPECTED as error:
+            raise _failure(control_plane, str(error)) from error
+        await self._keys.restore(control_plane, data=_keys_in(header))
+
+    async def restore_data(self, control_plane: ControlPlane, *, endpoint: str, credentials: HeldCredentials) -> None:
+        """Have all data of the snapshot be in this etcd."""
+        uid = control_plane.metadata.uid or ""
+        if not self._jobs.has(uid):
+            client = Client(endpoint, credentials=credentials, timeout_seconds=_CALL_SECONDS)
+            try:
+                async with client:
+                    found = await client.get(_STATE)
+            except DataError as error:
+                raise ConditionError(Reason.PROVISIONING, str(error)) from error
+            if found is not None and found.value.startswith(_DONE):
+                self._failed.pop(uid, None)
+                return
+            if (why := self._failed.pop(uid, None)) is not None:
+                raise _failure(control_plane, why)
+
+            async def work() -> None:
+                await self._restore(control_plane, endpoint=endpoint, credentials=credentials)
+
+            if not self._jobs.start(uid, of=uid, work=work):
+                raise ConditionError(
+                    Reason.PROVISIONING, "other snapshots are being saved or restored; waiting for them"
+                )
+        raise ConditionError(Reason.PROVISIONING, f"restoring the data of snapshot {_name(control_plane)}")
+
+    async def _restore(self, control_plane: ControlPlane, *, endpoint: str, credentials: HeldCredentials) -> None:
+        uid = control_plane.metadata.uid or ""
+        try:
+            async with Client(endpoint, credentials=credentials, timeout_seconds=_CALL_SECONDS) as client:
+                keys = await self._write(control_plane, client=client)
+        except _EXPECTED as error:
+            self._failed[uid] = str(error) or "an answer took too long"
+            _log.warning("failed to restore control plane %s: %s", control_plane.name, error)
+        except Exception:  # noqa: BLE001 - it is tried again
+            self._failed[uid] = "the operator failed; report it, with the operator's log"
+            _log.exception("failed to restore control plane %s", control_plane.name)
+        else:
+            self._context.events.record(
+                control_plane, reason="Restored", message=f"restored {keys} keys of snapshot {_name(control_plane)}"
+            )
+        self._context.queues.control_planes.add(("", control_plane.name))
+
+    async def _write(self, control_plane: ControlPlane, *, client: Client) -> int:
+        """Write all data, compare them, and say in etcd that they are there; returns the number of keys."""
+        opened = await self._open(control_plane)
+        start = prefix.checked(DEDICATED_PREFIX)
+        token = f"{control_plane.metadata.uid} {secrets.token_hex(8)}".encode()
+        found = await client.get(_STATE)
+        before = Absent(_STATE) if found is None else Equals(_STATE, found.value)
+        if found is not None and found.value.startswith(_DONE):
+            return 0
+        await client.apply([Put(_STATE, token), DeleteRange(start, prefix.range_end(start))], only_if=[before])
+        mine = [Equals(_STATE, token)]
+        async for pairs in opened.pairs():
+            await write_archived(client, DEDICATED_PREFIX, pairs, only_if=mine)
+        archived = opened.end()
+        if await digest(client, DEDICATED_PREFIX) != archived.digest:
+            raise BackupFailed("the data in etcd are not those of the snapshot")
+        await client.apply([Put(_STATE, _DONE + archived.digest.sha256.encode())], only_if=mine)
+        return archived.digest.count
+
+    async def _open(self, control_plane: ControlPlane) -> OpenedSnapshot:
+        restore, source = control_plane.status.restore, control_plane.spec.source
+        if restore is None or source is None:
+            raise BackupFailed("the control plane has no snapshot to begin with")
+        if self._storage is None:
+            raise BackupFailed("the operator has no storage for snapshots: set etcd.backup.recipients and a storage")
+        name = source.identity_secret_ref.name
+        try:
+            secret = await self._context.client.get(SECRETS, name, namespace=self._context.namespace)
+        except NotFound:
+            raise BackupFailed(f"there is no Secret {self._context.namespace}/{name} with the private key") from None
+        text = data_of(secret).get(_IDENTITY)
+        if text is None:
+            raise BackupFailed(f"Secret {self._context.namespace}/{name} has no key {_IDENTITY}")
+        keys = identities(text.decode(errors="replace"))
+        return OpenedSnapshot(self._storage.storage, restore.location, keys=keys, sha256=restore.sha256)
+
+
+def _name(control_plane: ControlPlane) -> str:
+    restore = control_plane.status.restore
+    return restore.snapshot if restore is not None else ""
+
+
+def _failure(control_plane: ControlPlane, why: str) -> ConditionError:
+    return ConditionError(Reason.RESTORE_FAILED, f"failed to restore snapshot {_name(control_plane)}: {why}")
+
+
+def _keys_in(header: Mapping[str, Any]) -> dict[str, bytes]:
+    try:
+        return {name: base64.b64decode(content) for name, content in header["keys"].items()}
+    except (KeyError, AttributeError, TypeError, ValueError) as error:
+        raise ConditionError(Reason.RESTORE_FAILED, "the snapshot has no keys of a control plane") from error

@@ -1,0 +1,95 @@
+"""Files of snapshots: only those that the operator wrote are opened."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pyrage
+import pytest
+
+from kplane.controlplane_operator.backup.storage import Volume
+from kplane.controlplane_operator.errors import BackupFailed
+from kplane.controlplane_operator.snapshots.opening import OpenedSnapshot
+from kplane.controlplane_operator.snapshots.saving import Saved, SnapshotStorage, save_snapshot
+from kplane.controlplane_operator.snapshots.source import Source
+from kplane.data import ArchiveDamaged, Client, KeyValue, Page, Unreachable
+
+KEY = pyrage.x25519.Identity.generate()
+NAME = "controlplane-acme-uid.age"
+
+
+class Pages(Client):
+    """300 values of 10 kB, and an end that fails if asked to."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self._fails = fails
+
+    async def pages(self, prefix: str, *, size: int = 500) -> AsyncIterator[Page]:
+        for page in range(3):
+            yield Page(9, tuple(KeyValue(f"{prefix}{page}-{n}".encode(), os.urandom(10_000), 1) for n in range(100)))
+        if self._fails:
+            raise Unreachable("etcd is gone")
+
+
+async def save(directory: Path, *, fails: bool = False) -> Saved:
+    source = Source(Pages(fails=fails), "/registry/", {"controlPlane": "acme"})
+    return await save_snapshot(source, to=SnapshotStorage(Volume(directory), [KEY.to_public()]), name=NAME)
+
+
+async def read(directory: Path, saved: Saved, *, key: pyrage.x25519.Identity = KEY) -> int:
+    opened = OpenedSnapshot(Volume(directory), NAME, keys=[key], sha256=saved.sha256)
+    found = 0
+    async for pairs in opened.pairs():
+        found += len(pairs)
+    assert opened.end() == saved.archived
+    return found
+
+
+async def test_a_snapshot_is_read_as_it_was_written(tmp_path: Path) -> None:
+    saved = await save(tmp_path)
+    assert await read(tmp_path, saved) == 300
+    # Who has enough of it needs not read it to its end.
+    opened = OpenedSnapshot(Volume(tmp_path), NAME, keys=[KEY], sha256=saved.sha256)
+    async for _ in opened.pairs():
+        break
+
+
+async def test_nothing_is_left_of_one_that_fails(tmp_path: Path) -> None:
+    (tmp_path / f".{NAME}.partial").write_text("of a killed operator")
+    with pytest.raises(Unreachable, match="etcd is gone"):
+        await save(tmp_path, fails=True)
+    assert os.listdir(tmp_path) == []
+
+
+async def test_one_that_others_wrote_is_refused(tmp_path: Path) -> None:
+    """Its recipients are public: whoever may write to the storage can encrypt to them."""
+    saved, former = await save(tmp_path), (tmp_path / NAME).read_bytes()
+    plain = io.BytesIO()
+    pyrage.decrypt_io(io.BytesIO(former), plain, [KEY])
+    forged = io.BytesIO()
+    pyrage.encrypt_io(io.BytesIO(plain.getvalue()), forged, [KEY.to_public()])
+    (tmp_path / NAME).write_bytes(forged.getvalue())
+    with pytest.raises(BackupFailed, match="is not the file that was saved"):
+        await read(tmp_path, saved)
+
+
+@pytest.mark.parametrize("change", ["cut", "garbled", "appended"])
+async def test_a_damaged_one_is_refused(change: str, tmp_path: Path) -> None:
+    saved, former = await save(tmp_path), (tmp_path / NAME).read_bytes()
+    middle = len(former) // 2
+    changed = {
+        "cut": former[:middle],
+        "garbled": former[:middle] + bytes([former[middle] ^ 1]) + former[middle + 1 :],
+        "appended": former + b"x",
+    }
+    (tmp_path / NAME).write_bytes(changed[change])
+    with pytest.raises((BackupFailed, ArchiveDamaged, OSError)):
+        await read(tmp_path, saved)
+
+
+async def test_another_key_opens_nothing(tmp_path: Path) -> None:
+    with pytest.raises(BackupFailed, match="failed to decrypt"):
+        await read(tmp_path, await save(tmp_path), key=pyrage.x25519.Identity.generate())
