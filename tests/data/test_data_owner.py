@@ -19,6 +19,7 @@ from kplane.data import (
     Put,
     claim,
     delete_owned,
+    owned_below,
     owned_by,
     owner_key,
     owner_of,
@@ -246,3 +247,13 @@ async def test_a_tenant_neither_reads_nor_writes_its_owner_key(
             with pytest.raises(PermissionDenied):
                 await attempt
     assert await owner_of(client, prefix) == ACME
+
+
+async def test_prefixes_that_have_an_owner_are_listed(client: Client, prefix: str) -> None:
+    one, other = f"{prefix}one/", f"{prefix}two/"
+    assert await owned_below(client, prefix) == {}
+    await claim(client, one, owner=ACME)
+    await claim(client, other, owner=NAMESAKE)
+    assert await owned_below(client, prefix) == {one: ACME, other: NAMESAKE}
+    await release(client, other, owner=NAMESAKE)
+    assert await owned_below(client, prefix) == {one: ACME}

@@ -18,6 +18,7 @@ from kplane.data.client import (
     Put,
     Weight,
 )
+from kplane.data.clone import Original, clone, is_clone, lacks_data
 from kplane.data.compare import Digest, digest
 from kplane.data.credentials import Credentials, HeldCredentials
 from kplane.data.errors import (
@@ -37,11 +38,23 @@ from kplane.data.errors import (
     TimedOut,
     TooLarge,
     Unreachable,
+    ValueUnreadable,
 )
 from kplane.data.members import Member, Members
-from kplane.data.owner import Owner, claim, delete_owned, owned_by, owner_key, owner_of, release, take_over
+from kplane.data.owner import (
+    Owner,
+    claim,
+    delete_owned,
+    owned_below,
+    owned_by,
+    owner_key,
+    owner_of,
+    release,
+    take_over,
+)
 from kplane.data.snapshot import Snapshot
 from kplane.data.template import Reset, Template, reset
+from kplane.data.uids import uid_of
 from kplane.data.usage import Usage, usage
 
 __all__ = [
@@ -76,6 +89,7 @@ __all__ = [
     "NotFound",
     "NotOwned",
     "Operation",
+    "Original",
     "Owner",
     "Page",
     "Pair",
@@ -91,17 +105,23 @@ __all__ = [
     "TooLarge",
     "Unreachable",
     "Usage",
+    "ValueUnreadable",
     "Weight",
     "archive",
     "claim",
+    "clone",
     "delete_owned",
     "digest",
+    "is_clone",
+    "lacks_data",
+    "owned_below",
     "owned_by",
     "owner_key",
     "owner_of",
     "release",
     "reset",
     "take_over",
+    "uid_of",
     "usage",
     "write_archived",
 ]

@@ -24,6 +24,7 @@ __all__ = [
     "TimedOut",
     "TooLarge",
     "Unreachable",
+    "ValueUnreadable",
 ]
 
 
@@ -50,6 +51,10 @@ class NotOwned(DataError):
 
 class CredentialsUnusable(DataError):
     """A file with a certificate or key is missing, empty, or open to other users."""
+
+
+class ValueUnreadable(DataError):
+    """A value is not what an API server writes without encryption: protobuf, or JSON."""
 
 
 class SnapshotDamaged(DataError):

@@ -13,7 +13,7 @@ from kplane.data import prefix as prefixes
 from kplane.data.client import Absent, Client, Delete, DeleteRange, Empty, Equals, Operation, Put
 from kplane.data.errors import ConditionNotMet, NotOwned
 
-__all__ = ["Owner", "claim", "delete_owned", "owned_by", "owner_key", "owner_of", "release", "take_over"]
+__all__ = ["Owner", "claim", "delete_owned", "owned_below", "owned_by", "owner_key", "owner_of", "release", "take_over"]
 
 _OWNERS: Final = b"/kplane.dev/owners"
 _CHUNK: Final = 1000
@@ -58,6 +58,16 @@ async def owner_of(client: Client, prefix: str) -> Owner | None:
     """Return who owns a prefix; None if it has no owner key. Raises DataError."""
     found = await client.get(owner_key(prefix))
     return Owner.decode(found.value) if found is not None else None
+
+
+async def owned_below(client: Client, prefix: str) -> dict[str, Owner]:
+    """Return the prefixes below a prefix that have an owner, and who that is. Raises DataError."""
+    below = owner_key(prefix).decode()
+    return {
+        item.key.decode().removeprefix(_OWNERS.decode()): Owner.decode(item.value)
+        async for page in client.pages(below)
+        for item in page.items
+    }
 
 
 async def claim(client: Client, prefix: str, *, owner: Owner, known: bool = False) -> None:

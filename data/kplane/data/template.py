@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -10,12 +10,15 @@ from kplane.data import prefix as prefixes
 from kplane.data.client import MAX_OPERATIONS, Client, Delete, Operation, Put
 from kplane.data.errors import DataError
 
-__all__ = ["Reset", "Template", "reset"]
+__all__ = ["COPY_MARK", "Reset", "Template", "batches", "reset"]
+
+COPY_MARK: Final = b".copy"
+"""Name of the key that says whose copy the keys beside it are: see `clone`. No object of Kubernetes has such a name."""
 
 _MAX_BYTES: Final = 1 << 20
 """Keys and values in one transaction; etcd takes requests of 1.5 MiB."""
 
-_TRANSIENT: Final = (b"leases/", b"masterleases/", b"peerserverleases/", b"events/")
+_TRANSIENT: Final = (b"leases/", b"masterleases/", b"peerserverleases/", b"events/", COPY_MARK)
 """What an API server has no use for after a restart. It is in no template."""
 
 _API_SERVERS: Final = (b"masterleases/", b"peerserverleases/", b"leases/kube-system/apiserver-")
@@ -59,7 +62,7 @@ async def reset(client: Client, prefix: str, template: Template) -> Reset:
     put = tuple(key for key, value in template.values.items() if found.get(key) != value)
     changes: list[Operation] = [Put(head + key, template.values[key]) for key in put]
     changes += [Delete(head + key) for key in deleted]
-    for batch in _batches(changes):
+    for batch in batches(changes):
         revision = (await client.apply(batch)).revision
     return Reset(revision, deleted, put)
 
@@ -76,11 +79,12 @@ async def _read(client: Client, prefix: str) -> tuple[int, dict[bytes, bytes]]:
     return revision, values
 
 
-def _batches(changes: list[Operation]) -> Iterator[list[Operation]]:
+def batches(changes: Iterable[Operation], *, most: int = MAX_OPERATIONS) -> Iterator[list[Operation]]:
+    """Cut changes into transactions of at most `most` operations and about 1 MiB."""
     batch, size = list[Operation](), 0
     for change in changes:
         weight = len(change.key) + (len(change.value) if isinstance(change, Put) else 0)
-        if batch and (len(batch) == MAX_OPERATIONS or size + weight > _MAX_BYTES):
+        if batch and (len(batch) == most or size + weight > _MAX_BYTES):
             yield batch
             batch, size = [], 0
         batch.append(change)

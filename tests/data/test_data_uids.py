@@ -1,0 +1,83 @@
+"""The uid of a stored object, from protobuf and JSON as an API server writes them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kplane.data import ValueUnreadable, uid_of
+
+UID = "0c6d3b8e-1f5e-4f0e-9a8b-2d1c3e4f5a6b"
+_OTHER = "ffffffff-1f5e-4f0e-9a8b-2d1c3e4f5a6b"
+
+
+def varint(number: int) -> bytes:
+    digits = [number >> shift & 0x7F for shift in range(0, max(number.bit_length(), 1), 7)]
+    return bytes([*(digit | 0x80 for digit in digits[:-1]), digits[-1]])
+
+
+def field(number: int, content: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def protobuf(metadata: bytes, rest: bytes = b"") -> bytes:
+    """Write what an API server does: the kind, then the object, then two empty fields."""
+    kind = field(1, field(1, b"v1") + field(2, b"Secret"))
+    return b"k8s\0" + kind + field(2, field(1, metadata) + rest) + field(3, b"") + field(4, b"")
+
+
+_OTHERS = st.one_of(
+    st.builds(field, st.integers(6, 600), st.binary(max_size=300)),
+    st.builds(lambda number, value: varint(number << 3) + varint(value), st.integers(6, 99), st.integers(0, 2**64 - 1)),
+    st.builds(
+        lambda number, value: varint(number << 3 | 1) + value, st.integers(6, 99), st.binary(min_size=8, max_size=8)
+    ),
+    st.builds(
+        lambda number, value: varint(number << 3 | 5) + value, st.integers(6, 99), st.binary(min_size=4, max_size=4)
+    ),
+)
+
+
+@given(uid=st.uuids().map(str), before=st.lists(_OTHERS), after=st.lists(_OTHERS), rest=st.lists(_OTHERS))
+def test_the_uid_is_found_among_all_other_fields(
+    uid: str, before: list[bytes], after: list[bytes], rest: list[bytes]
+) -> None:
+    metadata = b"".join([*before, field(5, uid.encode()), *after])
+    assert uid_of(protobuf(metadata, b"".join(rest))) == uid
+
+
+def test_the_uid_of_an_owner_or_of_other_json_is_not_the_objects() -> None:
+    owner = field(13, field(1, b"v1") + field(4, _OTHER.encode()))
+    assert uid_of(protobuf(field(5, UID.encode()) + owner, field(5, _OTHER.encode()))) == UID
+    assert uid_of(protobuf(owner)) is None
+    document = {"metadata": {"uid": UID, "ownerReferences": [{"uid": _OTHER}]}, "uid": _OTHER}
+    assert uid_of(json.dumps(document).encode()) == UID
+    assert uid_of(b'{"metadata": {"name": "a"}}') is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"k8s:enc:secretbox:v1:kplane:\x01\x02",
+        b"",
+        b"[1]",
+        b"nothing",
+        b"k8s\0\x12\x05\x0a",
+        b"k8s\0\x07",
+        b"k8s\0" + b"\xff" * 12,
+    ],
+)
+def test_a_value_that_cannot_be_read_is_an_error(value: bytes) -> None:
+    with pytest.raises(ValueUnreadable):
+        uid_of(value)
+
+
+@given(st.binary(max_size=80))
+def test_no_bytes_raise_anything_else(value: bytes) -> None:
+    for each in (value, b"k8s\0" + value, protobuf(value)):
+        with contextlib.suppress(ValueUnreadable):
+            uid_of(each)
