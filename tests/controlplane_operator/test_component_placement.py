@@ -12,10 +12,12 @@ from kplane.controlplane_operator.component_names import (
     components_of,
     egress_name,
     etcd_name,
+    makes_template,
     mark_of,
     mcm_mark,
     mcm_name,
     place,
+    template_name,
 )
 from kplane.workloads import RuntimeFailure
 from kplane.workloads.pods import Placement
@@ -28,8 +30,10 @@ def test_components_are_in_the_namespace_of_their_control_plane(name: str) -> No
     assert place(egress_name(name)) == Placement(namespace, "egress-proxy")
     assert place(etcd_name(name)) == Placement(namespace, "etcd", group="etcd")
     assert place(etcd_name(name, 2)) == Placement(namespace, "etcd-2", group="etcd")
+    assert place(template_name(name)) == Placement(namespace, "template")
+    assert [each for each in components_of(name) if makes_template(each)] == [template_name(name)]
     members = {etcd_name(name, member) for member in range(3)}
-    assert set(components_of(name)) == {apiserver_name(name), egress_name(name)} | members
+    assert set(components_of(name)) == {apiserver_name(name), egress_name(name), template_name(name)} | members
 
 
 @pytest.mark.parametrize("control_plane", ["acme", "a.b", "x" * 53, "x" * 253])

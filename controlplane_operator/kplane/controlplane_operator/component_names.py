@@ -18,10 +18,12 @@ __all__ = [
     "components_of",
     "egress_name",
     "etcd_name",
+    "makes_template",
     "mark_of",
     "mcm_mark",
     "mcm_name",
     "place",
+    "template_name",
 ]
 
 _NAMESPACE: Final = "kplane-cp"
@@ -30,7 +32,8 @@ MOST_ETCD_MEMBERS: Final = 3
 _ETCD: Final = "etcd"
 _API_SERVER: Final = "apiserver"
 _EGRESS: Final = "egress"
-_PROGRAMS: Final = {_API_SERVER: "kube-apiserver", _EGRESS: "egress-proxy"}
+_TEMPLATE: Final = "template"
+_PROGRAMS: Final = {_API_SERVER: "kube-apiserver", _EGRESS: "egress-proxy", _TEMPLATE: "template"}
 _MCM: Final = re.compile(r"mcm([a-z2-7]{6})(x?-.+)")
 _MEMBER: Final = re.compile(r"etcd([12]?)(x?-.+)")
 _MARK_LETTERS: Final = 6
@@ -50,6 +53,16 @@ def etcd_name(control_plane: str, member: int = 0) -> str:
 def egress_name(control_plane: str) -> str:
     """Name of the component that is the proxy of the control plane's kube-apiserver to what its class allows."""
     return _component(control_plane, kind=_EGRESS)
+
+
+def template_name(control_plane: str) -> str:
+    """Name of the kube-apiserver that makes a template beside the control plane that asked for it first."""
+    return _component(control_plane, kind=_TEMPLATE)
+
+
+def makes_template(component: str) -> bool:
+    """Tell whether a component is a kube-apiserver that makes a template."""
+    return component.startswith(_TEMPLATE)
 
 
 def components_of(control_plane: str) -> list[str]:

@@ -16,6 +16,7 @@ __all__ = [
     "OperatorError",
     "PrefixNotOwned",
     "RoleMissing",
+    "TemplateFailed",
 ]
 
 
@@ -54,3 +55,7 @@ class PrefixNotOwned(KeyspaceError):
         super().__init__(str(error))
         self.prefix: Final = error.prefix
         self.owner: Final[Owner | None] = error.owner
+
+
+class TemplateFailed(OperatorError):
+    """No template of a control plane could be made; the message says why."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import json
 
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, utils
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kplane.controlplane_operator.pki.issuing import signed_by
 from kplane.controlplane_operator.pki.primitives import create_signing_key
+from kplane.controlplane_operator.pki.signatures import sign_claims, signed_by
 
 KEY, OTHER = create_signing_key(), create_signing_key()
 
@@ -32,6 +34,21 @@ def test_the_key_that_signed_is_told_from_others() -> None:
     assert not signed_by(token, key=OTHER)
     head, body, signature = token.split(".")
     assert not signed_by(f"{head}.{body}x.{signature}", key=KEY)
+
+
+def test_what_we_sign_is_told_as_ours_and_names_its_key_as_api_servers_do() -> None:
+    token = sign_claims({"sub": "a", "aud": ["b"]}, key=KEY)
+    assert signed_by(token, key=KEY)
+    assert not signed_by(token, key=OTHER)
+    header, claims = (json.loads(base64.urlsafe_b64decode(part + "==")) for part in token.split(".")[:2])
+    assert claims == {"sub": "a", "aud": ["b"]}
+    assert header["alg"] == "ES256"
+    der = (
+        load_pem_private_key(KEY, password=None)
+        .public_key()
+        .public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    )
+    assert base64.urlsafe_b64decode(header["kid"] + "=") == hashlib.sha256(der).digest()
 
 
 @given(st.text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ipaddress import ip_network
 from typing import Final
 from urllib.parse import urlsplit
@@ -23,6 +24,7 @@ __all__ = [
     "API_SERVER_PORTS",
     "API_SERVER_RESOURCES",
     "api_server_component",
+    "bootstrap_arguments",
     "dns_address",
     "external_url",
     "server_url",
@@ -104,46 +106,14 @@ def api_server_component(
         name=name,
         program=API_SERVER,
         version=version,
-        args=(
-            f"--bind-address={address.listen}",
-            # If the host is a name, the API server finds its own address, which it does not publish, see below.
-            *(() if address.bind else (f"--advertise-address={address.host}",)),
-            f"--secure-port={port}",
-            # Pods that would look up default/kubernetes need a routable address, which loopback is not.
-            "--endpoint-reconciler-type=none",
-            f"--service-cluster-ip-range={service_cidr}",
-            f"--etcd-servers={','.join(etcd.endpoints)}",
-            f"--etcd-prefix={etcd_prefix}",
-            f"--etcd-cafile={FILES}/etcd-ca.crt",
-            f"--etcd-certfile={FILES}/etcd-client.crt",
-            f"--etcd-keyfile={FILES}/etcd-client.key",
-            *(("--etcd-compaction-interval=0", "--etcd-db-metric-poll-interval=0") if etcd_shared else ()),
-            f"--tls-cert-file={FILES}/server.crt",
-            f"--tls-private-key-file={FILES}/server.key",
-            f"--client-ca-file={FILES}/client-ca.crt",
-            f"--authentication-config={FILES}/authentication.yaml",
-            "--enable-bootstrap-token-auth=true",
-            f"--requestheader-client-ca-file={FILES}/front-proxy-ca.crt",
-            "--requestheader-allowed-names=front-proxy-client",
-            "--requestheader-username-headers=X-Remote-User",
-            "--requestheader-group-headers=X-Remote-Group",
-            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
-            f"--proxy-client-cert-file={FILES}/front-proxy-client.crt",
-            f"--proxy-client-key-file={FILES}/front-proxy-client.key",
-            f"--service-account-issuer={SERVICE_ACCOUNT_ISSUER}",
-            f"--service-account-key-file={FILES}/sa.pub",
-            f"--service-account-signing-key-file={FILES}/sa.key",
-            f"--encryption-provider-config={FILES}/encryption.yaml",
-            "--encryption-provider-config-automatic-reload=true",
-            "--authorization-mode=Node,RBAC",
-            *([f"--egress-selector-config-file={FILES}/{CONFIGURATION}"] if egress is not None else []),
-            # Bounds what a node writes: itself, and pods that are bound to it without a ServiceAccount of their own.
-            "--enable-admission-plugins=NodeRestriction",
-            "--profiling=false",
-            # Otherwise a stop waits up to a minute for open watches.
-            "--shutdown-watch-termination-grace-period=2s",
-            *((f"--audit-policy-file={FILES}/audit.yaml", "--audit-log-path=-") if audit is not None else ()),
-            *settings.extra_args,
+        args=_arguments(
+            address,
+            etcd_endpoints=etcd.endpoints,
+            etcd_prefix=etcd_prefix,
+            etcd_shared=etcd_shared,
+            service_cidr=service_cidr,
+            settings=settings,
+            egress=egress is not None,
         ),
         files={
             # kube-apiserver re-reads its serving certificate, its client CAs and its etcd client certificate.
@@ -180,6 +150,79 @@ def api_server_component(
             *(egress.reaches() if egress is not None else ()),
         ),
         grace_seconds=10.0,
+    )
+
+
+def bootstrap_arguments(settings: ApiServerSettings, *, service_cidr: str) -> Sequence[str]:
+    """Return the flags on which depends what an API server of the shared etcd writes at its first start.
+
+    They are those of one that has no address yet, and no keys.
+    """
+    return _arguments(
+        Address("none", {_HTTPS: 0}),
+        etcd_endpoints=(),
+        etcd_prefix="",
+        etcd_shared=True,
+        service_cidr=service_cidr,
+        settings=settings,
+        egress=True,
+    )
+
+
+def _arguments(
+    address: Address,
+    *,
+    etcd_endpoints: Sequence[str],
+    etcd_prefix: str,
+    etcd_shared: bool,
+    service_cidr: str,
+    settings: ApiServerSettings,
+    egress: bool,
+) -> tuple[str, ...]:
+    return (
+        f"--bind-address={address.listen}",
+        # If the host is a name, the API server finds its own address, which it does not publish, see below.
+        *(() if address.bind else (f"--advertise-address={address.host}",)),
+        f"--secure-port={address.ports[_HTTPS]}",
+        # Pods that would look up default/kubernetes need a routable address, which loopback is not.
+        "--endpoint-reconciler-type=none",
+        f"--service-cluster-ip-range={service_cidr}",
+        f"--etcd-servers={','.join(etcd_endpoints)}",
+        f"--etcd-prefix={etcd_prefix}",
+        f"--etcd-cafile={FILES}/etcd-ca.crt",
+        f"--etcd-certfile={FILES}/etcd-client.crt",
+        f"--etcd-keyfile={FILES}/etcd-client.key",
+        *(("--etcd-compaction-interval=0", "--etcd-db-metric-poll-interval=0") if etcd_shared else ()),
+        f"--tls-cert-file={FILES}/server.crt",
+        f"--tls-private-key-file={FILES}/server.key",
+        f"--client-ca-file={FILES}/client-ca.crt",
+        f"--authentication-config={FILES}/authentication.yaml",
+        "--enable-bootstrap-token-auth=true",
+        f"--requestheader-client-ca-file={FILES}/front-proxy-ca.crt",
+        "--requestheader-allowed-names=front-proxy-client",
+        "--requestheader-username-headers=X-Remote-User",
+        "--requestheader-group-headers=X-Remote-Group",
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+        f"--proxy-client-cert-file={FILES}/front-proxy-client.crt",
+        f"--proxy-client-key-file={FILES}/front-proxy-client.key",
+        f"--service-account-issuer={SERVICE_ACCOUNT_ISSUER}",
+        f"--service-account-key-file={FILES}/sa.pub",
+        f"--service-account-signing-key-file={FILES}/sa.key",
+        f"--encryption-provider-config={FILES}/encryption.yaml",
+        "--encryption-provider-config-automatic-reload=true",
+        "--authorization-mode=Node,RBAC",
+        *([f"--egress-selector-config-file={FILES}/{CONFIGURATION}"] if egress else []),
+        # Bounds what a node writes: itself, and pods that are bound to it without a ServiceAccount of their own.
+        "--enable-admission-plugins=NodeRestriction",
+        "--profiling=false",
+        # Otherwise a stop waits up to a minute for open watches.
+        "--shutdown-watch-termination-grace-period=2s",
+        *(
+            (f"--audit-policy-file={FILES}/audit.yaml", "--audit-log-path=-")
+            if settings.audit_policy is not None
+            else ()
+        ),
+        *settings.extra_args,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -20,7 +20,7 @@ from kplane.data import Usage
 from kplane.provider import ClusterConfig
 from kplane.workloads import Address, ComponentState, Phase, Runtime, WorkloadsError
 
-__all__ = ["Provision", "Provisioner", "VersionLag", "check_ready", "provision_at", "runtime_errors"]
+__all__ = ["AccountUid", "Provision", "Provisioner", "VersionLag", "check_ready", "provision_at", "runtime_errors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,10 @@ class VersionLag:
 
     reason: Reason
     message: str
+
+
+AccountUid = Callable[[str], Awaitable[str | None]]
+"""Returns the uid of a ServiceAccount of kplane inside a control plane; None if there is none, or it is encrypted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,10 @@ class Provision:
     lag: VersionLag | None = None
     again_seconds: float | None = None
     """When to look again, though nothing may tell of a change."""
+    fresh: bool = False
+    """Its keys are a copy of a template that was made for it: no credentials of anybody were ever issued there."""
+    account_uid: AccountUid | None = None
+    """Reads the uid of a ServiceAccount without the API server; None where only that can tell."""
 
 
 class Provisioner(Protocol):
@@ -148,6 +156,8 @@ def provision_at(
     asked: KubernetesVersion | None,
     lag: VersionLag | None,
     again_seconds: float | None = None,
+    fresh: bool = False,
+    account_uid: AccountUid | None = None,
 ) -> Provision:
     """Describe how to get in at the address of a kube-apiserver that kplane runs; the rest is that of Provision."""
     url, external = server_url(address), external_url(address)
@@ -166,6 +176,8 @@ def provision_at(
         asked=asked,
         lag=lag,
         again_seconds=again_seconds,
+        fresh=fresh,
+        account_uid=account_uid,
     )
 
 

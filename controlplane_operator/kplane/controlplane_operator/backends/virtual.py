@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from typing import Final
 
 from kplane.api import DEFAULT_SERVICE_CIDR, ControlPlane, DeletionPolicy
@@ -13,8 +14,9 @@ from kplane.controlplane_operator.backends.base import Provision, check_ready, p
 from kplane.controlplane_operator.backends.class_settings import api_server_settings, exposure_of, scheduling_of
 from kplane.controlplane_operator.backends.etcd import EtcdAccess
 from kplane.controlplane_operator.backends.proxy import PROXY_PROCESS, EgressProxies, ProxyProgram
-from kplane.controlplane_operator.backends.versions import ApiServerPlanner
-from kplane.controlplane_operator.component_names import apiserver_name
+from kplane.controlplane_operator.backends.templates import Templates
+from kplane.controlplane_operator.backends.versions import ApiServerPlan, ApiServerPlanner
+from kplane.controlplane_operator.component_names import apiserver_name, template_name
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import KeyspaceError, PrefixNotOwned
 from kplane.controlplane_operator.pki.store import TenantKeys
@@ -28,6 +30,7 @@ from kplane.controlplane_operator.shared_etcd.metering import StorageMeter
 from kplane.controlplane_operator.shared_etcd.quota import recorded
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import as_recorded
+from kplane.controlplane_operator.tenant.bootstrap import TENANT_NAMESPACE
 from kplane.controlplane_operator.watch.addresses import etcd_address
 from kplane.data import Owner, Usage
 from kplane.workloads import Runtime
@@ -59,6 +62,11 @@ class VirtualProvisioner:
         self._shared = shared_etcd
         self._access = AccessControl(shared_etcd) if shared_etcd is not None else None
         self._health = EtcdHealth(shared_etcd) if shared_etcd is not None else None
+        self._templates = (
+            Templates(context, runtime=runtime, shared=shared_etcd, access=self._access)
+            if shared_etcd is not None and self._access is not None
+            else None
+        )
         self._meter = (
             StorageMeter(shared_etcd, tenants=self._tenants, measured=self._measured)
             if shared_etcd is not None
@@ -72,13 +80,17 @@ class VirtualProvisioner:
         return self._health.problem or self._access.problem
 
     async def run(self) -> None:
-        """Check the shared etcd, keep its access control as it has to be, and measure tenants, until cancelled."""
-        if self._health is None or self._access is None or self._meter is None:
+        """Check the shared etcd, keep its access control as it has to be, measure tenants, and make templates.
+
+        Returns when cancelled only.
+        """
+        if self._health is None or self._access is None or self._meter is None or self._templates is None:
             return
         async with asyncio.TaskGroup() as group:
             group.create_task(self._health.run())
             group.create_task(self._access.run())
             group.create_task(self._meter.run())
+            group.create_task(self._templates.run())
             if self._shared is not None and self._shared.namespace is not None:
                 group.create_task(LearnerPromoter(self._shared).run())
 
@@ -113,6 +125,7 @@ class VirtualProvisioner:
                 egress_hosts=(way_out.host,) if way_out is not None else (),
                 etcd_user=user,
             )
+            fresh = not published and await self._copy(control_plane, plan=plan, service_cidr=service_cidr)
             await access.grant(user, prefix=prefix, owner=_owner(control_plane))
             egress = await self._proxies.ensure(
                 control_plane,
@@ -152,6 +165,8 @@ class VirtualProvisioner:
             settled=self._runtime.settled(name) and self._proxies.settled(control_plane, chosen=plan.chosen),
             asked=plan.asked,
             lag=plan.lag(state) or self._proxies.lag(control_plane, chosen=plan.chosen),
+            fresh=fresh,
+            account_uid=partial(self._account_uid, prefix),
         )
 
     async def has_data(self, control_plane: ControlPlane) -> bool:
@@ -180,6 +195,8 @@ class VirtualProvisioner:
         """Leave the rights of its user in etcd as they are."""
         if self._access is not None:
             self._access.forget(_etcd_user(uid))
+        if self._templates is not None:
+            self._templates.forget(uid)
 
     async def take_over(self, control_plane: ControlPlane, *, former: str) -> None:
         """Have the etcd forget the former user, whose API server may run still, and name the new owner of the keys."""
@@ -206,6 +223,9 @@ class VirtualProvisioner:
             # lost node, then writes no more keys.
             await access.revoke(_etcd_user(control_plane.metadata.uid))
             await self._runtime.delete(apiserver_name(control_plane.name))
+            if (maker := template_name(control_plane.name)) in self._runtime.names():
+                # Those who wait for that template have it made beside another control plane.
+                await self._runtime.delete(maker)
             await self._proxies.end(control_plane)
 
     async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
@@ -232,6 +252,28 @@ class VirtualProvisioner:
             self._context.events.record(
                 control_plane, reason="DataDeleted", message=f"deleted {deleted} keys, none is left"
             )
+
+    async def _copy(self, control_plane: ControlPlane, *, plan: ApiServerPlan, service_cidr: str) -> bool:
+        """Have a new control plane begin as a copy of a template; tell whether it did."""
+        if self._templates is None:
+            return False
+        return await self._templates.copy(
+            control_plane,
+            prefix=_prefix(control_plane),
+            owner=_owner(control_plane),
+            user=_etcd_user(control_plane.metadata.uid),
+            plan=plan,
+            service_cidr=service_cidr,
+        )
+
+    async def _account_uid(self, prefix: str, account: str) -> str | None:
+        """Read the uid of a ServiceAccount of kplane from etcd; None if there is none, or it cannot be read."""
+        key = f"serviceaccounts/{TENANT_NAMESPACE}/{account}"
+        try:
+            return await self._required()[0].keyspace.uid(prefix, key)
+        except KeyspaceError:
+            # It may be encrypted. The API server knows.
+            return None
 
     async def _claim(self, control_plane: ControlPlane, *, user: str) -> None:
         """Make the prefix the control plane's, before anything is made for it. Raises ConditionError (DataNotOwned)."""

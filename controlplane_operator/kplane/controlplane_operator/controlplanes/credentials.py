@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final
 
 from kplane.api import AuthModel, AuthSpec, ControlPlane, is_true
@@ -19,6 +20,7 @@ from kplane.controlplane_operator.pki.issuing import (
     issued_under,
     of_certificate,
     reusable,
+    sign_token,
     until_renewal,
 )
 from kplane.controlplane_operator.pki.kubeconfig import document_of
@@ -26,7 +28,14 @@ from kplane.controlplane_operator.pki.primitives import user_of
 from kplane.controlplane_operator.pki.secrets import data_of
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
-from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, CONTROLLERS_ACCOUNT, Subject, bootstrap
+from kplane.controlplane_operator.tenant.bootstrap import (
+    ADMIN_ACCOUNT,
+    CONTROLLERS_ACCOUNT,
+    TENANT_NAMESPACE,
+    Subject,
+    administrator,
+    bootstrap,
+)
 from kplane.controlplane_operator.tenant.client import reported_version, tenant_client
 from kplane.controlplane_operator.watch.backoff import jittered
 from kplane.controlplane_operator.watch.event_routing import refused_since
@@ -131,9 +140,7 @@ class CredentialIssuer:
         controllers: Identity | None,
     ) -> Credentials:
         by_certificate = auth.model is AuthModel.X509
-        # By uid, because a certificate cannot be revoked. A user of an earlier control plane, whose data and CAs this
-        # one adopted, is another user then.
-        user = Subject("User", f"kplane:admin:{control_plane.metadata.uid}")
+        user = administrator(control_plane.metadata.uid or "", by_certificate=by_certificate)
         certificate, lifetime = provision.controllers, auth.lifetime_asked
         bound = Subject("User", user_of(certificate.certificate)) if certificate else CONTROLLERS_ACCOUNT
         lacking = None
@@ -141,7 +148,7 @@ class CredentialIssuer:
             try:
                 await bootstrap(
                     client,
-                    admin=user if by_certificate else ADMIN_ACCOUNT,
+                    admin=user,
                     admin_role=auth.default_role,
                     controllers=bound,
                 )
@@ -153,15 +160,29 @@ class CredentialIssuer:
                 if by_certificate and provision.authorities is not None:
                     admin = issue_certificate(provision.authorities.client, user=user.name, lifetime=lifetime)
                 else:
-                    admin = await issue_token(client, service_account=ADMIN_ACCOUNT.name, lifetime=lifetime)
+                    admin = await self._token(client, provision, account=ADMIN_ACCOUNT.name, lifetime=lifetime)
             if controllers is None or await self._version(provision, controllers) is None:
-                controllers = await issue_token(client, service_account=CONTROLLERS_ACCOUNT.name, lifetime=lifetime)
+                name = CONTROLLERS_ACCOUNT.name
+                controllers = await self._token(client, provision, account=name, lifetime=lifetime)
         version = await self._version(provision, admin)
         if version is None:
             raise ConditionError(
                 Reason.CREDENTIALS_REJECTED, "the control plane rejects the credentials that it has just issued"
             )
         return Credentials(admin, controllers, version, lacking)
+
+    async def _token(self, client: Client, provision: Provision, *, account: str, lifetime: timedelta) -> Identity:
+        """Sign a token by the key of the control plane; ask its API server where kplane has no key, or no uid."""
+        uid = await provision.account_uid(account) if provision.account_uid is not None else None
+        if uid is None or provision.authorities is None:
+            return await issue_token(client, service_account=account, lifetime=lifetime)
+        return sign_token(
+            provision.authorities.service_account_key,
+            namespace=TENANT_NAMESPACE,
+            service_account=account,
+            uid=uid,
+            lifetime=lifetime,
+        )
 
     async def _version(self, provision: Provision, identity: Identity) -> str | None:
         """Ask for the version as this identity; None if the control plane rejects it."""

@@ -290,7 +290,7 @@ class ControlPlaneReconciler:
         self._claims.confirm(one.control_plane, provision=provision)
         if provision.authorities is None:
             return provision
-        if not one.was_published and one.control_plane.status.restore is None:
+        if not one.was_published and not provision.fresh and one.control_plane.status.restore is None:
             # The data may be those of an earlier control plane, whose users must not get in.
             await revoke_issued(provision.administrator)
         try:

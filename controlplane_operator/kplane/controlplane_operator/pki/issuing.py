@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec, utils
-from cryptography.hazmat.primitives.serialization import load_pem_public_key
-
+from kplane.api import SERVICE_ACCOUNT_ISSUER
 from kplane.api.names import GROUP, KUBECONFIG_KEY
 from kplane.controlplane_operator.errors import BootstrapFailed
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities
@@ -24,10 +19,10 @@ from kplane.controlplane_operator.pki.primitives import (
     expiry,
     issue_client,
     issued_by,
-    public_key,
     renewal_time,
 )
 from kplane.controlplane_operator.pki.secrets import data_of
+from kplane.controlplane_operator.pki.signatures import sign_claims, signed_by
 from kplane.controlplane_operator.tenant.tokens import request_token
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import Client, ClusterConfig
@@ -41,34 +36,9 @@ __all__ = [
     "issued_under",
     "of_certificate",
     "reusable",
-    "signed_by",
+    "sign_token",
     "until_renewal",
 ]
-
-_COORDINATE_BYTES: Final = 32
-"""Of a P-256 signature; ES256 puts the two one after the other (RFC 7518, 3.4)."""
-
-
-def signed_by(token: str, *, key: bytes) -> bool:
-    """Tell whether a private key (PEM) of ours signed a token. Raises CredentialsInvalid where the key is none.
-
-    It says nothing of whether the token is good otherwise: that is up to the API server.
-    """
-    verifier = load_pem_public_key(public_key(key))
-    signed, _, encoded = token.rpartition(".")
-    try:
-        signature = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
-    except (binascii.Error, ValueError):
-        return False
-    if len(signature) != 2 * _COORDINATE_BYTES or not isinstance(verifier, ec.EllipticCurvePublicKey):
-        return False
-    r, s = (int.from_bytes(part) for part in (signature[:_COORDINATE_BYTES], signature[_COORDINATE_BYTES:]))
-    try:
-        verifier.verify(utils.encode_dss_signature(r, s), signed.encode(), ec.ECDSA(hashes.SHA256()))
-    except InvalidSignature:
-        return False
-    return True
-
 
 _RENEW_AT: Final = f"{GROUP}/renew-at"
 _EXPIRES_AT: Final = f"{GROUP}/expires-at"
@@ -125,6 +95,26 @@ async def issue_token(client: Client, *, service_account: str, lifetime: timedel
             f" {asked.isoformat(timespec='seconds')}; set the clocks of both machines right"
         )
     return Identity(asked + life * _RENEWED_AFTER, token.expires_at, token=token.value, lifetime=lifetime)
+
+
+def sign_token(key: bytes, *, namespace: str, service_account: str, uid: str, lifetime: timedelta) -> Identity:
+    """Issue a token of a ServiceAccount by the control plane's own key, which needs no API server.
+
+    It has the claims that API servers give and check. It is not bound to an object besides the ServiceAccount.
+    """
+    now = datetime.now(UTC).replace(microsecond=0)
+    ends = now + lifetime
+    claims = {
+        "aud": [SERVICE_ACCOUNT_ISSUER],
+        "exp": int(ends.timestamp()),
+        "iat": int(now.timestamp()),
+        "iss": SERVICE_ACCOUNT_ISSUER,
+        "jti": str(uuid.uuid4()),
+        "kubernetes.io": {"namespace": namespace, "serviceaccount": {"name": service_account, "uid": uid}},
+        "nbf": int(now.timestamp()),
+        "sub": f"system:serviceaccount:{namespace}:{service_account}",
+    }
+    return Identity(now + lifetime * _RENEWED_AFTER, ends, token=sign_claims(claims, key=key), lifetime=lifetime)
 
 
 def issue_certificate(authority: KeyPair, *, user: str, lifetime: timedelta) -> Identity:

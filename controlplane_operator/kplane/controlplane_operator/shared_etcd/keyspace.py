@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -17,20 +17,28 @@ from kplane.data import (
     LearnerBehind,
     NotFound,
     NotOwned,
+    Original,
     Owner,
     Permission,
+    Template,
     Usage,
     claim,
+    clone,
     delete_owned,
+    is_clone,
+    lacks_data,
+    owned_below,
     owner_of,
     release,
     take_over,
+    uid_of,
     usage,
 )
 
-__all__ = ["Keyspace", "key_prefix"]
+__all__ = ["Keyspace", "key_prefix", "template_prefix"]
 
-_PREFIX: Final = re.compile(r"/clusters/[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/")
+_TEMPLATES: Final = "/kplane.dev/templates/"
+_PREFIX: Final = re.compile(r"(/clusters/|/kplane[.]dev/templates/)[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/")
 _ROOT: Final = "root"
 _TIMEOUT_SECONDS: Final = 10.0
 _MEASURED_AT_ONCE: Final = 16 << 20
@@ -45,9 +53,20 @@ def key_prefix(cluster_path: str) -> str:
     return _checked(f"/clusters/{cluster_path}/")
 
 
+def template_prefix(name: str) -> str:
+    """Return the prefix of a template's keys, where no control plane has its own.
+
+    Raises KeyspaceError where the name cannot be one segment of a key.
+    """
+    return _checked(f"{_TEMPLATES}{name}/")
+
+
 def _checked(prefix: str) -> str:
     if not _PREFIX.fullmatch(prefix):
-        raise KeyspaceError(f"{prefix!r} is not the prefix of a control plane; it must be /clusters/<clusterPath>/")
+        raise KeyspaceError(
+            f"{prefix!r} is not the prefix of a control plane or template; it must be /clusters/<clusterPath>/ or"
+            f" {_TEMPLATES}<name>/"
+        )
     return prefix
 
 
@@ -179,6 +198,11 @@ class Keyspace:
             await _unless(NotFound, self._client.access.delete_user(user))
             await _unless(NotFound, self._client.access.delete_role(user))
 
+    async def has_user(self, user: str) -> bool:
+        """Tell whether a user exists, whatever it may do."""
+        with _told():
+            return await self._client.access.roles_of(user) is not None
+
     async def count(self, prefix: str) -> int:
         """Return the number of keys below a prefix."""
         with _told():
@@ -214,6 +238,49 @@ class Keyspace:
         """
         with _told():
             return await delete_owned(self._client, _checked(prefix), owner=owner)
+
+    async def template(self, prefix: str) -> Template:
+        """Read the keys of a prefix at one revision."""
+        with _told():
+            return await Template.read(self._client, _checked(prefix))
+
+    async def templates(self) -> dict[str, Owner]:
+        """Return the names of all templates, with who owns each."""
+        with _told():
+            found = await owned_below(self._client, _TEMPLATES)
+        return {prefix.removeprefix(_TEMPLATES).rstrip("/"): owner for prefix, owner in found.items()}
+
+    async def clone(
+        self, original: Original, prefix: str, *, owner: Owner, replaced: str, without: Collection[bytes]
+    ) -> bool:
+        """Have the keys of a prefix be a copy made for its owner; False if it has other keys, which stay.
+
+        The copy has `replaced` in the place of the original's placeholder, and leaves the keys `without` out. Raises
+        PrefixNotOwned.
+        """
+        with _told():
+            return await clone(
+                self._client, original, _checked(prefix), owner=owner, replaced=replaced, without=without
+            )
+
+    async def lacks_data(self, prefix: str) -> bool:
+        """Tell whether a prefix has no keys, or only those of a copy that was cut off."""
+        with _told():
+            return await lacks_data(self._client, _checked(prefix))
+
+    async def is_clone(self, prefix: str, *, owner: Owner) -> bool:
+        """Tell whether the keys of a prefix are a finished copy that was made for this owner."""
+        with _told():
+            return await is_clone(self._client, _checked(prefix), owner=owner)
+
+    async def uid(self, prefix: str, key: str) -> str | None:
+        """Return the uid of the object with this key of a prefix; None if there is none.
+
+        Raises KeyspaceError if the value cannot be read, such as one that is encrypted.
+        """
+        with _told():
+            found = await self._client.get(f"{_checked(prefix)}{key}".encode())
+            return uid_of(found.value) if found is not None else None
 
 
 async def _unless(expected: type[DataError], call: Awaitable[None]) -> None:

@@ -23,8 +23,10 @@ __all__ = [
     "CONTROLLERS_BINDING",
     "JOIN_ADDON",
     "MANAGED_LABELS",
+    "REVISION",
     "TENANT_NAMESPACE",
     "Subject",
+    "administrator",
     "bootstrap",
 ]
 
@@ -33,6 +35,9 @@ TENANT_NAMESPACE: Final = "kplane-system"
 
 JOIN_ADDON: Final = "kubeadm-join"
 """The add-on that nodes join with; its bootstrap tokens are credentials like the others."""
+
+REVISION: Final = "1"
+"""Another one with each change of what `bootstrap` makes: templates that lack the change are made again."""
 
 _SYSTEM_NAMESPACES: Final = ("default", "kube-system", "kube-public", "kube-node-lease", TENANT_NAMESPACE)
 _NAMES_AT_MOST: Final = 50
@@ -55,6 +60,15 @@ class Subject:
 
 ADMIN_ACCOUNT: Final = Subject("ServiceAccount", "controlplane-admin")
 CONTROLLERS_ACCOUNT: Final = Subject("ServiceAccount", "controlplane-controllers")
+
+
+def administrator(uid: str, *, by_certificate: bool) -> Subject:
+    """Return who the published kubeconfig is for, in the control plane with this uid.
+
+    The user has the uid in its name, because a certificate cannot be revoked. A user of an earlier control plane, whose
+    data and CAs this one adopted, is another user then.
+    """
+    return Subject("User", f"kplane:admin:{uid}") if by_certificate else ADMIN_ACCOUNT
 
 
 async def bootstrap(client: Client, *, admin: Subject, admin_role: str, controllers: Subject) -> None:

@@ -1,0 +1,231 @@
+"""Templates of virtual control planes: found or made for those that wait for one, and collected when out of use.
+
+A template is one for each version of Kubernetes, and for each of the other things that a fresh control plane depends
+on. It lies in the shared etcd, and new control planes are copies of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Final, NoReturn
+
+from pydantic import ValidationError
+
+from kplane.api import AuthSpec, ControlPlane, ControlPlaneClass
+from kplane.controlplane_operator.backends.apiserver import API_SERVER
+from kplane.controlplane_operator.backends.template_making import TemplateMaker, Wanted, left_out
+from kplane.controlplane_operator.backends.versions import ApiServerPlan
+from kplane.controlplane_operator.component_names import makes_template
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.errors import OperatorError, TemplateFailed
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
+from kplane.controlplane_operator.shared_etcd.access_control import AccessControl
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.watch.backoff import jittered
+from kplane.data import DataError, Original, Owner
+from kplane.provider import ProviderError
+from kplane.workloads import Runtime, WorkloadsError
+
+__all__ = ["Templates"]
+
+_log: Final = logging.getLogger(__name__)
+
+_MAKING_SECONDS: Final = 120.0
+"""How long one template may take; a bootstrap on a busy machine takes a tenth of it."""
+_PATIENCE_SECONDS: Final = 180.0
+"""How long a control plane waits, also if other templates come first."""
+_AGAIN_SECONDS: Final = 300.0
+"""How long control planes are bootstrapped the ordinary way after a failure."""
+_PERIOD_SECONDS: Final = 600.0
+"""How often old templates are collected; not at once, because what uses them may not be known yet."""
+_ENDING_SECONDS: Final = 5.0
+"""How often the operator looks after the API server of a template that takes longer to end."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A template that control planes wait for."""
+
+    wanted: Wanted
+    host: str
+    """The control plane that asked first."""
+    since: float = field(default_factory=time.monotonic)
+    waiting: set[str] = field(default_factory=set)
+
+
+class Templates:
+    """The templates of one operator: only the one that leads makes and collects any."""
+
+    def __init__(
+        self, context: OperatorContext, *, runtime: Runtime, shared: SharedEtcd, access: AccessControl
+    ) -> None:
+        self._context = context
+        self._runtime = runtime
+        self._shared = shared
+        self._maker = TemplateMaker(runtime=runtime, shared=shared, access=access)
+        self._known: dict[str, Original] = {}
+        self._asked: dict[str, _Asked] = {}
+        self._failed: dict[str, tuple[float, str]] = {}
+        """Maps the name of a template that could not be made to the time of the next attempt, and why."""
+        self._copies: dict[str, bool] = {}
+        """Which control planes that are not published yet are copies, by uid."""
+        self._news = asyncio.Event()
+
+    async def copy(
+        self,
+        control_plane: ControlPlane,
+        *,
+        prefix: str,
+        owner: Owner,
+        user: str,
+        plan: ApiServerPlan,
+        service_cidr: str,
+    ) -> bool:
+        """Have the keys of a new control plane be a copy; False if it has data, or starts with none.
+
+        That is decided once, before its user of etcd gets rights: from then on its API server may write there. Raises
+        ConditionError (Provisioning) while the template is being made, and KeyspaceError.
+        """
+        if (known := self._copies.get(owner.uid)) is not None:
+            return known
+        keyspace = self._shared.keyspace
+        original = None
+        if not await keyspace.has_user(user) and await keyspace.lacks_data(prefix):
+            original = await self.find(control_plane, plan=plan, service_cidr=service_cidr)
+        if original is not None:
+            auth = plan.chosen.spec.auth if plan.chosen is not None else AuthSpec()
+            copied = await keyspace.clone(original, prefix, owner=owner, replaced=owner.uid, without=left_out(auth))
+        else:
+            copied = await keyspace.is_clone(prefix, owner=owner)
+        self._copies[owner.uid] = copied
+        return copied
+
+    def forget(self, uid: str) -> None:
+        """Forget whether the control plane with this uid is a copy: it is published, or gone."""
+        self._copies.pop(uid, None)
+
+    async def find(self, control_plane: ControlPlane, *, plan: ApiServerPlan, service_cidr: str) -> Original | None:
+        """Return the template for a new control plane; None if there is none to be had, which an Event says.
+
+        Raises ConditionError (Provisioning) while it is being made, and KeyspaceError.
+        """
+        version = plan.version or await self._own_version()
+        if version is None:
+            return None
+        wanted = Wanted.of(plan.chosen, version=version, asked=plan.version, service_cidr=service_cidr)
+        try:
+            found = self._known.get(wanted.name) or await self._maker.find(wanted)
+            if found is None:
+                self._wait(control_plane, wanted=wanted)
+        except TemplateFailed as error:
+            self._context.events.record(
+                control_plane,
+                reason="TemplateFailed",
+                message=f"the control plane is bootstrapped by its own API server, because it has no template: {error}",
+                warning=True,
+            )
+            return None
+        self._known[wanted.name] = found
+        return found
+
+    async def run(self) -> NoReturn:
+        """Make what is asked for, one template after the other, until cancelled; collect what is out of use."""
+        await self._runtime.synced()
+        due = time.monotonic() + jittered(_PERIOD_SECONDS)
+        while True:
+            self._news.clear()
+            for name in list(self._asked):
+                await self._make(name)
+            until = due if await self._end_makers() else time.monotonic() + _ENDING_SECONDS
+            if time.monotonic() >= due:
+                await self._collect_quietly()
+                due = time.monotonic() + jittered(_PERIOD_SECONDS)
+            if not self._asked:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                        await self._news.wait()
+
+    async def collect(self) -> list[str]:
+        """Delete templates that no class and no control plane asks for; returns their names. Raises OperatorError."""
+        used = await self._used() | set(self._asked)
+        unused = [name for name in await self._shared.keyspace.templates() if name not in used]
+        for name in unused:
+            await self._maker.discard(name)
+            self._known.pop(name, None)
+        return unused
+
+    def _wait(self, control_plane: ControlPlane, *, wanted: Wanted) -> NoReturn:
+        """Ask for a template, and raise ConditionError; raises TemplateFailed if it is not to be had."""
+        until, why = self._failed.get(wanted.name, (0.0, ""))
+        if time.monotonic() < until:
+            raise TemplateFailed(why)
+        asked = self._asked.setdefault(wanted.name, _Asked(wanted, control_plane.name))
+        if time.monotonic() - asked.since > _PATIENCE_SECONDS:
+            raise TemplateFailed(f"it is not there after {_PATIENCE_SECONDS:.0f} s")
+        asked.waiting.add(control_plane.name)
+        self._news.set()
+        raise ConditionError(
+            Reason.PROVISIONING,
+            f"waiting for template {wanted.name}, which the operator makes once for all control planes like this",
+        )
+
+    async def _make(self, name: str) -> None:
+        asked = self._asked[name]
+        try:
+            async with asyncio.timeout(_MAKING_SECONDS):
+                await self._maker.make(asked.wanted, host=asked.host)
+        except (OperatorError, WorkloadsError, ProviderError, DataError, TimeoutError) as error:
+            why = str(error) or f"it took more than {_MAKING_SECONDS:.0f} s"
+            self._failed[name] = time.monotonic() + _AGAIN_SECONDS, why
+            _log.warning("failed to make template %s: %s; again in %.0f s at the earliest", name, why, _AGAIN_SECONDS)
+        else:
+            self._failed.pop(name, None)
+            _log.info("made template %s", name)
+        finally:
+            del self._asked[name]
+            for waiting in asked.waiting:
+                self._context.queues.control_planes.add(("", waiting))
+
+    async def _end_makers(self) -> bool:
+        """End the API servers of templates, also those that an operator before this one has left; tell whether all
+        ended."""
+        ended = True
+        for component in self._runtime.names():
+            if makes_template(component):
+                try:
+                    await self._runtime.delete(component)
+                except WorkloadsError as error:
+                    _log.info("%s has not ended yet: %s", component, error)
+                    ended = False
+        return ended
+
+    async def _collect_quietly(self) -> None:
+        try:
+            for name in await self.collect():
+                _log.info("deleted template %s, which is out of use", name)
+        except (OperatorError, WorkloadsError) as error:
+            _log.warning("failed to collect templates that are out of use: %s", error)
+
+    async def _used(self) -> set[str]:
+        """Return the names of the templates that a new control plane could ask for."""
+        classes: list[ControlPlaneClass | None] = [None]
+        for obj in self._context.stores.classes:
+            with contextlib.suppress(ValidationError):
+                classes.append(ControlPlaneClass.model_validate(obj))
+        asked = {obj["spec"].get("version") for obj in self._context.stores.control_planes}
+        asked |= {chosen.spec.version for chosen in classes if chosen is not None}
+        versions = {str(version).removeprefix("v") for version in asked if version}
+        own = await self._own_version()
+        return {
+            Wanted.of(chosen, version=version, asked=None).name
+            for chosen in classes
+            for version in versions | ({own} if own is not None else set())
+        }
+
+    async def _own_version(self) -> str | None:
+        return await self._runtime.version(API_SERVER)
