@@ -196,6 +196,7 @@ async def test_old_and_new_credentials_work_until_the_old_ones_are_dropped(own_f
     assert (published["ca.crt"], published["sa.key"]) == (after.ca_data, left["sa.key"])
     assert published["signing-ca.crt"] == left["client-ca.crt"]
     assert set(left) == {*keys, "rotation.json"}
+    assert left.pop("encryption.key") == keys["encryption.key"], "data are encrypted by it"
     assert set(left.values()).isdisjoint(keys.values())
 
     version = await resource_version(own_field, "turn")
@@ -270,6 +271,7 @@ async def test_an_operator_that_is_ended_in_each_phase_goes_on_where_it_was(
         await reaches(target, "lasting", "Done")
     after, left = await target.tenant("lasting"), await secret(target, "lasting", "keys")
     await refused(before, trusting=after.ca_data)
+    assert left.pop("encryption.key") == keys["encryption.key"], "data are encrypted by it"
     assert set(left.values()).isdisjoint(keys.values())
     async with Client(after) as tenant:
         assert (await tenant.get(NAMESPACES, "kept"))["metadata"]["name"] == "kept"
