@@ -36,7 +36,7 @@ _LISTENS: Final = (
     "            asked, by = key.fileobj.recvfrom(512)",
     "            key.fileobj.sendto(asked, by)",
 )
-# Of names it asks for the root's servers: whoever answers DNS says something, be it a refusal.
+# Of names it asks for the root's servers: a DNS server answers something, be it a refusal.
 _PROBE: Final = (
     "import concurrent.futures, json, socket, sys",
     "QUESTION = bytes.fromhex('002a01000001000000000000' '00' '0002' '0001')",

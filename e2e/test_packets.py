@@ -128,7 +128,7 @@ def test_packets_of_a_tenant_arrive_at_etcd_and_dns_only(
 def test_packets_of_a_dedicated_control_plane_arrive_where_its_class_allows(
     bystanders: Bystanders, kubectl: Kubectl, dedicated: Tenant, acme: Tenant
 ) -> None:
-    """Its API server reaches its own etcd and its proxy, the proxy what the class allows, and its etcd nobody."""
+    """Its API server reaches its own etcd and its proxy, the proxy what the class allows, and its etcd nothing."""
     api_server, etcd, proxy = _dedicated_pods(kubectl, dedicated)
     [egress] = proxy["spec"]["containers"][0]["ports"]
     targets = {

@@ -183,6 +183,7 @@ async def test_every_related_object_wakes_what_depends_on_it() -> None:
                 "controlplane": {"cp"},
                 "controlplaneaddons": {"cp"},
                 "dedicatedmcm": {"reg"},
+                "snapshotschedule": {"cp"},
             },
         ),
         (stores.endpoints, obj("door", 4), {"controlplaneendpoint": {"door"}, "controlplane": {"cp"}}),
@@ -228,7 +229,11 @@ async def test_what_we_say_about_an_object_is_no_reason_to_look_at_it_again() ->
         store.apply(obj("told", 2, spec={}, status=told))
     assert await woken(stores, queues) == {}
     stores.control_planes.apply(obj("told", 3, spec={}, status={**told, "endpoint": "https://edited.example"}))
-    assert await woken(stores, queues) == {"controlplane": {"told"}, "controlplaneaddons": {"told"}}
+    assert await woken(stores, queues) == {
+        "controlplane": {"told"},
+        "controlplaneaddons": {"told"},
+        "snapshotschedule": {"told"},
+    }
     # Add-ons wait for nothing more once somebody answers again.
     ready = {**told, "endpoint": "https://edited.example", "conditions": [{"type": "Ready", "status": "True"}]}
     stores.control_planes.apply(obj("told", 4, spec={}, status=ready))

@@ -40,6 +40,7 @@ def test_flags_become_settings(flags: list[str]) -> None:
         "kube-apiserver": Image("registry.example/kube-apiserver:1", capabilities=("NET_BIND_SERVICE",)),
         "etcd": Image("registry.example/etcd:2"),
         "egress-proxy": Image("registry.example/operator:3"),
+        "etcdutl": Image("registry.example/operator:3"),
     }
     assert (pods.pull_secrets, pods.replicas) == (("one", "two"), 3)
     assert (pods.expose, pods.external_host) == (Expose.NODE_PORT, "nodes.example")

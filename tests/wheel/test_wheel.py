@@ -63,4 +63,4 @@ def test_it_works_beside_packages_named_like_components(wheel: Path, tmp_path: P
     ran = subprocess.run(
         command, cwd=project, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False
     )
-    assert ran.stdout.splitlines() == [str(packages / "kplane"), "4 True True True"], ran.stderr
+    assert ran.stdout.splitlines() == [str(packages / "kplane"), "5 True True True"], ran.stderr

@@ -23,7 +23,7 @@ class OpenedSnapshot:
     """A snapshot that is read once, by a thread that waits for its reader. Memory is bounded."""
 
     def __init__(self, storage: Storage, name: str, *, keys: Sequence[pyrage.x25519.Identity], sha256: str) -> None:
-        """Whoever may write to the storage can encrypt to its recipients: `sha256` tells what the operator wrote."""
+        """A user who may write to the storage can encrypt to its recipients: `sha256` tells what the operator wrote."""
         self._storage = storage
         self._name = name
         self._keys = keys
@@ -109,14 +109,14 @@ class _Sink:
         self._ending = self._loop.create_task(self._put_end())
 
     def close(self) -> None:
-        """Take no more: a write that waits goes on, and the next one fails."""
+        """Take no more: a write that waits ends, and the next one fails."""
         self._closed = True
         while not self.pieces.empty():
             self.pieces.get_nowait()
 
     async def _put(self, piece: bytes) -> None:
         if self._closed:
-            raise BackupFailed("nobody reads the snapshot any more")
+            raise BackupFailed("the snapshot is not read any more")
         await self.pieces.put(piece)
 
     async def _put_end(self) -> None:
