@@ -201,11 +201,11 @@ def _address(host: str, port: int) -> dict[str, Any]:
     return {"socket_address": {"address": host, "port_value": port}}
 
 
-async def open_namespace(client: Client, namespace: str = "default") -> None:
-    """Let the operator of an embedded cluster read the Secrets of a namespace, as its owner does."""
+async def open_namespace(client: Client, namespace: str = "default", *, role: str = SECRETS_READER) -> None:
+    """Give the operator of an embedded cluster a role for the Secrets of a namespace, as its owner does."""
     body = {
-        "metadata": {"name": SECRETS_READER, "namespace": namespace},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": SECRETS_READER},
+        "metadata": {"name": role, "namespace": namespace},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
         "subjects": [{"kind": "ServiceAccount", "name": "controlplane-operator", "namespace": "kplane-system"}],
     }
     await client.apply(ROLE_BINDINGS, body)

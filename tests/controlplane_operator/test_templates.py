@@ -133,8 +133,14 @@ class Keyspace:
     async def has_user(self, user: str) -> bool:
         return user in self.users
 
-    async def lacks_data(self, prefix: str) -> bool:
-        return prefix not in self.data and prefix not in self.copies
+    async def lacks_data(self, prefix: str, *, owner: Owner) -> bool:
+        return (
+            prefix not in self.data and self.copies.get(prefix, f"unfinished {owner.uid}") == f"unfinished {owner.uid}"
+        )
+
+    async def discard_unfinished(self, prefix: str, *, owner: Owner) -> None:
+        if self.copies.get(prefix) == f"unfinished {owner.uid}":
+            del self.copies[prefix]
 
     async def is_clone(self, prefix: str, *, owner: Owner) -> bool:
         return self.copies.get(prefix) == owner.uid

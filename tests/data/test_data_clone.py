@@ -23,6 +23,7 @@ from kplane.data import (
     claim,
     clone,
     delete_owned,
+    discard_unfinished,
     is_clone,
     lacks_data,
     uid_of,
@@ -160,9 +161,9 @@ async def test_a_copy_is_made_once(client: Client, prefix: str, count: int) -> N
     source = many(count)
     await claim(client, prefix, owner=OWNER)
     assert not await is_clone(client, prefix, owner=OWNER)
-    assert await lacks_data(client, prefix)
+    assert await lacks_data(client, prefix, owner=OWNER)
     assert await clone(client, Original.of(source), prefix, owner=OWNER)
-    assert not await lacks_data(client, prefix)
+    assert not await lacks_data(client, prefix, owner=OWNER)
     await _is_whole(client, prefix, source)
     made = await _values(client, prefix)
     assert await clone(client, Original.of(source), prefix, owner=OWNER)
@@ -178,7 +179,7 @@ async def test_other_keys_are_never_touched(client: Client, prefix: str, new_pre
     beside = f"{prefix[:-1]}0".encode()
     await client.put(beside, b"beside")
     await claim(client, prefix, owner=OWNER, known=True)
-    assert not await lacks_data(client, prefix)
+    assert not await lacks_data(client, prefix, owner=OWNER)
     assert not await clone(client, original, prefix, owner=OWNER)
     assert await _values(client, prefix) == {b"namespaces/default": b"live"}
     assert (await client.get(beside)) is not None
@@ -205,6 +206,31 @@ async def test_the_copy_of_an_earlier_owner_is_data_like_any_other(client: Clien
 
 
 @pytest.mark.integration
+async def test_a_copy_that_was_cut_off_is_discarded_by_its_owner_only(
+    client: Client, cut: Callable[..., Cut], prefix: str
+) -> None:
+    original = Original.of(many(300))
+    await claim(client, prefix, owner=OWNER)
+    killed = cut(at=2, sent=True)
+    async with asyncio.TaskGroup() as group:
+        former = group.create_task(_quietly(clone(killed, original, prefix, owner=OWNER)))
+        await killed.reached.wait()
+        before = await _values(client, prefix)
+        await discard_unfinished(client, prefix, owner=NAMESAKE)
+        assert await _values(client, prefix) == before
+        await discard_unfinished(client, prefix, owner=OWNER)
+        assert await client.count(prefix) == 0
+        killed.go.set()
+        await former
+        # A late call of that attempt finds its mark gone.
+        assert await client.count(prefix) == 0
+    await clone(client, original, prefix, owner=OWNER)
+    made = await _values(client, prefix)
+    await discard_unfinished(client, prefix, owner=OWNER)
+    assert await _values(client, prefix) == made
+
+
+@pytest.mark.integration
 @pytest.mark.parametrize("sent", [False, True])
 @pytest.mark.parametrize("at", [1, 2, 3])
 async def test_a_copy_that_was_cut_off_is_begun_again_and_its_late_calls_change_nothing(
@@ -219,7 +245,9 @@ async def test_a_copy_that_was_cut_off_is_begun_again_and_its_late_calls_change_
         await killed.reached.wait()
         finished = at == 3 and sent
         assert await is_clone(client, prefix, owner=OWNER) is finished
-        assert await lacks_data(client, prefix) is not finished
+        assert await lacks_data(client, prefix, owner=OWNER) is not finished
+        nothing_written = at == 1 and not sent
+        assert await lacks_data(client, prefix, owner=NAMESAKE) is nothing_written
         assert await clone(client, original, prefix, owner=OWNER)
         made = await _values(client, prefix)
         killed.go.set()
@@ -244,9 +272,9 @@ async def test_an_owner_who_lost_the_prefix_writes_nothing_more(
     with pytest.raises(NotOwned):
         await copying
     assert await _values(client, prefix) == before
-    # The next owner finds the mark of a copy that was cut off, and begins it again.
-    assert await clone(client, original, prefix, owner=NAMESAKE)
-    assert await is_clone(client, prefix, owner=NAMESAKE)
+    # To the next owner these are data.
+    assert not await clone(client, original, prefix, owner=NAMESAKE)
+    assert await _values(client, prefix) == before
 
 
 async def _quietly(call: Any) -> Any:

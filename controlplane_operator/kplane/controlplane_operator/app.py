@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, Final, Protocol
 
@@ -23,6 +23,7 @@ from kplane.controlplane_operator.controlplanes.namespaces import ManagementName
 from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneReconciler, Provisioners
 from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitors
 from kplane.controlplane_operator.endpoints.reconciler import ControlPlaneEndpointReconciler
+from kplane.controlplane_operator.errors import BackupFailed
 from kplane.controlplane_operator.expiry_metrics import ExpiryMetrics
 from kplane.controlplane_operator.failures import Failures
 from kplane.controlplane_operator.gc import ComponentCollector, GrantCollector, GrantWatcher
@@ -82,11 +83,10 @@ async def run_operator(settings: OperatorConfig, *, stop: asyncio.Event) -> None
     """Run until `stop` is set; components of control planes keep running without it.
 
     Where a Lease is asked for, only its holder works; the others follow what happens, to be ready at once. Raises
-    KubeconfigError, RuntimeFailure, BackupFailed or OSError where it cannot start, and LeaseLost, in a group, where
-    work had to end.
+    KubeconfigError, RuntimeFailure or OSError where it cannot start, and LeaseLost, in a group, where work had to end.
     """
     # Before there are threads: to trust a CA, the library of buckets takes it from the environment.
-    snapshots = settings.open_snapshots()
+    snapshots = _snapshots(settings)
     config = settings.management_config()
     default = ClusterConfig.load(settings.cluster_kubeconfig) if settings.cluster_kubeconfig is not None else None
     async with AsyncExitStack() as stack:
@@ -123,6 +123,15 @@ async def run_operator(settings: OperatorConfig, *, stop: asyncio.Event) -> None
             _log.info("stopping")
             for task in tasks:
                 task.cancel()
+
+
+def _snapshots(settings: OperatorConfig) -> SnapshotStorage | None:
+    """Open the storage of snapshots. Control planes need none: if it cannot be opened, the operator works without."""
+    try:
+        return settings.open_snapshots()
+    except (BackupFailed, OSError) as error:
+        _log.error("failed to open the storage of snapshots; mend it, and start the operator again: %s", error)
+        return None
 
 
 def _runtime(client: Client, settings: OperatorConfig) -> ProcessRuntime | PodRuntime:
@@ -196,13 +205,15 @@ class _Assembly:
             context, runtime=runtime, shared_etcd=self._shared_etcd, proxy=settings.egress_proxy
         )
         self._snapshot_jobs = SnapshotJobs()
+        # Of its own, so that a restore does not wait for all snapshots that are due.
+        self._restore_jobs = SnapshotJobs()
         provisioners = Provisioners(
             virtual=self._virtual,
             dedicated=DedicatedProvisioner(
                 context,
                 runtime=runtime,
                 quota_bytes=settings.etcd_quota_bytes,
-                restorer=SnapshotRestorer(context, jobs=self._snapshot_jobs, storage=snapshots),
+                restorer=SnapshotRestorer(context, jobs=self._restore_jobs, storage=snapshots),
                 proxy=settings.egress_proxy,
             ),
             adopted=AdoptedProvisioner(context, default_credentials=default_credentials),
@@ -274,7 +285,9 @@ class _Assembly:
         )
         self._bundles = _Opened(context.client, context.stores.bundles, BUNDLES, namespace=settings.namespace)
         self._followed = {
-            f"watching {store.resource.plural}": _Opened(context.client, store, LABEL_SELECTORS.get(store.resource))
+            f"watching {store.resource.plural}": _Opened(
+                context.client, store, LABEL_SELECTORS.get(store.resource), missed=self._resync.ask
+            )
             for store in context.stores.fed_by_informers()
         }
 
@@ -325,6 +338,7 @@ class _Assembly:
                 "secrets": context.secrets.run(listed=self._grants_gc.synced),
                 "shared etcd": self._virtual.run(),
                 "snapshots": self._snapshot_jobs.run(),
+                "restores": self._restore_jobs.run(),
                 **({"shared etcd's credentials": self._keeper.run()} if self._keeper is not None else {}),
                 **{f"{name} controller": self._control(name) for name in context.queues.by_name()},
             }
@@ -380,11 +394,20 @@ class _Assembly:
 class _Opened:
     """Follows a kind with an Informer, as a whole or by a label."""
 
-    def __init__(self, client: Client, store: Store, selector: str | None, *, namespace: str | None = None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        store: Store,
+        selector: str | None,
+        *,
+        namespace: str | None = None,
+        missed: Callable[[], None] | None = None,
+    ) -> None:
         self._informer = Informer(
             client, store.resource, namespace=namespace, label_selector=selector, relist_seconds=_RELIST_SECONDS
         )
         self._store = store
+        self._missed = missed
         self.synced: Final = self._informer.synced
 
     async def run(self) -> None:
@@ -394,6 +417,9 @@ class _Opened:
     def _seen(self, event: Event) -> None:
         if event.kind == "DELETED":
             self._store.remove(event.object)
+            if self._missed is not None and self._store.get(event.entry.key) is not None:
+                # It went while the watch was away, and the store has a later version of it: an answer to a write.
+                self._missed()
         elif self._store.lacks(event.entry.key, resource_version=event.resource_version):
             # Most are our own writes, whose answers are in the store: those are not even parsed.
             self._store.apply(event.object)

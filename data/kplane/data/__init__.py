@@ -18,7 +18,7 @@ from kplane.data.client import (
     Put,
     Weight,
 )
-from kplane.data.clone import Original, clone, is_clone, lacks_data
+from kplane.data.clone import Original, clone, discard_unfinished, is_clone, lacks_data
 from kplane.data.compare import Digest, digest
 from kplane.data.credentials import Credentials, HeldCredentials
 from kplane.data.errors import (
@@ -112,6 +112,7 @@ __all__ = [
     "clone",
     "delete_owned",
     "digest",
+    "discard_unfinished",
     "is_clone",
     "lacks_data",
     "owned_below",

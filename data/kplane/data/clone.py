@@ -14,12 +14,12 @@ from typing import Final, Self
 
 from kplane.data import prefix as prefixes
 from kplane.data.client import MAX_OPERATIONS, Client, Condition, DeleteRange, Empty, Equals, Operation, Put
-from kplane.data.errors import ConditionNotMet, NotOwned
+from kplane.data.errors import ConditionNotMet, NotOwned, ValueUnreadable
 from kplane.data.owner import Owner, owned_by, owner_of
 from kplane.data.template import COPY_MARK, Template, batches
 from kplane.data.uids import uid_of
 
-__all__ = ["Original", "clone", "is_clone", "lacks_data"]
+__all__ = ["Original", "clone", "discard_unfinished", "is_clone", "lacks_data"]
 
 _UID_LENGTH: Final = 36
 _OF_ONE_API_SERVER: Final = (b"configmaps/kube-system/extension-apiserver-authentication",)
@@ -46,7 +46,7 @@ class Original:
         uids = frozenset(uid.encode() for uid in map(uid_of, values.values()) if uid is not None)
         replaced = uids | ({placeholder.encode()} if placeholder else set())
         if strange := [uid for uid in replaced if len(uid) != _UID_LENGTH]:
-            raise ValueError(f"{strange[0]!r} does not have the length of a uid")
+            raise ValueUnreadable(f"{strange[0]!r} does not have the length of a uid")
         if not replaced:
             return cls(uids, tuple((key, (value,)) for key, value in values.items()))
         cut = re.compile(b"(" + b"|".join(map(re.escape, sorted(replaced))) + b")")
@@ -86,7 +86,7 @@ async def clone(
     `without` are those of `Original.copied`. Raises NotOwned, and DataError.
     """
     head = prefixes.checked(prefix)
-    mark, unfinished = head + COPY_MARK, _UNFINISHED + uuid.uuid4().hex.encode()
+    mark, unfinished = head + COPY_MARK, _unfinished(owner) + uuid.uuid4().hex.encode()
     guard: list[Condition] = [owned_by(prefix, owner)]
     # Two operations are for the mark.
     puts = (Put(head + key, value) for key, value in original.copied(replaced=replaced, without=without))
@@ -97,7 +97,7 @@ async def clone(
             await client.apply([Put(mark, unfinished), *first], only_if=[*guard, Empty(prefix)])
         except ConditionNotMet:
             found = await client.get(mark)
-            if found is None or not found.value.startswith(_UNFINISHED):
+            if found is None or not found.value.startswith(_unfinished(owner)):
                 await _check_owner(client, prefix, owner=owner)
                 return found is not None and found.value == _finished(owner)
             # From here on, a late call of the attempt that was cut off changes nothing more.
@@ -118,12 +118,32 @@ async def clone(
     return True
 
 
-async def lacks_data(client: Client, prefix: str) -> bool:
-    """Tell whether a prefix has no keys, or only those of a copy that was cut off. Raises DataError."""
+async def lacks_data(client: Client, prefix: str, *, owner: Owner) -> bool:
+    """Tell whether a prefix has no keys, or only those of a copy for this owner that was cut off. Raises DataError.
+
+    A mark of another owner says nothing: an API server may have run on the keys since, such as before they were kept.
+    """
     found = await client.get(prefixes.checked(prefix) + COPY_MARK)
     if found is not None:
-        return found.value.startswith(_UNFINISHED)
+        return found.value.startswith(_unfinished(owner))
     return await client.count(prefix) == 0
+
+
+async def discard_unfinished(client: Client, prefix: str, *, owner: Owner) -> None:
+    """Delete the keys of a copy for this owner that was cut off, before anything else uses the prefix.
+
+    Raises NotOwned, and DataError.
+    """
+    head = prefixes.checked(prefix)
+    found = await client.get(head + COPY_MARK)
+    if found is None or not found.value.startswith(_unfinished(owner)):
+        return
+    everything = DeleteRange(head, prefixes.range_end(head))
+    try:
+        await client.apply([everything], only_if=[owned_by(prefix, owner), Equals(head + COPY_MARK, found.value)])
+    except ConditionNotMet:
+        await _check_owner(client, prefix, owner=owner)
+        raise
 
 
 async def is_clone(client: Client, prefix: str, *, owner: Owner) -> bool:
@@ -135,6 +155,10 @@ async def is_clone(client: Client, prefix: str, *, owner: Owner) -> bool:
 async def _check_owner(client: Client, prefix: str, *, owner: Owner) -> None:
     if (found := await owner_of(client, prefix)) != owner:
         raise NotOwned(prefix, found)
+
+
+def _unfinished(owner: Owner) -> bytes:
+    return _UNFINISHED + owner.uid.encode() + b" "
 
 
 def _finished(owner: Owner) -> bytes:

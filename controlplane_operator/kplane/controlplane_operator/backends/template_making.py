@@ -146,7 +146,7 @@ class TemplateMaker:
         `delete` ends the API server later. Raises OperatorError, WorkloadsError and ProviderError.
         """
         keyspace, prefix = self._shared.keyspace, template_prefix(wanted.name)
-        if await keyspace.owner(prefix) == MADE:
+        if await self.find(wanted) is not None:
             return
         await self.discard(wanted.name)
         await self._runtime.delete(template_name(host))

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from kplane.api import AuthSpec, ControlPlane, ControlPlaneClass
 from kplane.controlplane_operator.backends.apiserver import API_SERVER
-from kplane.controlplane_operator.backends.template_making import TemplateMaker, Wanted, left_out
+from kplane.controlplane_operator.backends.template_making import MADE, TemplateMaker, Wanted, left_out
 from kplane.controlplane_operator.backends.versions import ApiServerPlan
 from kplane.controlplane_operator.component_names import makes_template
 from kplane.controlplane_operator.context import OperatorContext
@@ -95,8 +95,11 @@ class Templates:
             return known
         keyspace = self._shared.keyspace
         original = None
-        if not await keyspace.has_user(user) and await keyspace.lacks_data(prefix):
+        if not await keyspace.has_user(user) and await keyspace.lacks_data(prefix, owner=owner):
             original = await self.find(control_plane, plan=plan, service_cidr=service_cidr)
+            if original is None:
+                # Its API server begins with no keys, and not with a part of a copy.
+                await keyspace.discard_unfinished(prefix, owner=owner)
         if original is not None:
             auth = plan.chosen.spec.auth if plan.chosen is not None else AuthSpec()
             copied = await keyspace.clone(original, prefix, owner=owner, replaced=owner.uid, without=left_out(auth))
@@ -152,8 +155,10 @@ class Templates:
 
     async def collect(self) -> list[str]:
         """Delete templates that no class and no control plane asks for; returns their names. Raises OperatorError."""
-        used = await self._used() | set(self._asked)
-        unused = [name for name in await self._shared.keyspace.templates() if name not in used]
+        used, asked = await self._used(), set(self._asked)
+        templates = await self._shared.keyspace.templates()
+        # One that is not complete, and is not asked for any more, was given up.
+        unused = [name for name, owner in templates.items() if name not in (used if owner == MADE else asked) | asked]
         for name in unused:
             await self._maker.discard(name)
             self._known.pop(name, None)

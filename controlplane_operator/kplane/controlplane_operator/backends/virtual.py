@@ -166,7 +166,7 @@ class VirtualProvisioner:
             asked=plan.asked,
             lag=plan.lag(state) or self._proxies.lag(control_plane, chosen=plan.chosen),
             fresh=fresh,
-            account_uid=partial(self._account_uid, prefix),
+            account_uid=partial(self._account_uid, prefix) if _takes_our_tokens(plan) else None,
         )
 
     async def has_data(self, control_plane: ControlPlane) -> bool:
@@ -382,3 +382,9 @@ def _not_owned(error: PrefixNotOwned) -> ConditionError:
 def _etcd_user(uid: str | None) -> str:
     # By uid: a certificate of an earlier control plane of the same path must never be worth anything again.
     return f"cp-{uid}"
+
+
+def _takes_our_tokens(plan: ApiServerPlan) -> bool:
+    """Tell whether the flags of the class leave audiences and lifetimes of tokens as the operator knows them."""
+    flags = [flag.partition("=")[0] for flag in api_server_settings(plan.chosen).extra_args]
+    return not {"--api-audiences", "--service-account-max-token-expiration"}.intersection(flags)

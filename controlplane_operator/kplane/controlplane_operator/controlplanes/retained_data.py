@@ -133,6 +133,8 @@ def check_adoption(control_plane: ControlPlane, *, record: RetainedDataRecord) -
     """
     where = f"namespace {record.namespace} keeps the data of an earlier control plane of this name"
     given = control_plane.metadata.annotations.get(ADOPT_ANNOTATION)
+    if control_plane.spec.source is not None:
+        raise _retained(f"{where}, and spec.source would write over them; give the control plane another name")
     if given is None:
         raise _retained(
             f"{where}; to take them over, set annotation {ADOPT_ANNOTATION} to the value of annotation"

@@ -45,6 +45,7 @@ _EXPIRES_AT: Final = f"{GROUP}/expires-at"
 _LIFETIME: Final = f"{GROUP}/lifetime"
 _CHECKSUM: Final = f"{GROUP}/checksum"
 _RENEWED_AFTER: Final = 2 / 3
+_CLOCKS_DIFFER: Final = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +104,16 @@ def sign_token(key: bytes, *, namespace: str, service_account: str, uid: str, li
     It has the claims that API servers give and check. It is not bound to an object besides the ServiceAccount.
     """
     now = datetime.now(UTC).replace(microsecond=0)
-    ends = now + lifetime
+    # An API server whose clock is late takes it too. API servers allow for a minute themselves.
+    begins, ends = now - _CLOCKS_DIFFER, now + lifetime
     claims = {
         "aud": [SERVICE_ACCOUNT_ISSUER],
         "exp": int(ends.timestamp()),
-        "iat": int(now.timestamp()),
+        "iat": int(begins.timestamp()),
         "iss": SERVICE_ACCOUNT_ISSUER,
         "jti": str(uuid.uuid4()),
         "kubernetes.io": {"namespace": namespace, "serviceaccount": {"name": service_account, "uid": uid}},
-        "nbf": int(now.timestamp()),
+        "nbf": int(begins.timestamp()),
         "sub": f"system:serviceaccount:{namespace}:{service_account}",
     }
     return Identity(now + lifetime * _RENEWED_AFTER, ends, token=sign_claims(claims, key=key), lifetime=lifetime)

@@ -25,6 +25,7 @@ from kplane.data import (
     claim,
     clone,
     delete_owned,
+    discard_unfinished,
     is_clone,
     lacks_data,
     owned_below,
@@ -263,10 +264,15 @@ class Keyspace:
                 self._client, original, _checked(prefix), owner=owner, replaced=replaced, without=without
             )
 
-    async def lacks_data(self, prefix: str) -> bool:
-        """Tell whether a prefix has no keys, or only those of a copy that was cut off."""
+    async def lacks_data(self, prefix: str, *, owner: Owner) -> bool:
+        """Tell whether a prefix has no keys, or only those of a copy for this owner that was cut off."""
         with _told():
-            return await lacks_data(self._client, _checked(prefix))
+            return await lacks_data(self._client, _checked(prefix), owner=owner)
+
+    async def discard_unfinished(self, prefix: str, *, owner: Owner) -> None:
+        """Delete the keys of a copy for this owner that was cut off. Raises PrefixNotOwned."""
+        with _told():
+            await discard_unfinished(self._client, _checked(prefix), owner=owner)
 
     async def is_clone(self, prefix: str, *, owner: Owner) -> bool:
         """Tell whether the keys of a prefix are a finished copy that was made for this owner."""

@@ -27,8 +27,10 @@ from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.data import (
     Absent,
     Client,
+    Condition,
     DataError,
     DeleteRange,
+    Empty,
     Equals,
     HeldCredentials,
     Put,
@@ -86,6 +88,8 @@ class SnapshotRestorer:
                 raise ConditionError(Reason.PROVISIONING, str(error)) from error
             if found is not None and found.value.startswith(_DONE):
                 self._failed.pop(uid, None)
+                if found.value.split()[1:2] != [uid.encode()]:
+                    raise _failure(control_plane, "the etcd has the data of an earlier restore; use another name")
                 return
             if (why := self._failed.pop(uid, None)) is not None:
                 raise _failure(control_plane, why)
@@ -122,17 +126,21 @@ class SnapshotRestorer:
         start = prefix.checked(DEDICATED_PREFIX)
         token = f"{control_plane.metadata.uid} {secrets.token_hex(8)}".encode()
         found = await client.get(_STATE)
-        before = Absent(_STATE) if found is None else Equals(_STATE, found.value)
         if found is not None and found.value.startswith(_DONE):
             return 0
-        await client.apply([Put(_STATE, token), DeleteRange(start, prefix.range_end(start))], only_if=[before])
+        # Data that no restore wrote are not for it to delete.
+        before: list[Condition] = (
+            [Absent(_STATE), Empty(DEDICATED_PREFIX)] if found is None else [Equals(_STATE, found.value)]
+        )
+        await client.apply([Put(_STATE, token), DeleteRange(start, prefix.range_end(start))], only_if=before)
         mine = [Equals(_STATE, token)]
         async for pairs in opened.pairs():
             await write_archived(client, DEDICATED_PREFIX, pairs, only_if=mine)
         archived = opened.end()
         if await digest(client, DEDICATED_PREFIX) != archived.digest:
             raise BackupFailed("the data in etcd are not those of the snapshot")
-        await client.apply([Put(_STATE, _DONE + archived.digest.sha256.encode())], only_if=mine)
+        done = f"{control_plane.metadata.uid} {archived.digest.sha256}".encode()
+        await client.apply([Put(_STATE, _DONE + done)], only_if=mine)
         return archived.digest.count
 
     async def _open(self, control_plane: ControlPlane) -> OpenedSnapshot:

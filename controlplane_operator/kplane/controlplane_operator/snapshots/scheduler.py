@@ -60,7 +60,9 @@ class SnapshotScheduler:
         if any(_phase(each) != SnapshotPhase.COMPLETED for each in found):
             # It saves what is there when it succeeds. Until then another one would fail likewise.
             return None
-        newest = _time(found[-1]) if found else control_plane.metadata.creation_timestamp
+        # One of the future was made while the clock was wrong.
+        times = [time for each in found if (time := _time(each)) is not None and time <= now]
+        newest = times[-1] if times else control_plane.metadata.creation_timestamp
         if newest is not None and newest >= last:
             last = schedule.following(now)
         rest = (last + schedule.delay(uid, at=last) - now).total_seconds()

@@ -104,7 +104,8 @@ class StartGate:
 
     async def _keep_looking(self, engagement: Engagement) -> None:
         while True:
-            await asyncio.sleep(self._delay())
+            # No delay is left where the API server has not answered for long, and the turn decides what follows.
+            await asyncio.sleep(self._delay() or self._pace.retry)
             await self._look(engagement)
 
     async def _ask(self, engagement: Engagement) -> BlockingReason | None:
