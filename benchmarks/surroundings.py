@@ -27,10 +27,25 @@ from kplane.controlplane_operator.tenant.tokens import request_token
 from kplane.embedded.components import bound
 from kplane.embedded.credentials import ADMINISTRATOR_GROUPS, Credentials, write_private
 from kplane.provider import AlreadyExists, Client, ClusterConfig, ProviderError
-from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, NAMESPACES, ROLE_BINDINGS, SERVICE_ACCOUNTS
+from kplane.provider.client.resources import (
+    CLUSTER_ROLE_BINDINGS,
+    NAMESPACES,
+    ROLE_BINDINGS,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+)
+from kplane.provider.errors import Forbidden
 from kplane.workloads import Component, Phase, ProcessRuntime
 
-__all__ = ["SECRETS_READER", "ApiServer", "free_port", "open_namespace", "shared_address", "start_api_server"]
+__all__ = [
+    "SECRETS_READER",
+    "ApiServer",
+    "free_port",
+    "may_read",
+    "open_namespace",
+    "shared_address",
+    "start_api_server",
+]
 
 _HOST: Final = "127.0.0.1"
 _PORTS: Final = range(10240, 16384)
@@ -209,3 +224,12 @@ async def open_namespace(client: Client, namespace: str = "default", *, role: st
         "subjects": [{"kind": "ServiceAccount", "name": "controlplane-operator", "namespace": "kplane-system"}],
     }
     await client.apply(ROLE_BINDINGS, body)
+
+
+async def may_read(client: Client, namespace: str) -> bool:
+    """Tell whether the user of a client may read the Secrets of a namespace: a new binding counts in a moment."""
+    try:
+        await client.list(SECRETS, namespace=namespace)
+    except Forbidden:
+        return False
+    return True

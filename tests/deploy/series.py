@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kplane.controlplane_operator.expiry_metrics import ExpiryMetrics
-from kplane.controlplane_operator.kinds import CONTROL_PLANE_SNAPSHOTS, CONTROL_PLANES
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_SNAPSHOTS, CONTROL_PLANES
 from kplane.controlplane_operator.metrics import Metrics as OperatorMetrics
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.snapshots.metrics import SnapshotMetrics
@@ -72,7 +72,8 @@ async def operator_series() -> Series:
         "status": {"storage": storage, "endpoint": "https://a"},
     }
     settings = {"schedule": "0 0 * * *"}
-    classes = {("", "a"): {"metadata": {"name": "a"}, "spec": {"snapshots": settings}}}
+    classes = Store(CONTROL_PLANE_CLASSES)
+    classes.apply({"metadata": {"name": "a", "resourceVersion": "1"}, "spec": {"snapshots": settings}})
     snapshots = Store(CONTROL_PLANE_SNAPSHOTS, indexers={"scheduled for": lambda _: ()})
     stores: Any = SimpleNamespace(control_planes=[control_plane], secrets={}, classes=classes, snapshots=snapshots)
     stores.secrets = Mock()

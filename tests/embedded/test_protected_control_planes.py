@@ -6,13 +6,14 @@ deploy/rbac has it, and the chart has the same.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from benchmarks.surroundings import may_read, open_namespace
 from kplane.api.names import (
     CONTROL_PLANE_LABEL,
     GROUP,
@@ -21,6 +22,7 @@ from kplane.api.names import (
     RETAINED_UID_ANNOTATION,
     UID_ANNOTATION,
 )
+from kplane.controlplane_operator.secret_access import DEFAULT_SECRETS_ROLE
 from kplane.embedded.handle import Handle
 from kplane.provider import ApiError, Client, ClusterConfig, NotFound, Resource
 from kplane.provider.access.impersonation import Impersonation
@@ -115,19 +117,23 @@ async def cluster(api_server: Handle, eventually: Callable[..., Any]) -> AsyncIt
         }
         for name, metadata in namespaces.items():
             await made.admin.create(NAMESPACES, {"metadata": {"name": name, **metadata}})
+        await open_namespace(made.admin, LIVING, role=DEFAULT_SECRETS_ROLE)
         try:
             for name, finalizers in (("keys", [PROTECTION_FINALIZER]), ("plain", [])):
                 await made.admin.create(SECRETS, secret(name, *finalizers))
                 await made.admin.create(PERSISTENT_VOLUME_CLAIMS, claim(name, *finalizers))
             # Another test may have suspended the policy a moment ago.
             await eventually(lambda: deletion(made.admin, NAMESPACES, LIVING))
+            await eventually(lambda: may_read(made.operator, LIVING))
             yield made
         finally:
             for resource in (SECRETS, PERSISTENT_VOLUME_CLAIMS):
                 body = {"metadata": {"finalizers": None}}
                 await made.admin.patch(resource, "keys", body, namespace=LIVING)
             for name in namespaces:
-                await made.operator.delete(NAMESPACES, name)
+                # The garbage collector may have deleted the adopted one, whose owner does not exist.
+                with suppress(NotFound):
+                    await made.operator.delete(NAMESPACES, name)
 
 
 async def test_only_the_operator_deletes_the_namespace_of_a_control_plane(cluster: Cluster) -> None:

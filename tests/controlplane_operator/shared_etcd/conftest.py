@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.surroundings import open_namespace
+from benchmarks.surroundings import may_read, open_namespace
 from kplane.controlplane_operator.secret_access import DEFAULT_SECRETS_ROLE
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.keeper import CredentialsKeeper
 from kplane.embedded.handle import Handle
 from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import NAMESPACES, SECRETS
-from kplane.provider.errors import Forbidden
 
 SERVICE = "kplane-etcd"
 
@@ -73,16 +72,8 @@ async def site(api_server: Handle, tmp_path: Path, eventually: Callable[..., Any
         namespace = f"etcd-{secrets.token_hex(4)}"
         await client.create(NAMESPACES, {"metadata": {"name": namespace}})
         await open_namespace(client, namespace, role=DEFAULT_SECRETS_ROLE)
-
-        async def opened() -> bool:
-            try:
-                await operator.list(SECRETS, namespace=namespace)
-            except Forbidden:
-                return False
-            return True
-
         try:
-            await eventually(opened)
+            await eventually(lambda: may_read(operator, namespace))
             site = Site(client, operator, namespace, tmp_path / "credentials")
             yield site
             for etcd in site.etcds:
