@@ -129,7 +129,7 @@ async def test_replicas_have_their_own_keys_and_keep_their_shards(
     async with gate_to(server) as gate:
         behind = tmp_path / "behind-the-gate"
         behind.write_text(api_server.mcm_kubeconfig.read_text().replace(server, gate.url))
-        pods = Pods(fleet, make=lambda: mcm_of(behind), eventually=eventually)
+        pods = Pods(fleet, make=lambda: mcm_of(behind, apart=True), eventually=eventually)
         await pods.open(replicas=2)
         for name in ("mcm-0", "mcm-1"):
             pods.start(name)
