@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from kplane.api import DEFAULT_SERVICE_CIDR, ControlPlane, EndpointType, find_condition, is_true
 from kplane.api.conditions import ADDONS_READY, MANAGED
-from kplane.api.names import KUBECONFIG_KEY, controllers_secret_name, management_namespace
+from kplane.api.names import controllers_secret_name, management_namespace
 from kplane.controlplane_operator.addons.builtin import TenantFacts
 from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.addons.kubeadm_join import ClusterFacts
@@ -24,8 +24,7 @@ from kplane.controlplane_operator.addons.sync import AddonSync
 from kplane.controlplane_operator.backends.apiserver import dns_address
 from kplane.controlplane_operator.class_policy import class_in_force
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.pki.kubeconfig import document_of
-from kplane.controlplane_operator.pki.secrets import data_of
+from kplane.controlplane_operator.pki.kubeconfig import config_of
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.conditions import is_paused
 from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
@@ -33,7 +32,7 @@ from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.watch.backoff import KeyedBackoff, jittered
 from kplane.controlplane_operator.watch.cache import Key, Object
 from kplane.provider import ClusterConfig, ProviderError, Result, Unreachable
-from kplane.provider.errors import Forbidden, KubeconfigError, Unauthorized
+from kplane.provider.errors import Forbidden, Unauthorized
 from kplane.provider.logs import log_fields
 
 __all__ = ["ControlPlaneAddonsReconciler"]
@@ -108,15 +107,7 @@ class ControlPlaneAddonsReconciler:
 
     def _credentials(self, control_plane: ControlPlane) -> ClusterConfig | None:
         key = management_namespace(control_plane.name), controllers_secret_name(control_plane.name)
-        secret = self._context.stores.secrets.get(key)
-        try:
-            config = (
-                ClusterConfig.from_kubeconfig(document_of(data_of(secret)[KUBECONFIG_KEY]))
-                if secret is not None
-                else None
-            )
-        except (KeyError, KubeconfigError):
-            return None
+        config = config_of(self._context.stores.secrets.get(key))
         return config if config is not None and config.server == control_plane.status.endpoint else None
 
     async def _keep(

@@ -7,12 +7,13 @@ from typing import Final
 
 from kplane.api import ControlPlane, ControlPlaneEndpoint, DeletionPolicy
 from kplane.api.addresses import normalized_address
-from kplane.api.names import KUBECONFIG_KEY, controllers_secret_name, kubeconfig_secret_name, management_namespace
+from kplane.api.names import controllers_secret_name, kubeconfig_secret_name, management_namespace
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.endpoints.addresses import Addresses, addresses_of
 from kplane.controlplane_operator.endpoints.credentials import EndpointCredentials, check_trust
-from kplane.controlplane_operator.pki.secrets import data_of, find_secret
+from kplane.controlplane_operator.pki.kubeconfig import config_of
+from kplane.controlplane_operator.pki.secrets import find_secret
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
 from kplane.controlplane_operator.status.partial import validated_endpoint
@@ -166,11 +167,7 @@ async def revoke_as_published(context: OperatorContext, control_plane: ControlPl
 
 async def _published(context: OperatorContext, control_plane: ControlPlane, *, name: str) -> ClusterConfig | None:
     namespace = management_namespace(control_plane.name)
-    secret = await find_secret(context, namespace=namespace, name=name, of=control_plane)
-    try:
-        return ClusterConfig.from_kubeconfig(data_of(secret)[KUBECONFIG_KEY]) if secret is not None else None
-    except (KeyError, KubeconfigError):
-        return None
+    return config_of(await find_secret(context, namespace=namespace, name=name, of=control_plane))
 
 
 async def _is_refused(config: ClusterConfig) -> bool:

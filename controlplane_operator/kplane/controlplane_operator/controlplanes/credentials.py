@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from kplane.api import AuthModel, AuthSpec, ControlPlane, is_true
-from kplane.api.names import KUBECONFIG_KEY, controllers_secret_name, kubeconfig_secret_name, management_namespace
+from kplane.api.names import controllers_secret_name, kubeconfig_secret_name, management_namespace
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import BootstrapFailed, RoleMissing
@@ -23,9 +23,8 @@ from kplane.controlplane_operator.pki.issuing import (
     sign_token,
     until_renewal,
 )
-from kplane.controlplane_operator.pki.kubeconfig import document_of
+from kplane.controlplane_operator.pki.kubeconfig import config_of
 from kplane.controlplane_operator.pki.primitives import user_of
-from kplane.controlplane_operator.pki.secrets import data_of
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
 from kplane.controlplane_operator.tenant.bootstrap import (
@@ -40,7 +39,7 @@ from kplane.controlplane_operator.tenant.client import reported_version, tenant_
 from kplane.controlplane_operator.watch.backoff import jittered
 from kplane.controlplane_operator.watch.event_routing import refused_since
 from kplane.provider import Client, ClusterConfig, ProviderError
-from kplane.provider.errors import KubeconfigError, Unauthorized
+from kplane.provider.errors import Unauthorized
 
 __all__ = ["CredentialIssuer", "Credentials"]
 
@@ -204,15 +203,7 @@ class CredentialIssuer:
         """Tell whether another API server may have issued what is published: this one must not see it."""
         if control_plane.status.endpoint in (None, provision.addresses.internal):
             return False
-        secret = self._published(control_plane, kubeconfig_secret_name)
-        try:
-            known = (
-                ClusterConfig.from_kubeconfig(document_of(data_of(secret)[KUBECONFIG_KEY]))
-                if secret is not None
-                else None
-            )
-        except (KeyError, KubeconfigError):
-            known = None
+        known = config_of(self._published(control_plane, kubeconfig_secret_name))
         now = provision.administrator
         # One that only changed its address still has its CA.
         return known is None or (known.server != now.server and known.ca_data != now.ca_data)

@@ -10,10 +10,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from kplane.api import SERVICE_ACCOUNT_ISSUER
-from kplane.api.names import GROUP, KUBECONFIG_KEY
+from kplane.api.names import GROUP
 from kplane.controlplane_operator.errors import BootstrapFailed
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities
-from kplane.controlplane_operator.pki.kubeconfig import document_of
+from kplane.controlplane_operator.pki.kubeconfig import config_of
 from kplane.controlplane_operator.pki.primitives import (
     KeyPair,
     expiry,
@@ -21,12 +21,10 @@ from kplane.controlplane_operator.pki.primitives import (
     issued_by,
     renewal_time,
 )
-from kplane.controlplane_operator.pki.secrets import data_of
 from kplane.controlplane_operator.pki.signatures import sign_claims, signed_by
 from kplane.controlplane_operator.tenant.tokens import request_token
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import Client, ClusterConfig
-from kplane.provider.errors import KubeconfigError
 
 __all__ = [
     "Identity",
@@ -134,11 +132,11 @@ def reusable(secret: Object | None, *, by_certificate: bool, lifetime: timedelta
 
     One that was issued for another lifetime than the wanted one is not used again.
     """
-    if secret is None:
+    config = config_of(secret)
+    if secret is None or config is None:
         return None
     annotations = secret["metadata"].get("annotations") or {}
     try:
-        config = ClusterConfig.from_kubeconfig(document_of(data_of(secret)[KUBECONFIG_KEY]))
         pair = None
         if config.client_certificate is not None and config.client_key is not None:
             pair = KeyPair(config.client_certificate, config.client_key)
@@ -151,7 +149,7 @@ def reusable(secret: Object | None, *, by_certificate: bool, lifetime: timedelta
         )
         issued = all(annotations.get(name) == value for name, value in identity.annotations().items())
         good = issued and datetime.now(UTC) < identity.renew_at and (pair is not None) is by_certificate
-    except (KeyError, ValueError, TypeError, KubeconfigError):
+    except (KeyError, ValueError, TypeError):
         # It was edited: what cannot be read is issued anew.
         return None
     return identity if good else None

@@ -9,9 +9,14 @@ from typing import Any, Final
 
 import yaml
 
+from kplane.api.names import KUBECONFIG_KEY
 from kplane.controlplane_operator.pki.primitives import KeyPair
+from kplane.controlplane_operator.pki.secrets import data_of
+from kplane.controlplane_operator.watch.cache import Object
+from kplane.provider import ClusterConfig
+from kplane.provider.errors import KubeconfigError
 
-__all__ = ["document_of", "render_kubeconfig"]
+__all__ = ["config_of", "document_of", "render_kubeconfig"]
 
 _CLUSTER: Final = "controlplane"
 _CONTEXT: Final = "controlplane"
@@ -71,6 +76,16 @@ def render_kubeconfig(
         return rendered
     # Something needs quotation marks.
     return yaml.dump(_document(cluster, user=user, credentials=credentials), Dumper=_Dumper, sort_keys=False).encode()
+
+
+def config_of(secret: Object | None) -> ClusterConfig | None:
+    """Return how to reach the API server that a published Secret is for; None where it has no kubeconfig to be read."""
+    if secret is None:
+        return None
+    try:
+        return ClusterConfig.from_kubeconfig(document_of(data_of(secret)[KUBECONFIG_KEY]))
+    except (KeyError, KubeconfigError):
+        return None
 
 
 def document_of(kubeconfig: bytes) -> Mapping[str, Any] | bytes:

@@ -14,17 +14,13 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from kplane.api import ControlPlane, ControlPlaneRegistration, SecretReference
-from kplane.api.names import KUBECONFIG_KEY
-from kplane.controlplane_operator.pki.kubeconfig import document_of
-from kplane.controlplane_operator.pki.secrets import data_of
+from kplane.controlplane_operator.pki.kubeconfig import config_of
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.resolution import Resolution
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import PartialRegistration
 from kplane.controlplane_operator.watch.cache import Change
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores
-from kplane.provider import ClusterConfig
-from kplane.provider.errors import KubeconfigError
 
 __all__ = ["EndpointSwitch"]
 
@@ -131,15 +127,8 @@ class EndpointSwitch:
 
     def _server(self, secret: SecretReference) -> str | None:
         """Return the address that a published kubeconfig has; None where there is none to be read."""
-        known = self._stores.secrets.get((secret.namespace, secret.name))
-        try:
-            return (
-                ClusterConfig.from_kubeconfig(document_of(data_of(known)[KUBECONFIG_KEY])).server
-                if known is not None
-                else None
-            )
-        except (KeyError, KubeconfigError):
-            return None
+        known = config_of(self._stores.secrets.get((secret.namespace, secret.name)))
+        return known.server if known is not None else None
 
     def _wake(self, name: str) -> None:
         for obj in self._stores.registrations.by("control plane", name):
