@@ -415,11 +415,7 @@ class _Opened:
         await self._informer.run(self._seen)
 
     def _seen(self, event: Event) -> None:
-        if event.kind == "DELETED":
-            self._store.remove(event.object)
-            if self._missed is not None and self._store.get(event.entry.key) is not None:
-                # It went while the watch was away, and the store has a later version of it: an answer to a write.
-                self._missed()
-        elif self._store.lacks(event.entry.key, resource_version=event.resource_version):
-            # Most are our own writes, whose answers are in the store: those are not even parsed.
-            self._store.apply(event.object)
+        self._store.see(event)
+        if event.kind == "DELETED" and self._missed is not None and self._store.get(event.entry.key) is not None:
+            # It went while the watch was away, and the store has a later version of it: an answer to a write.
+            self._missed()

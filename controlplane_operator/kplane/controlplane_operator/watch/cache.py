@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
-from kplane.provider import Resource
+from kplane.provider import Event, Resource
 
 __all__ = ["Change", "Key", "Object", "Store", "UIDTracker", "key_of"]
 
@@ -48,6 +48,7 @@ class Store:
         """Each indexer gives the values under which `by` finds an object."""
         self.resource = resource
         self._objects: dict[Key, Object] = {}
+        self._namespaces: dict[str, dict[Key, Object]] = {}
         self._gone: dict[Key, int] = {}
         self._indexers = dict(indexers or {})
         self._indexes: dict[str, dict[str, set[Key]]] = {name: {} for name in self._indexers}
@@ -113,6 +114,16 @@ class Store:
         self._gone[key] = max(version, self._gone.get(key, -1))
         self._set(key, None)
 
+    def see(self, event: Event) -> None:
+        """Take in what an Informer says.
+
+        Most of that are our own writes, whose answers are known: those are not even parsed.
+        """
+        if event.kind == "DELETED":
+            self.remove(event.object)
+        elif self.lacks(event.entry.key, resource_version=event.resource_version):
+            self.apply(event.object)
+
     def replace(self, objects: Iterable[Object], *, resource_version: str) -> None:
         """Take in a complete list: what it lacks is gone, unless it came after the list was made."""
         listed = int(resource_version)
@@ -127,7 +138,7 @@ class Store:
 
     def of_namespace(self, namespace: str) -> list[Object]:
         """Return the objects of one namespace."""
-        return [obj for key, obj in self._objects.items() if key[0] == namespace]
+        return list(self._namespaces.get(namespace, {}).values())
 
     def repeat(self, namespace: str) -> None:
         """Call all listeners once more with the objects of a namespace, which have not changed."""
@@ -145,8 +156,12 @@ class Store:
         self._read.pop(key, None)
         if old is None and new is None:
             return
+        neighbours = self._namespaces.setdefault(key[0], {})
+        neighbours.pop(key, None)
         if new is not None:
-            self._objects[key] = new
+            self._objects[key] = neighbours[key] = new
+        elif not neighbours:
+            del self._namespaces[key[0]]
         self._reindex(key, old, new)
         for listener in self._listeners:
             self._call(listener, Change(key, old, new))

@@ -19,7 +19,7 @@ from kplane.api.names import (
 from kplane.controlplane_operator.watch.backoff import jittered
 from kplane.controlplane_operator.watch.cache import Change, Key, Object, Store, key_of
 from kplane.controlplane_operator.watch.event_routing import Stores
-from kplane.provider import Client, Event, Informer
+from kplane.provider import Client, Informer
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import end_tasks
 from kplane.provider.cache.feed import Streaming
@@ -139,7 +139,7 @@ class _Watch:
     async def _run(self) -> NoReturn:
         while True:
             try:
-                await self.informer.run(self._seen)
+                await self.informer.run(self._store.see)
             except Exception:  # noqa: BLE001 - it is followed anew, whatever that was, and holds up no other one
                 _log.exception("failed to follow the Secrets of namespace %s", self._watched.namespace)
             await asyncio.sleep(jittered(_RETRY_SECONDS))
@@ -170,12 +170,6 @@ class _Watch:
 
     def _lacks(self, obj: Object) -> bool:
         return self.informer.entry(obj["metadata"]["name"], namespace=self._watched.namespace) is None
-
-    def _seen(self, event: Event) -> None:
-        if event.kind == "DELETED":
-            self._store.remove(event.object)
-        else:
-            self._store.apply(event.object)
 
 
 class SecretWatches:
