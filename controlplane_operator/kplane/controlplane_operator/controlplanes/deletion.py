@@ -16,7 +16,7 @@ from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
 from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
 from kplane.controlplane_operator.controlplanes.retained_data import is_managed
-from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.finalizers import remove_finalizer
 from kplane.controlplane_operator.pki.secrets import delete_secret, make_secret_last
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
@@ -29,7 +29,7 @@ from kplane.controlplane_operator.tenant.revocation import revoke_issued
 from kplane.controlplane_operator.watch.backoff import KeyedBackoff
 from kplane.controlplane_operator.watch.cache import Change, Object
 from kplane.controlplane_operator.watch.event_routing import Stores
-from kplane.provider import ClusterConfig, Conflict, NotFound, ProviderError, Result
+from kplane.provider import ClusterConfig, Conflict, ProviderError, Result
 
 __all__ = ["DeletedRegistrations", "Progress", "Removal", "Retention", "instances_of", "registrations_of"]
 
@@ -296,7 +296,9 @@ class Removal:
                 control_plane = await self._decide(control_plane, policy=policy, chosen=chosen, progress=progress)
             self._await_consumers(control_plane, chosen=chosen, progress=progress)
             message = await self._take_down(control_plane, policy=policy, progress=progress)
-            await self._release(progress.control_plane)
+            await remove_finalizer(
+                self._context.client, progress.control_plane, store=self._context.stores.control_planes
+            )
         except Conflict:
             raise  # the object changed meanwhile: retried at once
         except (ConditionError, ProviderError) as error:
@@ -407,11 +409,3 @@ class Removal:
                     Reason.DELETING, "data are there again after their deletion; they are deleted once more"
                 )
         self._undone[uid] = policy
-
-    async def _release(self, control_plane: ControlPlane) -> None:
-        kept = [finalizer for finalizer in control_plane.metadata.finalizers if finalizer != FINALIZER]
-        body = {"metadata": {"finalizers": kept, "resourceVersion": control_plane.metadata.resource_version}}
-        try:
-            await self._context.client.patch(CONTROL_PLANES, control_plane.name, body)
-        except NotFound:
-            return

@@ -23,7 +23,7 @@ from kplane.api import (
     find_condition,
 )
 from kplane.api.conditions import MANAGED, PAUSED, SYNCED
-from kplane.api.names import FINALIZER, management_namespace
+from kplane.api.names import management_namespace
 from kplane.controlplane_operator.backends.base import Provision, Provisioner
 from kplane.controlplane_operator.backends.class_settings import service_cidr_of
 from kplane.controlplane_operator.backends.versions import not_held_to, with_up_to_date
@@ -50,7 +50,7 @@ from kplane.controlplane_operator.controlplanes.retained_data import RetainedDat
 from kplane.controlplane_operator.controlplanes.rotator import Rotator, refused_rotation
 from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitors
 from kplane.controlplane_operator.failures import Failures
-from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.finalizers import add_finalizer
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.endpoint_switch import EndpointSwitch
 from kplane.controlplane_operator.shared_etcd.quota import recorded, with_storage
@@ -228,15 +228,8 @@ class ControlPlaneReconciler:
         This is the one status that a pass writes besides the last one, and only if something of it changed.
         """
         control_plane = one.control_plane
-        if FINALIZER not in control_plane.metadata.finalizers:
-            body = {
-                "metadata": {
-                    "finalizers": [*control_plane.metadata.finalizers, FINALIZER],
-                    "resourceVersion": control_plane.metadata.resource_version,
-                }
-            }
-            stored = await self._context.client.patch(CONTROL_PLANES, control_plane.name, body)
-            self._context.stores.control_planes.apply(stored)
+        stored = await add_finalizer(self._context.client, control_plane, store=self._context.stores.control_planes)
+        if stored is not None:
             control_plane = ControlPlane.model_validate(stored)
         virtual = control_plane.spec.mode is ControlPlaneMode.VIRTUAL
         recorded = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from datetime import UTC, datetime
 from typing import Final
 
@@ -15,7 +14,6 @@ from kplane.api import (
     ControlPlaneRegistration,
     ControlPlaneRegistrationStatus,
     RegistrationMode,
-    ResourceModel,
     SecretReference,
 )
 from kplane.api.names import ALLOW_REGISTRATION_LABEL, FINALIZER
@@ -23,8 +21,8 @@ from kplane.controlplane_operator.class_policy import class_in_force
 from kplane.controlplane_operator.component_names import mark_of, mcm_mark, mcm_name, place
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.failures import Failures
+from kplane.controlplane_operator.finalizers import add_finalizer, remove_finalizer
 from kplane.controlplane_operator.grants import Account
-from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS
 from kplane.controlplane_operator.pki.secrets import find_secret
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms, account_of, eldest_of
@@ -48,7 +46,7 @@ from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import PartialRegistration, as_recorded, validated_endpoint
 from kplane.controlplane_operator.watch.backoff import jittered
 from kplane.controlplane_operator.watch.cache import Key, Object, UIDTracker
-from kplane.provider import Invalid, NotFound, Result
+from kplane.provider import Invalid, Result
 from kplane.provider.errors import Forbidden
 from kplane.provider.logs import log_fields
 
@@ -182,21 +180,18 @@ class ControlPlaneRegistrationReconciler:
 
     async def _hold(self, registration: ControlPlaneRegistration) -> None:
         """Have a deletion wait until the instance has ended, because another registration may get its services then."""
-        finalizers = registration.metadata.finalizers
-        if registration.spec.services and FINALIZER not in finalizers:
-            stored = await self._write_finalizers(registration, [*finalizers, FINALIZER])
-            self._context.stores.registrations.apply(stored)
+        if registration.spec.services:
+            await add_finalizer(self._context.client, registration, store=self._context.stores.registrations)
 
     async def _let_go(self, registration: PartialRegistration) -> bool:
         """Let a deleted registration go if nothing runs for it; returns whether it goes.
 
         At a control plane that is removed nobody takes over, and its removal waits for instances by itself.
         """
-        finalizers = registration.metadata.finalizers
-        if not registration.deleting or FINALIZER not in finalizers or self._is_awaited(registration):
+        held = registration.deleting and FINALIZER in registration.metadata.finalizers
+        if not held or self._is_awaited(registration):
             return False
-        with contextlib.suppress(NotFound):
-            await self._write_finalizers(registration, [each for each in finalizers if each != FINALIZER])
+        await remove_finalizer(self._context.client, registration, store=self._context.stores.registrations)
         return True
 
     def _is_awaited(self, registration: PartialRegistration) -> bool:
@@ -205,10 +200,6 @@ class ControlPlaneRegistrationReconciler:
             return False
         served = self._context.stores.control_planes.by("uid", instance.control_plane_uid or "")
         return any(not found.deleting or is_paused(found) for found in map(as_recorded, served))
-
-    async def _write_finalizers(self, registration: ResourceModel, finalizers: list[str]) -> Object:
-        body = {"metadata": {"finalizers": finalizers, "resourceVersion": registration.metadata.resource_version}}
-        return await self._context.client.patch(CONTROL_PLANE_REGISTRATIONS, registration.name, body)
 
     def _check_mode(self, registration: ControlPlaneRegistration) -> None:
         if registration.spec.mode is not RegistrationMode.DEDICATED:

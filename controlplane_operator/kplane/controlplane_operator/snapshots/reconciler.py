@@ -12,7 +12,7 @@ from kplane.api.names import FINALIZER
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import BackupFailed, OperatorError
 from kplane.controlplane_operator.failures import Failures
-from kplane.controlplane_operator.kinds import CONTROL_PLANE_SNAPSHOTS
+from kplane.controlplane_operator.finalizers import add_finalizer, remove_finalizer
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.snapshots.jobs import SnapshotJobs
 from kplane.controlplane_operator.snapshots.saving import Saved, SnapshotStorage, save_snapshot
@@ -23,7 +23,7 @@ from kplane.controlplane_operator.status.partial import PartialSnapshot, as_reco
 from kplane.controlplane_operator.watch.backoff import KeyedBackoff, jittered
 from kplane.controlplane_operator.watch.cache import Key, Object
 from kplane.data import DataError
-from kplane.provider import NotFound, ProviderError, Result
+from kplane.provider import ProviderError, Result
 from kplane.provider.logs import log_fields
 from kplane.workloads import WorkloadsError
 
@@ -95,15 +95,8 @@ class ControlPlaneSnapshotReconciler:
         except BackupFailed as error:
             raise ConditionError(Reason.NO_SNAPSHOT_STORAGE, str(error)) from None
         control_plane = self._control_plane(snapshot)
-        if FINALIZER not in snapshot.metadata.finalizers:
-            body = {
-                "metadata": {
-                    "finalizers": [*snapshot.metadata.finalizers, FINALIZER],
-                    "resourceVersion": snapshot.metadata.resource_version,
-                }
-            }
-            stored = await self._context.client.patch(CONTROL_PLANE_SNAPSHOTS, snapshot.name, body)
-            self._context.stores.snapshots.apply(stored)
+        stored = await add_finalizer(self._context.client, snapshot, store=self._context.stores.snapshots)
+        if stored is not None:
             snapshot = ControlPlaneSnapshot.model_validate(stored)
 
         async def work() -> None:
@@ -222,12 +215,7 @@ class ControlPlaneSnapshotReconciler:
             status = snapshot.status.model_copy(update={"conditions": conditions})
             await self._context.status.write(self._context.stores.snapshots, snapshot, status=status)
             return Result(self._backoff.next(uid, reason="removal"))
-        left = [each for each in metadata["finalizers"] if each != FINALIZER]
-        body = {"metadata": {"finalizers": left, "resourceVersion": metadata["resourceVersion"]}}
-        try:
-            await self._context.client.patch(CONTROL_PLANE_SNAPSHOTS, metadata["name"], body)
-        except NotFound:
-            return None
+        await remove_finalizer(self._context.client, snapshot, store=self._context.stores.snapshots)
         self._backoff.forget(uid)
         self._not_before.pop(uid, None)
         return None
