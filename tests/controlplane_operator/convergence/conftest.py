@@ -295,6 +295,7 @@ def worlds(
     patches.setattr(KeyedBackoff, "next", hurried)
     patches.setattr(Calls, "_once", fated)
     patches.setattr(control_plane_registration, "_RETRY_SECONDS", 0.2)
+    patches.setattr(control_plane_registration, "_FIRST_WORDS_SECONDS", 0.0)
     patches.setattr(external, "_REVOKE_SECONDS", 1.0)
     patches.setattr(event_routing, "_CLASS_SECONDS", 0.2)
     patches.setattr(event_routing, "_WORDS_SECONDS", 0.2)

@@ -21,6 +21,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
+from kplane.controlplane_operator.secret_access import DEFAULT_SECRETS_ROLE
+
 from .conftest import Step, World, living
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -151,8 +153,10 @@ def check(world: World, reached: dict[str, Any]) -> None:
             for suffix in ("kubeconfig", "controllers"):
                 assert reached[f"Secret kplane-cp-{name}/controlplane-{name}-{suffix}"]["keys"]
     registrations = [obj for key, obj in reached.items() if key.startswith("registration ")]
+    own = {f"RoleBinding {home}/{DEFAULT_SECRETS_ROLE}" for home in homes}
+    assert own <= reached.keys()
     for kind in ("Role", "RoleBinding"):
-        granted = [key for key in reached if key.startswith(f"{kind} ")]
+        granted = [key for key in reached.keys() - own if key.startswith(f"{kind} ")]
         assert len(granted) == sum(obj["status"]["ready"] for obj in registrations)
     for obj in registrations:
         name = obj["spec"]["controlPlaneRef"]["name"]
