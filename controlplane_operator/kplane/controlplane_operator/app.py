@@ -43,9 +43,9 @@ from kplane.controlplane_operator.snapshots.jobs import SnapshotJobs
 from kplane.controlplane_operator.snapshots.metrics import SnapshotMetrics
 from kplane.controlplane_operator.snapshots.reconciler import ControlPlaneSnapshotReconciler
 from kplane.controlplane_operator.snapshots.restoring import SnapshotRestorer
-from kplane.controlplane_operator.snapshots.saving import SnapshotStorage
 from kplane.controlplane_operator.snapshots.scheduler import SnapshotScheduler
 from kplane.controlplane_operator.snapshots.source import Sources
+from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.storage_metrics import StorageMetrics
@@ -90,6 +90,8 @@ async def run_operator(settings: OperatorConfig, *, stop: asyncio.Event) -> None
     config = settings.management_config()
     default = ClusterConfig.load(settings.cluster_kubeconfig) if settings.cluster_kubeconfig is not None else None
     async with AsyncExitStack() as stack:
+        if snapshots is not None:
+            stack.callback(snapshots.close)
         leadership = await stack.enter_async_context(Leadership(settings.election, config=config))
         client = await stack.enter_async_context(
             Client(config, timeout_seconds=_CALL_SECONDS, keeps_worker=True, before_write=leadership.check)

@@ -25,7 +25,7 @@ from kplane.controlplane_operator.backup.storage import Bucket, Volume
 from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitorSettings
 from kplane.controlplane_operator.grants import Account
 from kplane.controlplane_operator.secret_access import DEFAULT_SECRETS_ROLE
-from kplane.controlplane_operator.snapshots.saving import SnapshotStorage
+from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
 from kplane.provider import ClusterConfig
 from kplane.provider.coordination.lease import LeaseTimings
 from kplane.workloads import Resources

@@ -23,8 +23,9 @@ from kplane.controlplane_operator.backup.storage import Bucket, Volume
 from kplane.controlplane_operator.errors import BackupFailed
 from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
 from kplane.controlplane_operator.snapshots.opening import OpenedSnapshot
-from kplane.controlplane_operator.snapshots.saving import SnapshotStorage, save_snapshot
+from kplane.controlplane_operator.snapshots.saving import save_snapshot
 from kplane.controlplane_operator.snapshots.source import Source
+from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
 from kplane.data import SnapshotDamaged
 from kplane.data.snapshot import Snapshot
 from tests.controlplane_operator.tenants import SharedEtcd
@@ -237,12 +238,12 @@ async def test_a_snapshot_of_one_control_plane_in_a_bucket(
         await etcd.put(b"/clusters/acme/key", MARK)
         saved = await save_snapshot(Source(etcd, "/clusters/acme/", {"controlPlane": "acme"}), to=to, name=name)
     assert storage.names() == []
-    opened = OpenedSnapshot(storage, name, keys=[KEY], sha256=saved.sha256)
+    opened = OpenedSnapshot(to, name, keys=[KEY], sha256=saved.sha256)
     assert [pair async for pairs in opened.pairs() for pair in pairs] == [(b"key", MARK)]
     assert opened.end() == saved.archived
     storage.remove(name)
     storage.remove(name)
-    gone = OpenedSnapshot(storage, name, keys=[KEY], sha256=saved.sha256)
+    gone = OpenedSnapshot(to, name, keys=[KEY], sha256=saved.sha256)
     with pytest.raises(BackupFailed):
         [_ async for _ in gone.pairs()]
 

@@ -13,8 +13,9 @@ import pytest
 from kplane.controlplane_operator.backup.storage import Volume
 from kplane.controlplane_operator.errors import BackupFailed
 from kplane.controlplane_operator.snapshots.opening import OpenedSnapshot
-from kplane.controlplane_operator.snapshots.saving import Saved, SnapshotStorage, save_snapshot
+from kplane.controlplane_operator.snapshots.saving import Saved, save_snapshot
 from kplane.controlplane_operator.snapshots.source import Source
+from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
 from kplane.data import ArchiveDamaged, Client, KeyValue, Page, Unreachable
 
 KEY = pyrage.x25519.Identity.generate()
@@ -34,13 +35,17 @@ class Pages(Client):
             raise Unreachable("etcd is gone")
 
 
+def storage_in(directory: Path) -> SnapshotStorage:
+    return SnapshotStorage(Volume(directory), [KEY.to_public()])
+
+
 async def save(directory: Path, *, fails: bool = False) -> Saved:
     source = Source(Pages(fails=fails), "/registry/", {"controlPlane": "acme"})
-    return await save_snapshot(source, to=SnapshotStorage(Volume(directory), [KEY.to_public()]), name=NAME)
+    return await save_snapshot(source, to=storage_in(directory), name=NAME)
 
 
 async def read(directory: Path, saved: Saved, *, key: pyrage.x25519.Identity = KEY) -> int:
-    opened = OpenedSnapshot(Volume(directory), NAME, keys=[key], sha256=saved.sha256)
+    opened = OpenedSnapshot(storage_in(directory), NAME, keys=[key], sha256=saved.sha256)
     found = 0
     async for pairs in opened.pairs():
         found += len(pairs)
@@ -52,7 +57,7 @@ async def test_a_snapshot_is_read_as_it_was_written(tmp_path: Path) -> None:
     saved = await save(tmp_path)
     assert await read(tmp_path, saved) == 300
     # Who has enough of it needs not read it to its end.
-    opened = OpenedSnapshot(Volume(tmp_path), NAME, keys=[KEY], sha256=saved.sha256)
+    opened = OpenedSnapshot(storage_in(tmp_path), NAME, keys=[KEY], sha256=saved.sha256)
     async for _ in opened.pairs():
         break
 

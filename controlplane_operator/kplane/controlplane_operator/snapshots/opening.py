@@ -11,6 +11,7 @@ import pyrage
 from kplane.controlplane_operator.backup.archive import Readable
 from kplane.controlplane_operator.backup.storage import Storage
 from kplane.controlplane_operator.errors import BackupFailed
+from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
 from kplane.data import Archived, ArchiveReader, Pair
 
 __all__ = ["OpenedSnapshot"]
@@ -22,7 +23,9 @@ _PIECES = 16
 class OpenedSnapshot:
     """A snapshot that is read once, by a thread that waits for its reader. Memory is bounded."""
 
-    def __init__(self, storage: Storage, name: str, *, keys: Sequence[pyrage.x25519.Identity], sha256: str) -> None:
+    def __init__(
+        self, storage: SnapshotStorage, name: str, *, keys: Sequence[pyrage.x25519.Identity], sha256: str
+    ) -> None:
         """A user who may write to the storage can encrypt to its recipients: `sha256` tells what the operator wrote."""
         self._storage = storage
         self._name = name
@@ -36,7 +39,7 @@ class OpenedSnapshot:
         Raises BackupFailed, ArchiveDamaged and OSError.
         """
         sink = _Sink(asyncio.get_running_loop())
-        reading = asyncio.create_task(asyncio.to_thread(self._decrypt, sink))
+        reading = asyncio.create_task(self._storage.read(lambda storage: self._decrypt(storage, sink), stop=sink.close))
         reading.add_done_callback(lambda _: sink.ended())
         try:
             while (piece := await sink.pieces.get()) is not None:
@@ -44,14 +47,15 @@ class OpenedSnapshot:
             await reading
         finally:
             sink.close()
+            reading.cancel()
             await asyncio.wait([reading])
 
     def end(self) -> Archived:
         """Return what was read. Raises ArchiveDamaged unless it is whole."""
         return self._reader.end()
 
-    def _decrypt(self, sink: _Sink) -> None:
-        with self._storage.reader(self._name) as file:
+    def _decrypt(self, storage: Storage, sink: _Sink) -> None:
+        with storage.reader(self._name) as file:
             source = _Hashed(file)
             try:
                 pyrage.decrypt_io(source, sink, self._keys)
@@ -120,5 +124,4 @@ class _Sink:
         await self.pieces.put(piece)
 
     async def _put_end(self) -> None:
-        if not self._closed:
-            await self.pieces.put(None)
+        await self.pieces.put(None)

@@ -15,8 +15,9 @@ from kplane.controlplane_operator.failures import Failures
 from kplane.controlplane_operator.finalizers import add_finalizer, remove_finalizer
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.snapshots.jobs import SnapshotJobs
-from kplane.controlplane_operator.snapshots.saving import Saved, SnapshotStorage, save_snapshot
+from kplane.controlplane_operator.snapshots.saving import Saved, save_snapshot
 from kplane.controlplane_operator.snapshots.source import Sources
+from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
 from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import PartialSnapshot, as_recorded
@@ -203,7 +204,7 @@ class ControlPlaneSnapshotReconciler:
         snapshot = PartialSnapshot.of(obj)
         uid = metadata["uid"]
         try:
-            await asyncio.to_thread(self._required().storage.remove, file_name(snapshot))
+            await self._required().remove(file_name(snapshot))
         except (BackupFailed, OSError) as error:
             conditions = with_condition(
                 snapshot.status.conditions,

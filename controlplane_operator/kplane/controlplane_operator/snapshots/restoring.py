@@ -21,8 +21,8 @@ from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.snapshots.jobs import SnapshotJobs
 from kplane.controlplane_operator.snapshots.opening import OpenedSnapshot
-from kplane.controlplane_operator.snapshots.saving import SnapshotStorage
 from kplane.controlplane_operator.snapshots.source import DEDICATED_PREFIX
+from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.data import (
     Absent,
@@ -158,7 +158,7 @@ class SnapshotRestorer:
         if text is None:
             raise BackupFailed(f"Secret {self._context.namespace}/{name} has no key {_IDENTITY}")
         keys = identities(text.decode(errors="replace"))
-        return OpenedSnapshot(self._storage.storage, restore.location, keys=keys, sha256=restore.sha256)
+        return OpenedSnapshot(self._storage, restore.location, keys=keys, sha256=restore.sha256)
 
 
 def _name(control_plane: ControlPlane) -> str:

@@ -5,32 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, TypeVar
-
-import pyrage
+from typing import Final
 
 from kplane.controlplane_operator.backup.saving import Pulling, write
 from kplane.controlplane_operator.backup.storage import Storage
 from kplane.controlplane_operator.errors import BackupFailed
 from kplane.controlplane_operator.snapshots.source import Source
+from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
 from kplane.data import Archived, archive
 
-__all__ = ["Saved", "SnapshotStorage", "save_snapshot"]
-
-_T = TypeVar("_T")
+__all__ = ["Saved", "save_snapshot"]
 
 _CHUNK: Final = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotStorage:
-    """Where snapshots are, and who can open them. Without recipients nothing is written."""
-
-    storage: Storage
-    recipients: Sequence[pyrage.x25519.Recipient]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,32 +34,20 @@ async def save_snapshot(source: Source, *, to: SnapshotStorage, name: str) -> Sa
 
     Nothing of that name is left after a failure. Raises BackupFailed, DataError and OSError.
     """
-    storage = to.storage
     header = {**source.header, "time": datetime.now(UTC).isoformat(timespec="seconds")}
     made = archive(source.client, source.prefix, header=header)
     pulled = Pulling(made.chunks(), loop=asyncio.get_running_loop())
-    await asyncio.to_thread(storage.remove, name)
+    await to.remove(name)
     try:
-        written = await _in_thread(lambda: write(pulled, storage, name, to.recipients), stop=pulled.close)
-        await _in_thread(lambda: _check(storage, name, pulled, expected=written), stop=pulled.close)
+        written = await to.change(name, lambda storage: write(pulled, storage, name, to.recipients), stop=pulled.close)
+        await to.change(name, lambda storage: _check(storage, name, pulled, expected=written), stop=pulled.close)
     except (Exception, asyncio.CancelledError):
         with contextlib.suppress(BackupFailed, OSError):
-            await asyncio.shield(asyncio.to_thread(storage.remove, name))
+            await to.remove(name)
         raise
     if made.archived is None:
         raise BackupFailed("the data were not read to their end")
     return Saved(made.archived, written)
-
-
-async def _in_thread(work: Callable[[], _T], *, stop: Callable[[], None]) -> _T:
-    """Run blocking work; if this is cancelled, have the work end, and wait for that."""
-    task = asyncio.create_task(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        stop()
-        await asyncio.wait([task])
-        raise
 
 
 def _check(storage: Storage, name: str, pulled: Pulling, *, expected: str) -> None:

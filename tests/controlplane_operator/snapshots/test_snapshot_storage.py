@@ -1,0 +1,135 @@
+"""The storage of snapshots may hang: it takes no threads of others, and is given up."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyrage
+import pytest
+from typing_extensions import override
+
+from kplane.controlplane_operator.backup.archive import Readable, Writable
+from kplane.controlplane_operator.backup.storage import Volume
+from kplane.controlplane_operator.errors import BackupFailed
+from kplane.controlplane_operator.snapshots import storage as snapshot_storage
+from kplane.controlplane_operator.snapshots.opening import OpenedSnapshot
+from kplane.controlplane_operator.snapshots.saving import Saved, save_snapshot
+from kplane.controlplane_operator.snapshots.source import Source
+from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
+from kplane.data import Client, KeyValue, Page
+
+KEY = pyrage.x25519.Identity.generate()
+NAME = "controlplane-acme-uid.age"
+
+
+class Hanging(Volume):
+    """Hangs in one of its methods until it is released; knows the threads that used it."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.hangs_in = ""
+        self.released = threading.Event()
+        self.threads = set[str]()
+
+    def _enter(self, method: str) -> None:
+        self.threads.add(threading.current_thread().name)
+        if self.hangs_in == method:
+            self.released.wait()
+
+    @override
+    @contextlib.contextmanager
+    def writer(self, name: str) -> Iterator[Writable]:
+        self._enter("writer")
+        with super().writer(name) as file:
+            yield file
+
+    @override
+    @contextlib.contextmanager
+    def reader(self, name: str) -> Iterator[Readable]:
+        self._enter("reader")
+        with super().reader(name) as file:
+            yield file
+
+    @override
+    def remove(self, name: str) -> None:
+        self._enter("remove")
+        super().remove(name)
+
+
+class OnePage(Client):
+    def __init__(self) -> None:
+        pass
+
+    async def pages(self, prefix: str, *, size: int = 500) -> AsyncIterator[Page]:
+        yield Page(9, (KeyValue(f"{prefix}key".encode(), b"value", 1),))
+
+
+@pytest.fixture
+def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
+    monkeypatch.setattr(snapshot_storage, "_IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(snapshot_storage, "_REMOVAL_SECONDS", 0.2)
+    monkeypatch.setattr(snapshot_storage, "_END_SECONDS", 0.01)
+    found = Hanging(tmp_path)
+    yield found
+    found.released.set()
+
+
+@pytest.fixture
+def storage(hanging: Hanging) -> Iterator[SnapshotStorage]:
+    found = SnapshotStorage(hanging, [KEY.to_public()])
+    with contextlib.closing(found):
+        yield found
+
+
+async def save(storage: SnapshotStorage) -> Saved:
+    return await save_snapshot(Source(OnePage(), "/registry/", {"controlPlane": "acme"}), to=storage, name=NAME)
+
+
+async def read(storage: SnapshotStorage, saved: Saved) -> int:
+    opened = OpenedSnapshot(storage, NAME, keys=[KEY], sha256=saved.sha256)
+    return sum([len(pairs) async for pairs in opened.pairs()])
+
+
+async def test_it_is_used_by_threads_of_its_own(hanging: Hanging, storage: SnapshotStorage) -> None:
+    """DNS and TLS of all connections need those of asyncio."""
+    assert await read(storage, await save(storage)) == 1
+    assert {name.rpartition("_")[0] for name in hanging.threads} == {"snapshots"}
+
+
+@pytest.mark.parametrize("method", ["remove", "writer", "reader"])
+async def test_a_snapshot_fails_if_it_hangs_and_succeeds_later(
+    method: str, hanging: Hanging, storage: SnapshotStorage, eventually: Callable[..., Awaitable[Any]]
+) -> None:
+    hanging.hangs_in = method
+    with pytest.raises(BackupFailed, match=r"the storage did not answer within .* seconds; check the storage"):
+        await save(storage)
+    # Its thread may still write or delete that file, and no other one writes it meanwhile.
+    with pytest.raises(BackupFailed, match=f"the storage has not ended earlier work on {NAME}"):
+        await save(storage)
+
+    hanging.hangs_in = ""
+    hanging.released.set()
+
+    async def saved() -> Saved | str:
+        try:
+            return await save(storage)
+        except BackupFailed as error:
+            return str(error)
+
+    found = await eventually(saved, lambda told: isinstance(told, Saved))
+    assert isinstance(found, Saved)
+    assert await read(storage, found) == 1
+
+
+async def test_a_restore_fails_if_it_hangs(hanging: Hanging, storage: SnapshotStorage) -> None:
+    saved = await save(storage)
+    hanging.hangs_in = "reader"
+    with pytest.raises(BackupFailed, match="the storage did not answer"):
+        await read(storage, saved)
+    # It keeps no further restore from the file.
+    hanging.hangs_in = ""
+    assert await read(storage, saved) == 1
