@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -34,6 +36,8 @@ class Hanging(Volume):
         self.hangs_in = ""
         self.released = threading.Event()
         self.threads = set[str]()
+        self.reading = threading.Event()
+        self.pieces = 0
 
     def _enter(self, method: str) -> None:
         self.threads.add(threading.current_thread().name)
@@ -52,12 +56,25 @@ class Hanging(Volume):
     def reader(self, name: str) -> Iterator[Readable]:
         self._enter("reader")
         with super().reader(name) as file:
-            yield file
+            yield _Pieces(self) if self.hangs_in == "read" else file
 
     @override
     def remove(self, name: str) -> None:
         self._enter("remove")
         super().remove(name)
+
+
+class _Pieces:
+    """A file of 100 pieces, of which the first comes when its storage is released."""
+
+    def __init__(self, storage: Hanging) -> None:
+        self._storage = storage
+
+    def read(self, size: int = -1, /) -> bytes:
+        self._storage.reading.set()
+        self._storage.released.wait()
+        self._storage.pieces += 1
+        return b"piece" if self._storage.pieces <= 100 else b""
 
 
 class OnePage(Client):
@@ -123,6 +140,23 @@ async def test_a_snapshot_fails_if_it_hangs_and_succeeds_later(
     found = await eventually(saved, lambda told: isinstance(told, Saved))
     assert isinstance(found, Saved)
     assert await read(storage, found) == 1
+
+
+async def test_one_that_is_cancelled_while_it_is_read_again_leaves_nothing(
+    hanging: Hanging, storage: SnapshotStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread ends with its next piece, however large the file is."""
+    monkeypatch.setattr(snapshot_storage, "_IDLE_SECONDS", 60.0)
+    monkeypatch.setattr(snapshot_storage, "_END_SECONDS", 60.0)
+    hanging.hangs_in = "read"
+    saving = asyncio.create_task(save(storage))
+    await asyncio.to_thread(hanging.reading.wait)
+    saving.cancel()
+    asyncio.get_running_loop().call_soon(hanging.released.set)
+    with pytest.raises(asyncio.CancelledError):
+        await saving
+    assert hanging.pieces == 1
+    assert os.listdir(tmp_path) == []
 
 
 async def test_a_restore_fails_if_it_hangs(hanging: Hanging, storage: SnapshotStorage) -> None:

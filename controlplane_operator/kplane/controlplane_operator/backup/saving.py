@@ -90,11 +90,6 @@ class Pulling:
         if self._awaited is not None:
             self._awaited.cancel()
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
-
     def read(self, size: int = -1, /) -> bytes:
         """Return up to so many bytes; none at the end. Keeps the error that it raises."""
         if not self._buffer:

@@ -91,7 +91,7 @@ class Hashing:
 
 
 def digest_of(storage: Storage, name: str) -> str:
-    """Read a backup and return its SHA-256."""
+    """Read a backup and return its SHA-256. Ends early if the storage raises."""
     found = hashlib.sha256()
     with storage.reader(name) as file:
         while chunk := file.read(_CHUNK):

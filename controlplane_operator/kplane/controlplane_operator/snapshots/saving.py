@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
 
 from kplane.controlplane_operator.backup.saving import Pulling, write
-from kplane.controlplane_operator.backup.storage import Storage
+from kplane.controlplane_operator.backup.storage import digest_of
 from kplane.controlplane_operator.errors import BackupFailed
 from kplane.controlplane_operator.snapshots.source import Source
 from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
 from kplane.data import Archived, archive
 
 __all__ = ["Saved", "save_snapshot"]
-
-_CHUNK: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +35,7 @@ async def save_snapshot(source: Source, *, to: SnapshotStorage, name: str) -> Sa
     pulled = Pulling(made.chunks(), loop=asyncio.get_running_loop())
     await to.remove(name)
     try:
-        written = await to.change(name, lambda storage: write(pulled, storage, name, to.recipients), stop=pulled.close)
-        await to.change(name, lambda storage: _check(storage, name, pulled, expected=written), stop=pulled.close)
+        written = await _write(pulled, to=to, name=name)
     except (Exception, asyncio.CancelledError):
         with contextlib.suppress(BackupFailed, OSError):
             await to.remove(name)
@@ -50,12 +45,8 @@ async def save_snapshot(source: Source, *, to: SnapshotStorage, name: str) -> Sa
     return Saved(made.archived, written)
 
 
-def _check(storage: Storage, name: str, pulled: Pulling, *, expected: str) -> None:
-    found = hashlib.sha256()
-    with storage.reader(name) as file:
-        while chunk := file.read(_CHUNK):
-            if pulled.closed:
-                raise BackupFailed("the operator ends")
-            found.update(chunk)
-    if found.hexdigest() != expected:
+async def _write(pulled: Pulling, *, to: SnapshotStorage, name: str) -> str:
+    written = await to.change(name, lambda storage: write(pulled, storage, name, to.recipients), stop=pulled.close)
+    if await to.change(name, lambda storage: digest_of(storage, name)) != written:
         raise BackupFailed("what the storage returns is not what was written; check the storage")
+    return written
