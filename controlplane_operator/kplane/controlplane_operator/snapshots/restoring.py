@@ -9,8 +9,8 @@ from __future__ import annotations
 import base64
 import logging
 import secrets
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, NoReturn
 
 from kplane.api import ControlPlane
 from kplane.controlplane_operator.backup.archive import identities
@@ -62,19 +62,19 @@ class SnapshotRestorer:
         self._storage = storage
         self._failed: dict[str, str] = {}
         """By uid of a control plane: why the last attempt failed."""
+        self._read: dict[str, dict[str, bytes]] = {}
+        """By uid of a control plane: its keys, until they are written."""
 
     async def restore_keys(self, control_plane: ControlPlane) -> None:
         """Have the Secret of the authorities be that of the snapshot."""
+        uid = control_plane.metadata.uid or ""
         if await self._keys.exist(control_plane):
             return
-        try:
-            opened = await self._open(control_plane)
-            async for _ in opened.pairs():
-                pass
-            header = opened.end().header
-        except _EXPECTED as error:
-            raise _failure(control_plane, str(error)) from error
-        await self._keys.restore(control_plane, data=_keys_in(header))
+        if (found := self._read.get(uid)) is None:
+            self._begin(control_plane, what="keys", work=lambda: self._read_keys(control_plane))
+        # Not by the job: what is written must not meet the removal of the control plane.
+        await self._keys.restore(control_plane, data=found)
+        del self._read[uid]
 
     async def restore_data(self, control_plane: ControlPlane, *, endpoint: str, credentials: HeldCredentials) -> None:
         """Have all data of the snapshot be in this etcd."""
@@ -91,34 +91,44 @@ class SnapshotRestorer:
                 if found.value.split()[1:2] != [uid.encode()]:
                     raise _failure(control_plane, "the etcd has the data of an earlier restore; use another name")
                 return
-            if (why := self._failed.pop(uid, None)) is not None:
-                raise _failure(control_plane, why)
 
-            async def work() -> None:
-                await self._restore(control_plane, endpoint=endpoint, credentials=credentials)
-
-            if not self._jobs.start(uid, of=uid, work=work):
-                raise ConditionError(
-                    Reason.PROVISIONING, "other snapshots are being saved or restored; waiting for them"
-                )
-        raise ConditionError(Reason.PROVISIONING, f"restoring the data of snapshot {_name(control_plane)}")
-
-    async def _restore(self, control_plane: ControlPlane, *, endpoint: str, credentials: HeldCredentials) -> None:
-        uid = control_plane.metadata.uid or ""
-        try:
+        async def work() -> None:
             async with Client(endpoint, credentials=credentials, timeout_seconds=_CALL_SECONDS) as client:
                 keys = await self._write(control_plane, client=client)
+            self._context.events.record(
+                control_plane, reason="Restored", message=f"restored {keys} keys of snapshot {_name(control_plane)}"
+            )
+
+        self._begin(control_plane, what="data", work=work)
+
+    def _begin(self, control_plane: ControlPlane, *, what: str, work: Callable[[], Awaitable[None]]) -> NoReturn:
+        """Have a job do the work, unless it runs. Raises ConditionError that says so, or why the last job failed."""
+        uid = control_plane.metadata.uid or ""
+        if not self._jobs.has(uid):
+            if (why := self._failed.pop(uid, None)) is not None:
+                raise _failure(control_plane, why)
+            if not self._jobs.start(uid, of=uid, work=lambda: self._run(control_plane, work)):
+                raise ConditionError(Reason.PROVISIONING, "other snapshots are being restored; waiting for them")
+        raise ConditionError(Reason.PROVISIONING, f"restoring the {what} of snapshot {_name(control_plane)}")
+
+    async def _run(self, control_plane: ControlPlane, work: Callable[[], Awaitable[None]]) -> None:
+        uid = control_plane.metadata.uid or ""
+        try:
+            await work()
         except _EXPECTED as error:
             self._failed[uid] = str(error) or "an answer took too long"
             _log.warning("failed to restore control plane %s: %s", control_plane.name, error)
         except Exception:  # noqa: BLE001 - it is tried again
             self._failed[uid] = "the operator failed; report it, with the operator's log"
             _log.exception("failed to restore control plane %s", control_plane.name)
-        else:
-            self._context.events.record(
-                control_plane, reason="Restored", message=f"restored {keys} keys of snapshot {_name(control_plane)}"
-            )
         self._context.queues.control_planes.add(("", control_plane.name))
+
+    async def _read_keys(self, control_plane: ControlPlane) -> None:
+        opened = await self._open(control_plane)
+        # To its end: only then it is known to be the file that was saved.
+        async for _ in opened.pairs():
+            pass
+        self._read[control_plane.metadata.uid or ""] = _keys_in(opened.end().header)
 
     async def _write(self, control_plane: ControlPlane, *, client: Client) -> int:
         """Write all data, compare them, and say in etcd that they are there; returns the number of keys."""
@@ -174,4 +184,4 @@ def _keys_in(header: Mapping[str, Any]) -> dict[str, bytes]:
     try:
         return {name: base64.b64decode(content) for name, content in header["keys"].items()}
     except (KeyError, AttributeError, TypeError, ValueError) as error:
-        raise ConditionError(Reason.RESTORE_FAILED, "the snapshot has no keys of a control plane") from error
+        raise BackupFailed("it has no keys of a control plane") from error

@@ -1,0 +1,132 @@
+"""Restores are jobs: a reconcile waits for no file."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyrage
+import pytest
+from typing_extensions import override
+
+from kplane.api import ControlPlane
+from kplane.controlplane_operator.backup.archive import Readable
+from kplane.controlplane_operator.backup.storage import Volume
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.snapshots import restoring
+from kplane.controlplane_operator.snapshots.jobs import SnapshotJobs
+from kplane.controlplane_operator.snapshots.restoring import SnapshotRestorer
+from kplane.controlplane_operator.snapshots.saving import save_snapshot
+from kplane.controlplane_operator.snapshots.source import Source
+from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.data import Client, KeyValue, Page
+
+KEY = pyrage.x25519.Identity.generate()
+NAME = "controlplane-acme-uid.age"
+KEYS = {"client-ca.key": b"the key"}
+
+
+class Slow(Volume):
+    """Gives no file before it is released."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.released = threading.Event()
+
+    @override
+    @contextlib.contextmanager
+    def reader(self, name: str) -> Iterator[Readable]:
+        self.released.wait()
+        with super().reader(name) as file:
+            yield file
+
+
+class OnePage(Client):
+    def __init__(self) -> None:
+        pass
+
+    async def pages(self, prefix: str, *, size: int = 500) -> AsyncIterator[Page]:
+        yield Page(9, (KeyValue(f"{prefix}key".encode(), b"value", 1),))
+
+
+class Keys:
+    """The Secret of the authorities."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    async def exist(self, control_plane: ControlPlane) -> bool:
+        return self._context.keys is not None
+
+    async def restore(self, control_plane: ControlPlane, *, data: dict[str, bytes]) -> None:
+        self._context.keys = data
+
+
+class Operator:
+    """What a restorer uses of the operator."""
+
+    namespace = "kplane-system"
+
+    def __init__(self) -> None:
+        self.keys: dict[str, bytes] | None = None
+        self.woken: asyncio.Queue[Any] = asyncio.Queue()
+        self.client = self
+        self.queues = SimpleNamespace(control_planes=SimpleNamespace(add=self.woken.put_nowait))
+
+    async def get(self, resource: Any, name: str, *, namespace: str) -> dict[str, Any]:
+        return {"data": {"identity": base64.b64encode(str(KEY).encode()).decode()}}
+
+
+async def test_keys_are_read_by_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large file takes longer than one reconcile may."""
+    monkeypatch.setattr(restoring, "TenantKeys", Keys)
+    plain = SnapshotStorage(Volume(tmp_path), [KEY.to_public()])
+    header = {"keys": {name: base64.b64encode(content).decode() for name, content in KEYS.items()}}
+    saved = await save_snapshot(Source(OnePage(), "/registry/", header), to=plain, name=NAME)
+    control_plane = ControlPlane.model_validate(
+        {
+            "metadata": {"name": "acme", "uid": "1"},
+            "spec": {
+                "mode": "Dedicated",
+                "source": {"snapshotRef": {"name": "ashes"}, "identitySecretRef": {"name": "identity"}},
+            },
+            "status": {"restore": {"snapshot": "ashes", "location": NAME, "sha256": saved.sha256, "beginsAt": 9}},
+        }
+    )
+    slow, operator = Slow(tmp_path), Operator()
+    restorer: Any = SnapshotRestorer(
+        operator,  # type: ignore[arg-type]
+        jobs=SnapshotJobs(),
+        storage=SnapshotStorage(slow, []),
+    )
+
+    async def told() -> tuple[Reason, str]:
+        with pytest.raises(ConditionError) as caught:
+            async with asyncio.timeout(20):
+                await restorer.restore_keys(control_plane)
+        return caught.value.reason, caught.value.message
+
+    try:
+        for _ in range(2):
+            assert await told() == (Reason.PROVISIONING, "restoring the keys of snapshot ashes")
+    finally:
+        slow.released.set()
+    assert await operator.woken.get() == ("", "acme")
+    await restorer.restore_keys(control_plane)
+    assert operator.keys == KEYS
+
+    # What fails is told once, and then tried again.
+    operator.keys = None
+    (tmp_path / NAME).write_bytes(b"another file")
+    assert (await told())[0] is Reason.PROVISIONING
+    await operator.woken.get()
+    reason, message = await told()
+    assert (reason, message.partition(": ")[0]) == (Reason.RESTORE_FAILED, "failed to restore snapshot ashes")
+    assert (await told())[0] is Reason.PROVISIONING
