@@ -16,7 +16,7 @@ from kplane.controlplane_operator.snapshots.opening import OpenedSnapshot
 from kplane.controlplane_operator.snapshots.saving import Saved, save_snapshot
 from kplane.controlplane_operator.snapshots.source import Source
 from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
-from kplane.data import ArchiveDamaged, Client, KeyValue, Page, Unreachable
+from kplane.data import ArchiveDamaged, Client, Compacted, DataError, KeyValue, Page, Unreachable
 
 KEY = pyrage.x25519.Identity.generate()
 NAME = "controlplane-acme-uid.age"
@@ -25,21 +25,21 @@ NAME = "controlplane-acme-uid.age"
 class Pages(Client):
     """300 values of 10 kB, and an end that fails if asked to."""
 
-    def __init__(self, *, fails: bool = False) -> None:
+    def __init__(self, *, fails: DataError | None = None) -> None:
         self._fails = fails
 
     async def pages(self, prefix: str, *, size: int = 500) -> AsyncIterator[Page]:
         for page in range(3):
             yield Page(9, tuple(KeyValue(f"{prefix}{page}-{n}".encode(), os.urandom(10_000), 1) for n in range(100)))
-        if self._fails:
-            raise Unreachable("etcd is gone")
+        if self._fails is not None:
+            raise self._fails
 
 
 def storage_in(directory: Path) -> SnapshotStorage:
     return SnapshotStorage(Volume(directory), [KEY.to_public()])
 
 
-async def save(directory: Path, *, fails: bool = False) -> Saved:
+async def save(directory: Path, *, fails: DataError | None = None) -> Saved:
     source = Source(Pages(fails=fails), "/registry/", {"controlPlane": "acme"})
     return await save_snapshot(source, to=storage_in(directory), name=NAME)
 
@@ -65,7 +65,15 @@ async def test_a_snapshot_is_read_as_it_was_written(tmp_path: Path) -> None:
 async def test_nothing_is_left_of_one_that_fails(tmp_path: Path) -> None:
     (tmp_path / f".{NAME}.partial").write_text("of a killed operator")
     with pytest.raises(Unreachable, match="etcd is gone"):
-        await save(tmp_path, fails=True)
+        await save(tmp_path, fails=Unreachable("etcd is gone"))
+    assert os.listdir(tmp_path) == []
+
+
+async def test_one_that_lasts_too_long_says_what_to_do(tmp_path: Path) -> None:
+    """Its pages are of one revision, and etcd keeps no revision for long."""
+    compacted = Compacted("OUT_OF_RANGE: etcdserver: mvcc: required revision has been compacted")
+    with pytest.raises(BackupFailed, match="the storage took longer than 5 to 10 minutes; use a faster bucket"):
+        await save(tmp_path, fails=compacted)
     assert os.listdir(tmp_path) == []
 
 

@@ -6,15 +6,22 @@ import asyncio
 import contextlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Final
 
 from kplane.controlplane_operator.backup.saving import Pulling, write
 from kplane.controlplane_operator.backup.storage import digest_of
 from kplane.controlplane_operator.errors import BackupFailed
 from kplane.controlplane_operator.snapshots.source import Source
 from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
-from kplane.data import Archived, archive
+from kplane.data import Archived, Compacted, archive
 
 __all__ = ["Saved", "save_snapshot"]
+
+
+_TOO_SLOW: Final = (
+    "etcd compacted the revision before all of it was saved: the storage took longer than 5 to 10 minutes;"
+    " use a faster bucket or volume"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,10 @@ async def save_snapshot(source: Source, *, to: SnapshotStorage, name: str) -> Sa
 
 
 async def _write(pulled: Pulling, *, to: SnapshotStorage, name: str) -> str:
-    written = await to.change(name, lambda storage: write(pulled, storage, name, to.recipients), stop=pulled.close)
+    try:
+        written = await to.change(name, lambda storage: write(pulled, storage, name, to.recipients), stop=pulled.close)
+    except Compacted as error:
+        raise BackupFailed(_TOO_SLOW) from error
     if await to.change(name, lambda storage: digest_of(storage, name)) != written:
         raise BackupFailed("what the storage returns is not what was written; check the storage")
     return written
