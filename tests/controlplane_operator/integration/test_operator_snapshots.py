@@ -18,6 +18,7 @@ import pytest
 
 from kplane.api.names import FINALIZER, SCHEDULED_AT_ANNOTATION, SCHEDULED_FOR_ANNOTATION
 from kplane.controlplane_operator.backup.storage import Volume
+from kplane.controlplane_operator.component_names import apiserver_name, etcd_name
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_SNAPSHOTS, CONTROL_PLANES
 from kplane.controlplane_operator.snapshots import reconciler as snapshot_reconciler
 from kplane.controlplane_operator.snapshots import restoring
@@ -25,6 +26,7 @@ from kplane.data import Archived, ArchiveReader, write_archived
 from kplane.provider import Client
 from kplane.provider.client.resources import CONFIG_MAPS, SECRETS
 from kplane.provider.errors import Expired
+from kplane.workloads import Component, ProcessRuntime
 
 from .conftest import Field, owner_of
 
@@ -156,6 +158,7 @@ async def test_the_schedule_of_a_class_makes_and_deletes_snapshots(
 async def test_a_destroyed_control_plane_is_restored_as_it_was(
     mortal_field: tuple[Field, Callable[..., contextlib.AbstractAsyncContextManager[str]]],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Same uids, tokens and keys; a watch from before is told to begin anew; an end halfway is made up for."""
     field, operator = mortal_field
@@ -183,6 +186,15 @@ async def test_a_destroyed_control_plane_is_restored_as_it_was(
         metadata = {"name": "identity", "namespace": "kplane-system"}
         await field.client.apply(SECRETS, {"metadata": metadata, "data": {"identity": identity}})
 
+    described: list[tuple[str, bool]] = []
+    apply = ProcessRuntime.apply
+
+    async def noted(runtime: ProcessRuntime, component: Component) -> None:
+        described.append((component.name, component.prepare is not None))
+        await apply(runtime, component)
+
+    monkeypatch.setattr(ProcessRuntime, "apply", noted)
+
     # What an operator that was killed leaves behind: a part of the data, and no word that they are complete.
     async def part(*given: Any, **named: Any) -> None:
         await write_archived(*given, **named)
@@ -207,6 +219,12 @@ async def test_a_destroyed_control_plane_is_restored_as_it_was(
             assert int(listed.resource_version) > int(last["metadata"]["resourceVersion"]) > saved["revision"]
             with pytest.raises(Expired):
                 await follow(tenant, since=last["metadata"]["resourceVersion"])
+        # What makes the beginning of etcd is of the operator's image: later on it would restart etcd.
+        began = described.index((apiserver_name("phoenix"), False))
+        begins = [prepared for name, prepared in described[:began] if name == etcd_name("phoenix")]
+        assert begins[0]
+        assert not begins[-1]
+        assert (etcd_name("phoenix"), True) not in described[began:]
         await field.client.delete(CONTROL_PLANES, "phoenix")
         await field.gone(CONTROL_PLANES, "phoenix")
         await field.client.delete(CONTROL_PLANE_SNAPSHOTS, "ashes")

@@ -82,13 +82,20 @@ class DedicatedProvisioner:
             keys = EtcdKeys(authorities.etcd_trust, certificates.etcd_server, certificates.etcd_client)
             scheduling = scheduling_of(plan.chosen)
             members = await self._etcd.ensure(
-                control_plane, addresses=etcd_addresses, wanted=wanted, keys=keys, scheduling=scheduling
+                control_plane,
+                addresses=etcd_addresses,
+                wanted=wanted,
+                keys=keys,
+                scheduling=scheduling,
+                begins_at=self._begins_at(control_plane),
             )
             urls = tuple(client_url(address) for address in members.voters)
             if restored:
                 pair = keys.client
                 held = HeldCredentials(ca=keys.ca, certificate=pair.certificate, key=pair.key)
                 await self._restorer.restore_data(control_plane, endpoint=urls[0], credentials=held)
+                if not members.settled:
+                    raise ConditionError(Reason.PROVISIONING, "the data are restored; waiting until etcd has restarted")
             egress = await self._proxies.ensure(
                 control_plane,
                 chosen=plan.chosen,
@@ -129,6 +136,16 @@ class DedicatedProvisioner:
             or self._proxies.lag(control_plane, chosen=plan.chosen),
             again_seconds=members.again_seconds,
         )
+
+    def _begins_at(self, control_plane: ControlPlane) -> int | None:
+        """Return the revision that the etcd of a restore begins at; None once it has the data.
+
+        What makes that beginning is of the operator's image: etcd would restart with each upgrade of the operator.
+        """
+        restore = control_plane.status.restore
+        if restore is None or control_plane.status.endpoint is not None or self._restorer.has_restored(control_plane):
+            return None
+        return restore.begins_at
 
     async def has_data(self, control_plane: ControlPlane) -> bool:
         """Tell whether there is an etcd of the control plane, running or not."""

@@ -165,15 +165,23 @@ class DedicatedEtcd:
         wanted: int,
         keys: EtcdKeys,
         scheduling: Scheduling | None = None,
+        begins_at: int | None = None,
     ) -> EtcdMembers:
         """Have the members run that `reserve` gave the addresses of, and take the next step towards `wanted`.
+
+        A new etcd begins at revision `begins_at`, where that is given.
 
         Raises ConditionError while no API server can work with it, and before the control plane is published while a
         member is missing.
         """
         if len(addresses) == 1:
             found = await self._alone(
-                control_plane, address=addresses[0], wanted=wanted, keys=keys, scheduling=scheduling
+                control_plane,
+                address=addresses[0],
+                wanted=wanted,
+                keys=keys,
+                scheduling=scheduling,
+                begins_at=begins_at,
             )
         else:
             found = await self._several(control_plane, addresses=addresses, keys=keys, scheduling=scheduling)
@@ -189,6 +197,7 @@ class DedicatedEtcd:
         wanted: int,
         keys: EtcdKeys,
         scheduling: Scheduling | None,
+        begins_at: int | None,
     ) -> EtcdMembers:
         name, published = etcd_name(control_plane.name), control_plane.status.endpoint is not None
         membership = Membership(0, {0: peer_url(address)}, joins=False)
@@ -201,6 +210,7 @@ class DedicatedEtcd:
                 scheduling=scheduling,
                 membership=membership,
                 several=several,
+                begins_at=begins_at,
             )
         )
         await check_ready(self._runtime, name, what="etcd", published=published)
@@ -391,13 +401,11 @@ class DedicatedEtcd:
         scheduling: Scheduling | None,
         membership: Membership,
         several: bool,
+        begins_at: int | None = None,
     ) -> Component:
         numbers = range(MOST_ETCD_MEMBERS if several else 1)
         own = etcd_name(control_plane.name, membership.number)
         names = [name for number in numbers if (name := etcd_name(control_plane.name, number)) != own]
-        restored = control_plane.status.restore
-        # Only the first member of a new etcd. One that joins has the data of the others.
-        begins_at = restored.begins_at if restored is not None and not membership.joins else None
         return etcd_component(
             own,
             address=address,

@@ -18,5 +18,12 @@ class Restorer(Protocol):
         ...
 
     async def restore_data(self, control_plane: ControlPlane, *, endpoint: str, credentials: HeldCredentials) -> None:
-        """Have all data of the snapshot be in this etcd. Raises ConditionError while they are not."""
+        """Have all data of the snapshot be in this etcd. Raises ConditionError while they are not.
+
+        Raises it once more when they are: the etcd is to be described as one that has its data.
+        """
+        ...
+
+    def has_restored(self, control_plane: ControlPlane) -> bool:
+        """Tell whether `restore_data` found all data in the etcd."""
         ...

@@ -64,6 +64,8 @@ class SnapshotRestorer:
         """By uid of a control plane: why the last attempt failed."""
         self._read: dict[str, dict[str, bytes]] = {}
         """By uid of a control plane: its keys, until they are written."""
+        self._restored: set[str] = set()
+        """Uids of control planes whose data are in their etcd."""
 
     async def restore_keys(self, control_plane: ControlPlane) -> None:
         """Have the Secret of the authorities be that of the snapshot."""
@@ -77,7 +79,7 @@ class SnapshotRestorer:
         del self._read[uid]
 
     async def restore_data(self, control_plane: ControlPlane, *, endpoint: str, credentials: HeldCredentials) -> None:
-        """Have all data of the snapshot be in this etcd."""
+        """Have all data of the snapshot be in this etcd. Raises ConditionError once more when they are."""
         uid = control_plane.metadata.uid or ""
         if not self._jobs.has(uid):
             client = Client(endpoint, credentials=credentials, timeout_seconds=_CALL_SECONDS)
@@ -90,7 +92,13 @@ class SnapshotRestorer:
                 self._failed.pop(uid, None)
                 if found.value.split()[1:2] != [uid.encode()]:
                     raise _failure(control_plane, "the etcd has the data of an earlier restore; use another name")
+                if uid not in self._restored:
+                    self._restored.add(uid)
+                    raise ConditionError(Reason.PROVISIONING, "the data are restored; etcd restarts")
                 return
+            if uid in self._restored:
+                # It begins at revision 1 now, which clients would take for the past.
+                raise _failure(control_plane, "its etcd lost the restored data; delete the control plane first")
 
         async def work() -> None:
             async with Client(endpoint, credentials=credentials, timeout_seconds=_CALL_SECONDS) as client:
@@ -100,6 +108,10 @@ class SnapshotRestorer:
             )
 
         self._begin(control_plane, what="data", work=work)
+
+    def has_restored(self, control_plane: ControlPlane) -> bool:
+        """Tell whether `restore_data` found all data in the etcd."""
+        return control_plane.metadata.uid in self._restored
 
     def _begin(self, control_plane: ControlPlane, *, what: str, work: Callable[[], Awaitable[None]]) -> NoReturn:
         """Have a job do the work, unless it runs. Raises ConditionError that says so, or why the last job failed."""
