@@ -1,0 +1,134 @@
+"""What Envoy is started with: where its files are, its authorizer and its administration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Final
+
+import orjson
+
+from kplane.gateway.envoy.clusters import clusters
+from kplane.gateway.envoy.listener import Serving, listener
+from kplane.gateway.envoy.messages import Message, file_source, typed, unix_socket
+from kplane.gateway.envoy.names import AUTHORIZER
+from kplane.gateway.envoy.routing import routing
+from kplane.gateway.routes import Route
+
+__all__ = ["Layout", "bootstrap", "candidate"]
+
+_NODE: Final = {"id": "gateway", "cluster": "kplane"}
+
+_STATS: Final = (
+    {"prefix": "server."},
+    {"prefix": "listener_manager."},
+    {"prefix": "listener."},
+    {"prefix": "cluster_manager."},
+    {"prefix": "http.gateway."},
+    {"prefix": "sds."},
+    # For each API server these alone: all that Envoy counts takes more memory than the rest of a cluster.
+    {"suffix": ".upstream_rq_total"},
+    {"suffix": ".upstream_rq_active"},
+    {"suffix": ".upstream_cx_active"},
+    {"suffix": ".upstream_cx_connect_fail"},
+    {"suffix": ".update_rejected"},
+)
+
+
+_RUNTIME: Final = {"re2.max_program_size.error_level": 1000}
+"""The patterns are the gateway's own, so that their size needs no limit."""
+
+_LIMIT: Final = "envoy.resource_monitors.global_downstream_max_connections"
+_MOST_CONNECTIONS: Final = typed(
+    "envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
+    max_active_downstream_connections=50_000,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the files are that Envoy and the controller share; a directory of the gateway alone."""
+
+    directory: PurePosixPath
+
+    @property
+    def bootstrap(self) -> PurePosixPath:
+        """What Envoy is started with."""
+        return self.directory / "bootstrap.json"
+
+    @property
+    def listeners(self) -> PurePosixPath:
+        """Each kind of resource has a directory of its own: a rename there has Envoy read it, and no other."""
+        return self.directory / "listeners" / "listeners.json"
+
+    @property
+    def routes(self) -> PurePosixPath:
+        """The table of routes."""
+        return self.directory / "routes" / "routes.json"
+
+    @property
+    def clusters(self) -> PurePosixPath:
+        """The API servers."""
+        return self.directory / "clusters" / "clusters.json"
+
+    @property
+    def serving(self) -> PurePosixPath:
+        """The directory of the serving certificate."""
+        return self.directory / "serving"
+
+    @property
+    def authorizer(self) -> PurePosixPath:
+        """Socket of the service that verifies client certificates."""
+        return self.directory / "run" / "authorizer.sock"
+
+    @property
+    def administration(self) -> PurePosixPath:
+        """Socket on which Envoy answers the controller alone."""
+        return self.directory / "run" / "envoy.sock"
+
+
+def bootstrap(layout: Layout) -> bytes:
+    """Return what Envoy is started with. It names files and never changes with what these say."""
+    return _text(
+        {
+            **_common(layout),
+            "static_resources": {"clusters": [_authorizer(layout)]},
+            "dynamic_resources": {
+                "lds_config": file_source(str(layout.listeners)),
+                "cds_config": file_source(str(layout.clusters)),
+            },
+        }
+    )
+
+
+def candidate(layout: Layout, *, serving: Serving, routes: Iterable[Route]) -> bytes:
+    """Return one file with all that the files would say, by which Envoy can be asked whether it would take them."""
+    listed = list(routes)
+    listeners = [listener(serving, routes=routing(listed), secrets=None)]
+    upstreams = [_authorizer(layout), *clusters(listed)]
+    return _text({**_common(layout), "static_resources": {"listeners": listeners, "clusters": upstreams}})
+
+
+def _common(layout: Layout) -> Message:
+    return {
+        "node": _NODE,
+        "admin": {"address": unix_socket(str(layout.administration))},
+        "stats_config": {"stats_matcher": {"inclusion_list": {"patterns": list(_STATS)}}},
+        "layered_runtime": {"layers": [{"name": "static", "static_layer": _RUNTIME}]},
+        "overload_manager": {"resource_monitors": [{"name": _LIMIT, "typed_config": _MOST_CONNECTIONS}]},
+    }
+
+
+def _authorizer(layout: Layout) -> Message:
+    endpoint = {"endpoint": {"address": {"pipe": {"path": str(layout.authorizer)}}}}
+    return {
+        "name": AUTHORIZER,
+        "type": "STATIC",
+        "connect_timeout": "1s",
+        "load_assignment": {"cluster_name": AUTHORIZER, "endpoints": [{"lb_endpoints": [endpoint]}]},
+    }
+
+
+def _text(message: Message) -> bytes:
+    return orjson.dumps(message)

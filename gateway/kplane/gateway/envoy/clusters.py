@@ -1,0 +1,95 @@
+"""API servers as Envoy's clusters."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from typing import Final
+
+from kplane.gateway.envoy.messages import TLS, Message, certificate, typed
+from kplane.gateway.envoy.names import by_certificate, by_token
+from kplane.gateway.routes import Route, Upstream
+
+__all__ = ["clusters"]
+
+_CONNECT_TIMEOUT: Final = "5s"
+_IDLE_TIMEOUT: Final = "60s"
+"""kube-apiserver closes after 90 s (net/http's IdleTimeout there); a request must not meet that."""
+_MANY: Final = 16384
+"""Connections, and requests in flight, of one control plane: watches count. Envoy's own limit is 1,024."""
+_KEEPALIVE: Final = {"keepalive_time": 30, "keepalive_interval": 10, "keepalive_probes": 3}
+_HTTP: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+_STREAM_WINDOW: Final = 256 << 10
+_CONNECTION_WINDOW: Final = 4 << 20
+
+
+def clusters(routes: Iterable[Route]) -> list[Message]:
+    """Return the clusters of all routes.
+
+    Address, CA and certificate are in the cluster itself. In files of their own, Envoy would watch each by an inotify
+    instance, of which a user has 128, and it aborts if there are no more. A cluster that changes is replaced: streams
+    that are open continue on the connections that they have.
+    """
+    found = []
+    for route in routes:
+        if route.upstream is None:
+            continue
+        found.append(_cluster(by_token(route.key), route.upstream))
+        if (front_proxy := route.upstream.front_proxy) is not None:
+            own = {"tls_certificates": [certificate(front_proxy.certificate)]}
+            found.append(_cluster(by_certificate(route.key), route.upstream, own=own))
+    return found
+
+
+def _cluster(name: str, upstream: Upstream, *, own: Message | None = None) -> Message:
+    thresholds = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests", "max_retries"), _MANY)
+    return {
+        "name": name,
+        "type": "STATIC" if upstream.is_address else "STRICT_DNS",
+        "connect_timeout": _CONNECT_TIMEOUT,
+        "load_assignment": _assignment(name, upstream),
+        "circuit_breakers": {"thresholds": [thresholds]},
+        "upstream_connection_options": {"tcp_keepalive": _KEEPALIVE},
+        "typed_extension_protocol_options": {_HTTP: typed(_HTTP, **_protocols())},
+        "transport_socket": {
+            "name": "tls",
+            "typed_config": typed(f"{TLS}.UpstreamTlsContext", **_tls(upstream, own=own or {})),
+        },
+    }
+
+
+def _assignment(name: str, upstream: Upstream) -> Message:
+    address = {"socket_address": {"address": upstream.host, "port_value": upstream.port}}
+    return {"cluster_name": name, "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address}}]}]}
+
+
+def _protocols() -> Message:
+    # As the client speaks: an upgrade needs HTTP/1.1 all the way, and everything else is better off with HTTP/2.
+    http2 = {
+        "initial_stream_window_size": _STREAM_WINDOW,
+        "initial_connection_window_size": _CONNECTION_WINDOW,
+        "connection_keepalive": {"interval": "30s", "timeout": "20s"},
+    }
+    return {
+        "common_http_protocol_options": {"idle_timeout": _IDLE_TIMEOUT},
+        "use_downstream_protocol_config": {"http_protocol_options": {}, "http2_protocol_options": http2},
+    }
+
+
+def _tls(upstream: Upstream, *, own: Message) -> Message:
+    common = {
+        "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
+        "validation_context": {
+            "trusted_ca": {"inline_string": upstream.ca.decode("ascii")},
+            "match_typed_subject_alt_names": [_subject(upstream)],
+        },
+        **own,
+    }
+    sni = {} if upstream.is_address else {"sni": upstream.host}
+    return {"common_tls_context": common, **sni}
+
+
+def _subject(upstream: Upstream) -> Message:
+    if upstream.is_address:
+        return {"san_type": "IP_ADDRESS", "matcher": {"exact": str(ipaddress.ip_address(upstream.host))}}
+    return {"san_type": "DNS", "matcher": {"exact": upstream.host}}

@@ -1,0 +1,207 @@
+"""The gateway's address: TLS, HTTP, and what happens to each request before it is routed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Final
+
+from kplane.gateway.envoy.messages import FILTERS, TLS, Message, certificate, discovery_response, file_source, typed
+from kplane.gateway.envoy.names import (
+    AUTHORIZER,
+    CERTIFICATE_HEADER,
+    CREDENTIAL_HEADER,
+    INTERNAL_PREFIX,
+    LISTENER,
+    ROUTES,
+    STRIPPED_PREFIXES,
+    USER_HEADER,
+)
+from kplane.gateway.envoy.replies import AUTHORIZER_FAILED, local_replies
+from kplane.gateway.routes import KeyPair
+
+__all__ = ["AUTHORIZER_SECONDS", "Serving", "listener", "serving_files"]
+
+AUTHORIZER_SECONDS: Final = 10
+"""How long a request waits for the authorizer."""
+
+_CERTIFICATE: Final = "serving"
+_CLIENT_CA: Final = "client-ca"
+_MANAGER: Final = f"{FILTERS}.network.http_connection_manager.v3"
+_AUTHORIZATION: Final = f"{FILTERS}.http.ext_authz.v3"
+_ROUTER: Final = f"{FILTERS}.http.router.v3"
+_MUTATION: Final = "envoy.extensions.http.early_header_mutation.header_mutation.v3"
+_STDOUT: Final = "envoy.extensions.access_loggers.stream.v3.StdoutAccessLog"
+
+_HEADERS_KIB: Final = 96
+_CONNECTION_BUFFER: Final = 1 << 20
+_STREAMS: Final = 250
+"""As many as kube-apiserver allows on one connection; client-go opens another one then."""
+_STREAM_WINDOW: Final = 256 << 10
+_CONNECTION_WINDOW: Final = 4 << 20
+_UPGRADES: Final = ("websocket", "SPDY/3.1")
+
+_LOG: Final = {
+    "time": "%START_TIME%",
+    "controlPlane": "%ROUTE_NAME%",
+    "upstream": "%UPSTREAM_CLUSTER%",
+    "method": "%REQ(:METHOD)%",
+    # The rest of the path without the query: that of an exec has a command in it.
+    "path": "%PATH(NQ:PATH)%",
+    "protocol": "%PROTOCOL%",
+    "code": "%RESPONSE_CODE%",
+    "details": "%RESPONSE_CODE_DETAILS%",
+    "flags": "%RESPONSE_FLAGS%",
+    "received": "%BYTES_RECEIVED%",
+    "sent": "%BYTES_SENT%",
+    "milliseconds": "%DURATION%",
+    "client": "%DOWNSTREAM_REMOTE_ADDRESS%",
+    "userAgent": "%REQ(USER-AGENT)%",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """Where the gateway listens, and by which certificate it is known."""
+
+    host: str
+    """The address to listen on."""
+    port: int
+    certificate: KeyPair
+
+
+def serving_files(serving: Serving) -> dict[str, bytes]:
+    """Return the files with the serving certificate, and with what Envoy needs to ask clients for theirs, by name."""
+    secrets = {
+        _CERTIFICATE: {"tls_certificate": certificate(serving.certificate)},
+        _CLIENT_CA: {"validation_context": _client_ca(serving)},
+    }
+    return {
+        _file(name): discovery_response([typed(f"{TLS}.Secret", name=name, **secret)])
+        for name, secret in secrets.items()
+    }
+
+
+def _file(secret: str) -> str:
+    return f"{secret}.json"
+
+
+def listener(serving: Serving, *, routes: str | Message, secrets: PurePosixPath | None) -> Message:
+    """Return the listener. `routes` is the table or its file, `secrets` the directory of `serving_files`; None: the
+    certificate is in the listener itself, for a configuration that is only validated.
+    """
+    transport = typed(f"{TLS}.DownstreamTlsContext", **_tls(serving, secrets=secrets))
+    manager = typed(f"{_MANAGER}.HttpConnectionManager", **_http(routes))
+    return {
+        "name": LISTENER,
+        "address": {"socket_address": {"address": serving.host, "port_value": serving.port}},
+        "per_connection_buffer_limit_bytes": _CONNECTION_BUFFER,
+        "tcp_keepalive": {"keepalive_time": 60, "keepalive_interval": 15, "keepalive_probes": 4},
+        "filter_chains": [
+            {
+                "transport_socket": {"name": "tls", "typed_config": transport},
+                "transport_socket_connect_timeout": "10s",
+                "filters": [{"name": "http", "typed_config": manager}],
+            }
+        ],
+    }
+
+
+def _tls(serving: Serving, *, secrets: PurePosixPath | None) -> Message:
+    common: Message = {
+        "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
+        "alpn_protocols": ["h2", "http/1.1"],
+    }
+    if secrets is None:
+        common["tls_certificates"] = [certificate(serving.certificate)]
+        common["validation_context"] = _client_ca(serving)
+    else:
+        common["tls_certificate_sds_secret_configs"] = [_secret(_CERTIFICATE, directory=secrets)]
+        common["validation_context_sds_secret_config"] = _secret(_CLIENT_CA, directory=secrets)
+    return {"common_tls_context": common, "require_client_certificate": False}
+
+
+def _secret(name: str, *, directory: PurePosixPath) -> Message:
+    return {"name": name, "sds_config": file_source(str(directory / _file(name)))}
+
+
+def _client_ca(serving: Serving) -> Message:
+    """Have clients asked for a certificate, and take any: whose it is depends on the path, which comes later.
+
+    Envoy asks only if it has some CA. The CAs of the tenants would tell everybody who connects which tenants there are.
+    """
+    own = serving.certificate.certificate.decode("ascii")
+    return {"trusted_ca": {"inline_string": own}, "trust_chain_verification": "ACCEPT_UNTRUSTED"}
+
+
+def _http(routes: str | Message) -> Message:
+    source = {"config_source": file_source(routes), "route_config_name": ROUTES} if isinstance(routes, str) else None
+    return {
+        "stat_prefix": LISTENER,
+        "codec_type": "AUTO",
+        **({"rds": source} if source is not None else {"route_config": routes}),
+        "http_filters": [_authorizer(), _router()],
+        "local_reply_config": local_replies(),
+        "access_log": [_access_log()],
+        "early_header_mutation_extensions": [_stripping()],
+        # Who the client is: its address, and its certificate for the authorizer.
+        "use_remote_address": True,
+        "forward_client_cert_details": "SANITIZE_SET",
+        "set_current_client_cert_details": {"chain": True},
+        # The path stays as it was sent; routes refuse what is ambiguous.
+        "normalize_path": False,
+        "merge_slashes": False,
+        "path_with_escaped_slashes_action": "REJECT_REQUEST",
+        "common_http_protocol_options": {
+            "headers_with_underscores_action": "DROP_HEADER",
+            "idle_timeout": "3600s",
+        },
+        "http_protocol_options": {"accept_http_10": False, "allow_chunked_length": False},
+        "http2_protocol_options": {
+            "max_concurrent_streams": _STREAMS,
+            "initial_stream_window_size": _STREAM_WINDOW,
+            "initial_connection_window_size": _CONNECTION_WINDOW,
+            "connection_keepalive": {"interval": "30s", "timeout": "20s"},
+            "allow_connect": False,
+        },
+        "max_request_headers_kb": _HEADERS_KIB,
+        "request_headers_timeout": "10s",
+        "request_timeout": "0s",
+        "stream_idle_timeout": "0s",
+        "upgrade_configs": [{"upgrade_type": kind} for kind in _UPGRADES],
+        "server_header_transformation": "PASS_THROUGH",
+    }
+
+
+def _authorizer() -> Message:
+    verified = ({"prefix": INTERNAL_PREFIX}, {"exact": USER_HEADER}, {"exact": CREDENTIAL_HEADER})
+    told = ({"exact": "content-type"}, {"exact": "retry-after"})
+    uri = {"uri": f"http://{AUTHORIZER}", "cluster": AUTHORIZER, "timeout": f"{AUTHORIZER_SECONDS}s"}
+    response = {"allowed_upstream_headers": {"patterns": verified}, "allowed_client_headers": {"patterns": told}}
+    service = typed(
+        f"{_AUTHORIZATION}.ExtAuthz",
+        transport_api_version="V3",
+        http_service={"server_uri": uri, "authorization_response": response},
+        allowed_headers={"patterns": [{"exact": CERTIFICATE_HEADER}]},
+        # What it answers names the cluster.
+        clear_route_cache=True,
+        failure_mode_allow=False,
+        status_on_error={"code": AUTHORIZER_FAILED},
+    )
+    return {"name": AUTHORIZER, "typed_config": service}
+
+
+def _router() -> Message:
+    return {"name": "router", "typed_config": typed(f"{_ROUTER}.Router", suppress_envoy_headers=True)}
+
+
+def _stripping() -> Message:
+    mutations = [
+        {"remove_on_match": {"key_matcher": {"prefix": prefix, "ignore_case": True}}} for prefix in STRIPPED_PREFIXES
+    ]
+    return {"name": "strip", "typed_config": typed(f"{_MUTATION}.HeaderMutation", mutations=mutations)}
+
+
+def _access_log() -> Message:
+    line = {"json_format": _LOG}
+    return {"name": "stdout", "typed_config": typed(_STDOUT, log_format=line)}

@@ -1,0 +1,25 @@
+"""What goes wrong in the gateway."""
+
+from __future__ import annotations
+
+__all__ = ["CertificateInvalid", "ConfigurationRejected", "GatewayError", "RouteInvalid", "StartFailed"]
+
+
+class GatewayError(Exception):
+    """The base of all errors of the gateway."""
+
+
+class StartFailed(GatewayError):
+    """The gateway cannot start; the message says why."""
+
+
+class CertificateInvalid(GatewayError):
+    """The serving certificate cannot be used. The one before stays in force."""
+
+
+class RouteInvalid(GatewayError):
+    """A route cannot be made of what is known of a control plane. It keeps no other route back."""
+
+
+class ConfigurationRejected(GatewayError):
+    """Envoy refuses a configuration. The one before stays in force."""

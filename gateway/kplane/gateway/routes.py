@@ -1,0 +1,139 @@
+"""What the gateway serves: one route for each control plane."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass, field
+from typing import Final, Self
+from urllib.parse import urlsplit
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from kplane.api.control_plane import CLUSTER_PATH_PATTERN, RESERVED_CLUSTER_PATHS
+from kplane.gateway.errors import RouteInvalid
+
+__all__ = ["FrontProxy", "KeyPair", "Route", "Upstream", "clusters_path"]
+
+_CLUSTER_PATH: Final = re.compile(CLUSTER_PATH_PATTERN)
+_LONGEST_PATH: Final = 63
+_KEY: Final = re.compile("[a-z0-9][-a-z0-9]{0,62}")
+_HOST_NAME: Final = re.compile("[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_HTTPS_PORT: Final = 443
+
+
+def clusters_path(cluster_path: str) -> str:
+    """Return the path under which the gateway serves a control plane, without a slash at the end."""
+    return f"/clusters/{cluster_path}/control-plane"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A certificate and its key, PEM."""
+
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+    def check(self) -> None:
+        """Raise RouteInvalid unless both can be read and belong together."""
+        try:
+            certificate = x509.load_pem_x509_certificate(self.certificate)
+            key = load_pem_private_key(self.key, password=None)
+        except (TypeError, ValueError) as error:
+            raise RouteInvalid(f"the certificate of the gateway or its key cannot be read: {error}") from error
+        if certificate.public_key() != key.public_key():
+            raise RouteInvalid("the certificate of the gateway and its key do not belong together")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontProxy:
+    """How the gateway tells an API server who a user with a client certificate is."""
+
+    certificate: KeyPair
+    """By which the API server knows the gateway, and takes X-Remote-User and X-Remote-Group from it."""
+    client_ca: bytes
+    """CAs of the users' certificates, PEM: those of this control plane and of no other."""
+
+    def check(self) -> None:
+        """Raise RouteInvalid if a part is damaged."""
+        self.certificate.check()
+        _check_authorities(self.client_ca, of="users")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upstream:
+    """The API server of a control plane."""
+
+    host: str
+    """An IP address, or a name that the resolver of the gateway's machine knows."""
+    port: int
+    ca: bytes
+    """CAs of its serving certificate, PEM."""
+    front_proxy: FrontProxy | None = None
+    """None: the gateway hands on no client certificates."""
+
+    @classmethod
+    def at(cls, url: str, *, ca: bytes, front_proxy: FrontProxy | None = None) -> Self:
+        """Return the API server at an https URL. Raises RouteInvalid if the URL has a path, or what is given is
+        damaged."""
+        try:
+            parts = urlsplit(url)
+            host, port = (parts.hostname or "").lower(), parts.port or _HTTPS_PORT
+        except ValueError as error:
+            raise RouteInvalid(f"{url!r} cannot be the address of an API server: {error}") from error
+        if parts.scheme != "https" or not host or parts.path not in {"", "/"} or parts.query or parts.username:
+            raise RouteInvalid(f"{url!r} cannot be the address of an API server: https://HOST:PORT is needed")
+        upstream = cls(host=host, port=port, ca=ca, front_proxy=front_proxy)
+        upstream.check()
+        return upstream
+
+    @property
+    def is_address(self) -> bool:
+        """Whether `host` is an IP address, and no name."""
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError:
+            return False
+        return True
+
+    def check(self) -> None:
+        """Raise RouteInvalid if a part is damaged: Envoy would reject it, or accept another server."""
+        if not self.is_address and not _HOST_NAME.fullmatch(self.host):
+            raise RouteInvalid(f"{self.host!r} cannot be an IP address or the name of a host")
+        _check_authorities(self.ca, of="the API server")
+        if self.front_proxy is not None:
+            self.front_proxy.check()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A control plane as the gateway serves it."""
+
+    key: str
+    """Unique among all control planes that ever were: the object's uid. A successor of the same path has another."""
+    cluster_path: str
+    upstream: Upstream | None
+    """None: there is no API server to talk to."""
+    why_absent: str = ""
+    """A sentence for users who get 503."""
+
+    def __post_init__(self) -> None:
+        """Raise RouteInvalid if key or path are no such: both stand in names of files and in patterns."""
+        if not _KEY.fullmatch(self.key):
+            raise RouteInvalid(f"{self.key!r} cannot be the key of a route")
+        path = self.cluster_path
+        if len(path) > _LONGEST_PATH or not _CLUSTER_PATH.fullmatch(path) or path in RESERVED_CLUSTER_PATHS:
+            raise RouteInvalid(f"{path!r} cannot be a clusterPath")
+
+    @property
+    def path(self) -> str:
+        """The path under which the control plane is served, without a slash at the end."""
+        return clusters_path(self.cluster_path)
+
+
+def _check_authorities(certificates: bytes, *, of: str) -> None:
+    try:
+        x509.load_pem_x509_certificates(certificates)
+    except ValueError as error:
+        raise RouteInvalid(f"the CA of {of} cannot be read: {error}") from error

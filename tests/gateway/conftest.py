@@ -1,0 +1,100 @@
+"""A gateway with a real Envoy, in front of two real API servers."""
+
+from __future__ import annotations
+
+import importlib.resources
+import ssl
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kplane.controlplane_operator.pki.primitives import create_authority, issue_client, issue_serving
+from kplane.gateway import routes
+from kplane.gateway.data_plane import DataPlane
+from kplane.gateway.envoy.listener import Serving
+from kplane.gateway.program import EnvoyValidator
+from kplane.gateway.routes import FrontProxy, Route, Upstream
+from kplane.provider import ClusterConfig
+from kplane.workloads import ProcessRuntime
+from tests.mcm.control_planes import Tenant, running_tenants
+
+__all__ = ["Gateway", "running_tenants"]
+
+
+@pytest.fixture(scope="session")
+def envoy() -> Path:
+    return Path(str(importlib.resources.files("envoy") / "_bin" / "envoy"))
+
+
+@dataclass
+class Gateway:
+    plane: DataPlane
+    serving: Serving
+    ca: bytes
+    tenants: dict[str, Tenant]
+    directory: Path
+    runtime: ProcessRuntime
+    routes: list[Route] = field(default_factory=list)
+
+    @property
+    def host(self) -> str:
+        return f"{self.serving.host}:{self.serving.port}"
+
+    def route(self, name: str, *, path: str | None = None, key: str | None = None) -> Route:
+        tenant = self.tenants[name]
+        pair = issue_client(tenant.authorities.front_proxy, user="front-proxy-client")
+        front_proxy = FrontProxy(
+            certificate=routes.KeyPair(pair.certificate, pair.key), client_ca=tenant.authorities.client_trust
+        )
+        upstream = Upstream.at(tenant.server, ca=tenant.authorities.serving_trust, front_proxy=front_proxy)
+        return Route(key=key or f"uid-{name}", cluster_path=path or name, upstream=upstream)
+
+    async def serve(self, *served: Route) -> Any:
+        self.routes = list(served)
+        return await self.plane.apply(served, serving=self.serving)
+
+    def config(self, path: str, **identity: Any) -> ClusterConfig:
+        return ClusterConfig(server=f"https://{self.host}/clusters/{path}/control-plane", ca_data=self.ca, **identity)
+
+    def user(self, name: str, user: str = "jane", *, groups: tuple[str, ...] = (), path: str = "") -> ClusterConfig:
+        """A user with a client certificate of one tenant, at the path of it or of another."""
+        pair = issue_client(self.tenants[name].authorities.client, user=user, groups=groups)
+        return self.config(path or name, client_certificate=pair.certificate, client_key=pair.key)
+
+    def tls(self, *, certificate: Path | None = None) -> ssl.SSLContext:
+        context = ssl.create_default_context(cadata=self.ca.decode())
+        if certificate is not None:
+            context.load_cert_chain(certificate)
+        return context
+
+
+@pytest.fixture
+async def gateway(
+    envoy: Path, running_tenants: dict[str, Tenant], tmp_path: Path, hold_port: Callable[[], int]
+) -> AsyncIterator[Gateway]:
+    """Serves the tenants `one` and `two`."""
+    authority = create_authority("gateway")
+    pair = issue_serving(authority, common_name="gateway", hosts=["127.0.0.1", "localhost"])
+    serving = Serving(host="127.0.0.1", port=hold_port(), certificate=routes.KeyPair(pair.certificate, pair.key))
+    directory = tmp_path / "gateway"
+    directory.mkdir(mode=0o700)
+    async with ProcessRuntime(tmp_path / "runtime", programs=[]) as runtime:
+        plane = DataPlane(
+            directory,
+            validate=EnvoyValidator(envoy, directory=directory),
+            program=envoy,
+            runtime=runtime,
+            workers=1,
+        )
+        made = Gateway(plane, serving, authority.certificate, running_tenants, directory, runtime)
+        async with plane.running():
+            try:
+                assert await made.serve(made.route("one"), made.route("two")) == {}
+                yield made
+            finally:
+                sys.stdout.write(runtime.log_path("envoy").read_text()[-8000:])
+                await plane.stop()

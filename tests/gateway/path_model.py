@@ -1,0 +1,48 @@
+"""Paths of which programs may read different things, and what Envoy is to make of them."""
+
+from __future__ import annotations
+
+import re
+
+from kplane.gateway.envoy.routing import AMBIGUOUS_PATH
+
+__all__ = ["BEGINNINGS", "PIECES", "TENANTS", "routed"]
+
+TENANTS = ("one", "two", "on", "one-two")
+
+PIECES = (
+    *(
+        "/",
+        "//",
+        "/./",
+        "/../",
+        "..",
+        ".",
+        "\\",
+        "%2f",
+        "%2F",
+        "%5c",
+        "%2e",
+        "%2E%2e",
+        "%00",
+        "%252e",
+        "%3f",
+        "?",
+        "#",
+        ";",
+    ),
+    *("clusters", "Clusters", "control-plane", "Control-Plane", "api", "%63lusters", "x"),
+    *(*TENANTS, "ONE", "tw%6f"),
+    *(f"/clusters/{name}/control-plane" for name in TENANTS),
+)
+BEGINNINGS = ("/", "/clusters/one/control-plane", "/clusters/one/control-plane/", "/clusters/one-two/control-plane/")
+
+
+def routed(path: str) -> str | None:
+    """As Envoy routes: by the table, and not at all if the path is ambiguous."""
+    if re.fullmatch(AMBIGUOUS_PATH, path):
+        return None
+    bare = path.partition("?")[0]
+    found = [name for name in TENANTS if f"{bare}/".startswith(f"/clusters/{name}/control-plane/")]
+    assert len(found) <= 1
+    return found[0] if found else None

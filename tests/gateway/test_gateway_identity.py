@@ -1,0 +1,128 @@
+"""Whom a client certificate stands for."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from kplane.controlplane_operator.pki.primitives import create_authority, issue_client, issue_serving
+from kplane.gateway.identity import NotVerified, Verifier, chain_of, verify
+
+NOW = dt.datetime.now(dt.UTC)
+OURS, THEIRS = create_authority("tenant"), create_authority("tenant")
+
+
+def test_it_is_the_user_and_the_groups_of_the_subject() -> None:
+    pair = issue_client(OURS, user="jane", groups=("sales", "it"))
+    found = verify(pair.certificate, authorities=OURS.certificate, now=NOW)
+    assert (found.user, sorted(found.groups)) == ("jane", ["it", "sales"])
+    assert found.credential.startswith("X509SHA256=")
+
+
+def test_one_of_several_authorities_is_enough() -> None:
+    pair = issue_client(OURS, user="jane")
+    assert verify(pair.certificate, authorities=THEIRS.certificate + OURS.certificate, now=NOW).user == "jane"
+
+
+@pytest.mark.parametrize(
+    ("chain", "now"),
+    [
+        pytest.param(issue_client(THEIRS, user="jane").certificate, NOW, id="of another tenant with a CA of that name"),
+        pytest.param(issue_client(THEIRS, user="jane").certificate + OURS.certificate, NOW, id="with our CA behind it"),
+        pytest.param(issue_serving(OURS, common_name="jane", hosts=["h"]).certificate, NOW, id="of a server"),
+        pytest.param(issue_client(OURS, user="jane").certificate, NOW + dt.timedelta(days=400), id="ended"),
+        pytest.param(issue_client(OURS, user="jane").certificate, NOW - dt.timedelta(days=1), id="not begun"),
+        pytest.param(b"", NOW, id="nothing"),
+        pytest.param(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", NOW, id="damaged"),
+        pytest.param(issue_client(OURS, user="jane").certificate * 10, NOW, id="too long"),
+    ],
+)
+def test_a_certificate_that_is_no_proof_is_refused(chain: bytes, now: dt.datetime) -> None:
+    with pytest.raises(NotVerified):
+        verify(chain, authorities=OURS.certificate, now=now)
+
+
+def test_a_leaf_issues_nobody() -> None:
+    """Neither do clients become authorities, nor do their certificates lengthen a chain."""
+    pair = issue_client(OURS, user="jane")
+    forged = issue_client(pair, user="admin", groups=("system:masters",))
+    with pytest.raises(NotVerified):
+        verify(forged.certificate + pair.certificate, authorities=OURS.certificate, now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("user", "group"),
+    [
+        (" admin", "g"),
+        ("admin\t", "g"),
+        ("jane", " system:masters"),
+        ("jane", "system:masters "),
+        ("jane\r\nX-Remote-Group: system:masters", "g"),
+        ("jane", "g\nX-Remote-User: admin"),
+        ("jane\x00", "g"),
+    ],
+)
+def test_a_name_that_a_header_would_change_is_refused(user: str, group: str) -> None:
+    """`system:masters` with a space before it is another group, which the admission of CSRs does not stop."""
+    pair = issue_client(OURS, user=user, groups=(group,))
+    with pytest.raises(NotVerified, match="cannot be handed on"):
+        verify(pair.certificate, authorities=OURS.certificate, now=NOW)
+
+
+def test_nobody_has_an_empty_name() -> None:
+    with pytest.raises(NotVerified):
+        verify(_signed(x509.Name([])), authorities=OURS.certificate, now=NOW)
+
+
+def _signed(subject: x509.Name) -> bytes:
+    key = ec.generate_private_key(ec.SECP256R1())
+    issuer = x509.load_pem_x509_certificate(OURS.certificate)
+    issuer_key: Any = serialization.load_pem_private_key(OURS.key, password=None)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(NOW - dt.timedelta(minutes=5))
+        .not_valid_after(NOW + dt.timedelta(hours=1))
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
+    )
+    return builder.sign(issuer_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def test_certificates_of_others_signers_need_no_more_than_kubernetes_asks() -> None:
+    """kube-controller-manager signs without a name of a host, and the API server asks for none."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "system:node:a")])
+    assert verify(_signed(subject), authorities=OURS.certificate, now=NOW).user == "system:node:a"
+
+
+def test_what_was_found_is_remembered_for_one_authority_and_until_its_end() -> None:
+    now = [NOW]
+    verifier = Verifier(clock=lambda: now[0])
+    pair = issue_client(OURS, user="jane", lifetime=dt.timedelta(minutes=2))
+    assert verifier.verify(pair.certificate, authorities=OURS.certificate).user == "jane"
+    with pytest.raises(NotVerified):
+        verifier.verify(pair.certificate, authorities=THEIRS.certificate)
+    now[0] += dt.timedelta(minutes=1)
+    assert verifier.verify(pair.certificate, authorities=OURS.certificate).user == "jane"
+    now[0] += dt.timedelta(minutes=2)
+    with pytest.raises(NotVerified):
+        verifier.verify(pair.certificate, authorities=OURS.certificate)
+
+
+def test_the_chain_is_read_out_of_envoys_header() -> None:
+    pem = issue_client(OURS, user="jane").certificate
+    header = f'Hash=ab12;Chain="{quote(pem.decode(), safe="")}"'
+    assert chain_of(header) == pem
+    for absent in ("", "Hash=ab12", "By=x;Hash=y"):
+        with pytest.raises(NotVerified):
+            chain_of(absent)

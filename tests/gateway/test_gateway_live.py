@@ -1,0 +1,309 @@
+"""A real Envoy in front of real API servers: what clients see, and what changes do not disturb."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import dataclasses
+import json
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
+from kplane.controlplane_operator.pki.primitives import create_authority, issue_client
+from kplane.gateway import routes
+from kplane.gateway.routes import Route, Upstream
+from kplane.provider import ApiError, Client
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
+from tests.controlplane_operator.controller_manager import running_controllers
+from tests.mcm.control_planes import controllers_token, gone, manifest, works
+
+from .attacker import exchange, http1
+from .conftest import Gateway
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("gateway"), pytest.mark.timeout(300)]
+
+MASTERS = ("system:masters",)
+
+
+async def _who(client: Client) -> dict[str, Any]:
+    kind = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+    answer = await client.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", body=kind)
+    found: dict[str, Any] = answer["status"]["userInfo"]
+    return found
+
+
+async def _refusal(client: Client, path: str = "/api/v1/namespaces") -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        await client.request("GET", path)
+    return caught.value
+
+
+async def test_a_user_with_a_certificate_is_who_it_is_at_the_api_server(gateway: Gateway) -> None:
+    pair = issue_client(
+        gateway.tenants["one"].authorities.client, user="jürgen", groups=("sales", "it, ops", "%REQ(x)%")
+    )
+    identity = {"client_certificate": pair.certificate, "client_key": pair.key}
+    direct = dataclasses.replace(gateway.tenants["one"].config, **identity)
+    async with Client(direct) as client:
+        expected = await _who(client)
+    async with Client(gateway.config("one", **identity)) as client:
+        found = await _who(client)
+    assert sorted(found.pop("groups")) == sorted(expected.pop("groups"))
+    assert found == expected
+    assert found["username"] == "jürgen"
+
+
+async def test_a_certificate_counts_at_the_tenant_whose_ca_issued_it_alone(gateway: Gateway) -> None:
+    async with Client(gateway.user("one", "admin", groups=MASTERS)) as client:
+        assert (await client.list(NAMESPACES)).items
+    async with Client(gateway.user("one", "admin", groups=MASTERS, path="two")) as client:
+        assert (await _refusal(client)).status == 401
+    stranger = issue_client(create_authority("stranger"), user="admin", groups=MASTERS)
+    identity = {"client_certificate": stranger.certificate, "client_key": stranger.key}
+    async with Client(gateway.config("one", **identity)) as client:
+        assert (await _refusal(client)).status == 401
+
+
+async def test_a_resumed_connection_has_the_same_user(gateway: Gateway, tmp_path: Path) -> None:
+    certificate = tmp_path / "client.pem"
+    pair = issue_client(gateway.tenants["one"].authorities.client, user="admin", groups=MASTERS)
+    certificate.write_bytes(pair.certificate + pair.key)
+    context = gateway.tls(certificate=certificate)
+
+    def ask(path: str, session: ssl.SSLSession | None) -> tuple[bytes, ssl.SSLSession | None, bool | None]:
+        address = gateway.serving.host, gateway.serving.port
+        with (
+            socket.create_connection(address, timeout=30) as plain,
+            context.wrap_socket(plain, server_hostname="localhost", session=session) as connection,
+        ):
+            connection.sendall(http1(f"/clusters/{path}/control-plane/api/v1/namespaces/kube-system"))
+            return connection.recv(65536), connection.session, connection.session_reused
+
+    answer, session, _ = await asyncio.to_thread(ask, "one", None)
+    assert answer.startswith(b"HTTP/1.1 200")
+    again, _, reused = await asyncio.to_thread(ask, "one", session)
+    assert reused
+    assert again.startswith(b"HTTP/1.1 200")
+    other, _, _ = await asyncio.to_thread(ask, "two", session)
+    assert other.startswith(b"HTTP/1.1 401")
+
+
+async def test_tokens_pass_and_count_where_they_were_issued(gateway: Gateway) -> None:
+    async with Client(gateway.tenants["one"].config) as direct:
+        token = await controllers_token(direct, account=f"robot-{gateway.serving.port}")
+    async with Client(gateway.config("one", token=token)) as client:
+        assert (await _who(client))["username"].startswith("system:serviceaccount:kube-system:robot-")
+    async with Client(gateway.config("two", token=token)) as client:
+        assert (await _refusal(client)).status == 401
+
+
+async def test_it_answers_as_an_api_server_where_there_is_none(gateway: Gateway) -> None:
+    absent = Route(key="uid-gone", cluster_path="gone", upstream=None, why_absent="it failed, and the reason is this")
+    nobody = await _upstream_of_nobody(gateway)
+    await gateway.serve(*gateway.routes, absent, Route(key="uid-dead", cluster_path="dead", upstream=nobody))
+    for identity in ({}, {"token": "x"}, _identity(gateway, "one")):
+        async with Client(gateway.config("unknown", **identity)) as client:
+            error = await _refusal(client)
+            assert (error.status, error.reason) == (404, "NotFound")
+        async with Client(gateway.config("gone", **identity)) as client:
+            error = await _refusal(client)
+            assert (error.status, error.reason) == (503, "ServiceUnavailable")
+            assert "the reason is this" in str(error)
+    async with Client(gateway.config("dead", token="x")) as client:
+        error = await _refusal(client)
+        assert (error.status, error.reason) == (503, "ServiceUnavailable")
+
+
+async def _upstream_of_nobody(gateway: Gateway) -> Upstream:
+    found = gateway.routes[0].upstream
+    assert found is not None
+    # Port 1 of the loopback address: nobody listens there.
+    return dataclasses.replace(found, port=1)
+
+
+def _identity(gateway: Gateway, name: str) -> dict[str, Any]:
+    pair = issue_client(gateway.tenants[name].authorities.client, user="admin", groups=MASTERS)
+    return {"client_certificate": pair.certificate, "client_key": pair.key}
+
+
+@pytest.mark.slow
+async def test_kubectl_works_by_certificate_and_by_token(gateway: Gateway, kubectl: Any, tmp_path: Path) -> None:
+    async with Client(gateway.tenants["one"].config) as direct:
+        token = await controllers_token(direct, account=f"kubectl-{gateway.serving.port}")
+    server = gateway.config("one").server
+    pair = issue_client(gateway.tenants["one"].authorities.client, user="admin", groups=MASTERS)
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "large", "namespace": "default"},
+        "data": {"text": "x" * 900_000},
+    }
+    for number, identity in enumerate(({"client": pair}, {"token": token})):
+        kubeconfig = tmp_path / f"kubeconfig-{number}"
+        kubeconfig.write_bytes(render_kubeconfig(server=server, ca=gateway.ca, user="me", **identity))
+        assert "configmaps" in await kubectl(kubeconfig, "api-resources", "--cached=false")
+        text = json.dumps(manifest)
+        assert "large" in await kubectl(kubeconfig, "apply", "--server-side", "-f", "-", stdin=text)
+        found = await kubectl(kubeconfig, "get", "configmap", "large", "-o", "jsonpath={.data.text}")
+        assert len(found) == 900_000
+        listed = await kubectl(kubeconfig, "get", "clusterroles", "--chunk-size=10", "-o", "name")
+        assert len(listed.splitlines()) > 50
+        await kubectl(kubeconfig, "delete", "configmap", "large")
+
+
+@pytest.mark.slow
+async def test_the_controllers_of_kubernetes_work_through_it(
+    gateway: Gateway, binaries: Any, tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    """The official client-go, over HTTP/2, with a client certificate."""
+    config = gateway.user("one", "system:kube-controller-manager", groups=MASTERS)
+    chosen = "--controllers=serviceaccount-controller,namespace-controller"
+    async with (
+        running_controllers(config, chosen, binaries=binaries, directory=tmp_path),
+        Client(gateway.tenants["one"].config) as direct,
+    ):
+        namespace = await works(direct, eventually)
+        await direct.delete(NAMESPACES, namespace)
+        await eventually(lambda: gone(direct, NAMESPACES, namespace))
+
+
+async def test_a_connection_is_upgraded(gateway: Gateway, tmp_path: Path) -> None:
+    """By a watch over WebSocket, as exec needs a kubelet."""
+    pair = issue_client(gateway.tenants["one"].authorities.client, user="admin", groups=MASTERS)
+    certificate = tmp_path / "client.pem"
+    certificate.write_bytes(pair.certificate + pair.key)
+    key = base64.b64encode(os.urandom(16)).decode()
+    upgrade = (
+        "Upgrade: websocket",
+        "Sec-WebSocket-Version: 13",
+        f"Sec-WebSocket-Key: {key}",
+        "Origin: https://localhost",
+    )
+    path = "/clusters/one/control-plane/api/v1/namespaces?watch=true&timeoutSeconds=1"
+    sent = http1(path, *upgrade).replace(b"Connection: close", b"Connection: Upgrade")
+    answer = await exchange(gateway.serving.port, sent, ca=gateway.ca, certificate=certificate)
+    assert answer.startswith(b"HTTP/1.1 101 Switching Protocols")
+    assert b'"type":"ADDED"' in answer
+    assert b'"name":"kube-system"' in answer
+
+
+@contextlib.asynccontextmanager
+async def _watching(
+    gateway: Gateway, namespace: str, certificate: Path
+) -> AsyncIterator[tuple[list[str], asyncio.Task]]:
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", gateway.serving.port, ssl=gateway.tls(certificate=certificate), server_hostname="localhost"
+    )
+    path = f"/clusters/one/control-plane/api/v1/namespaces/{namespace}/configmaps?watch=true"
+    writer.write(http1(path).replace(b"Connection: close\r\n", b""))
+    assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+    seen: list[str] = []
+
+    async def read() -> None:
+        while line := await reader.readline():
+            if line.startswith(b"{"):
+                seen.append(json.loads(line)["object"]["metadata"]["name"])
+
+    task = asyncio.create_task(read())
+    try:
+        yield seen, task
+    finally:
+        task.cancel()
+        writer.close()
+
+
+async def test_changes_of_others_drop_no_watch_and_no_request(
+    gateway: Gateway, tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    certificate = tmp_path / "client.pem"
+    pair = issue_client(gateway.tenants["one"].authorities.client, user="admin", groups=MASTERS)
+    certificate.write_bytes(pair.certificate + pair.key)
+    one, two = gateway.route("one"), gateway.route("two")
+    namespace = f"watched-{gateway.serving.port}"
+    made: list[str] = []
+    async with Client(gateway.user("one", "admin", groups=MASTERS)) as client:
+        await client.create(NAMESPACES, manifest("v1", "Namespace", namespace))
+        async with _watching(gateway, namespace, certificate) as (seen, watch):
+            stop = asyncio.Event()
+
+            async def load() -> None:
+                while not stop.is_set():
+                    name = f"made-{len(made)}"
+                    await client.create(CONFIG_MAPS, manifest("v1", "ConfigMap", name, namespace=namespace))
+                    made.append(name)
+
+            loading = asyncio.create_task(load())
+            for number in range(5):
+                others = [
+                    gateway.route("two", path=f"other-{number}-{each}", key=f"uid-{number}-{each}") for each in range(4)
+                ]
+                assert await gateway.serve(one, *others) == {}
+                assert await gateway.serve(one, two) == {}
+            renewed = gateway.route("one")
+            assert await gateway.serve(renewed, two) == {}
+            stop.set()
+            await loading
+            assert len(made) > 10
+            await eventually(lambda: [name for name in seen if name in made], lambda found: found == made)
+            assert not watch.done()
+
+
+async def test_a_route_that_envoy_refuses_keeps_back_no_other(gateway: Gateway) -> None:
+    two = gateway.route("two")
+    assert two.upstream is not None
+    bad = Route(key="uid-bad", cluster_path="bad", upstream=dataclasses.replace(two.upstream, ca=b"none"))
+    worse = dataclasses.replace(gateway.route("one"), upstream=dataclasses.replace(two.upstream, ca=b"none"))
+    refused = await gateway.serve(worse, two, bad)
+    assert set(refused) == {"uid-bad", "uid-one"}
+    for name in ("one", "two"):
+        async with Client(gateway.user(name, "admin", groups=MASTERS)) as client:
+            assert (await client.list(NAMESPACES)).items
+
+
+async def test_an_api_server_that_moves_is_found_at_its_new_address(gateway: Gateway) -> None:
+    here, there = gateway.route("one"), gateway.route("two", path="one", key="uid-one")
+    async with Client(gateway.user("one", "admin", groups=MASTERS)) as client:
+        assert (await client.list(NAMESPACES)).items
+    assert here.key == there.key
+    await gateway.serve(there, gateway.route("two"))
+    async with Client(gateway.user("two", "admin", groups=MASTERS, path="one")) as client:
+        assert (await client.list(NAMESPACES)).items
+    async with Client(gateway.user("one", "admin", groups=MASTERS)) as client:
+        assert (await _refusal(client)).status == 401
+
+
+async def test_a_killed_envoy_is_back_with_the_last_good_configuration(
+    gateway: Gateway, eventually: Callable[..., Any]
+) -> None:
+    assert await gateway.plane.ready()
+    before = gateway.runtime.state("envoy").pid
+    assert gateway.runtime.kill("envoy")
+    async with Client(gateway.user("one", "admin", groups=MASTERS)) as client:
+        await eventually(lambda: gateway.runtime.state("envoy").pid, lambda pid: pid not in (None, before))
+        await eventually(gateway.plane.ready)
+        assert (await client.list(NAMESPACES)).items
+
+
+async def test_the_serving_certificate_is_exchanged_while_connections_stay(
+    gateway: Gateway, tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    from kplane.controlplane_operator.pki.primitives import issue_serving
+
+    authority = create_authority("gateway-2")
+    pair = issue_serving(authority, common_name="gateway", hosts=["127.0.0.1", "localhost"])
+    changed = dataclasses.replace(gateway.serving, certificate=routes.KeyPair(pair.certificate, pair.key))
+    async with Client(gateway.user("one", "admin", groups=MASTERS)) as client:
+        await client.list(NAMESPACES)
+        await gateway.plane.apply(gateway.routes, serving=changed)
+        await client.list(NAMESPACES)
+    identity = _identity(gateway, "one")
+    async with Client(dataclasses.replace(gateway.config("one", **identity), ca_data=authority.certificate)) as client:
+        await eventually(lambda: client.list(NAMESPACES))
