@@ -10,6 +10,7 @@ from typing import Final
 
 from kplane.controlplane_operator.config import OperatorConfig
 from kplane.controlplane_operator.reasons import reason_tables
+from kplane.gateway.settings import Settings as GatewaySettings
 from kplane.mcm.settings import Settings
 
 __all__ = ["main", "render"]
@@ -36,7 +37,8 @@ def render() -> str:
     """Return the page as it should be."""
     operator = ("## Flags of controlplane-operator", "", *OperatorConfig.reference(), "")
     mcm = ("## Flags of mcm", "", *Settings.reference())
-    return "\n".join([*_HEAD, *reason_tables(), *operator, *mcm]) + "\n"
+    gateway = ("", "## Flags of kplane-gateway", "", *GatewaySettings.reference())
+    return "\n".join([*_HEAD, *reason_tables(), *operator, *mcm, *gateway]) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

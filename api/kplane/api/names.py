@@ -22,6 +22,8 @@ __all__ = [
     "DESTROY_DATA_ANNOTATION",
     "FINALIZER",
     "FINISH_ROTATION_ANNOTATION",
+    "GATEWAY_NAMESPACE",
+    "GATEWAY_SECRET_KEYS",
     "GROUP",
     "KUBECONFIG_EXTERNAL_KEY",
     "KUBECONFIG_KEY",
@@ -39,6 +41,7 @@ __all__ = [
     "UID_ANNOTATION",
     "VERSION",
     "controllers_secret_name",
+    "gateway_secret_name",
     "kubeconfig_secret_name",
     "label_value",
     "management_namespace",
@@ -136,6 +139,18 @@ CONTROLLERS_SECRET_KEYS: Final = {
 }
 """Keys of the Secret `controllers_secret_name(...)`: what an instance of kube-controller-manager needs."""
 
+GATEWAY_NAMESPACE: Final = "kplane-gateway"
+"""Holds one Secret for each control plane that the gateway serves, and nothing else: the gateway may read all of it."""
+
+GATEWAY_SECRET_KEYS: Final = {
+    "server": "URL of the API server, without a path",
+    "ca.crt": "CAs of its serving certificate",
+    "client-ca.crt": "CAs of the client certificates of its users",
+    "tls.crt": "certificate by which the API server takes X-Remote-User from the gateway",
+    "tls.key": "its key",
+}
+"""Keys of the Secret `gateway_secret_name(...)`; `UID_ANNOTATION` on it names the control plane that they are of."""
+
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _MAX_LABEL = 63
 _STEM = 30
@@ -155,6 +170,11 @@ def kubeconfig_secret_name(name: str) -> str:
 def controllers_secret_name(name: str) -> str:
     """Name of the Secret with what controllers of a control plane need."""
     return _label("controlplane-{}-controllers", "cp-{}-controllers", name=name)
+
+
+def gateway_secret_name(name: str) -> str:
+    """Name of the Secret, in `GATEWAY_NAMESPACE`, with what the gateway needs to serve a control plane."""
+    return _label("controlplane-{}", "cp-{}", name=name)
 
 
 def saved_keys_name(uid: str) -> str:

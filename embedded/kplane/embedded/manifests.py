@@ -14,7 +14,7 @@ from kplane.provider import Client, Resource
 from kplane.provider.client import resources
 from kplane.provider.client.resources import CUSTOM_RESOURCE_DEFINITIONS
 
-__all__ = ["crd_manifests", "install", "rbac_manifests"]
+__all__ = ["crd_manifests", "gateway_manifests", "install", "rbac_manifests"]
 
 _DATA: Final = Path(__file__).parent / "data"
 """Links to `crds/` and `deploy/rbac/` of the repository. The wheel holds copies."""
@@ -52,6 +52,11 @@ def rbac_manifests(*, pods: bool = False) -> list[dict[str, Any]]:
     return [document for name in names for document in yaml.safe_load_all((_DATA / "rbac" / name).read_text())]
 
 
+def gateway_manifests() -> list[dict[str, Any]]:
+    """Return the gateway's identity with its rights, and the namespace of its Secrets."""
+    return list(yaml.safe_load_all((_DATA / "rbac" / "gateway.yaml").read_text()))
+
+
 async def install(client: Client, *, timeout_seconds: float) -> None:
     """Apply all manifests, and wait until the CRDs are served. Raises `NotReadyInTime` and the client's errors."""
     crds = crd_manifests()
@@ -72,7 +77,7 @@ async def install(client: Client, *, timeout_seconds: float) -> None:
 
 async def _install_rbac(client: Client) -> None:
     await client.apply(resources.NAMESPACES, _NAMESPACE)
-    for manifest in rbac_manifests():
+    for manifest in (*rbac_manifests(), *gateway_manifests()):
         resource = _RESOURCES.get(manifest["kind"])
         if resource is None:
             raise EmbeddedError(

@@ -1,0 +1,109 @@
+"""Routes of control planes, from their objects and Secrets in the management cluster."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kplane.api import ControlPlane
+from kplane.api.names import CONTROL_PLANE_LABEL, GATEWAY_SECRET_KEYS, UID_ANNOTATION, gateway_secret_name
+from kplane.gateway.errors import RouteInvalid
+from kplane.gateway.routes import FrontProxy, KeyPair, Route, Upstream
+from kplane.provider import Informer, Resource
+
+__all__ = ["CONTROL_PLANES", "SECRETS_SELECTOR", "RouteTable"]
+
+logger = logging.getLogger(__name__)
+
+CONTROL_PLANES: Final = Resource(
+    ControlPlane.resource.api_version, ControlPlane.resource.kind, ControlPlane.resource.plural, namespaced=False
+)
+SECRETS_SELECTOR: Final = CONTROL_PLANE_LABEL
+
+_Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    versions: tuple[str, str | None]
+    route: Route
+
+
+class RouteTable:
+    """Makes routes, each anew only if its object or its Secret has changed."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Known] = {}
+
+    def routes(self, control_planes: Informer, secrets: Informer, *, namespace: str) -> list[Route]:
+        """Return the routes of all control planes that have a path. A damaged Secret keeps back its own route alone."""
+        found: dict[str, _Known] = {}
+        for entry in sorted(control_planes.entries(), key=lambda entry: entry.key):
+            secret = secrets.entry(gateway_secret_name(entry.name), namespace=namespace)
+            versions = entry.resource_version, secret.resource_version if secret is not None else None
+            known = self._known.get(entry.uid)
+            if known is None or known.versions != versions:
+                control_plane = control_planes.get(entry.name)
+                route = route_of(control_plane, secrets.get(secret.name, namespace=namespace) if secret else None)
+                if route is None:
+                    continue
+                known = _Known(versions, route)
+            found[entry.uid] = known
+        self._known = found
+        return _unique(known.route for known in found.values())
+
+
+def route_of(control_plane: _Object | None, secret: _Object | None) -> Route | None:
+    """Return the route of a control plane; None if the gateway is not to serve it.
+
+    Without a Secret of its own, and with a damaged one, it has no API server to talk to.
+    """
+    if control_plane is None:
+        return None
+    status = control_plane.get("status") or {}
+    path = status.get("clusterPath")
+    if not path or "endpointRef" in (control_plane.get("spec") or {}):
+        return None
+    uid = control_plane["metadata"]["uid"]
+    why = f"the control plane has no API server now; its phase is {status.get('phase') or 'unknown'}"
+    try:
+        upstream = _upstream(secret) if secret is not None and _is_of(secret, uid) else None
+        return Route(key=uid, cluster_path=path, upstream=upstream, why_absent=why if upstream is None else "")
+    except RouteInvalid as error:
+        logger.warning("control plane %s cannot be served: %s", control_plane["metadata"]["name"], error)
+    try:
+        return Route(key=uid, cluster_path=path, upstream=None, why_absent="the gateway cannot reach it")
+    except RouteInvalid:
+        return None
+
+
+def _is_of(secret: _Object, uid: str) -> bool:
+    """Whether a Secret is of this control plane, and not of one of that name before it."""
+    return bool((secret["metadata"].get("annotations") or {}).get(UID_ANNOTATION) == uid)
+
+
+def _upstream(secret: _Object) -> Upstream:
+    values = {}
+    for key in GATEWAY_SECRET_KEYS:
+        try:
+            values[key] = base64.b64decode((secret.get("data") or {})[key], validate=True)
+        except (KeyError, binascii.Error) as error:
+            raise RouteInvalid(f"its Secret {secret['metadata']['name']} has no valid {key}") from error
+    front_proxy = FrontProxy(
+        certificate=KeyPair(values["tls.crt"], values["tls.key"]), client_ca=values["client-ca.crt"]
+    )
+    return Upstream.at(values["server"].decode(errors="replace"), ca=values["ca.crt"], front_proxy=front_proxy)
+
+
+def _unique(routes: Iterable[Route]) -> list[Route]:
+    """Leave out routes of a path that another route has. The operator grants each path once."""
+    by_path: dict[str, Route] = {}
+    for route in routes:
+        other = by_path.setdefault(route.cluster_path, route)
+        if other is not route:
+            logger.warning("clusterPath %s is of two control planes; the first one is served", route.cluster_path)
+    return list(by_path.values())

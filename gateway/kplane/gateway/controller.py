@@ -1,0 +1,124 @@
+"""Keeps the data plane at what the management cluster says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from kplane.gateway.control_planes import CONTROL_PLANES, SECRETS_SELECTOR, RouteTable
+from kplane.gateway.data_plane import DataPlane
+from kplane.gateway.envoy.listener import Serving
+from kplane.gateway.errors import CertificateInvalid, ConfigurationRejected
+from kplane.gateway.routes import Route
+from kplane.gateway.serving_certificate import read_certificate
+from kplane.provider import Client, Informer
+from kplane.provider.aio.backoff import Backoff
+from kplane.provider.client.resources import SECRETS
+from kplane.workloads import WorkloadsError
+
+__all__ = ["Controller"]
+
+logger = logging.getLogger(__name__)
+
+_GATHERED_SECONDS: Final = 0.1
+"""Changes of so long become one configuration."""
+_LOOK_SECONDS: Final = 10.0
+"""How often the serving certificate is looked at."""
+
+
+class Controller:
+    """Follows control planes and their Secrets, and has the data plane serve what they say."""
+
+    def __init__(
+        self, client: Client, plane: DataPlane, *, namespace: str, host: str, port: int, certificates: Path
+    ) -> None:
+        """`namespace` holds the Secrets of control planes, and `certificates` the gateway's serving certificate."""
+        self._plane = plane
+        self._namespace = namespace
+        self._host = host
+        self._port = port
+        self._certificates = certificates
+        self._control_planes = Informer(client, CONTROL_PLANES)
+        self._secrets = Informer(client, SECRETS, namespace=namespace, label_selector=SECRETS_SELECTOR)
+        self._table = RouteTable()
+        self._changed = asyncio.Event()
+        self._serving: Serving | None = None
+        self._applied: tuple[list[Route], Serving] | None = None
+        self.routes: list[Route] = []
+        """Those that are served."""
+        self.problem: str | None = "control planes have not been read yet"
+        """Why not all is served that should be; for people."""
+
+    async def run(self) -> None:
+        """Work until cancelled. Raises CertificateInvalid if there is no serving certificate to begin with."""
+        self._serving = await self._read(None)
+        async with self._following():
+            backoff = Backoff(initial_seconds=1.0, maximum_seconds=30.0)
+            while True:
+                self._changed.clear()
+                if await self._pass():
+                    backoff.reset()
+                    delay = _LOOK_SECONDS
+                else:
+                    delay = backoff.next_delay()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(delay):
+                        await self._changed.wait()
+                    await asyncio.sleep(_GATHERED_SECONDS)
+
+    @contextlib.asynccontextmanager
+    async def _following(self) -> AsyncIterator[None]:
+        """Read all, before anything is served: what is not known yet must not be taken for gone."""
+        try:
+            for informer in (self._control_planes, self._secrets):
+                informer.start()
+            for informer in (self._control_planes, self._secrets):
+                await informer.wait_synced()
+                informer.add_handler(lambda _: self._changed.set())
+            yield
+        finally:
+            await self._control_planes.aclose()
+            await self._secrets.aclose()
+
+    async def _pass(self) -> bool:
+        """Have everything served as it is now; False if that needs a retry."""
+        try:
+            self._serving = serving = await self._read(self._serving)
+            routes = self._table.routes(self._control_planes, self._secrets, namespace=self._namespace)
+            if (routes, serving) == self._applied and await self._plane.ready():
+                return True
+            refused = await self._plane.apply(routes, serving=serving)
+        except (ConfigurationRejected, OSError, WorkloadsError) as error:
+            self.problem = str(error)
+            logger.warning("the configuration of before stays: %s", error)
+            return False
+        names = {route.key: route.cluster_path for route in routes}
+        for key, why in refused.items():
+            logger.warning("Envoy refuses the route of %s: %s", names[key], why)
+        self.routes = [route for route in routes if route.key not in refused]
+        confirmed = await self._plane.ready()
+        self._applied = (routes, serving) if confirmed and not refused else None
+        self.problem = None
+        logger.info("serves %d control planes", sum(route.upstream is not None for route in self.routes))
+        if not confirmed:
+            self.problem = "Envoy does not use the present configuration; see its log"
+        elif refused:
+            self.problem = f"Envoy refuses the routes of {', '.join(sorted(names[key] for key in refused))}"
+        return self._applied is not None
+
+    async def _read(self, known: Serving | None) -> Serving:
+        try:
+            certificate = await read_certificate(self._certificates)
+        except CertificateInvalid as error:
+            if known is None:
+                raise
+            logger.warning("%s; the one of before stays", error)
+            return known
+        if known is None:
+            return Serving(host=self._host, port=self._port, certificate=certificate)
+        return replace(known, certificate=certificate)

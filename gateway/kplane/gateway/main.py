@@ -1,0 +1,97 @@
+"""The command `kplane-gateway`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+
+import uvloop
+
+from kplane.gateway.controller import Controller
+from kplane.gateway.data_plane import DataPlane
+from kplane.gateway.errors import GatewayError
+from kplane.gateway.program import EnvoyValidator
+from kplane.gateway.settings import Settings
+from kplane.gateway.status import serve_status
+from kplane.provider import Client, ClusterConfig, ProviderError
+from kplane.provider.logs import json_logging
+from kplane.provider.serving.open_files import raise_limit, watching_open_files
+from kplane.workloads import ProcessRuntime, Runtime, WorkloadsError
+
+__all__ = ["main", "run"]
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run until SIGTERM or SIGINT. Ends the process with status 0 after a clean stop, 1 where it cannot run."""
+    settings = Settings.parse(arguments)
+    raise_limit()
+    with json_logging(settings.log_level.upper()):
+        try:
+            uvloop.run(_run_until_signalled(settings))
+        except (GatewayError, ProviderError, WorkloadsError) as error:
+            logger.error("the gateway cannot run: %s", error)  # noqa: TRY400 - the sentence says it all
+            sys.exit(1)
+
+
+async def run(settings: Settings, *, until: asyncio.Event) -> None:
+    """Run until the event is set. Raises GatewayError, ProviderError or WorkloadsError.
+
+    Envoy continues: it serves while a gateway is upgraded, and the next one finds it again.
+    """
+    config = ClusterConfig.load(settings.kubeconfig) if settings.kubeconfig else ClusterConfig.in_cluster()
+    directory = settings.state_dir / "envoy"
+    async with _runtime(settings) as runtime, Client(config, field_manager="kplane-gateway") as client:
+        plane = DataPlane(
+            directory,
+            validate=EnvoyValidator(settings.envoy, directory=directory),
+            program=settings.envoy,
+            runtime=runtime,
+            workers=settings.workers,
+        )
+        controller = Controller(
+            client,
+            plane,
+            namespace=settings.namespace,
+            host=settings.serve.host,
+            port=settings.serve.port,
+            certificates=settings.certificate_dir,
+        )
+        async with plane.running(), serve_status(settings.listen, controller=controller, plane=plane):
+            logger.info("serves control planes of %s at %s", config.server, settings.serve)
+            working = asyncio.create_task(controller.run(), name="controller")
+            stopped = asyncio.create_task(until.wait(), name="wait for the request to stop")
+            await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
+            for task in (working, stopped):
+                task.cancel()
+            await asyncio.wait((working, stopped))
+            if not working.cancelled():
+                working.result()
+
+
+@contextlib.asynccontextmanager
+async def _runtime(settings: Settings) -> AsyncIterator[Runtime | None]:
+    if not settings.run_envoy:
+        settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        yield None
+        return
+    async with ProcessRuntime(settings.state_dir / "runtime", programs=[]) as runtime:
+        yield runtime
+
+
+async def _run_until_signalled(settings: Settings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with watching_open_files():
+        await run(settings, until=stop)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Serves /healthz, /readyz and /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Final
+
+import aiohttp
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from kplane.api.configuration import HostPort
+from kplane.gateway.controller import Controller
+from kplane.gateway.data_plane import DataPlane
+from kplane.gateway.errors import StartFailed
+
+__all__ = ["serve_status"]
+
+_CLUSTER: Final = re.compile(r"cluster\.([^./]+)(?:/front-proxy)?\.(upstream_[a-z_]+)")
+_COUNTERS: Final = {
+    "upstream_rq_total": ("kplane_gateway_requests", "Requests to the API server of a control plane"),
+    "upstream_cx_connect_fail": ("kplane_gateway_failed_connections", "Connections to it that failed"),
+}
+_GAUGES: Final = {
+    "upstream_rq_active": ("kplane_gateway_requests_in_flight", "Requests in flight, watches among them"),
+    "upstream_cx_active": ("kplane_gateway_connections", "Connections to the API server of a control plane"),
+}
+
+
+@contextlib.asynccontextmanager
+async def serve_status(listen: HostPort, *, controller: Controller, plane: DataPlane) -> AsyncIterator[None]:
+    """Serve while within. `/healthz` answers as long as the loop turns, `/readyz` is 200 while Envoy serves what it was
+    last told to. Raises StartFailed if the address cannot be listened on.
+    """
+
+    async def healthz(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def readyz(_: web.Request) -> web.Response:
+        if await plane.ready():
+            return web.Response(text=f"ok{f'; {controller.problem}' if controller.problem else ''}\n")
+        why = controller.problem or "Envoy does not serve the present configuration"
+        return web.Response(text=f"{why}\n", status=503)
+
+    async def metrics(_: web.Request) -> web.Response:
+        registry = CollectorRegistry()
+        registry.register(_Collected(controller, await _numbers(plane)))
+        body = await asyncio.to_thread(generate_latest, registry)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app = web.Application()
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, listen.host, listen.port).start()
+        except OSError as error:
+            raise StartFailed(f"cannot listen on {listen} (--listen): {error.strerror}") from error
+        yield
+    finally:
+        await runner.cleanup()
+
+
+async def _numbers(plane: DataPlane) -> Mapping[str, int]:
+    try:
+        return await plane.numbers()
+    except (OSError, aiohttp.ClientError, TimeoutError):
+        return {}
+
+
+class _Collected(Collector):
+    """What one scrape shows: a series for each control plane that is served, whatever other paths are asked for."""
+
+    def __init__(self, controller: Controller, numbers: Mapping[str, int]) -> None:
+        self._controller = controller
+        self._numbers = numbers
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics."""
+        served = sum(route.upstream is not None for route in self._controller.routes)
+        yield GaugeMetricFamily("kplane_gateway_control_planes", "Control planes that are served", value=served)
+        names = {route.key: route.cluster_path for route in self._controller.routes}
+        sums: dict[str, dict[str, int]] = {}
+        for stat, value in self._numbers.items():
+            found = _CLUSTER.fullmatch(stat)
+            if found is not None and found[1] in names:
+                of = sums.setdefault(found[2], {})
+                of[names[found[1]]] = of.get(names[found[1]], 0) + value
+        for stat, (name, text) in _COUNTERS.items():
+            counter = CounterMetricFamily(name, text, labels=["control_plane"])
+            for path, value in sums.get(stat, {}).items():
+                counter.add_metric([path], value)
+            yield counter
+        for stat, (name, text) in _GAUGES.items():
+            gauge = GaugeMetricFamily(name, text, labels=["control_plane"])
+            for path, value in sums.get(stat, {}).items():
+                gauge.add_metric([path], value)
+            yield gauge

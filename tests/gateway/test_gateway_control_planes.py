@@ -1,0 +1,78 @@
+"""Which control planes the gateway serves, and what it needs of each."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+
+from kplane.api.names import UID_ANNOTATION
+from kplane.gateway.control_planes import route_of
+
+from .fleet import route
+
+UID = "0f6ee4e0-cbd0-4a0c-a9cf-1f1f1f1f1f1f"
+
+
+def control_plane(**changes: Any) -> dict[str, Any]:
+    status = {"clusterPath": "acme", "phase": "Ready"} | changes.pop("status", {})
+    return {"metadata": {"name": "acme", "uid": UID}, "spec": {"mode": "Virtual"} | changes, "status": status}
+
+
+def secret(*, uid: str = UID, **changes: bytes | None) -> dict[str, Any]:
+    good = route("acme").upstream
+    assert good is not None
+    assert good.front_proxy is not None
+    values = {
+        "server": b"https://127.0.0.1:6443",
+        "ca.crt": good.ca,
+        "client-ca.crt": good.front_proxy.client_ca,
+        "tls.crt": good.front_proxy.certificate.certificate,
+        "tls.key": good.front_proxy.certificate.key,
+    } | {name.replace("_", "."): value for name, value in changes.items()}
+    data = {name: base64.b64encode(value).decode() for name, value in values.items() if value is not None}
+    return {"metadata": {"name": "controlplane-acme", "annotations": {UID_ANNOTATION: uid}}, "data": data}
+
+
+def test_one_with_a_secret_is_served_by_its_uid() -> None:
+    found = route_of(control_plane(), secret())
+    assert found is not None
+    assert (found.key, found.cluster_path) == (UID, "acme")
+    assert found.upstream is not None
+    assert (found.upstream.host, found.upstream.port) == ("127.0.0.1", 6443)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        None,
+        secret(uid="that-of-an-earlier-one"),
+        secret(server=None),
+        secret(server=b"https://127.0.0.1:6443/clusters/other/control-plane"),
+        secret(server=b"https://\xff"),
+        secret(ca_crt=b"x"),
+        secret(tls_key=b"x"),
+        {"metadata": {"name": "x", "annotations": {UID_ANNOTATION: UID}}, "data": {"server": "%%%"}},
+        {"metadata": {"name": "x"}},
+    ],
+)
+def test_one_without_a_usable_secret_answers_that_it_is_absent(given: Any) -> None:
+    found = route_of(control_plane(), given)
+    assert found is not None
+    assert found.upstream is None
+    assert found.why_absent
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        None,
+        control_plane(status={"clusterPath": None}),
+        control_plane(status={"clusterPath": "../other"}),
+        control_plane(status={"clusterPath": "root"}),
+        control_plane(endpointRef={"name": "elsewhere"}),
+    ],
+)
+def test_one_without_a_path_and_one_that_others_serve_are_not_served(given: Any) -> None:
+    assert route_of(given, secret()) is None

@@ -1,0 +1,169 @@
+"""The gateway as a process, beside a management cluster: what it follows, and what survives a kill."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kplane.api.names import CONTROL_PLANE_LABEL, GATEWAY_NAMESPACE, UID_ANNOTATION, gateway_secret_name
+from kplane.controlplane_operator.pki.primitives import issue_client
+from kplane.embedded.handle import Handle
+from kplane.gateway.control_planes import CONTROL_PLANES
+from kplane.provider import ApiError, Client, ClusterConfig, NotFound
+from kplane.provider.client.resources import NAMESPACES, SECRETS
+from tests.mcm.control_planes import Tenant, controllers_token
+
+from .gateway_process import Process, gateway_process, write_certificate
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("gateway"), pytest.mark.timeout(300)]
+
+_MASTERS = ("system:masters",)
+
+
+@pytest.fixture
+async def management(api_server: Handle) -> AsyncIterator[Client]:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+        yield client
+
+
+@pytest.fixture
+async def process(
+    api_server: Handle, envoy: Path, tmp_path: Path, hold_port: Callable[[], int]
+) -> AsyncIterator[Process]:
+    async with gateway_process(api_server, tmp_path, envoy=envoy, hold_port=hold_port) as made:
+        yield made
+
+
+@pytest.fixture
+async def acme(management: Client, running_tenants: dict[str, Tenant]) -> AsyncIterator[str]:
+    """A control plane as the operator publishes it: tenant `one`. Its name."""
+    name, tenant = f"acme-{os.getpid()}", running_tenants["one"]
+    body = {"metadata": {"name": name}, "spec": {"mode": "Virtual"}}
+    made = await management.create(CONTROL_PLANES, body)
+    await management.patch(
+        CONTROL_PLANES, f"{name}", {"status": {"clusterPath": name, "phase": "Ready"}}, subresource="status"
+    )
+    proxy = issue_client(tenant.authorities.front_proxy, user="front-proxy-client")
+    data = {
+        "server": tenant.server.encode(),
+        "ca.crt": tenant.authorities.serving_trust,
+        "client-ca.crt": tenant.authorities.client_trust,
+        "tls.crt": proxy.certificate,
+        "tls.key": proxy.key,
+    }
+    metadata = {
+        "name": gateway_secret_name(name),
+        "namespace": GATEWAY_NAMESPACE,
+        "labels": {CONTROL_PLANE_LABEL: name},
+        "annotations": {UID_ANNOTATION: made["metadata"]["uid"]},
+    }
+    encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
+    await management.create(SECRETS, {"metadata": metadata, "data": encoded})
+    yield name
+    for resource, namespace, known in (
+        (SECRETS, GATEWAY_NAMESPACE, gateway_secret_name(name)),
+        (CONTROL_PLANES, None, name),
+    ):
+        with contextlib.suppress(NotFound):
+            await management.delete(resource, known, namespace=namespace)
+
+
+async def _code(config: ClusterConfig) -> int:
+    async with Client(config) as client:
+        try:
+            await client.list(NAMESPACES)
+        except ApiError as error:
+            return error.status
+        return 200
+
+
+async def test_it_serves_what_is_published_and_survives_kills(
+    process: Process,
+    acme: str,
+    management: Client,
+    running_tenants: dict[str, Tenant],
+    eventually: Callable[..., Any],
+) -> None:
+    tenant = running_tenants["one"]
+    async with Client(tenant.config) as direct:
+        token = {"token": await controllers_token(direct, account=f"process-{process.port}")}
+    pair = issue_client(tenant.authorities.client, user="admin", groups=_MASTERS)
+    certificate = {"client_certificate": pair.certificate, "client_key": pair.key}
+
+    process.start()
+    await eventually(process.ready)
+    for identity in (token, certificate):
+        assert await _code(process.config(acme, **identity)) == 200
+    metrics = (await process.ask("/metrics"))[1]
+    assert f'kplane_gateway_requests_total{{control_plane="{acme}"}}' in metrics
+    assert "kplane_gateway_control_planes 1.0" in metrics
+    envoy = process.envoy
+
+    # Without its controller Envoy serves; who needs a certificate verified is to retry.
+    process.end(signal.SIGKILL)
+    assert await _code(process.config(acme, **token)) == 200
+    assert await _code(process.config(acme, **certificate)) == 503
+    process.start()
+    await eventually(process.ready)
+    assert await _code(process.config(acme, **certificate)) == 200
+    assert process.envoy == envoy
+
+    os.kill(envoy or 0, signal.SIGKILL)
+    await eventually(lambda: process.envoy, lambda found: found not in (None, envoy))
+    await eventually(process.ready)
+    assert await _code(process.config(acme, **certificate)) == 200
+
+    # What it has to serve follows what is there.
+    await management.delete(SECRETS, gateway_secret_name(acme), namespace=GATEWAY_NAMESPACE)
+    await eventually(lambda: _code(process.config(acme, **token)), lambda code: code == 503)
+    await management.delete(CONTROL_PLANES, acme)
+    await eventually(lambda: _code(process.config(acme, **token)), lambda code: code == 404)
+    assert process.end() == 0
+
+
+@pytest.mark.slow
+async def test_without_the_management_cluster_the_last_good_configuration_is_served(
+    process: Process,
+    acme: str,
+    running_tenants: dict[str, Tenant],
+    eventually: Callable[..., Any],
+    tmp_path: Path,
+    api_server: Handle,
+) -> None:
+    async with Client(running_tenants["one"].config) as direct:
+        token = await controllers_token(direct, account=f"alone-{process.port}")
+    process.start()
+    await eventually(process.ready)
+    process.end(signal.SIGKILL)
+    os.kill(process.envoy or 0, signal.SIGKILL)
+    await eventually(lambda: process.envoy is None)
+    port = api_server.server.rpartition(":")[2]
+    unreachable = tmp_path / "unreachable"
+    unreachable.write_text((tmp_path / "kubeconfig").read_text().replace(f":{port}", ":1"))
+    process.start(kubeconfig=str(unreachable))
+    await eventually(lambda: _code(process.config(acme, token=token)), lambda code: code == 200)
+    assert not await process.ready()
+
+
+@pytest.mark.slow
+async def test_a_renewed_serving_certificate_is_taken_up(
+    process: Process, acme: str, eventually: Callable[..., Any], tmp_path: Path
+) -> None:
+    process.start()
+    await eventually(process.ready)
+    # As a mounted Secret changes: another directory in the place of the first.
+    fresh = tmp_path / "fresh"
+    fresh.mkdir()
+    ca = write_certificate(fresh)
+    for name in ("tls.key", "tls.crt"):
+        shutil.copy(fresh / name, tmp_path / "certificates" / name)
+    process.ca = ca
+    await eventually(lambda: _code(process.config(acme)), lambda code: code in (401, 403))
