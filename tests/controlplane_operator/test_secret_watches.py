@@ -23,9 +23,11 @@ def test_a_namespace_is_followed_while_it_has_a_control_plane_and_the_operator_m
     stores.namespaces.apply(obj("kplane-cp-retained"))
     stores.control_planes.apply(obj("initech"))
     bound = ["kplane-cp-acme", "kplane-cp-retained", "kplane-cp-initech"]
-    assert wanted(stores, own="kplane-system", bound=bound) == {_OWN, Watched("kplane-cp-acme", OWN)}
+    assert wanted(stores, installed={"kplane-system"}, bound=bound) == {_OWN, Watched("kplane-cp-acme", OWN)}
     stores.namespaces.remove(obj("kplane-cp-acme", 2))
-    assert wanted(stores, own="kplane-system", bound=bound) == {_OWN}
+    assert wanted(stores, installed={"kplane-system"}, bound=bound) == {_OWN}
+    with_gateway = wanted(stores, installed={"kplane-system", "kplane-gateway"}, bound=bound)
+    assert with_gateway == {_OWN, Watched("kplane-gateway", OWN)}
 
 
 def test_namespaces_of_users_are_those_that_are_named() -> None:
@@ -40,7 +42,7 @@ def test_namespaces_of_users_are_those_that_are_named() -> None:
     ):
         named = {"kubeconfigSecretRef": {"name": secret, "namespace": namespace}}
         stores.registrations.apply(obj(name, **reference, **named))
-    assert wanted(stores, own="kplane-system", bound=()) == {
+    assert wanted(stores, installed={"kplane-system"}, bound=()) == {
         _OWN,
         Watched("platform", FOR_ENDPOINTS),
         Watched("kplane-cp-acme", FOR_REGISTRATIONS),

@@ -172,8 +172,15 @@ def _context(client: Client, settings: OperatorConfig) -> OperatorContext:
         status=StatusWriter(client, events=events),
         events=events,
         access=access,
-        secrets=SecretAccess(client, stores=stores, namespace=settings.namespace, role=settings.secrets_role),
+        secrets=SecretAccess(
+            client,
+            stores=stores,
+            namespace=settings.namespace,
+            role=settings.secrets_role,
+            gateway_namespace=settings.gateway_namespace,
+        ),
         namespace=settings.namespace,
+        gateway_namespace=settings.gateway_namespace,
     )
 
 

@@ -232,6 +232,8 @@ class OperatorConfig(Configuration):
     """ServiceAccount that may read the Secrets that registrations resolve to"""
     secrets_role: Annotated[str, Flag("NAME")] = DEFAULT_SECRETS_ROLE
     """ClusterRole that the operator binds to itself in each kplane-cp-* namespace; NAME-reader is for other ones"""
+    gateway_namespace: Annotated[str | None, Flag("NAMESPACE", default="there is no gateway")] = None
+    """Existing namespace for the Secrets by which kplane-gateway reaches control planes, such as kplane-gateway"""
     workers: Annotated[int, Field(ge=1), Flag("N")] = 16
     """Number of objects of a kind that are reconciled at once"""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

@@ -29,6 +29,8 @@ class OperatorContext:
     secrets: SecretAccess
     namespace: str = "kplane-system"
     """The operator's own."""
+    gateway_namespace: str | None = None
+    """Where the gateway reads what it needs of control planes; None: there is no gateway."""
     metrics: Metrics = field(default_factory=Metrics)
     connections: Connections = field(default_factory=Connections)
     """To control planes: many of them may be behind one address."""

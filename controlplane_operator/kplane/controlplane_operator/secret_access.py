@@ -1,7 +1,7 @@
 """Lets the operator read Secrets in the namespaces of control planes, and only there.
 
 In each of them the operator binds one ClusterRole to itself, and restores a binding that a user deletes or changes.
-Other namespaces are opened by their owners.
+The installation opens the operator's own namespace and that of the gateway. Other ones are opened by their owners.
 """
 
 from __future__ import annotations
@@ -56,14 +56,24 @@ _OPENED_AT_ONCE: Final = 64
 class SecretAccess:
     """Binds the role, and has the Secrets of each namespace followed that the operator may read."""
 
-    def __init__(self, client: Client, *, stores: Stores, namespace: str, role: str = DEFAULT_SECRETS_ROLE) -> None:
-        """`namespace` is the operator's own, which the installation opened to it. `role` is the ClusterRole."""
+    def __init__(
+        self,
+        client: Client,
+        *,
+        stores: Stores,
+        namespace: str,
+        role: str = DEFAULT_SECRETS_ROLE,
+        gateway_namespace: str | None = None,
+    ) -> None:
+        """`namespace` is the operator's own. `role` is the ClusterRole. `gateway_namespace`: None without a gateway."""
         self.synced: Final = asyncio.Event()
         """Set when the operator knows the Secrets of its own namespace, and those of control planes if it can."""
         self._identified = asyncio.Event()
         self._client = client
         self._stores = stores
         self._namespace = namespace
+        self._installed: Final = frozenset(name for name in (namespace, gateway_namespace) if name is not None)
+        """Namespaces that the installation opened."""
         self._role = role
         self._subject: dict[str, Any] | None = None
         self._bound: dict[str, bool] = {}
@@ -95,7 +105,7 @@ class SecretAccess:
             self._stores.namespaces.replay(self._namespace_changed)
             group.create_task(controller.run(), name="secretaccess controller")
             while True:
-                await self._watches.become(wanted(self._stores, own=self._namespace, bound=self._bound))
+                await self._watches.become(wanted(self._stores, installed=self._installed, bound=self._bound))
                 await self._changed.wait()
                 self._changed.clear()
 
@@ -107,13 +117,13 @@ class SecretAccess:
         return f"the Secrets of namespace {self._namespace} were not listed yet{f': {error}' if error else ''}"
 
     async def open(self, namespace: str) -> None:
-        """Have the operator use the Secrets of a management namespace, and know them.
+        """Have the operator use the Secrets of a management namespace, or of the gateway's, and know them.
 
         Raises ConditionError (SecretsNotReadable) while it may not.
         """
         watched = Watched(namespace, OWN)
         await self._identified.wait()
-        if not self._bound.get(namespace):
+        if namespace not in self._installed and not self._bound.get(namespace):
             await self._bind(namespace)
         if self._watches.is_known(watched):
             return
@@ -122,9 +132,10 @@ class SecretAccess:
                 await self._watches.known(watched)
         except (TimeoutError, ClusterNotReady):
             why = self._watches.error(watched) or "no answer yet"
-            raise ConditionError(
-                Reason.SECRETS_NOT_READABLE, f"the operator cannot read the Secrets of namespace {namespace}: {why}"
-            ) from None
+            said = f"the operator cannot read the Secrets of namespace {namespace}: {why}"
+            if namespace in self._installed:
+                said += f"; {self._how_to_open(namespace, role=self._role)}"
+            raise ConditionError(Reason.SECRETS_NOT_READABLE, said) from None
 
     def is_lost(self, namespace: str) -> bool:
         """Tell whether a user's namespace is followed, and its Secrets cannot be read now."""
@@ -137,11 +148,14 @@ class SecretAccess:
         said = f"the operator may not read Secret {secret.namespace}/{secret.name}"
         if is_managed_namespace(secret.namespace):
             return ConditionError(Reason.SECRETS_NOT_READABLE, f"{said}: {error}")
-        role, account = f"{self._role}-reader", self._account()
         return ConditionError(
-            Reason.SECRETS_NOT_READABLE,
-            f"{said}; to let it read the Secrets of that namespace, run: kubectl create rolebinding {role}"
-            f" --namespace={secret.namespace} --clusterrole={role} {account}",
+            Reason.SECRETS_NOT_READABLE, f"{said}; {self._how_to_open(secret.namespace, role=f'{self._role}-reader')}"
+        )
+
+    def _how_to_open(self, namespace: str, *, role: str) -> str:
+        return (
+            f"to let it read the Secrets of that namespace, run: kubectl create rolebinding {role}"
+            f" --namespace={namespace} --clusterrole={role} {self._account()}"
         )
 
     def _account(self) -> str:

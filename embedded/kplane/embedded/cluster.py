@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from kplane.api.names import GATEWAY_NAMESPACE
 from kplane.binaries.programs import Binaries
 from kplane.controlplane_operator.backends.apiserver import (
     API_SERVER_PORTS,
@@ -222,6 +223,7 @@ class ManagementCluster:
                 *programs,
                 f"--shared-etcd-endpoint={handle.tenants_etcd.endpoint}",
                 f"--shared-etcd-credentials={handle.tenants_etcd_credentials}",
+                f"--gateway-namespace={GATEWAY_NAMESPACE}",
                 f"--mcm-program={components.python_program(self._directory / 'programs', module='kplane.mcm.main')}",
             ),
             address=addresses[components.OPERATOR],

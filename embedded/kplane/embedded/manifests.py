@@ -53,7 +53,7 @@ def rbac_manifests(*, pods: bool = False) -> list[dict[str, Any]]:
 
 
 def gateway_manifests() -> list[dict[str, Any]]:
-    """Return the gateway's identity with its rights, and the namespace of its Secrets."""
+    """Return the gateway's identity with its rights, and the namespace of its Secrets, which the operator may write."""
     return list(yaml.safe_load_all((_DATA / "rbac" / "gateway.yaml").read_text()))
 
 

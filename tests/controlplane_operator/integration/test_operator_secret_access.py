@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from kplane.api.names import CONTROL_PLANE_LABEL
+from kplane.api.names import CONTROL_PLANE_LABEL, GATEWAY_NAMESPACE
 from kplane.controlplane_operator.secret_access import DEFAULT_SECRETS_ROLE, SecretAccess
+from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.event_routing import Stores
 from kplane.controlplane_operator.watch.secrets import OWN, SecretWatches, Watched
 from kplane.embedded.handle import Handle
@@ -96,6 +97,26 @@ async def test_an_identity_without_the_role_says_what_it_waits_for(
         access = SecretAccess(client, stores=Stores(), namespace=_OWN)
         async with running(access.run(listed=asyncio.Event())):
             await eventually(lambda: "forbidden" in (access.problem() or ""))
+
+
+async def test_the_namespace_of_the_gateway_is_used_as_the_installation_opened_it(
+    api_server: Handle, eventually: Callable[..., Any]
+) -> None:
+    labels = {CONTROL_PLANE_LABEL: "acme"}
+    metadata = {"name": "controlplane-acme", "namespace": GATEWAY_NAMESPACE, "labels": labels}
+    stores = Stores()
+    async with clients(api_server) as (_, operator):
+        access = SecretAccess(operator, stores=stores, namespace=_OWN, gateway_namespace=GATEWAY_NAMESPACE)
+        async with running(access.run(listed=asyncio.Event())):
+            await access.open(GATEWAY_NAMESPACE)
+            await operator.apply(SECRETS, {"metadata": metadata})
+            await eventually(lambda: stores.secrets.of_namespace(GATEWAY_NAMESPACE))
+            await operator.delete(SECRETS, "controlplane-acme", namespace=GATEWAY_NAMESPACE)
+            await eventually(lambda: not stores.secrets.of_namespace(GATEWAY_NAMESPACE))
+        closed = SecretAccess(operator, stores=stores, namespace=_OWN, gateway_namespace="default")
+        async with running(closed.run(listed=asyncio.Event())):
+            with pytest.raises(ConditionError, match="--namespace=default --clusterrole=kplane-controlplane-operator-"):
+                await closed.open("default")
 
 
 async def test_one_namespace_can_be_told_to_be_followed_no_longer(

@@ -53,6 +53,10 @@ GRANTED = "kplane-cp-access-granted"
 GRANTED_BY_OWNER = "access-granted-by-owner"
 MARK = {"controlplane.kplane.dev/name": "access"}
 
+GATEWAY = "access-gateway"
+"""Where the operator writes for a gateway."""
+GRANTED_GATEWAY = "access-granted-gateway"
+
 SCRAPED = {"metrics.serviceMonitor.enabled": True, "networkPolicy.metricsFrom": [{"podSelector": {}}]}
 RBAC = {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount"}
 POLICIES = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
@@ -91,6 +95,14 @@ def unlabelled(**labels: str) -> dict[str, Any]:
 
 def secret(namespace: str, name: str = "a-secret", **fields: Any) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": namespace}, **fields}
+
+
+def for_gateway(namespace: str, name: str = "controlplane-access", *, kind: str = "ControlPlane") -> dict[str, Any]:
+    """What the operator writes of a control plane for a gateway."""
+    found = secret(namespace, name, type="Opaque")
+    owner = {"apiVersion": "controlplane.kplane.dev/v1alpha1", "kind": kind, "name": "access", "uid": "a-uid"}
+    found["metadata"]["ownerReferences"] = [owner]
+    return found
 
 
 def deployment(namespace: str) -> dict[str, Any]:
@@ -266,17 +278,19 @@ async def deleted(kube: Kubectl, manifest: str) -> bool:
     return True
 
 
-def parts(chart: Any, kinds: set[str]) -> list[dict[str, Any]]:
-    return [item for item in chart.render(release=RELEASE, settings=SCRAPED).manifests if item["kind"] in kinds]
+def parts(chart: Any, kinds: set[str], *, gateway: str) -> list[dict[str, Any]]:
+    settings = SCRAPED | {"operator.gatewayNamespace": gateway}
+    return [item for item in chart.render(release=RELEASE, settings=settings).manifests if item["kind"] in kinds]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def granted(chart: Any, api_server: Handle) -> AsyncIterator[None]:
     """RBAC of the chart, and what the operator binds in the namespace of a control plane."""
-    objects = [namespace(GRANTED), namespace(GRANTED_BY_OWNER), own_binding(GRANTED), opened(GRANTED_BY_OWNER)]
+    namespaces = [namespace(name) for name in (GRANTED, GRANTED_BY_OWNER, GRANTED_GATEWAY)]
+    objects = [own_binding(GRANTED), opened(GRANTED_BY_OWNER)]
     async with (
         without_the_clusters_own(api_server.kubectl),
-        applied(api_server.kubectl, [*parts(chart, RBAC), *objects]),
+        applied(api_server.kubectl, [*namespaces, *parts(chart, RBAC, gateway=GRANTED_GATEWAY), *objects]),
     ):
         yield
 
@@ -290,13 +304,16 @@ def opened(name: str) -> dict[str, Any]:
 async def tokens(chart: Any, api_server: Handle) -> AsyncIterator[dict[str, str]]:
     """RBAC and the admission policies of the chart, in force; namespaces to try them on; tokens of the accounts."""
     kube = api_server.kubectl
-    objects = [
+    namespaces = [
+        namespace(GATEWAY),
         namespace(TENANT, **MARK, **POD_SECURITY),
         namespace(UNBOUND, **MARK, **POD_SECURITY),
-        secret(UNBOUND),
         namespace(FOREIGN),
         namespace(OTHER, **MARK),
         unlabelled(),
+    ]
+    objects = [
+        secret(UNBOUND),
         own_binding(TENANT),
         opened(OTHER),
         secret(OTHER),
@@ -318,7 +335,8 @@ async def tokens(chart: Any, api_server: Handle) -> AsyncIterator[dict[str, str]
         snapshot(),
         snapshot("scheduled", annotations={SCHEDULED_FOR_ANNOTATION: "a-uid"}),
     ]
-    async with without_the_clusters_own(kube), applied(kube, [*parts(chart, RBAC | POLICIES), *objects]):
+    rendered = parts(chart, RBAC | POLICIES, gateway=GATEWAY)
+    async with without_the_clusters_own(kube), applied(kube, [*namespaces, *rendered, *objects]):
         await kube.run(*STATUS_PATCH, json.dumps({"status": RESOLVED}))
         found = {
             name: (await kube.run("create", "token", name, f"--namespace={home}")).strip()

@@ -12,6 +12,7 @@ from kplane.embedded.kubectl import Kubectl
 
 from .conftest import GRANTED as TENANT
 from .conftest import GRANTED_BY_OWNER, MCM, MCM_ACCOUNT, OPERATOR, OPERATOR_ACCOUNT, SECRETS_ROLE
+from .conftest import GRANTED_GATEWAY as GATEWAY
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("chart-access"), pytest.mark.usefixtures("granted")]
 
@@ -69,6 +70,7 @@ OPERATOR_MAY = [
     # by the bindings of single namespaces
     *[(verb, "secrets", TENANT) for verb in ("get", "list", "watch", "create", "patch", "delete")],
     *[(verb, "secrets", "kplane-system") for verb in ("get", "list", "watch", "create", "patch", "delete")],
+    *[(verb, "secrets", GATEWAY) for verb in ("get", "list", "watch", "create", "patch", "delete")],
     *[(verb, "secrets", GRANTED_BY_OWNER) for verb in ("get", "list", "watch")],
     *[(verb, "secrets:control-plane-authorities", "kplane-cp-another") for verb in ("get", "patch")],
     ("bind", f"rbac.authorization.k8s.io/clusterroles:{SECRETS_ROLE}", TENANT),
@@ -138,7 +140,9 @@ OPERATOR_MAY_NOT = [
     *[("delete", "secrets:control-plane-authorities", where) for where in ("default", "kplane-cp-another")],
     *[("bind", f"rbac.authorization.k8s.io/clusterroles:{name}", "") for name in ("cluster-admin", "admin", "view")],
     ("bind", f"rbac.authorization.k8s.io/clusterroles:{SECRETS_ROLE}-reader", TENANT),
-    ("deletecollection", "secrets", TENANT),
+    *[("deletecollection", "secrets", where) for where in (TENANT, GATEWAY)],
+    *[(verb, "configmaps", GATEWAY) for verb in ("get", "list", "watch", "create")],
+    ("create", "pods", GATEWAY),
     ("deletecollection", "namespaces", ""),
     *[
         (verb, f"rbac.authorization.k8s.io/{resource}", where)
@@ -172,7 +176,11 @@ MCM_MAY_NOT = [
     ("update", f"{OURS}/controlplaneregistrations.status", ""),
     *[("patch", f"{OURS}/{kind}.status", "") for kind in ("controlplanes", "controlplaneendpoints")],
     ("get", f"{OURS}/controlplanes", ""),
-    *[(verb, "secrets", where) for where in (TENANT, "kplane-system", "") for verb in ("get", "list", "watch")],
+    *[
+        (verb, "secrets", where)
+        for where in (TENANT, "kplane-system", GATEWAY, "")
+        for verb in ("get", "list", "watch")
+    ],
     ("create", "secrets", TENANT),
     ("list", "namespaces", ""),
     ("list", "pods", "kplane-system"),

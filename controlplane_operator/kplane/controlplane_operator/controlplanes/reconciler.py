@@ -38,6 +38,7 @@ from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
 from kplane.controlplane_operator.controlplanes.credentials import CredentialIssuer, Credentials
 from kplane.controlplane_operator.controlplanes.deletion import Removal
+from kplane.controlplane_operator.controlplanes.gateway import write_gateway_secret
 from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
 from kplane.controlplane_operator.controlplanes.publish import (
     ensure_default_registration,
@@ -307,6 +308,7 @@ class ControlPlaneReconciler:
         switching = self._switch.moving(one.control_plane, to=provision.addresses.internal)
         await one.until_written.enter_async_context(switching)
         await write_secrets(self._context, one.control_plane, provision=provision, credentials=credentials)
+        await write_gateway_secret(self._context, one.control_plane, provision=provision)
         await ensure_default_registration(self._context, one.control_plane, chosen=one.followed.chosen)
         return published_fields(one.control_plane, provision=provision, credentials=credentials)
 

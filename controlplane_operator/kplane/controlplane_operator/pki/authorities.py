@@ -24,6 +24,7 @@ __all__ = [
     "CONTROLLERS_USER",
     "ENCRYPTION_KEY",
     "ETCD_SERVER_USER",
+    "FRONT_PROXY_USER",
     "TenantAuthorities",
     "TenantCertificates",
     "TrustedAuthorities",
@@ -39,7 +40,9 @@ _ENCRYPTION_BYTES: Final = 32
 ETCD_SERVER_USER: Final = "etcd"
 """CN of the certificate of a dedicated etcd, by which its members know each other."""
 
-_FRONT_PROXY_USER: Final = "front-proxy-client"
+FRONT_PROXY_USER: Final = "front-proxy-client"
+"""Whom an API server believes what it says of users; also in --requestheader-allowed-names."""
+
 _ADMINISTRATOR_USER: Final = "kplane:controlplane-operator"
 _ADMINISTRATOR_GROUP: Final = "system:masters"
 _ADMINISTRATOR_LIFETIME: Final = dt.timedelta(days=1)
@@ -187,7 +190,7 @@ class TenantCertificates:
             api_server=kept(previous.api_server if previous else None, authorities.serving, now=now, hosts=hosts)
             or issue_serving(authorities.serving, common_name="kube-apiserver", hosts=hosts),
             front_proxy=kept(previous.front_proxy if previous else None, authorities.front_proxy, now=now)
-            or issue_client(authorities.front_proxy, user=_FRONT_PROXY_USER),
+            or issue_client(authorities.front_proxy, user=FRONT_PROXY_USER),
             etcd_client=kept(previous.etcd_client if previous else None, etcd_authority, now=now, user=etcd_user)
             or issue_client(etcd_authority, user=etcd_user),
             controllers=kept(

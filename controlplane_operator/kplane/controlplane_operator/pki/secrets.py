@@ -93,24 +93,29 @@ async def write_secret(
     name: str,
     data: Mapping[str, bytes],
     annotations: Mapping[str, str] | None = None,
+    namespace: str | None = None,
 ) -> None:
-    """Have a Secret of the control plane's namespace carry exactly this; nothing is written where it does.
+    """Have a Secret carry exactly this, in the control plane's namespace if no other is given; nothing is written where
+    it does.
 
     One that cannot be changed, because somebody made it immutable or of another type, is replaced.
     """
+    namespace = namespace or management_namespace(control_plane.name)
     body = _body(
         control_plane,
         name=name,
+        namespace=namespace,
         data=data,
         metadata={"annotations": dict(annotations or {}), "ownerReferences": [owner_reference(control_plane)]},
     )
-    known = context.stores.secrets.get((management_namespace(control_plane.name), name))
+    known = context.stores.secrets.get((namespace, name))
     if known is not None and _carries(known, body):
         return
     try:
         written = await context.client.apply(SECRETS, body)
     except Invalid:
-        await delete_secret(context, control_plane, name=name)
+        with contextlib.suppress(NotFound):
+            await context.client.delete(SECRETS, name, namespace=namespace)
         written = await context.client.apply(SECRETS, body)
     context.stores.secrets.apply(written)
 
@@ -191,11 +196,18 @@ async def delete_secret(context: OperatorContext, control_plane: ControlPlane, *
             await context.client.delete(SECRETS, name, namespace=namespace)
 
 
-def _body(control_plane: ControlPlane, *, name: str, data: Mapping[str, bytes], metadata: Mapping[str, Any]) -> Object:
+def _body(
+    control_plane: ControlPlane,
+    *,
+    name: str,
+    namespace: str | None = None,
+    data: Mapping[str, bytes],
+    metadata: Mapping[str, Any],
+) -> Object:
     return {
         "metadata": {
             "name": name,
-            "namespace": management_namespace(control_plane.name),
+            "namespace": namespace or management_namespace(control_plane.name),
             "labels": {CONTROL_PLANE_LABEL: label_value(control_plane.name)},
             **metadata,
         },

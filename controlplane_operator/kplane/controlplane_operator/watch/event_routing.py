@@ -428,6 +428,7 @@ class _EventRouter:
         namespace, name = change.key
         for control_plane in self._control_planes("namespace", namespace):
             self.queues.addons.add(("", control_plane))
+        self._owner(change)  # of one outside of the control plane's namespace: the gateway's
         self._registrations("secret", f"{namespace}/{name}")
         for endpoint in self.stores.endpoints.by("credentials", f"{namespace}/{name}"):
             self.queues.endpoints.add(("", endpoint["metadata"]["name"]))

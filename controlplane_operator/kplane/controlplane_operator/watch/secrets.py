@@ -63,15 +63,16 @@ def is_managed_namespace(name: str) -> bool:
     return name.startswith(("kplane-cp-", "kplane-cpx-"))
 
 
-def wanted(stores: Stores, *, own: str, bound: Iterable[str]) -> set[Watched]:
-    """Return what is to be followed: the operator's namespace `own`, those of control planes, and those of users.
+def wanted(stores: Stores, *, installed: Iterable[str], bound: Iterable[str]) -> set[Watched]:
+    """Return what is to be followed: the namespaces of the installation, those of control planes, and those of users.
 
-    `bound` are the management namespaces whose Secrets the operator may read. One without a control plane, which keeps
-    retained data, needs no watch. Users' namespaces are those that endpoints and registrations name.
+    `installed` are the operator's own and the gateway's. `bound` are the management namespaces whose Secrets the
+    operator may read. One without a control plane, which keeps retained data, needs no watch. Users' namespaces are
+    those that endpoints and registrations name.
     """
     present = {obj["metadata"]["name"] for obj in stores.namespaces}.intersection(bound)
     managed = {management_namespace(obj["metadata"]["name"]) for obj in stores.control_planes} & present
-    found = {Watched(name, OWN) for name in (own, *managed)}
+    found = {Watched(name, OWN) for name in (*installed, *managed)}
     for obj in (*stores.endpoints, *stores.registrations):
         found |= _named_by(obj)
     return found
