@@ -13,6 +13,7 @@ from pathlib import Path
 
 import uvloop
 
+from kplane.binaries.envoy import find_envoy
 from kplane.binaries.programs import Binaries, BinariesError, resolve
 from kplane.controlplane_operator.errors import OperatorError
 from kplane.embedded.cluster import ManagementCluster
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             operators=not given.no_operators,
             manifests=not given.no_manifests,
             fsync=not given.no_fsync,
+            gateway=find_envoy() if given.gateway else None,
         )
         uvloop.run(_serve(cluster, until_stdin_closes=given.until_stdin_closes))
     except* (BinariesError, EmbeddedError, OperatorError, OSError, ProviderError, WorkloadsError) as group:
@@ -57,6 +59,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name, text in (
         ("--no-operators", "start only etcd, kube-apiserver and its controllers"),
         ("--no-manifests", "install no CRDs and no RBAC; needs --no-operators"),
+        ("--gateway", "start a gateway in front of the control planes; needs the operators, and Envoy"),
         ("--no-fsync", "write faster; a crash of the machine can lose data"),
         ("--until-stdin-closes", "end when standard input closes"),
     ):
@@ -66,6 +69,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     given = parser.parse_args(arguments)
     if given.no_manifests and not given.no_operators:
         parser.error("--no-manifests needs --no-operators: the operators need the CRDs and the RBAC")
+    if given.gateway and given.no_operators:
+        parser.error("--gateway needs the operators: leave out --no-operators")
     return given
 
 

@@ -24,6 +24,7 @@ from kplane.controlplane_operator.pki.authorities import TenantCertificates
 from kplane.embedded import components, lock
 from kplane.embedded.credentials import (
     ADMINISTRATOR_GROUPS,
+    GATEWAY_USER,
     MCM_USER,
     OPERATOR_USER,
     SERVICE_ACCOUNT_GROUPS,
@@ -49,7 +50,8 @@ class ManagementCluster:
 
     `directory` keeps data and credentials: a cluster that starts there again has both. `operators` adds
     controlplane-operator and mcm. Both need `manifests`: the CRDs and RBAC of kplane, and an etcd for control planes.
-    Without `fsync`, which suits tests, a crash of the machine can lose data.
+    Without `fsync`, which suits tests, a crash of the machine can lose data. `gateway` is the program Envoy, which then
+    serves the control planes under one address; it needs `operators`.
     Exiting ends all processes, those of the tenants too, and raises `LeftRunning` if one is left.
     Entering raises `DirectoryInUse`, `NotReadyInTime`, `workloads.WorkloadsError`, `provider.ProviderError` and
     `kplane.controlplane_operator.errors.OperatorError`. Parts that start together raise them in an ExceptionGroup.
@@ -63,12 +65,14 @@ class ManagementCluster:
         operators: bool = True,
         manifests: bool = True,
         fsync: bool = True,
+        gateway: Path | None = None,
     ) -> None:
         self._directory = directory.absolute()
         self._binaries = binaries
         self._operators = operators
         self._manifests = manifests
         self._fsync = fsync
+        self._envoy = gateway
         self._exit = contextlib.AsyncExitStack()
         self._seconds: dict[str, float] = {}
         self._handle: Handle | None = None
@@ -132,6 +136,7 @@ class ManagementCluster:
         if self._operators:
             async with self._timed("operators"):
                 await self._start_operators(handle, addresses)
+                await self._start_gateway(credentials, handle, addresses)
         self._seconds["total"] = round(time.monotonic() - begun, 3)
         self._handle, self._client = handle, client
         handle.save()
@@ -144,6 +149,7 @@ class ManagementCluster:
             components.CONTROLLER_MANAGER: components.CONTROLLER_MANAGER_PORTS,
             components.OPERATOR: components.OPERATOR_PORTS,
             components.MCM: components.OPERATOR_PORTS,
+            **({components.GATEWAY: components.GATEWAY_PORTS} if self._envoy is not None else {}),
         }
         return {name: await self.runtime.reserve(name, ports=names) for name, names in ports.items()}
 
@@ -223,7 +229,7 @@ class ManagementCluster:
                 *programs,
                 f"--shared-etcd-endpoint={handle.tenants_etcd.endpoint}",
                 f"--shared-etcd-credentials={handle.tenants_etcd_credentials}",
-                f"--gateway-namespace={GATEWAY_NAMESPACE}",
+                *([f"--gateway-namespace={GATEWAY_NAMESPACE}"] if self._envoy is not None else []),
                 f"--mcm-program={components.python_program(self._directory / 'programs', module='kplane.mcm.main')}",
             ),
             address=addresses[components.OPERATOR],
@@ -239,6 +245,25 @@ class ManagementCluster:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._run(_described(self._operator)), name="start controlplane-operator")
             tasks.create_task(self._run(_described(self._mcm)), name="start mcm")
+
+    async def _start_gateway(self, credentials: Credentials, handle: Handle, addresses: Mapping[str, Address]) -> None:
+        if self._envoy is None:
+            return
+        address = addresses[components.GATEWAY]
+        kubeconfig = credentials.kubeconfig(handle.server, user=GATEWAY_USER, groups=SERVICE_ACCOUNT_GROUPS)
+        component = components.python(
+            components.GATEWAY,
+            module="kplane.gateway.main",
+            args=(
+                f"--state-dir={self._directory / 'gateway'}",
+                f"--envoy={self._envoy}",
+                f"--certificate-dir={credentials.gateway()}",
+                f"--serve={address.host}:{address.ports['https']}",
+            ),
+            address=address,
+            kubeconfig=kubeconfig,
+        )
+        await self._run(component)
 
     def _describe(self, credentials: Credentials, addresses: Mapping[str, Address]) -> Handle:
         server = server_url(addresses[components.API_SERVER])
@@ -267,6 +292,8 @@ class ManagementCluster:
             operator_url=operator if self._operators else None,
             mcm_url=mcm if self._operators else None,
             seconds=self._seconds,
+            gateway_url=server_url(addresses[components.GATEWAY]) if self._envoy is not None else None,
+            gateway_ca=credentials.directory / "gateway" / "ca.crt" if self._envoy is not None else None,
         )
 
     async def _run(self, component: Component) -> None:
@@ -296,7 +323,9 @@ class ManagementCluster:
         """End all parts, clients before servers."""
         self._handle = None
         (self._directory / READY_FILE).unlink(missing_ok=True)
-        await self._stop_all(components.OPERATOR, components.MCM)
+        await self._stop_all(components.GATEWAY, components.OPERATOR, components.MCM)
+        # Envoy outlives its controller.
+        await end_processes(self._directory / "gateway", grace_seconds=_TENANT_GRACE_SECONDS)
         await end_processes(self._directory / "mcm", grace_seconds=_TENANT_GRACE_SECONDS)
         await end_processes(self._directory / "operator", grace_seconds=_TENANT_GRACE_SECONDS)
         await self._stop_all(components.CONTROLLER_MANAGER)

@@ -18,6 +18,8 @@ __all__ = [
     "CONTROLLER_MANAGER",
     "CONTROLLER_MANAGER_PORTS",
     "ETCD",
+    "GATEWAY",
+    "GATEWAY_PORTS",
     "MCM",
     "OPERATOR",
     "OPERATOR_PORTS",
@@ -34,11 +36,13 @@ API_SERVER: Final = "kube-apiserver"
 CONTROLLER_MANAGER: Final = "kube-controller-manager"
 OPERATOR: Final = "controlplane-operator"
 MCM: Final = "mcm"
+GATEWAY: Final = "kplane-gateway"
 
 _HTTPS: Final = "https"
 _HTTP: Final = "http"
 CONTROLLER_MANAGER_PORTS: Final = (_HTTPS,)
 OPERATOR_PORTS: Final = (_HTTP,)
+GATEWAY_PORTS: Final = (_HTTP, _HTTPS)
 
 _CONTROLLERS: Final = (
     "namespace-controller",
@@ -107,7 +111,7 @@ def python_program(directory: Path, *, module: str) -> Path:
 
 
 def python(name: str, *, module: str, args: Sequence[str], address: Address, kubeconfig: bytes) -> Component:
-    """Describe one of the two operators, with this interpreter, these packages and its own kubeconfig."""
+    """Describe an operator or the gateway, with this interpreter, these packages and its own kubeconfig."""
     port = address.ports[_HTTP]
     return Component(
         name=name,

@@ -13,6 +13,7 @@ from kplane.controlplane_operator.pki.primitives import KeyPair, create_authorit
 
 __all__ = [
     "ADMINISTRATOR_GROUPS",
+    "GATEWAY_USER",
     "MCM_USER",
     "OPERATOR_USER",
     "SERVICE_ACCOUNT_GROUPS",
@@ -23,6 +24,7 @@ __all__ = [
 _NAMESPACE: Final = "kplane-system"
 OPERATOR_USER: Final = f"system:serviceaccount:{_NAMESPACE}:controlplane-operator"
 MCM_USER: Final = f"system:serviceaccount:{_NAMESPACE}:mcm"
+GATEWAY_USER: Final = f"system:serviceaccount:{_NAMESPACE}:kplane-gateway"
 SERVICE_ACCOUNT_GROUPS: Final = ("system:serviceaccounts", f"system:serviceaccounts:{_NAMESPACE}")
 ADMINISTRATOR_GROUPS: Final = ("system:masters",)
 _ETCD_USER: Final = "kube-apiserver"
@@ -78,6 +80,16 @@ class Credentials:
         """Issue the serving certificate of the tenants' etcd."""
         return issue_serving(self.tenants_etcd_authority, common_name="etcd", hosts=(self._host,), client=True)
 
+    def gateway(self) -> Path:
+        """Issue the gateway's serving certificate; returns the directory of it and its CA, in cert-manager's layout."""
+        directory = self.directory / "gateway"
+        directory.mkdir(mode=0o700, exist_ok=True)
+        authority = _keep_authority(directory, common_name="kplane-gateway")
+        server = issue_serving(authority, common_name="kplane-gateway", hosts=(self._host, "localhost"))
+        write_private(directory / "tls.key", content=server.key)
+        write_private(directory / "tls.crt", content=server.certificate)
+        return directory
+
     def kubeconfig(self, server: str, *, user: str, groups: tuple[str, ...] = ()) -> bytes:
         """Issue a client certificate for a user of the API server, and render a kubeconfig with it."""
         client = issue_client(self.authorities.client, user=user, groups=groups)
@@ -95,10 +107,14 @@ class Credentials:
         return TenantAuthorities.from_secret({file.name: file.read_bytes() for file in directory.iterdir()})
 
     def _keep_tenants_etcd_authority(self) -> KeyPair:
-        certificate, key = (self.tenants_etcd_directory / name for name in ("ca.crt", "ca.key"))
-        if not certificate.exists():
-            # Write the certificate last: if it exists, its key exists.
-            authority = create_authority("kplane-tenants-etcd")
-            write_private(key, content=authority.key)
-            write_private(certificate, content=authority.certificate)
-        return KeyPair(certificate=certificate.read_bytes(), key=key.read_bytes())
+        return _keep_authority(self.tenants_etcd_directory, common_name="kplane-tenants-etcd")
+
+
+def _keep_authority(directory: Path, *, common_name: str) -> KeyPair:
+    certificate, key = directory / "ca.crt", directory / "ca.key"
+    if not certificate.exists():
+        # Write the certificate last: if it exists, its key exists.
+        authority = create_authority(common_name)
+        write_private(key, content=authority.key)
+        write_private(certificate, content=authority.certificate)
+    return KeyPair(certificate=certificate.read_bytes(), key=key.read_bytes())

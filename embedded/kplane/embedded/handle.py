@@ -49,6 +49,10 @@ class Handle:
     mcm_url: str | None
     seconds: Mapping[str, float]
     """Duration of each part of the start, and `total`."""
+    gateway_url: str | None = None
+    """URL of the gateway, without a path; None if it was not started."""
+    gateway_ca: Path | None = None
+    """The CA of its serving certificate; None likewise."""
 
     @property
     def tenants_etcd(self) -> TenantsEtcd:
