@@ -19,7 +19,7 @@ from cryptography.x509.oid import NameOID
 from kplane.provider import Client, ClusterConfig, Invalid
 from kplane.provider.errors import Forbidden
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(240)]
 
 Object = dict[str, Any]
 

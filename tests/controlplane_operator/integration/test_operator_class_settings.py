@@ -80,6 +80,7 @@ async def test_services_get_their_addresses_from_the_network_of_the_class(field:
     assert "172.20.0.1" in hosts_of(certificate.encode())
 
 
+@pytest.mark.slow
 async def test_a_control_plane_keeps_its_network_when_its_class_says_another(field: Any, tenant: Client) -> None:
     # Later than the edit of the class, so that it shows when that was acted on.
     change = {"spec": {"apiServer": {"serviceCIDR": "172.21.0.0/20", "extraArgs": ["--max-requests-inflight=78"]}}}

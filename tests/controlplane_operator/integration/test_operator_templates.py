@@ -187,6 +187,7 @@ async def test_an_api_server_trusts_no_certificates_of_the_template(field: Any, 
             assert found["data"][entry].strip() == base64.b64decode(secret["data"][authority]).decode().strip()
 
 
+@pytest.mark.slow
 async def test_each_network_has_a_template_and_one_that_was_begun_before_is_begun_again(
     field: Any, born: Any, etcd: Etcd
 ) -> None:

@@ -114,6 +114,7 @@ def _everything(server: CleanServer) -> dict[str, Any]:
     return asyncio.run(read())
 
 
+@pytest.mark.slow
 def test_the_same_names_again_for_five_rounds_and_nothing_is_left(
     server: CleanServer, kubectl: Callable[..., str]
 ) -> None:
