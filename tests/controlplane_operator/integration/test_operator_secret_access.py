@@ -23,6 +23,7 @@ from kplane.provider.client.resources import NAMESPACES, ROLE_BINDINGS, SECRETS
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("unguarded")]
 
 _OWN = "kplane-system"
+_CLOSED = "gateway-that-nobody-opened"
 
 
 @contextlib.asynccontextmanager
@@ -105,7 +106,7 @@ async def test_the_namespace_of_the_gateway_is_used_as_the_installation_opened_i
     labels = {CONTROL_PLANE_LABEL: "acme"}
     metadata = {"name": "controlplane-acme", "namespace": GATEWAY_NAMESPACE, "labels": labels}
     stores = Stores()
-    async with clients(api_server) as (_, operator):
+    async with clients(api_server) as (admin, operator):
         access = SecretAccess(operator, stores=stores, namespace=_OWN, gateway_namespace=GATEWAY_NAMESPACE)
         async with running(access.run(listed=asyncio.Event())):
             await access.open(GATEWAY_NAMESPACE)
@@ -113,10 +114,13 @@ async def test_the_namespace_of_the_gateway_is_used_as_the_installation_opened_i
             await eventually(lambda: stores.secrets.of_namespace(GATEWAY_NAMESPACE))
             await operator.delete(SECRETS, "controlplane-acme", namespace=GATEWAY_NAMESPACE)
             await eventually(lambda: not stores.secrets.of_namespace(GATEWAY_NAMESPACE))
-        closed = SecretAccess(operator, stores=stores, namespace=_OWN, gateway_namespace="default")
+        await admin.apply(NAMESPACES, {"metadata": {"name": _CLOSED}})
+        closed = SecretAccess(operator, stores=stores, namespace=_OWN, gateway_namespace=_CLOSED)
         async with running(closed.run(listed=asyncio.Event())):
-            with pytest.raises(ConditionError, match="--namespace=default --clusterrole=kplane-controlplane-operator-"):
-                await closed.open("default")
+            with pytest.raises(
+                ConditionError, match=f"--namespace={_CLOSED} --clusterrole=kplane-controlplane-operato"
+            ):
+                await closed.open(_CLOSED)
 
 
 async def test_one_namespace_can_be_told_to_be_followed_no_longer(
