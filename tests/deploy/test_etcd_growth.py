@@ -173,14 +173,16 @@ class Site:
                 return [not found.learner for found in await client.members.list()]
 
         await self.eventually(votes, lambda found: found == [True] * to, timeout=60.0)
+        # A StatefulSet waits for that too. A member may have a vote before it serves clients.
+        await self.eventually(lambda: self.digest_of(member))
         return said
 
     async def digests(self) -> set[Any]:
-        found = set()
-        for member in self.members:
-            async with self.client(member) as client:
-                found.add(await digest(client, "/clusters/"))
-        return found
+        return {await self.digest_of(member) for member in self.members}
+
+    async def digest_of(self, member: Member) -> Any:
+        async with self.client(member) as client:
+            return await digest(client, "/clusters/")
 
     async def opens_peer_port(self, member: Member, pair: KeyPair) -> bool:
         file = self.directory / "pair.pem"
