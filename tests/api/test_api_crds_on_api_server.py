@@ -277,7 +277,7 @@ async def test_two_managers_own_a_condition_each(control_plane: str, kube: Kubec
 @pytest.mark.parametrize(
     ("kind", "columns", "wide"),
     [
-        ("cp", ["NAME", "MODE", "PHASE", "READY", "AGE"], {"CLASS", "VERSION", "ENDPOINT"}),
+        ("cp", ["NAME", "MODE", "PHASE", "READY", "AGE"], {"CLASS", "VERSION", "ENDPOINT", "ASLEEP", "NEXT WAKE"}),
         ("cpclass", ["NAME", "DELETION POLICY", "PROFILE", "CONTROL PLANES", "READY", "AGE"], set()),
         ("cpe", ["NAME", "READY", "REACHABLE", "AGE"], {"ENDPOINT", "EXTERNAL"}),
         ("cpr", ["NAME", "CONTROL PLANE", "READY", "RUNNING", "AGE"], {"SERVICES", "ENDPOINT"}),

@@ -61,6 +61,7 @@ from kplane.api.control_plane_snapshot import (
     SnapshotPhase,
 )
 from kplane.api.destinations import Destination
+from kplane.api.hibernation import HibernationReason, HibernationStatus, StartPolicy
 from kplane.api.kubernetes_version import KubernetesVersion
 from kplane.api.oidc import SERVICE_ACCOUNT_ISSUER, OidcIssuer
 from kplane.api.pod_scheduling import PodScheduling
@@ -111,6 +112,8 @@ __all__ = [
     "EndpointAddress",
     "EndpointType",
     "EtcdSettings",
+    "HibernationReason",
+    "HibernationStatus",
     "InstanceStatus",
     "KubernetesVersion",
     "Metadata",
@@ -132,6 +135,7 @@ __all__ = [
     "SnapshotPhase",
     "SnapshotSettings",
     "SourceSpec",
+    "StartPolicy",
     "StorageAmount",
     "StorageSettings",
     "StorageStatus",

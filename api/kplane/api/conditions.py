@@ -17,6 +17,7 @@ __all__ = [
     "CONTESTED",
     "DEDICATED_READY",
     "DELETING",
+    "HIBERNATED",
     "MANAGED",
     "PAUSED",
     "REACHABLE",
@@ -60,6 +61,9 @@ STORAGE_SUFFICIENT: Final = "StorageSufficient"
 
 UP_TO_DATE: Final = "UpToDate"
 """The condition that is there, and False, while an API server is not what its control plane asks for."""
+
+HIBERNATED: Final = "Hibernated"
+"""The condition of a control plane that has slept: True while it sleeps and no API server runs, False otherwise."""
 
 PAUSED: Final = "Paused"
 """The condition that is there, and True, while an object is paused."""

@@ -10,6 +10,7 @@ from pydantic import AwareDatetime, ConfigDict, Field, StringConstraints, model_
 from kplane.api.compute_resources import ComputeResources
 from kplane.api.conditions import Conditions
 from kplane.api.extensions import ATOMIC_MAP, Extension, Rule, list_map, rules
+from kplane.api.hibernation import HibernationStatus, StartPolicy
 from kplane.api.kubernetes_version import VersionText
 from kplane.api.references import ObjectReference, SecretReference, TypedReference
 from kplane.api.resource import ApiModel, Column, ResourceInfo, ResourceModel
@@ -70,7 +71,9 @@ class ControlPlanePhase(StrEnum):
     MIGRATING = "Migrating"
     """Its data move to another home."""
     HIBERNATED = "Hibernated"
-    """It sleeps until a request wakes it."""
+    """It sleeps: it is published, and no API server runs until a client needs it."""
+    WAKING = "Waking"
+    """It was asleep, and its API server starts."""
     FAILED = "Failed"
     """A person has to act; the condition Ready says how."""
     TERMINATING = "Terminating"
@@ -109,6 +112,11 @@ class VirtualSpec(ApiModel):
     the keys of a shared etcd. The default is the name of the object. No two control planes may share it, and it cannot
     be changed once it is in the status. `root` and `clusters` are reserved: a control plane of such a path, set here or
     by its name, does not become Ready and says so in its conditions.
+    """
+    start: StartPolicy | None = None
+    """When the API server runs. Always: at all times. OnDemand: while the control plane is in use. Then it is Ready at
+    once, in phase Hibernated, and its API server starts when a client needs it. The default is that of the class,
+    and Always where that has none. For API servers that kplane runs.
     """
 
 
@@ -177,6 +185,15 @@ class ControlPlaneSpec(ApiModel):
                     reason="FieldValueForbidden",
                 )
                 for field in ("version", "resources")
+            ),
+            Rule(
+                rule="!has(self.endpointRef) || !has(self.virtual) || !has(self.virtual.start)",
+                message=(
+                    "spec.virtual.start is for API servers that kplane runs, and that of spec.endpointRef it does not:"
+                    " remove spec.virtual.start"
+                ),
+                field_path=".virtual.start",
+                reason="FieldValueForbidden",
             ),
             Rule(
                 rule="!has(self.source) || (self.mode == 'Dedicated' && !has(self.endpointRef))",
@@ -249,7 +266,9 @@ class ControlPlaneSpec(ApiModel):
 
     @model_validator(mode="after")
     def _runs_what_it_sets(self) -> Self:
-        for field, value in (("version", self.version), ("resources", self.resources)):
+        start = self.virtual.start if self.virtual is not None else None
+        fields = (("version", self.version), ("resources", self.resources), ("virtual.start", start))
+        for field, value in fields:
             if value is not None and self.endpoint_ref is not None:
                 raise ValueError(f"spec.{field} is for API servers that kplane runs, not for that of spec.endpointRef")
         return self
@@ -306,7 +325,8 @@ class ControlPlaneStatus(ApiModel):
 
     phase: ControlPlanePhase | None = None
     """Where the control plane is in its life: Pending and Provisioning before it is published for the first time, Ready
-    while it serves, Unavailable while it does not and the operator retries, Failed while a person has to act.
+    while it serves, Unavailable while it does not and the operator retries, Failed while a person has to act,
+    Hibernated while it sleeps, Waking while its API server starts after that.
     """
     endpoint: Annotated[str, StringConstraints(max_length=2048)] | None = None
     """The URL of the API server for clients in the management cluster."""
@@ -344,6 +364,10 @@ class ControlPlaneStatus(ApiModel):
     """What the control plane keeps in the shared etcd; absent for other control planes than those of mode Virtual that
     kplane runs. The operator measures it every ten minutes, and writes it down if it changed by a tenth, or passed 80
     or 100 % of the quota.
+    """
+    hibernation: HibernationStatus | None = None
+    """Since when the control plane sleeps; absent while it is awake. It is written before the API server ends, and goes
+    when an API server answers again.
     """
     restore: RestoreStatus | None = None
     """What the control plane was restored from; absent for one without spec.source."""
@@ -401,6 +425,8 @@ class ControlPlane(ResourceModel):
             Column("Class", "string", ".spec.classRef.name", priority=1),
             Column("Version", "string", ".status.version", priority=1),
             Column("Endpoint", "string", ".status.endpoint", priority=1),
+            Column("Asleep", "date", ".status.hibernation.since", priority=1),
+            Column("Next Wake", "string", ".status.hibernation.nextWake", priority=1),
             Column("Age", "date", ".metadata.creationTimestamp"),
         ),
         selectable=(".spec.mode", ".spec.classRef.name", ".spec.endpointRef.name"),

@@ -15,6 +15,7 @@ from kplane.api.control_plane import ControlPlaneMode, DeletionPolicy, EtcdSetti
 from kplane.api.destinations import Destination
 from kplane.api.durations import duration_rules, duration_within, parse_duration
 from kplane.api.extensions import ATOMIC_LIST, Extension, Rule, rules
+from kplane.api.hibernation import StartPolicy
 from kplane.api.kubernetes_version import VersionText
 from kplane.api.pod_scheduling import PodScheduling
 from kplane.api.references import Services
@@ -205,6 +206,8 @@ class VirtualSettings(ApiModel):
 
     storage: StorageSettings | None = None
     """How much a control plane may keep in the shared etcd."""
+    start: StartPolicy | None = None
+    """When the API server runs of each control plane that does not say it itself: Always (default), or OnDemand."""
 
 
 class ControlPlaneClassSpec(ApiModel):

@@ -27,6 +27,7 @@ __all__ = [
     "GROUP",
     "KUBECONFIG_EXTERNAL_KEY",
     "KUBECONFIG_KEY",
+    "LAST_USED_ANNOTATION",
     "MODE_ANNOTATION",
     "NAMESPACE_TOKEN_ANNOTATION",
     "PAUSED_ANNOTATION",
@@ -38,8 +39,10 @@ __all__ = [
     "SCHEDULED_AT_ANNOTATION",
     "SCHEDULED_FOR_ANNOTATION",
     "SERVICE_CIDR_ANNOTATION",
+    "SLEEP_REQUESTED_ANNOTATION",
     "UID_ANNOTATION",
     "VERSION",
+    "WAKE_REQUESTED_ANNOTATION",
     "controllers_secret_name",
     "gateway_secret_name",
     "kubeconfig_secret_name",
@@ -125,6 +128,15 @@ FINISH_ROTATION_ANNOTATION: Final = f"{GROUP}/finish-rotation"
 
 PAUSED_ANNOTATION: Final = f"{GROUP}/paused"
 """`"true"` on a control plane or a registration: the operator leaves it as it is, its deletion included."""
+
+WAKE_REQUESTED_ANNOTATION: Final = f"{GROUP}/wake-requested"
+"""On a control plane: when a client last needed its API server. A time after `status.hibernation.since` wakes it."""
+
+SLEEP_REQUESTED_ANNOTATION: Final = f"{GROUP}/sleep-requested"
+"""On a control plane that starts on demand: when a user last asked that its API server ends."""
+
+LAST_USED_ANNOTATION: Final = f"{GROUP}/last-used"
+"""On a control plane: when it was last used. The gateway writes this, once a minute at most."""
 
 KUBECONFIG_KEY: Final = "kubeconfig"
 KUBECONFIG_EXTERNAL_KEY: Final = "kubeconfig-external"
