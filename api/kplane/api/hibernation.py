@@ -23,11 +23,11 @@ class HibernationReason(StrEnum):
     """Why a control plane sleeps."""
 
     NOT_USED_YET = "NotUsedYet"
-    """It starts on demand, and nobody has asked for it since it was made."""
+    """It starts on demand, and no client has asked for it yet."""
     REQUESTED = "Requested"
     """Annotation `controlplane.kplane.dev/sleep-requested` asked for it."""
     IDLE = "Idle"
-    """Nobody used it for as long as its class says."""
+    """No client used it for as long as its class says."""
 
 
 class HibernationStatus(ApiModel):
@@ -38,8 +38,8 @@ class HibernationStatus(ApiModel):
     control plane.
     """
     reason: HibernationReason
-    """NotUsedYet: it starts on demand, and nobody has asked for it since it was made. Requested: the annotation
-    `controlplane.kplane.dev/sleep-requested` asked for it. Idle: nobody used it for as long as its class says.
+    """NotUsedYet: it starts on demand, and no client has asked for it yet. Requested: the annotation
+    `controlplane.kplane.dev/sleep-requested` asked for it. Idle: no client used it for as long as its class says.
     """
     next_wake: AwareDatetime | None = None
     """When the operator wakes it by itself, because something inside is due; absent if nothing is."""
