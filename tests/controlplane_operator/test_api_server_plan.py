@@ -39,17 +39,18 @@ def version(text: str) -> KubernetesVersion:
 class Pods(PodRuntime):
     """The answers of a cluster; `present` is the image that the API server has, and None that there is none."""
 
-    def __init__(self, image: str, *, present: str | None = None) -> None:
+    def __init__(self, image: str, *, present: str | None = None, phase: Phase = Phase.READY) -> None:
         settings = PodSettings(images={"kube-apiserver": Image(image)}, ports={})
         client = Client(ClusterConfig("https://127.0.0.1:1"))
         super().__init__(client, place=None, settings=settings)  # type: ignore[arg-type]
         self._present = Image(present) if present is not None else None
+        self._phase = phase
 
     @override
     def state(self, name: str) -> ComponentState:
         if self._present is None:
             return ComponentState(name=name, phase=Phase.ABSENT)
-        return ComponentState(name=name, phase=Phase.READY, version=self._present.version)
+        return ComponentState(name=name, phase=self._phase, version=self._present.version)
 
 
 REPOSITORY = "registry.example/kube-apiserver"
@@ -166,6 +167,11 @@ async def test_a_default_that_skips_a_version_or_goes_back_one_leaves_what_runs(
     ):
         found = await plan(pods(default, present=present), control_plane(running="v1.36.3"))
         assert (found.version, found.refused) == (None, None), default
+
+
+async def test_one_that_was_stopped_is_not_skipped_over_either() -> None:
+    runtime = Pods(f"{REPOSITORY}:v1.38.0", present=f"{REPOSITORY}:v1.36.3", phase=Phase.ABSENT)
+    assert (await plan(runtime, control_plane(running="v1.36.3"))).version == "1.36.3"
 
 
 async def test_an_image_by_digest_has_no_other_version() -> None:

@@ -199,6 +199,7 @@ async def test_component_with_data_keeps_its_claim_until_it_is_deleted(cluster):
         await runtime.stop(name)
         assert await cluster.pods(namespace) == []
         await cluster.phase(runtime, name, Phase.ABSENT)
+        assert runtime.state(name).version == "1.2.3"
         assert name in runtime.names()
         assert (await objects(cluster, namespace))["PersistentVolumeClaim"] == ["data-store-0"]
     # Other settings count for new components: a StatefulSet's claims cannot be changed.

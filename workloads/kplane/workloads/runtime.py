@@ -81,7 +81,7 @@ class ComponentState:
     exit_code: int | None = None
     """Of the last end; negative: the signal's number. None if it never ended or is not known."""
     version: str | None = None
-    """Of the program, such as "1.36.3", as the present description has it; None if the runtime cannot tell."""
+    """Of the program, such as "1.36.3", as the present or last description has it; None if the runtime cannot tell."""
     rolling: bool = False
     """It is being replaced, because its description has changed. `message` says what is in the way then, also where the
     phase is READY: what was there before may serve on. Of that, something may be left even longer: see `settled`.

@@ -94,8 +94,12 @@ class Observation:
         """Say what the objects of a component come to."""
         workload, pods = self._workload(name), self.pods(name)
         restarts = max((_restarts(pod) for pod in pods), default=0)
-        if workload is None or not workload["spec"].get("replicas", 1):
-            return ComponentState(name=name, phase=Phase.STOPPING if pods else Phase.ABSENT, restarts=restarts)
+        ending = Phase.STOPPING if pods else Phase.ABSENT
+        if workload is None:
+            return ComponentState(name=name, phase=ending, restarts=restarts)
+        version = Image(_image(_template(workload))).version
+        if not workload["spec"].get("replicas", 1):
+            return ComponentState(name=name, phase=ending, restarts=restarts, version=version)
         troubles = [trouble for pod in pods for trouble in _troubles(pod)]
         message = ("; ".join(dict.fromkeys(told for _, told in troubles)) or _conditions(workload))[:_MESSAGE_LIMIT]
         rolling = _is_rolling(workload, pods=self._living(name))
@@ -112,7 +116,7 @@ class Observation:
             phase=phase,
             message=message,
             restarts=restarts,
-            version=Image(_image(_template(workload))).version,
+            version=version,
             rolling=rolling,
             unobtainable=phase is not Phase.READY and any(reason in _NO_IMAGE_REASONS for reason, _ in troubles),
         )
