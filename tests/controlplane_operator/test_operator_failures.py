@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry
 from kplane.api import ControlPlane, ControlPlaneRegistration, ControlPlaneStatus
 from kplane.controlplane_operator import failures
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.controlplanes.deletion import registrations_of
 from kplane.controlplane_operator.failures import Failures
 from kplane.controlplane_operator.grants import Access
+from kplane.controlplane_operator.registrations.consumers import registrations_of
 from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.partial import PartialControlPlane, PartialRegistration

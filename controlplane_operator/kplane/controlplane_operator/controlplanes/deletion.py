@@ -20,36 +20,19 @@ from kplane.controlplane_operator.finalizers import remove_finalizer
 from kplane.controlplane_operator.pki.secrets import delete_secret, make_secret_last
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.registrations.consumers import instances_of, registrations_of
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcms
 from kplane.controlplane_operator.registrations.service_claims import default_services
 from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.errors import ConditionError, management_refusal
-from kplane.controlplane_operator.status.partial import PartialRegistration, as_recorded
+from kplane.controlplane_operator.status.partial import as_recorded
 from kplane.controlplane_operator.tenant.revocation import revoke_issued
 from kplane.controlplane_operator.watch.backoff import KeyedBackoff
 from kplane.controlplane_operator.watch.cache import Change, Object
 from kplane.controlplane_operator.watch.event_routing import Stores
 from kplane.provider import ClusterConfig, Conflict, ProviderError, Result
 
-__all__ = ["DeletedRegistrations", "Progress", "Removal", "Retention", "instances_of", "registrations_of"]
-
-
-def registrations_of(control_plane: ControlPlane, *, stores: Stores) -> list[str]:
-    """Name the registrations whose status still lets services run for the control plane, whatever their spec says."""
-    return [found.name for found in _of(control_plane, stores) if found.status.ready and _serves(found, control_plane)]
-
-
-def instances_of(control_plane: ControlPlane, *, stores: Stores) -> list[str]:
-    """Name the registrations whose instance works for the control plane, or may: its end is not confirmed yet.
-
-    mcm announces an instance before it starts, and takes that back when nothing is left of it. So after a registration
-    was seen to be not ready and without an instance, in one look at it, none comes any more.
-    """
-    return [
-        found.name
-        for found in _of(control_plane, stores)
-        if found.status.instance is not None and found.status.instance.control_plane_uid == control_plane.metadata.uid
-    ]
+__all__ = ["DeletedRegistrations", "Progress", "Removal", "Retention"]
 
 
 class DeletedRegistrations:
@@ -92,15 +75,6 @@ class DeletedRegistrations:
 def _instance_uid(registration: Object) -> str | None:
     uid: str | None = ((registration.get("status") or {}).get("instance") or {}).get("controlPlaneUID")
     return uid
-
-
-def _of(control_plane: ControlPlane, stores: Stores) -> list[PartialRegistration]:
-    found = stores.registrations.by("served", control_plane.metadata.uid or "")
-    return [PartialRegistration.of(obj) for obj in found]
-
-
-def _serves(registration: PartialRegistration, control_plane: ControlPlane) -> bool:
-    return registration.status.control_plane_uid == control_plane.metadata.uid
 
 
 _SENTENCES: Final = {
