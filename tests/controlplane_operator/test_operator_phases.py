@@ -27,7 +27,7 @@ _PUBLISHED = {"endpoint": _URL, "version": "v1.36.3"}
 
 @pytest.fixture
 def reconciler() -> ControlPlaneReconciler:
-    parts: Any = SimpleNamespace(stores=Stores(), runs_pods=True)
+    parts: Any = SimpleNamespace(stores=Stores(), runs_pods=True, virtual=None)
     return ControlPlaneReconciler(
         parts,
         provisioners=parts,

@@ -30,6 +30,9 @@ def test_what_was_published_is_never_at_its_beginning_again(reason: Reason) -> N
         (Reason.CLUSTER_PATH_IN_USE, "Pending", "Failed"),
         (Reason.ROLE_NOT_FOUND, "Failed", "Failed"),
         (Reason.REVOKING_CREDENTIALS, "Terminating", "Terminating"),
+        (Reason.HIBERNATED, "Hibernated", "Hibernated"),
+        (Reason.FALLING_ASLEEP, "Ready", "Ready"),
+        (Reason.WAKING, "Waking", "Waking"),
     ],
 )
 def test_a_person_is_needed_where_it_failed(reason: Reason, first: str, published: str) -> None:

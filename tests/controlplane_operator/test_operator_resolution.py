@@ -82,6 +82,13 @@ def test_each_missing_piece_has_its_reason() -> None:
     assert reason(registration(endpointRef={"name": "e"}), control_plane(_PUBLISHED)) == "EndpointPending"
 
 
+def test_nothing_runs_for_a_control_plane_that_sleeps_whatever_a_registration_names() -> None:
+    sleeping = _PUBLISHED | {"hibernation": {"since": "2026-01-01T00:00:00Z", "reason": "NotUsedYet"}}
+    assert reason(registration(), control_plane(sleeping)) == "Hibernated"
+    mine = {"name": "mine", "namespace": "elsewhere"}
+    assert reason(registration(kubeconfigSecretRef=mine), control_plane(sleeping)) == "Hibernated"
+
+
 def test_a_control_plane_that_never_was_ready_says_why() -> None:
     condition = {
         "type": "Ready",

@@ -20,6 +20,7 @@ _CLASS_FOUND: Final = "ControlPlane: `ClassFound`"
 _FACTS: Final = "ControlPlane: `Managed`, `Supported`, `Paused`"
 _ADDONS: Final = "ControlPlane: `AddonsReady`"
 _STORAGE: Final = "ControlPlane: `StorageSufficient`"
+_HIBERNATED: Final = "ControlPlane: `Hibernated`"
 _DELETING: Final = "ControlPlane: `Deleting`, in the order of the steps"
 _REGISTRATION: Final = "ControlPlaneRegistration: `Ready`"
 _DEDICATED: Final = "ControlPlaneRegistration: `DedicatedReady`"
@@ -37,6 +38,7 @@ _TABLES: Final = (
     _FACTS,
     _ADDONS,
     _STORAGE,
+    _HIBERNATED,
     _DELETING,
     _REGISTRATION,
     _DEDICATED,
@@ -67,6 +69,15 @@ def _in(
     return _Traits(tables, phase, waits_for_event=waits, transient=transient, expected=expected)
 
 
+_LASTING: Final = frozenset(
+    {
+        ControlPlanePhase.READY,
+        ControlPlanePhase.HIBERNATED,
+        ControlPlanePhase.WAKING,
+        ControlPlanePhase.TERMINATING,
+    }
+)
+"""Phases that do not depend on whether the control plane is published."""
 _PENDING: Final = ControlPlanePhase.PENDING
 _PROVISIONING: Final = ControlPlanePhase.PROVISIONING
 _TERMINATING: Final = ControlPlanePhase.TERMINATING
@@ -241,6 +252,37 @@ class Reason(StrEnum):
         _in(_READY, _REGISTRATION, phase=_TERMINATING, transient=True, expected=True),
     )
     FAILED = ("Failed", "the message says what is wrong", _in(_READY))
+
+    # Sleep
+    HIBERNATED = (
+        "Hibernated",
+        "nothing to do: [what wakes the control plane](hibernation.md#what-wakes-it) starts its API server",
+        _in(
+            _READY,
+            _HIBERNATED,
+            _REGISTRATION,
+            _REACHABLE,
+            phase=ControlPlanePhase.HIBERNATED,
+            waits=True,
+            expected=True,
+        ),
+    )
+    WAKING = (
+        "Waking",
+        "wait: the API server starts",
+        _in(_READY, _HIBERNATED, phase=ControlPlanePhase.WAKING, transient=True, expected=True),
+    )
+    FALLING_ASLEEP = (
+        "FallingAsleep",
+        "wait: instances end, then the API server; the message says for what",
+        _in(_READY, _HIBERNATED, phase=ControlPlanePhase.READY, transient=True, expected=True),
+    )
+    AWAKE = ("Awake", "nothing to do: its API server runs", _in(_HIBERNATED, expected=True))
+    KEPT_AWAKE = (
+        "KeptAwake",
+        "the message says what has to end before the control plane can sleep",
+        _in(_HIBERNATED, transient=True, expected=True),
+    )
 
     # What keeps any object from being reconciled
     MANAGEMENT_CLUSTER_REFUSED = (
@@ -420,7 +462,7 @@ class Reason(StrEnum):
         person, and Failed while a person has to act.
         """
         wanted = self.traits.phase
-        if not published or wanted in {ControlPlanePhase.READY, ControlPlanePhase.TERMINATING}:
+        if not published or wanted in _LASTING:
             return wanted
         return ControlPlanePhase.UNAVAILABLE if self.transient else ControlPlanePhase.FAILED
 

@@ -79,7 +79,9 @@ class ControlPlaneAddonsReconciler:
             if is_paused(control_plane):
                 return None
             wanted = self._wanted(control_plane)
-            if control_plane.deleting or control_plane.status.endpoint is None or wanted is None:
+            known = control_plane.status
+            # One that sleeps gets them when it wakes.
+            if control_plane.deleting or known.endpoint is None or known.hibernation is not None or wanted is None:
                 return None
             if not wanted and find_condition(control_plane.status.conditions, ADDONS_READY) is None:
                 return None

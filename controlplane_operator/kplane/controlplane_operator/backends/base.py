@@ -20,7 +20,16 @@ from kplane.data import Usage
 from kplane.provider import ClusterConfig
 from kplane.workloads import Address, ComponentState, Phase, Runtime, WorkloadsError
 
-__all__ = ["AccountUid", "Provision", "Provisioner", "VersionLag", "check_ready", "provision_at", "runtime_errors"]
+__all__ = [
+    "AccountUid",
+    "Hibernating",
+    "Provision",
+    "Provisioner",
+    "VersionLag",
+    "check_ready",
+    "provision_at",
+    "runtime_errors",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,8 @@ class Provision:
     """Its keys are a copy of a template that was made for it: no credentials of anybody were ever issued there."""
     account_uid: AccountUid | None = None
     """Reads the uid of a ServiceAccount without the API server; None where only that can tell."""
+    asleep_as: str | None = None
+    """No API server runs: the version that one will have, or had; None while one runs."""
 
 
 class Provisioner(Protocol):
@@ -106,6 +117,21 @@ class Provisioner(Protocol):
     async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
         """After `shut_down`: delete the data, or leave them in order, by the policy. Raises ConditionError while not
         done."""
+        ...
+
+
+class Hibernating(Provisioner, Protocol):
+    """A way to an API server that need not run at all times."""
+
+    async def hibernate(self, control_plane: ControlPlane) -> Provision | None:
+        """End the API server, and have everything in place that one needs. None: one has to run first.
+
+        Raises ConditionError (FallingAsleep) while it ends.
+        """
+        ...
+
+    async def needs_api_server(self, control_plane: ControlPlane) -> str | None:
+        """Say in a clause why the API server has to run at all times; None if it need not."""
         ...
 
 
@@ -158,6 +184,7 @@ def provision_at(
     again_seconds: float | None = None,
     fresh: bool = False,
     account_uid: AccountUid | None = None,
+    asleep_as: str | None = None,
 ) -> Provision:
     """Describe how to get in at the address of a kube-apiserver that kplane runs; the rest is that of Provision."""
     url, external = server_url(address), external_url(address)
@@ -178,6 +205,7 @@ def provision_at(
         again_seconds=again_seconds,
         fresh=fresh,
         account_uid=account_uid,
+        asleep_as=asleep_as,
     )
 
 

@@ -169,6 +169,12 @@ class EgressProxies:
         except WorkloadsError as error:
             _log.info("a proxy that is not used any more has not ended yet: %s", error)
 
+    async def stop(self, control_plane: ControlPlane) -> None:
+        """End the proxy for as long as its API server does not run; its address stays."""
+        name = egress_name(control_plane.name)
+        if name in self._runtime.names():
+            await self._runtime.stop(name)
+
     async def end(self, control_plane: ControlPlane) -> None:
         """End the proxy, and with it all connections through it."""
         name = egress_name(control_plane.name)

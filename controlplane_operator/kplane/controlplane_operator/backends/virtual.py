@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from kplane.api import DEFAULT_SERVICE_CIDR, ControlPlane, DeletionPolicy
+from kplane.api import DEFAULT_SERVICE_CIDR, AuthModel, AuthSpec, ControlPlane, DeletionPolicy, is_true
+from kplane.api.conditions import HIBERNATED
 from kplane.api.names import DESTROY_DATA_ANNOTATION
-from kplane.controlplane_operator.backends.apiserver import API_SERVER_PORTS, api_server_component, serving_hosts
-from kplane.controlplane_operator.backends.base import Provision, check_ready, provision_at, runtime_errors
+from kplane.controlplane_operator.backends.apiserver import (
+    API_SERVER,
+    API_SERVER_PORTS,
+    api_server_component,
+    serving_hosts,
+)
+from kplane.controlplane_operator.backends.base import (
+    AccountUid,
+    Provision,
+    check_ready,
+    provision_at,
+    runtime_errors,
+)
 from kplane.controlplane_operator.backends.class_settings import api_server_settings, exposure_of, scheduling_of
 from kplane.controlplane_operator.backends.etcd import EtcdAccess
 from kplane.controlplane_operator.backends.proxy import PROXY_PROCESS, EgressProxies, ProxyProgram
@@ -19,6 +32,7 @@ from kplane.controlplane_operator.backends.versions import ApiServerPlan, ApiSer
 from kplane.controlplane_operator.component_names import apiserver_name, template_name
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import KeyspaceError, PrefixNotOwned
+from kplane.controlplane_operator.pki.authorities import TenantAuthorities, TenantCertificates
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
@@ -30,10 +44,10 @@ from kplane.controlplane_operator.shared_etcd.metering import StorageMeter
 from kplane.controlplane_operator.shared_etcd.quota import recorded
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import as_recorded
-from kplane.controlplane_operator.tenant.bootstrap import TENANT_NAMESPACE
+from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, TENANT_NAMESPACE
 from kplane.controlplane_operator.watch.addresses import etcd_address
 from kplane.data import Owner, Usage
-from kplane.workloads import Runtime
+from kplane.workloads import Address, Phase, Runtime
 
 __all__ = ["VirtualProvisioner"]
 
@@ -41,6 +55,20 @@ _NO_ETCD: Final = (
     "this operator has no shared etcd for control planes of mode Virtual: start it with --shared-etcd-service, or with"
     " --shared-etcd-endpoint and --shared-etcd-credentials, or set spec.endpointRef"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ground:
+    """What an API server needs before it can run."""
+
+    plan: ApiServerPlan
+    authorities: TenantAuthorities
+    address: Address
+    way_out: Address | None
+    """Of the proxy to what its class allows."""
+    certificates: TenantCertificates
+    fresh: bool
+    """Its keys are a copy that was made for it."""
 
 
 class VirtualProvisioner:
@@ -102,20 +130,114 @@ class VirtualProvisioner:
     async def ensure(self, control_plane: ControlPlane) -> Provision:
         """Grant the key prefix and have the API server run."""
         shared, access = self._required()
-        prefix = key_prefix(control_plane.cluster_path)
-        name = apiserver_name(control_plane.name)
+        prefix, name = key_prefix(control_plane.cluster_path), apiserver_name(control_plane.name)
         user = _etcd_user(control_plane.metadata.uid)
 
+        published = control_plane.status.endpoint is not None
+        ground = await self._prepare(control_plane)
+        plan = ground.plan
+        with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
+            await access.grant(user, prefix=prefix, owner=_owner(control_plane))
+            egress = await self._proxies.ensure(
+                control_plane,
+                chosen=plan.chosen,
+                address=ground.way_out,
+                authorities=ground.authorities,
+                certificates=ground.certificates,
+            )
+            await self._runtime.apply(
+                api_server_component(
+                    name,
+                    address=ground.address,
+                    authorities=ground.authorities,
+                    certificates=ground.certificates,
+                    etcd=EtcdAccess(
+                        (shared.endpoint,),
+                        shared.authority.certificate,
+                        ground.certificates.etcd_client,
+                        namespace=shared.namespace,
+                    ),
+                    etcd_prefix=prefix.rstrip("/"),
+                    etcd_shared=True,
+                    version=plan.version,
+                    resources=plan.resources,
+                    settings=api_server_settings(plan.chosen),
+                    service_cidr=_service_cidr(control_plane),
+                    scheduling=scheduling_of(plan.chosen),
+                    egress=egress,
+                )
+            )
+            await self._proxies.end_unused(control_plane, chosen=plan.chosen)
+        state = await check_ready(self._runtime, name, what="kube-apiserver", published=published)
+        return provision_at(
+            ground.address,
+            authorities=ground.authorities,
+            certificates=ground.certificates,
+            settled=self._runtime.settled(name) and self._proxies.settled(control_plane, chosen=plan.chosen),
+            asked=plan.asked,
+            lag=plan.lag(state) or self._proxies.lag(control_plane, chosen=plan.chosen),
+            fresh=ground.fresh,
+            account_uid=self._accounts(control_plane, plan=plan),
+        )
+
+    async def hibernate(self, control_plane: ControlPlane) -> Provision | None:
+        """End the API server, and have everything in place that one needs. None: one has to run first.
+
+        A control plane that begins as a copy of a template needs none to be published.
+        """
+        _, access = self._required()
+        published = control_plane.status.endpoint is not None
+        ground = await self._prepare(control_plane)
+        if not published and (not ground.fresh or await self.needs_api_server(control_plane) is not None):
+            return None
+        name = apiserver_name(control_plane.name)
+        with runtime_errors(Reason.FALLING_ASLEEP if published else Reason.PROVISIONING):
+            begins = published and not is_true(control_plane.status.conditions, HIBERNATED)
+            # A runtime may not have seen yet what it started a moment ago.
+            if begins or self._runtime.state(name).phase is not Phase.ABSENT:
+                await self._runtime.stop(name)
+                await self._proxies.stop(control_plane)
+        access.forget(_etcd_user(control_plane.metadata.uid))
+        return provision_at(
+            ground.address,
+            authorities=ground.authorities,
+            certificates=ground.certificates,
+            settled=True,
+            asked=None,
+            lag=ground.plan.refused,
+            fresh=ground.fresh,
+            account_uid=self._accounts(control_plane, plan=ground.plan),
+            asleep_as=control_plane.status.version or await self._version(ground.plan),
+        )
+
+    async def needs_api_server(self, control_plane: ControlPlane) -> str | None:
+        """Say in a clause why the API server has to run at all times; None if it need not."""
+        plan = await self._planner.plan(control_plane)
+        if not _takes_our_tokens(plan):
+            return "flags of its class decide about tokens, so that only its API server can issue them"
+        auth = plan.chosen.spec.auth if plan.chosen is not None else AuthSpec()
+        if auth.model is AuthModel.X509:
+            return None
+        if await self._account_uid(_prefix(control_plane), ADMIN_ACCOUNT.name) is None:
+            return "kplane cannot read in etcd for whom it issues tokens, so that only its API server can issue them"
+        return None
+
+    async def _prepare(self, control_plane: ControlPlane) -> _Ground:
+        """Have everything in place that an API server needs: prefix, keys, address and certificates."""
+        shared, _ = self._required()
+        user = _etcd_user(control_plane.metadata.uid)
         published = control_plane.status.endpoint is not None
         if not published:
             # Those that run keep running: an end of them would keep tenants apart no better.
             await self._check_version(shared)
         await self._claim(control_plane, user=user)
         plan = await self._planner.plan(control_plane)
-        service_cidr = control_plane.status.service_cidr or DEFAULT_SERVICE_CIDR
+        service_cidr = _service_cidr(control_plane)
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
             authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
-            address = await self._runtime.reserve(name, ports=API_SERVER_PORTS, exposed=exposure_of(plan.chosen))
+            address = await self._runtime.reserve(
+                apiserver_name(control_plane.name), ports=API_SERVER_PORTS, exposed=exposure_of(plan.chosen)
+            )
             way_out = await self._proxies.reserve(control_plane, chosen=plan.chosen)
             certificates = await self._keys.certificates(
                 control_plane,
@@ -126,48 +248,16 @@ class VirtualProvisioner:
                 etcd_user=user,
             )
             fresh = not published and await self._copy(control_plane, plan=plan, service_cidr=service_cidr)
-            await access.grant(user, prefix=prefix, owner=_owner(control_plane))
-            egress = await self._proxies.ensure(
-                control_plane,
-                chosen=plan.chosen,
-                address=way_out,
-                authorities=authorities,
-                certificates=certificates,
-            )
-            await self._runtime.apply(
-                api_server_component(
-                    name,
-                    address=address,
-                    authorities=authorities,
-                    certificates=certificates,
-                    etcd=EtcdAccess(
-                        (shared.endpoint,),
-                        shared.authority.certificate,
-                        certificates.etcd_client,
-                        namespace=shared.namespace,
-                    ),
-                    etcd_prefix=prefix.rstrip("/"),
-                    etcd_shared=True,
-                    version=plan.version,
-                    resources=plan.resources,
-                    settings=api_server_settings(plan.chosen),
-                    service_cidr=service_cidr,
-                    scheduling=scheduling_of(plan.chosen),
-                    egress=egress,
-                )
-            )
-            await self._proxies.end_unused(control_plane, chosen=plan.chosen)
-        state = await check_ready(self._runtime, name, what="kube-apiserver", published=published)
-        return provision_at(
-            address,
-            authorities=authorities,
-            certificates=certificates,
-            settled=self._runtime.settled(name) and self._proxies.settled(control_plane, chosen=plan.chosen),
-            asked=plan.asked,
-            lag=plan.lag(state) or self._proxies.lag(control_plane, chosen=plan.chosen),
-            fresh=fresh,
-            account_uid=partial(self._account_uid, prefix) if _takes_our_tokens(plan) else None,
-        )
+        return _Ground(plan, authorities, address, way_out, certificates, fresh=fresh)
+
+    def _accounts(self, control_plane: ControlPlane, *, plan: ApiServerPlan) -> AccountUid | None:
+        """Return what reads the uids of ServiceAccounts, if tokens that kplane signs for them are good."""
+        return partial(self._account_uid, _prefix(control_plane)) if _takes_our_tokens(plan) else None
+
+    async def _version(self, plan: ApiServerPlan) -> str:
+        """Return the version that an API server of this plan will report, as far as that is known before it runs."""
+        version = plan.version or await self._runtime.version(API_SERVER)
+        return f"v{version.removeprefix('v')}" if version is not None else "unknown"
 
     async def has_data(self, control_plane: ControlPlane) -> bool:
         """Tell whether there are keys of the control plane; there are none without a shared etcd."""
@@ -354,6 +444,10 @@ class VirtualProvisioner:
 def _prefix(control_plane: ControlPlane) -> str:
     # As written down before anything was made: the spec may have been edited a moment earlier.
     return key_prefix(control_plane.status.cluster_path or control_plane.cluster_path)
+
+
+def _service_cidr(control_plane: ControlPlane) -> str:
+    return control_plane.status.service_cidr or DEFAULT_SERVICE_CIDR
 
 
 def _owner(control_plane: ControlPlane) -> Owner:

@@ -9,7 +9,12 @@ from datetime import timedelta
 from typing import Any, Final
 
 from kplane.api import AuthModel, AuthSpec, ControlPlane, is_true
-from kplane.api.names import controllers_secret_name, kubeconfig_secret_name, management_namespace
+from kplane.api.names import (
+    WAKE_REQUESTED_ANNOTATION,
+    controllers_secret_name,
+    kubeconfig_secret_name,
+    management_namespace,
+)
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import BootstrapFailed, RoleMissing
@@ -59,10 +64,15 @@ class Credentials:
     lacking: RoleMissing | None = None
     """Why the administrator may do nothing; what is published is still renewed."""
 
+    asleep: bool = False
+    """No API server runs, so nothing inside can change."""
+
     def due_in_seconds(self) -> float:
         """Return when to look again: to renew what expires, and to repair changes inside."""
-        again = _VERIFIED_SECONDS if self.lacking is None else _ROLE_SECONDS
-        return min(jittered(again), until_renewal(self.admin, self.controllers))
+        renewal = until_renewal(self.admin, self.controllers)
+        if self.asleep:
+            return renewal
+        return min(jittered(_VERIFIED_SECONDS if self.lacking is None else _ROLE_SECONDS), renewal)
 
 
 class CredentialIssuer:
@@ -81,6 +91,8 @@ class CredentialIssuer:
 
     async def ensure(self, control_plane: ControlPlane, *, provision: Provision, auth: AuthSpec) -> Credentials:
         """Return credentials that the control plane accepts. Raises ConditionError if its inside cannot be set up."""
+        if provision.asleep_as is not None:
+            return await self._issue_asleep(control_plane, provision, auth=auth, version=provision.asleep_as)
         uid, fingerprint = control_plane.metadata.uid or "", _fingerprint(provision, auth)
         self._note_replacement(uid, settled=provision.settled)
         admin, controllers = self._reusable(control_plane, provision=provision, auth=auth)
@@ -100,6 +112,26 @@ class CredentialIssuer:
         if made.lacking is None:
             self._verified[uid] = fingerprint, time.monotonic() + jittered(_VERIFIED_SECONDS) * 0.75, refusals
         return made
+
+    async def _issue_asleep(
+        self, control_plane: ControlPlane, provision: Provision, *, auth: AuthSpec, version: str
+    ) -> Credentials:
+        """Renew by keys alone. The inside is set up, and the credentials are tried, when an API server runs."""
+        self.forget(control_plane.metadata.uid or "")
+        admin, controllers = self._reusable(control_plane, provision=provision, auth=auth)
+        if admin is None and auth.model is AuthModel.X509:
+            admin = self._certificate(control_plane, provision, lifetime=auth.lifetime_asked)
+        if admin is None:
+            admin = await self._signed(provision, account=ADMIN_ACCOUNT.name, lifetime=auth.lifetime_asked)
+        if controllers is None:
+            controllers = await self._signed(provision, account=CONTROLLERS_ACCOUNT.name, lifetime=auth.lifetime_asked)
+        if admin is None or controllers is None:
+            raise ConditionError(
+                Reason.BOOTSTRAPPING,
+                "the control plane sleeps, and the operator cannot renew its credentials: etcd does not say for whom;"
+                f" set annotation {WAKE_REQUESTED_ANNOTATION} to the present time to wake it",
+            )
+        return Credentials(admin, controllers, version, asleep=True)
 
     def _note_replacement(self, uid: str, *, settled: bool) -> None:
         """Verify anew after an API server was replaced."""
@@ -156,9 +188,8 @@ class CredentialIssuer:
                     raise
                 lacking = error
             if admin is None or await self._version(provision, admin) is None:
-                if by_certificate and provision.authorities is not None:
-                    admin = issue_certificate(provision.authorities.client, user=user.name, lifetime=lifetime)
-                else:
+                admin = self._certificate(control_plane, provision, lifetime=lifetime) if by_certificate else None
+                if admin is None:
                     admin = await self._token(client, provision, account=ADMIN_ACCOUNT.name, lifetime=lifetime)
             if controllers is None or await self._version(provision, controllers) is None:
                 name = CONTROLLERS_ACCOUNT.name
@@ -172,9 +203,23 @@ class CredentialIssuer:
 
     async def _token(self, client: Client, provision: Provision, *, account: str, lifetime: timedelta) -> Identity:
         """Sign a token by the key of the control plane; ask its API server where kplane has no key, or no uid."""
+        signed = await self._signed(provision, account=account, lifetime=lifetime)
+        return signed or await issue_token(client, service_account=account, lifetime=lifetime)
+
+    def _certificate(
+        self, control_plane: ControlPlane, provision: Provision, *, lifetime: timedelta
+    ) -> Identity | None:
+        """Issue a certificate for the administrator; None where kplane does not have the CA."""
+        if provision.authorities is None:
+            return None
+        user = administrator(control_plane.metadata.uid or "", by_certificate=True)
+        return issue_certificate(provision.authorities.client, user=user.name, lifetime=lifetime)
+
+    async def _signed(self, provision: Provision, *, account: str, lifetime: timedelta) -> Identity | None:
+        """Sign a token by the key of the control plane; None where kplane has no key, or no uid."""
         uid = await provision.account_uid(account) if provision.account_uid is not None else None
         if uid is None or provision.authorities is None:
-            return await issue_token(client, service_account=account, lifetime=lifetime)
+            return None
         return sign_token(
             provision.authorities.service_account_key,
             namespace=TENANT_NAMESPACE,

@@ -1,14 +1,15 @@
 """Reconciles ControlPlane: a list of phases, then one status made of what they found.
 
-The phases are policy, claim, record, namespace, backend, credentials, publish. Each is one method here that takes the
-`Pass` and returns its outcome. A phase that fails raises ConditionError, and the status says so. After the status is
-written, the ServiceMonitor follows, and rotate takes the next step of an exchange of keys.
+The phases are policy, sleep, claim, record, namespace, backend, credentials, publish. Each is one method here that
+takes the `Pass` and returns its outcome. A phase that fails raises ConditionError, and the status says so. After the
+status is written, the ServiceMonitor follows, and rotate takes the next step of an exchange of keys.
 """
 
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from kplane.api import (
@@ -24,7 +25,7 @@ from kplane.api import (
 )
 from kplane.api.conditions import MANAGED, PAUSED, SYNCED
 from kplane.api.names import management_namespace
-from kplane.controlplane_operator.backends.base import Provision, Provisioner
+from kplane.controlplane_operator.backends.base import Hibernating, Provision, Provisioner
 from kplane.controlplane_operator.backends.class_settings import service_cidr_of
 from kplane.controlplane_operator.backends.versions import not_held_to, with_up_to_date
 from kplane.controlplane_operator.class_policy import (
@@ -52,6 +53,10 @@ from kplane.controlplane_operator.controlplanes.rotator import Rotator, refused_
 from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitors
 from kplane.controlplane_operator.failures import Failures
 from kplane.controlplane_operator.finalizers import add_finalizer
+from kplane.controlplane_operator.hibernation.decision import Decision
+from kplane.controlplane_operator.hibernation.outcome import Outcome, begun, ended
+from kplane.controlplane_operator.hibernation.requests import Requests
+from kplane.controlplane_operator.hibernation.sleeper import Sleeper
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.endpoint_switch import EndpointSwitch
 from kplane.controlplane_operator.shared_etcd.quota import recorded, with_storage
@@ -74,10 +79,13 @@ from kplane.workloads import Runtime
 __all__ = ["ControlPlaneReconciler", "Provisioners"]
 
 
+_SOON_SECONDS: Final = 0.1
+
+
 class Provisioners:
     """The three ways to an API server, and which of them is a control plane's."""
 
-    def __init__(self, *, virtual: Provisioner, dedicated: Provisioner, adopted: Provisioner) -> None:
+    def __init__(self, *, virtual: Hibernating, dedicated: Provisioner, adopted: Provisioner) -> None:
         self.virtual: Final = virtual
         self.dedicated: Final = dedicated
         self.adopted: Final = adopted
@@ -118,6 +126,8 @@ class Pass:
     until_written: AsyncExitStack
     """Closed after the status is written."""
     provisioner: Provisioner | None = None
+    decision: Decision | None = None
+    """Whether it sleeps."""
     claimed: str | None = None
     namespace_uid: str | None = None
     provision: Provision | None = None
@@ -131,6 +141,11 @@ class Pass:
     def was_published(self) -> bool:
         """Whether users rely on it already."""
         return self.control_plane.status.endpoint is not None
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether no API server was found to run, or was started."""
+        return self.provision is not None and self.provision.asleep_as is not None
 
 
 class ControlPlaneReconciler:
@@ -153,6 +168,7 @@ class ControlPlaneReconciler:
         )
         self._context = context
         self._provisioners = provisioners
+        self._sleeper = Sleeper(context, backend=provisioners.virtual)
         self._namespaces = namespaces
         self._claims = claims
         self._issuer = CredentialIssuer(context)
@@ -186,7 +202,7 @@ class ControlPlaneReconciler:
                 except ConditionError as failure:
                     one.failure = failure
                 await self._report(one)
-            await self._monitors.ensure(one.control_plane, provision=one.provision)
+            await self._monitors.ensure(one.control_plane, provision=None if one.is_asleep else one.provision)
             if one.provision is not None and one.credentials is not None and one.published is not None:
                 # Last: what a rotation cannot do now must not keep back what was published.
                 one.again = await self._rotate(one, one.provision, one.credentials)
@@ -194,10 +210,11 @@ class ControlPlaneReconciler:
 
     async def _phases(self, one: Pass) -> None:
         one.provisioner = self._policy(one)
+        one.decision = await self._sleeper.decide(one.control_plane, chosen=one.followed.chosen)
         one.claimed = await self._claim(one)
         one.control_plane = await self._record(one)
         await self._namespace(one, one.provisioner)
-        one.provision = await self._backend(one, one.provisioner)
+        one.provision = await self._backend(one, one.provisioner, decision=one.decision)
         one.credentials = await self._credentials(one, one.provision)
         one.published = await self._publish(one, one.provision, one.credentials)
 
@@ -243,10 +260,12 @@ class ControlPlaneReconciler:
             "conditions": self._recorded_conditions(control_plane, followed=one.followed),
         }
         status = control_plane.status.model_copy(update=recorded)
+        if one.decision is not None and (sleep := begun(control_plane, one.decision)) is not None:
+            status = _with_sleep(status, of=control_plane, sleep=sleep)
         if find_condition(status.conditions, READY) is None:
-            begun = Pass(control_plane.model_copy(update={"status": status}), one.followed, one.until_written)
-            begun.failure = ConditionError(Reason.PROVISIONING, "the control plane is being made")
-            status = self._status(begun)
+            first = Pass(control_plane.model_copy(update={"status": status}), one.followed, one.until_written)
+            first.failure = ConditionError(Reason.PROVISIONING, "the control plane is being made")
+            status = self._status(first)
         # The policy of a control plane whose deletion was requested meanwhile must not change.
         changed = control_plane.status.deletion_policy not in {None, status.deletion_policy}
         await self._write(control_plane, status=status, only_as_seen=changed)
@@ -278,9 +297,11 @@ class ControlPlaneReconciler:
         one.namespace_uid = uid
         await self._namespaces.settle(one.control_plane)
 
-    async def _backend(self, one: Pass, provisioner: Provisioner) -> Provision:
-        """Run or find the API server, and have the ControlPlaneEndpoint say where it is."""
-        provision = await provisioner.ensure(one.control_plane)
+    async def _backend(self, one: Pass, provisioner: Provisioner, *, decision: Decision) -> Provision:
+        """Run, find or end the API server, and have the ControlPlaneEndpoint say where it is."""
+        provision = await self._sleeper.hibernate(one.control_plane, decision)
+        if provision is None:
+            provision = await provisioner.ensure(one.control_plane)
         self._claims.confirm(one.control_plane, provision=provision)
         if provision.authorities is None:
             return provision
@@ -315,6 +336,10 @@ class ControlPlaneReconciler:
     async def _rotate(self, one: Pass, provision: Provision, credentials: Credentials) -> Result:
         """Take the next step of a rotation of keys; returns when to look again."""
         due = credentials.due_in_seconds()
+        if one.decision is not None and one.decision.again is not None:
+            due = min(due, max(_SOON_SECONDS, (one.decision.again - datetime.now(UTC)).total_seconds()))
+        if one.is_asleep:
+            return Result(due)
         otherwise = Result(due if provision.again_seconds is None else min(due, provision.again_seconds))
         return await self._rotator.advance(one.control_plane, provision=provision, otherwise=otherwise)
 
@@ -332,11 +357,13 @@ class ControlPlaneReconciler:
     def _status(self, one: Pass) -> ControlPlaneStatus:
         """Make the status of what the phases found. What was published stays unless it is published anew."""
         control_plane, fields = one.control_plane, one.published or {}
-        reason, message = _ready(one)
+        published = one.was_published or bool(fields)
+        sleep = self._sleep(one, published=published)
+        reason, message = sleep.ready or _ready(one)
         conditions = with_condition(
-            control_plane.status.conditions,
+            sleep.conditions(control_plane.status.conditions, of=control_plane),
             of=control_plane,
-            status="True" if reason is Reason.RECONCILED else "False",
+            status="True" if reason is Reason.RECONCILED or sleep.ready is not None else "False",
             reason=reason,
             message=message,
         )
@@ -348,16 +375,29 @@ class ControlPlaneReconciler:
             conditions = [each for each in conditions if each.type != SYNCED]
         storage = self._storage(one)
         conditions = with_storage(conditions, of=control_plane, storage=storage)
-        published = one.was_published or bool(fields)
         return control_plane.status.model_copy(
             update={
                 **fields,
                 "namespace_uid": one.namespace_uid or control_plane.status.namespace_uid,
                 "storage": storage,
+                "hibernation": sleep.sleep,
                 "phase": reason.phase(published=published),
                 "observed_generation": control_plane.metadata.generation,
                 "conditions": with_supported(conditions, of=control_plane, missing=self._unsupported(one)),
             }
+        )
+
+    def _sleep(self, one: Pass, *, published: bool) -> Outcome:
+        """Return what the status says of the sleep; nothing new where it was not decided about."""
+        if one.decision is None:
+            return Outcome(one.control_plane.status.hibernation)
+        return ended(
+            one.control_plane,
+            one.decision,
+            published=published,
+            asleep=one.is_asleep,
+            failure=one.failure,
+            waiting=self._sleeper.waits_for(one.control_plane),
         )
 
     def _storage(self, one: Pass) -> StorageStatus | None:
@@ -379,7 +419,7 @@ class ControlPlaneReconciler:
 
     def _unsupported(self, one: Pass) -> list[str]:
         """Say, in sentences, what of the spec and the class is accepted and has no effect."""
-        told = refused_rotation(one.control_plane)
+        told = [*refused_rotation(one.control_plane), *Requests.of(one.control_plane, now=datetime.now(UTC)).refused]
         dedicated = one.control_plane.spec.dedicated
         if dedicated is not None and (dedicated.provider_ref is not None or dedicated.parameters_ref is not None):
             told.append("spec.dedicated.providerRef and parametersRef have no effect: kplane runs the control plane")
@@ -436,6 +476,17 @@ class ControlPlaneReconciler:
 def _read(obj: Object) -> ControlPlane:
     """Read a control plane; an invalid spec must not hold up a deletion."""
     return as_recorded(obj) if "deletionTimestamp" in obj["metadata"] else ControlPlane.model_validate(obj)
+
+
+def _with_sleep(status: ControlPlaneStatus, *, of: ControlPlane, sleep: Outcome) -> ControlPlaneStatus:
+    """Return the status with what is said of the sleep before anything is started or ended."""
+    conditions = sleep.conditions(status.conditions, of=of)
+    if sleep.ready is None:
+        return status.model_copy(update={"hibernation": sleep.sleep, "conditions": conditions})
+    reason, message = sleep.ready
+    conditions = with_condition(conditions, of=of, status="True", reason=reason, message=message)
+    phase = reason.phase(published=True)
+    return status.model_copy(update={"hibernation": sleep.sleep, "phase": phase, "conditions": conditions})
 
 
 def _ready(one: Pass) -> tuple[Reason, str]:

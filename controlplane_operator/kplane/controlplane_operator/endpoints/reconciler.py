@@ -22,6 +22,7 @@ from kplane.controlplane_operator.status.partial import PartialEndpoint, as_reco
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.watch.backoff import KeyedBackoff, jittered
 from kplane.controlplane_operator.watch.cache import Key
+from kplane.controlplane_operator.watch.event_routing import is_hibernated
 from kplane.provider import ApiError, ClusterConfig, Result, Unreachable
 from kplane.provider.client.connections import Connections
 from kplane.provider.errors import Forbidden, KubeconfigError, Unauthorized
@@ -49,6 +50,7 @@ class _Told:
 
 _USABLE: Final = _Told("True", Reason.RECONCILED, "usable as it is written")
 _ANSWERED: Final = _Told("True", Reason.ANSWERED, "/readyz answered")
+_ASLEEP: Final = _Told("False", Reason.HIBERNATED, "its control plane sleeps")
 _PROBING: Final = _Told("Unknown", Reason.PROBING, "/readyz is asked for the first time")
 
 
@@ -81,6 +83,11 @@ class ControlPlaneEndpointReconciler:
             return None
         with log_fields(object=f"ControlPlaneEndpoint/{key[1]}"):
             endpoint = ControlPlaneEndpoint.model_validate(obj)
+            if self._is_asleep(endpoint):
+                self._answered.pop(key, None)
+                await self._publish(endpoint, ready=_USABLE, reachable=_ASLEEP)
+                await self.failures.over(key)
+                return None
             try:
                 target = await self._target(endpoint)
             except ConditionError as failure:
@@ -96,6 +103,12 @@ class ControlPlaneEndpointReconciler:
                 return Result(self._backoff.next(key, reason=found.reason))
             self._backoff.forget(key)
             return Result(jittered(_PERIOD_SECONDS))
+
+    def _is_asleep(self, endpoint: ControlPlaneEndpoint) -> bool:
+        """Tell whether it is the endpoint of a control plane that sleeps: nothing answers there, and that is right."""
+        owner = next((ref for ref in endpoint.metadata.owner_references if ref.name == endpoint.name), None)
+        obj = self._context.stores.control_planes.get(("", endpoint.name)) if owner is not None else None
+        return obj is not None and owner is not None and obj["metadata"]["uid"] == owner.uid and is_hibernated(obj)
 
     def _is_fresh(self, key: Key, target: ClusterConfig) -> bool:
         known, until = self._answered.get(key, (None, 0.0))

@@ -30,7 +30,7 @@ from kplane.controlplane_operator.status.errors import management_refusal
 from kplane.controlplane_operator.status.partial import PartialRegistration, as_recorded
 from kplane.controlplane_operator.watch.backoff import jittered
 from kplane.controlplane_operator.watch.cache import Key, UIDTracker, key_of
-from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.event_routing import Stores, is_hibernated
 from kplane.provider import ClusterConfig, Conflict, Invalid, Result
 from kplane.provider.errors import Forbidden
 from kplane.provider.logs import log_fields
@@ -230,9 +230,9 @@ class DedicatedMcmReconciler:
         return mcm_name(names[0], uid=registration.metadata.uid or "") if names else None
 
     def _stays(self, component: str) -> bool:
-        """Tell whether the control plane that an mcm is at stays, so that its registration may be ready soon again."""
+        """Tell whether the control plane that an mcm is at stays awake, so that its registration may be ready soon."""
         found = self._context.stores.control_planes.by("namespace", place(component).namespace)
-        return any("deletionTimestamp" not in obj["metadata"] for obj in found)
+        return any("deletionTimestamp" not in obj["metadata"] and not is_hibernated(obj) for obj in found)
 
     async def _run(self, registration: PartialRegistration, component: str) -> Result | None:
         if self._program is None:

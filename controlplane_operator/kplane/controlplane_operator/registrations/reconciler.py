@@ -233,9 +233,11 @@ class ControlPlaneRegistrationReconciler:
         return account_of(mcm_name(registration.spec.control_plane_ref.name, uid=registration.metadata.uid or ""))
 
     def _is_current(self, registration: ControlPlaneRegistration, resolution: Resolution) -> bool:
-        """Tell whether the control plane is still there, now that other things were waited for."""
+        """Tell whether the control plane is still there and awake, now that other things were waited for."""
         found = self._control_plane(registration)
-        return found is not None and not found.deleting and found.metadata.uid == resolution.control_plane_uid
+        if found is None or found.deleting or found.status.hibernation is not None:
+            return False
+        return found.metadata.uid == resolution.control_plane_uid
 
     def _control_plane(self, registration: ControlPlaneRegistration) -> ControlPlane | None:
         obj = self._context.stores.control_planes.get(("", registration.spec.control_plane_ref.name))

@@ -69,8 +69,8 @@ def resolve(
 
     `endpoint` is the object that spec.endpointRef names, `standing` that of the Secret which `secret_wanted` returned.
     Raises ConditionError with the reason: ControlPlaneNotFound, ControlPlaneNotReady, EndpointPending, EndpointInvalid,
-    KubeconfigPending, SecretNotFound or SecretNotAllowed. `standing` may be an error: that the Secret cannot be read.
-    It is raised unless the registration resolved to this Secret before.
+    KubeconfigPending, SecretNotFound, SecretNotAllowed or Hibernated. `standing` may be an error: that the Secret
+    cannot be read. It is raised unless the registration resolved to this Secret before.
     """
     name = registration.spec.control_plane_ref.name
     if registration.deleting:
@@ -80,6 +80,9 @@ def resolve(
         raise ConditionError(Reason.CONTROL_PLANE_NOT_FOUND, f"control plane {name} does not exist")
     if control_plane.deleting and not is_paused(control_plane):
         raise ConditionError(Reason.CONTROL_PLANE_NOT_READY, f"control plane {name} is being deleted")
+    if control_plane.status.hibernation is not None:
+        # Whatever it names itself: an instance would look for an API server that does not run.
+        raise ConditionError(Reason.HIBERNATED, f"control plane {name} sleeps; services run when it is awake")
     url = _endpoint(registration, control_plane=control_plane, endpoint=endpoint)
     secret = secret_wanted(registration, control_plane=control_plane)
     if secret is None:

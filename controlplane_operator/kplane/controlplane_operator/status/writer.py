@@ -21,6 +21,7 @@ from kplane.api.conditions import (
     CONTESTED,
     DEDICATED_READY,
     DELETING,
+    HIBERNATED,
     MANAGED,
     PAUSED,
     REACHABLE,
@@ -55,6 +56,7 @@ _OURS: Final = frozenset(
         CLASS_FOUND,
         CONTESTED,
         DELETING,
+        HIBERNATED,
         MANAGED,
         PAUSED,
         REACHABLE,
@@ -317,7 +319,7 @@ _OVER: Final = {
     SYNCED: ("Synced", "the operator reconciles what is published again"),
     DEDICATED_READY: (
         "DedicatedEnded",
-        "spec.mode is not Dedicated any more, and its mcm has ended",
+        "its mcm has ended: spec.mode is not Dedicated any more, or its control plane sleeps",
     ),
     ADDONS_READY: ("AddonsRemoved", "the class names no add-on any more, and the installed ones are removed"),
 }

@@ -36,6 +36,7 @@ __all__ = [
     "Queues",
     "Stores",
     "connect",
+    "is_hibernated",
     "refused_since",
     "wake_all",
     "wake_by_component",
@@ -273,6 +274,19 @@ def _without_status(obj: Object | None) -> Object | None:
     return {**without, "status": None} if without is not None else None
 
 
+def is_hibernated(control_plane: Object) -> bool:
+    """Tell whether a control plane sleeps, falls asleep, or is not awake again yet."""
+    return (control_plane.get("status") or {}).get("hibernation") is not None
+
+
+def _probed(obj: Object | None) -> set[str]:
+    """Return the endpoint that a control plane is reached at: the one that it names, or its own while it is awake."""
+    if obj is None:
+        return set()
+    own = set() if is_hibernated(obj) else {obj["metadata"]["name"]}
+    return set(_field("spec", "endpointRef", "name")(obj)) or own
+
+
 def _is_ready(obj: Object | None) -> bool:
     conditions = (obj or {}).get("status", {}).get("conditions", ())
     return any(condition["type"] == "Ready" and condition.get("status") == "True" for condition in conditions)
@@ -338,9 +352,8 @@ class _EventRouter:
             # They repeat its words, which follow each other fast: it is the last ones that people read.
             for obj in self.stores.registrations.by("control plane", change.key[1]):
                 self.queues.registrations.add_after(("", obj["metadata"]["name"]), _WORDS_SECONDS)
-        referenced = _field("spec", "endpointRef", "name")
-        # An endpoint is probed where its control planes use it.
-        for name in set(referenced(change.old or {})) ^ set(referenced(change.new or {})):
+        # An endpoint is probed where its control planes use it, and while they are awake.
+        for name in _probed(change.old) ^ _probed(change.new):
             self.queues.endpoints.add(("", name))
         left = set(held_addresses(change.old or {})) - set(held_addresses(change.new or {}))
         if change.old is not None and (left or change.new is None):
@@ -395,10 +408,13 @@ class _EventRouter:
                 # One of them has each service, and the next one gets it at once.
                 self._registrations("control plane", name, but=change.key)
             control_plane = self.stores.control_planes.get(("", name))
-            # One that is being deleted waits for its registrations; another one may need its default registration. That
-            # has the control plane's name, so its own changes make no difference until it goes.
+            # One that is being deleted, or falls asleep, waits for its registrations. Another one may need its default
+            # registration. That has the control plane's name, so its own changes make no difference until it goes.
             default = change.new is None or (changed and change.key[1] != name)
-            if control_plane is not None and (default or "deletionTimestamp" in control_plane["metadata"]):
+            ends = control_plane is not None and (
+                "deletionTimestamp" in control_plane["metadata"] or is_hibernated(control_plane)
+            )
+            if control_plane is not None and (default or ends):
                 self.queues.control_planes.add(("", name))
 
     def _snapshots(self, key: Key) -> None:

@@ -1,0 +1,94 @@
+"""Decides whether a control plane sleeps: a function of its object and its class, so that every pass decides the same.
+
+What was decided before is in `status.hibernation`. It is written before an API server ends, and goes when one answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from kplane.api import (
+    MAX_ROTATION_VALUE,
+    ControlPlane,
+    ControlPlaneClass,
+    ControlPlaneMode,
+    HibernationReason,
+    HibernationStatus,
+    RotationPhase,
+    StartPolicy,
+)
+from kplane.api.names import ROTATE_ANNOTATION
+from kplane.controlplane_operator.hibernation.requests import Requests
+
+__all__ = ["Decision", "decide", "start_of"]
+
+_ALWAYS: Final = "spec.virtual.start is Always"
+_ROTATED: Final = "its keys are rotated"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether a control plane is to sleep."""
+
+    sleep: HibernationStatus | None
+    """What its status says of its sleep; None: it is to be awake."""
+    why: str = ""
+    """Why it is to be awake, in a clause."""
+    kept: bool = False
+    """It was to sleep, and cannot."""
+    again: datetime | None = None
+    """When time alone may change the decision."""
+
+
+def start_of(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> StartPolicy:
+    """Return when the API server runs: by the spec, else by the class, else at all times."""
+    spec = control_plane.spec
+    if spec.mode is not ControlPlaneMode.VIRTUAL or spec.endpoint_ref is not None:
+        return StartPolicy.ALWAYS
+    own = spec.virtual.start if spec.virtual is not None else None
+    by_class = chosen.spec.virtual.start if chosen is not None and chosen.spec.virtual is not None else None
+    return own or by_class or StartPolicy.ALWAYS
+
+
+def decide(control_plane: ControlPlane, *, start: StartPolicy, now: datetime) -> Decision:
+    """Decide about a control plane as it is now."""
+    requests = Requests.of(control_plane, now=now)
+    sleep = control_plane.status.hibernation
+    if start is StartPolicy.ALWAYS:
+        return Decision(None, _ALWAYS)
+    if _is_rotated(control_plane):
+        return Decision(None, _ROTATED)
+    if sleep is not None:
+        why = _why_wake(control_plane, sleep=sleep, requests=requests, now=now)
+        return Decision(None, why) if why is not None else Decision(sleep, again=sleep.next_wake)
+    if control_plane.status.endpoint is None and requests.wake is None:
+        return Decision(_begun(control_plane, reason=HibernationReason.NOT_USED_YET, now=now))
+    return Decision(None, "it is in use")
+
+
+def _begun(control_plane: ControlPlane, *, reason: HibernationReason, now: datetime) -> HibernationStatus:
+    return HibernationStatus(since=now, reason=reason, observed_generation=control_plane.metadata.generation)
+
+
+def _why_wake(
+    control_plane: ControlPlane, *, sleep: HibernationStatus, requests: Requests, now: datetime
+) -> str | None:
+    """Return what ends the sleep, in a clause; None if nothing does."""
+    if requests.wake is not None and requests.wake > sleep.since:
+        return "a client asked for it"
+    if sleep.observed_generation != control_plane.metadata.generation:
+        return "its spec was changed"
+    if sleep.next_wake is not None and sleep.next_wake <= now:
+        return "something inside is due"
+    return None
+
+
+def _is_rotated(control_plane: ControlPlane) -> bool:
+    """Tell whether its CAs and its ServiceAccount key are being exchanged, or are to be."""
+    latest, value = control_plane.status.rotation, control_plane.metadata.annotations.get(ROTATE_ANNOTATION)
+    if latest is not None and latest.phase is not RotationPhase.DONE:
+        return True
+    asked = value is not None and 0 < len(value) <= MAX_ROTATION_VALUE
+    return asked and control_plane.status.endpoint is not None and (latest is None or latest.value != value)

@@ -1,0 +1,124 @@
+"""Whether a control plane sleeps is decided by its object and its class, whatever was decided in between."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from kplane.api import ControlPlane, ControlPlaneClass, HibernationReason, StartPolicy
+from kplane.api.names import ROTATE_ANNOTATION, WAKE_REQUESTED_ANNOTATION
+from kplane.controlplane_operator.hibernation.decision import Decision, decide, start_of
+from kplane.controlplane_operator.hibernation.requests import Requests
+
+NOW = datetime(2026, 11, 23, 12, 0, 0, 500_000, tzinfo=UTC)
+PUBLISHED = {"endpoint": "https://acme"}
+
+
+def at(seconds: float) -> str:
+    return (NOW + timedelta(seconds=seconds)).isoformat()
+
+
+def slept(since: float = -60, *, generation: int = 3, **more: Any) -> dict[str, Any]:
+    sleep = {"since": at(since), "reason": "NotUsedYet", "observedGeneration": generation, **more}
+    return PUBLISHED | {"hibernation": sleep}
+
+
+def control_plane(status: dict[str, Any] | None = None, *, spec: Any = None, **annotations: str) -> ControlPlane:
+    metadata = {"name": "acme", "uid": "1", "generation": 3, "annotations": annotations}
+    return ControlPlane.model_validate({"metadata": metadata, "spec": spec or {}, "status": status or {}})
+
+
+def decided(of: ControlPlane, *, start: StartPolicy = StartPolicy.ON_DEMAND) -> Decision:
+    return decide(of, start=start, now=NOW)
+
+
+def asked(seconds: float) -> dict[str, str]:
+    return {WAKE_REQUESTED_ANNOTATION: at(seconds)}
+
+
+@pytest.mark.parametrize(
+    ("spec", "by_class", "expected"),
+    [
+        ({}, None, "Always"),
+        ({}, "OnDemand", "OnDemand"),
+        ({"virtual": {"start": "OnDemand"}}, None, "OnDemand"),
+        ({"virtual": {"start": "Always"}}, "OnDemand", "Always"),
+        ({"virtual": {"clusterPath": "a"}}, "OnDemand", "OnDemand"),
+        ({"mode": "Dedicated"}, "OnDemand", "Always"),
+        ({"endpointRef": {"name": "theirs"}}, "OnDemand", "Always"),
+    ],
+)
+def test_only_an_api_server_that_kplane_runs_on_shared_data_starts_on_demand(
+    spec: dict[str, Any], by_class: str | None, expected: str
+) -> None:
+    chosen = ControlPlaneClass.model_validate({"metadata": {"name": "c"}, "spec": {"virtual": {"start": by_class}}})
+    assert start_of(control_plane(spec=spec), chosen=chosen) == expected
+    if by_class is None:
+        assert start_of(control_plane(spec=spec), chosen=None) == expected
+
+
+def test_a_new_one_sleeps_unless_a_client_waits_for_it_already() -> None:
+    sleep = decided(control_plane()).sleep
+    assert sleep is not None
+    assert (sleep.since, sleep.reason, sleep.observed_generation) == (NOW, HibernationReason.NOT_USED_YET, 3)
+    assert decided(control_plane(**asked(-1))).sleep is None
+    assert decided(control_plane(), start=StartPolicy.ALWAYS).sleep is None
+
+
+def test_one_that_is_awake_stays_so() -> None:
+    assert decided(control_plane(PUBLISHED)).sleep is None
+
+
+def test_one_that_sleeps_does_so_until_something_wakes_it() -> None:
+    decision = decided(control_plane(slept(nextWake=at(30)), **asked(-60)))
+    assert decision.sleep == control_plane(slept(nextWake=at(30))).status.hibernation
+    assert decision.again == NOW + timedelta(seconds=30)
+
+
+@pytest.mark.parametrize(
+    ("status", "annotations", "why"),
+    [
+        (slept(), asked(-59.9), "client"),
+        (slept(generation=2), {}, "spec"),
+        (slept(nextWake=at(0)), {}, "due"),
+        (slept(), {ROTATE_ANNOTATION: "2026"}, "rotated"),
+    ],
+    ids=["request", "spec", "deadline", "rotation"],
+)
+def test_what_wakes_it(status: dict[str, Any], annotations: dict[str, str], why: str) -> None:
+    decision = decided(control_plane(status, **annotations))
+    assert decision.sleep is None
+    assert why in decision.why
+    assert decided(control_plane(slept()), start=StartPolicy.ALWAYS).sleep is None
+
+
+def test_keys_that_are_being_rotated_keep_it_awake_until_that_is_done() -> None:
+    def rotation(phase: str) -> dict[str, Any]:
+        times = {"startedAt": at(-9), "phaseStartedAt": at(-9)}
+        return slept() | {"rotation": {"value": "2026", "phase": phase, **times}}
+
+    assert decided(control_plane(rotation("Overlapping"), **{ROTATE_ANNOTATION: "2026"})).sleep is None
+    assert decided(control_plane(rotation("Done"), **{ROTATE_ANNOTATION: "2026"})).sleep is not None
+    assert decided(control_plane(rotation("Done"), **{ROTATE_ANNOTATION: "2027"})).sleep is None
+    assert decided(control_plane(slept(), **{ROTATE_ANNOTATION: "x" * 64})).sleep is not None
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [("now", "give it a time"), ("2026-11-23T12:00:00", "with its zone"), (at(3600), "in the future"), ("", "a time")],
+)
+def test_a_time_that_cannot_be_one_is_refused_in_words(value: str, said: str) -> None:
+    one = control_plane(slept(), **{WAKE_REQUESTED_ANNOTATION: value})
+    assert decided(one).sleep is not None
+    (refused,) = Requests.of(one, now=NOW).refused
+    assert WAKE_REQUESTED_ANNOTATION in refused
+    assert said in refused
+
+
+def test_times_are_read_as_other_programs_write_them() -> None:
+    for value in ("2026-11-23T11:59:30Z", "2026-11-23T12:59:30.123456789+01:00"):
+        wake = Requests.of(control_plane(**{WAKE_REQUESTED_ANNOTATION: value}), now=NOW).wake
+        assert wake is not None
+        assert wake.replace(microsecond=0) == datetime(2026, 11, 23, 11, 59, 30, tzinfo=UTC)

@@ -1,0 +1,169 @@
+"""Control planes that sleep and wake, with a real etcd and real API servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from datetime import UTC, datetime, timedelta
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+import pytest
+import pytest_asyncio
+
+from kplane.api.names import WAKE_REQUESTED_ANNOTATION
+from kplane.controlplane_operator.backends.template_making import TemplateMaker
+from kplane.controlplane_operator.component_names import apiserver_name
+from kplane.controlplane_operator.errors import TemplateFailed
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
+from kplane.data import Owner, is_clone
+from kplane.provider import Client
+from kplane.provider.client.resources import NAMESPACES
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+_ON_DEMAND = {"virtual": {"start": "OnDemand"}, "deletionPolicy": "Destroy"}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def sleeper(field: Any) -> str:
+    """A control plane that was born asleep, with a registration."""
+    await field.create("ControlPlane", "sleeper", **_ON_DEMAND)
+    await field.create(
+        "ControlPlaneRegistration", "sleeper", controlPlaneRef={"name": "sleeper"}, services=["Controllers"]
+    )
+    await field.becomes("ControlPlane", "sleeper", "Hibernated")
+    return "sleeper"
+
+
+def condition(obj: dict[str, Any], kind: str) -> dict[str, Any]:
+    return next((each for each in obj["status"]["conditions"] if each["type"] == kind), {})
+
+
+async def answers(field: Any, name: str) -> bool:
+    """Tell whether a program listens where the control plane is published."""
+    where = urlsplit((await field.get("ControlPlane", name))["status"]["endpoint"])
+    with contextlib.suppress(OSError):
+        _, writer = await asyncio.open_connection(where.hostname, where.port)
+        writer.close()
+        await writer.wait_closed()
+        return True
+    return False
+
+
+async def annotate(field: Any, name: str, **annotations: str | None) -> None:
+    await field.client.patch(CONTROL_PLANES, name, {"metadata": {"annotations": annotations}})
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat()
+
+
+async def wake(field: Any, name: str) -> dict[str, Any]:
+    await annotate(field, name, **{WAKE_REQUESTED_ANNOTATION: now()})
+    return await field.becomes("ControlPlane", name, "Reconciled")
+
+
+async def test_it_is_published_without_an_api_server(field: Any, sleeper: str) -> None:
+    found = await field.get("ControlPlane", sleeper)
+    status = found["status"]
+    assert (status["phase"], condition(found, "Ready")["status"]) == ("Hibernated", "True")
+    assert condition(found, "Hibernated")["status"] == "True"
+    assert status["hibernation"]["reason"] == "NotUsedYet"
+    assert status["hibernation"]["observedGeneration"] == found["metadata"]["generation"]
+    assert status["version"].startswith("v1.")
+    assert not (field.state / apiserver_name(sleeper) / "log").exists()
+    assert not await answers(field, sleeper)
+    assert (await field.tenant(sleeper)).token
+    assert (await field.tenant(sleeper, secret="controllersSecretRef")).server == status["endpoint"]
+    async with field.handle.tenants_etcd.client() as etcd:
+        assert await is_clone(etcd, key_prefix(sleeper), owner=Owner(found["metadata"]["uid"], sleeper))
+
+
+async def test_nothing_runs_for_it_and_nothing_looks_for_it(field: Any, sleeper: str) -> None:
+    registration = await field.becomes("ControlPlaneRegistration", sleeper, "Hibernated")
+    assert not registration["status"].get("ready")
+    assert "resolvedEndpoint" not in registration["status"]
+
+    async def reachable() -> str:
+        return await field.reason("ControlPlaneEndpoint", sleeper, "Reachable")
+
+    await field.eventually(reachable, lambda found: found == "Hibernated")
+
+
+async def test_it_wakes_by_request_with_the_credentials_that_it_had(field: Any, sleeper: str) -> None:
+    before = await field.get("ControlPlane", sleeper)
+    config = await field.tenant(sleeper)
+    stale = datetime.fromisoformat(before["status"]["hibernation"]["since"]) - timedelta(seconds=1)
+    await annotate(field, sleeper, **{WAKE_REQUESTED_ANNOTATION: stale.isoformat()})
+    assert await field.settles(lambda: field.reason("ControlPlane", sleeper), seconds=0.5) == "Hibernated"
+    found = await wake(field, sleeper)
+    assert found["status"]["phase"] == "Ready"
+    assert "hibernation" not in found["status"]
+    assert found["status"]["endpoint"] == before["status"]["endpoint"]
+    assert (condition(found, "Hibernated")["status"], condition(found, "Hibernated")["reason"]) == ("False", "Awake")
+    async with Client(config) as client:
+        assert (await client.list(NAMESPACES)).items
+    assert (await field.tenant(sleeper)).token == config.token
+    registration = await field.becomes("ControlPlaneRegistration", sleeper, "Resolved")
+    assert registration["status"]["resolvedEndpoint"] == found["status"]["endpoint"]
+
+
+async def test_a_change_of_its_spec_wakes_it(field: Any, sleeper: str) -> None:
+    name = "edited"
+    await field.create("ControlPlane", name, **_ON_DEMAND)
+    await field.becomes("ControlPlane", name, "Hibernated")
+    await field.client.patch(CONTROL_PLANES, name, {"spec": {"virtual": {"start": "Always"}}})
+    found = await field.becomes("ControlPlane", name, "Reconciled")
+    assert "Always" in condition(found, "Hibernated")["message"]
+    await field.client.delete(CONTROL_PLANES, name)
+    await field.gone(CONTROL_PLANES, name)
+
+
+async def test_one_that_sleeps_is_deleted_with_its_data(field: Any, sleeper: str) -> None:
+    name = "never-woken"
+    await field.create("ControlPlane", name, **_ON_DEMAND)
+    await field.becomes("ControlPlane", name, "Hibernated")
+    await field.client.delete(CONTROL_PLANES, name)
+    await field.gone(CONTROL_PLANES, name)
+    async with field.handle.tenants_etcd.client() as etcd:
+        assert await etcd.count(key_prefix(name)) == 0
+
+
+@pytest.fixture
+def without_templates(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: Any, **__: Any) -> NoReturn:
+        raise TemplateFailed("the test says so")
+
+    monkeypatch.setattr(TemplateMaker, "make", fail)
+
+
+@pytest.mark.usefixtures("without_templates")
+async def test_one_without_a_template_is_bootstrapped_and_then_sleeps(field: Any, sleeper: str) -> None:
+    name = "bootstrapped"
+    settings = {"serviceCIDR": "10.96.0.0/18"}
+    await field.create("ControlPlaneClass", name, apiServer=settings, virtual={"start": "OnDemand"})
+    await field.create("ControlPlane", name, classRef={"name": name}, deletionPolicy="Destroy")
+    found = await field.becomes("ControlPlane", name, "Hibernated")
+    assert found["status"]["hibernation"]["reason"] == "NotUsedYet"
+    assert (field.state / apiserver_name(name) / "log").exists()
+    assert not await answers(field, name)
+    assert (await field.tenant(name)).token
+
+
+@pytest.mark.usefixtures("without_templates")
+async def test_one_whose_tokens_only_its_api_server_can_issue_stays_awake(field: Any, sleeper: str) -> None:
+    name = "own-audience"
+    settings = {"extraArgs": ["--api-audiences=acme"]}
+    await field.create("ControlPlaneClass", name, apiServer=settings, virtual={"start": "OnDemand"})
+    await field.create("ControlPlane", name, classRef={"name": name}, deletionPolicy="Destroy")
+
+    async def told() -> str:
+        return await field.reason("ControlPlane", name, "Hibernated")
+
+    await field.eventually(told, lambda reason: reason == "KeptAwake", timeout=60.0)
+    found = await field.becomes("ControlPlane", name, "Reconciled")
+    assert "hibernation" not in found["status"]
+    assert await answers(field, name)
+    assert "only its API server can issue" in condition(found, "Hibernated")["message"]
