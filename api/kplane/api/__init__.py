@@ -61,7 +61,7 @@ from kplane.api.control_plane_snapshot import (
     SnapshotPhase,
 )
 from kplane.api.destinations import Destination
-from kplane.api.hibernation import HibernationReason, HibernationStatus, StartPolicy
+from kplane.api.hibernation import HibernationReason, HibernationStatus, IdleSettings, StartPolicy
 from kplane.api.kubernetes_version import KubernetesVersion
 from kplane.api.oidc import SERVICE_ACCOUNT_ISSUER, OidcIssuer
 from kplane.api.pod_scheduling import PodScheduling
@@ -114,6 +114,7 @@ __all__ = [
     "EtcdSettings",
     "HibernationReason",
     "HibernationStatus",
+    "IdleSettings",
     "InstanceStatus",
     "KubernetesVersion",
     "Metadata",

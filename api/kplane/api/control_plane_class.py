@@ -15,7 +15,7 @@ from kplane.api.control_plane import ControlPlaneMode, DeletionPolicy, EtcdSetti
 from kplane.api.destinations import Destination
 from kplane.api.durations import duration_rules, duration_within, parse_duration
 from kplane.api.extensions import ATOMIC_LIST, Extension, Rule, rules
-from kplane.api.hibernation import StartPolicy
+from kplane.api.hibernation import IdleSettings, StartPolicy
 from kplane.api.kubernetes_version import VersionText
 from kplane.api.pod_scheduling import PodScheduling
 from kplane.api.references import Services
@@ -208,6 +208,10 @@ class VirtualSettings(ApiModel):
     """How much a control plane may keep in the shared etcd."""
     start: StartPolicy | None = None
     """When the API server runs of each control plane that does not say it itself: Always (default), or OnDemand."""
+    idle: IdleSettings | None = None
+    """When control planes that start on demand fall asleep again; absent for never. Set it only if a gateway writes
+    when they are used.
+    """
 
 
 class ControlPlaneClassSpec(ApiModel):

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
-from pydantic import AwareDatetime, Field
+from pydantic import AwareDatetime, Field, StringConstraints
 
+from kplane.api.durations import duration_rules, duration_within, parse_duration
 from kplane.api.resource import ApiModel
 
-__all__ = ["HibernationReason", "HibernationStatus", "StartPolicy"]
+__all__ = ["HibernationReason", "HibernationStatus", "IdleSettings", "StartPolicy"]
+
+_SHORTEST: Final = "2m"
+"""The gateway says once a minute that a control plane is in use."""
+_LONGEST: Final = "8760h"
 
 
 class StartPolicy(StrEnum):
@@ -28,6 +34,26 @@ class HibernationReason(StrEnum):
     """Annotation `controlplane.kplane.dev/sleep-requested` asked for it."""
     IDLE = "Idle"
     """No client used it for as long as its class says."""
+
+
+class IdleSettings(ApiModel):
+    """When control planes that start on demand fall asleep again."""
+
+    after: Annotated[
+        str,
+        StringConstraints(min_length=1, max_length=32),
+        duration_within(_SHORTEST, _LONGEST),
+        duration_rules("spec.virtual.idle.after", shortest=_SHORTEST, longest=_LONGEST),
+    ]
+    """How long a control plane stays awake that no client uses, such as 10m or 1h30m; from 2m to 8760h. It counts from
+    the last use: the annotations `controlplane.kplane.dev/last-used` and `controlplane.kplane.dev/wake-requested`, or
+    the last wake. A control plane with none of them stays awake.
+    """
+
+    @property
+    def length(self) -> timedelta:
+        """`after` as what it stands for."""
+        return parse_duration(self.after)
 
 
 class HibernationStatus(ApiModel):

@@ -8,8 +8,13 @@ from typing import Any
 import pytest
 
 from kplane.api import ControlPlane, ControlPlaneClass, HibernationReason, StartPolicy
-from kplane.api.names import ROTATE_ANNOTATION, WAKE_REQUESTED_ANNOTATION
-from kplane.controlplane_operator.hibernation.decision import Decision, decide, start_of
+from kplane.api.names import (
+    LAST_USED_ANNOTATION,
+    ROTATE_ANNOTATION,
+    SLEEP_REQUESTED_ANNOTATION,
+    WAKE_REQUESTED_ANNOTATION,
+)
+from kplane.controlplane_operator.hibernation.decision import Decision, decide, idle_after, start_of
 from kplane.controlplane_operator.hibernation.requests import Requests
 
 NOW = datetime(2026, 11, 23, 12, 0, 0, 500_000, tzinfo=UTC)
@@ -30,12 +35,21 @@ def control_plane(status: dict[str, Any] | None = None, *, spec: Any = None, **a
     return ControlPlane.model_validate({"metadata": metadata, "spec": spec or {}, "status": status or {}})
 
 
-def decided(of: ControlPlane, *, start: StartPolicy = StartPolicy.ON_DEMAND) -> Decision:
-    return decide(of, start=start, now=NOW)
+def decided(of: ControlPlane, *, start: StartPolicy = StartPolicy.ON_DEMAND, idle: timedelta | None = None) -> Decision:
+    return decide(of, start=start, idle=idle, now=NOW)
+
+
+def requests(of: ControlPlane, *, start: StartPolicy = StartPolicy.ON_DEMAND) -> Requests:
+    return Requests.of(of, start=start, now=NOW)
 
 
 def asked(seconds: float) -> dict[str, str]:
     return {WAKE_REQUESTED_ANNOTATION: at(seconds)}
+
+
+def woken(seconds: float) -> dict[str, Any]:
+    condition = {"type": "Hibernated", "status": "False", "reason": "Awake", "message": ""}
+    return PUBLISHED | {"conditions": [condition | {"lastTransitionTime": at(seconds)}]}
 
 
 @pytest.mark.parametrize(
@@ -59,6 +73,14 @@ def test_only_an_api_server_that_kplane_runs_on_shared_data_starts_on_demand(
         assert start_of(control_plane(spec=spec), chosen=None) == expected
 
 
+def test_a_class_says_how_long_one_may_be_idle() -> None:
+    virtual = {"idle": {"after": "1h30m"}}
+    chosen = ControlPlaneClass.model_validate({"metadata": {"name": "c"}, "spec": {"virtual": virtual}})
+    assert idle_after(chosen) == timedelta(minutes=90)
+    assert idle_after(ControlPlaneClass.model_validate({"metadata": {"name": "c"}, "spec": {}})) is None
+    assert idle_after(None) is None
+
+
 def test_a_new_one_sleeps_unless_a_client_waits_for_it_already() -> None:
     sleep = decided(control_plane()).sleep
     assert sleep is not None
@@ -69,6 +91,48 @@ def test_a_new_one_sleeps_unless_a_client_waits_for_it_already() -> None:
 
 def test_one_that_is_awake_stays_so() -> None:
     assert decided(control_plane(PUBLISHED)).sleep is None
+    # Whether clients use it is not known, so it is not idle.
+    assert decided(control_plane(PUBLISHED), idle=timedelta(minutes=10)) == Decision(None, "it is in use")
+
+
+@pytest.mark.parametrize(
+    ("status", "annotations", "left"),
+    [
+        (PUBLISHED, {LAST_USED_ANNOTATION: at(-599)}, 1),
+        (PUBLISHED, {LAST_USED_ANNOTATION: at(-601)}, None),
+        (PUBLISHED, {LAST_USED_ANNOTATION: at(-900), WAKE_REQUESTED_ANNOTATION: at(-590)}, 10),
+        (woken(-595), {LAST_USED_ANNOTATION: at(-900)}, 5),
+        (woken(-595), {}, 5),
+        (woken(-600), {}, None),
+    ],
+)
+def test_it_is_idle_so_long_after_the_last_use(
+    status: dict[str, Any], annotations: dict[str, str], left: float | None
+) -> None:
+    decision = decided(control_plane(status, **annotations), idle=timedelta(minutes=10))
+    if left is None:
+        assert decision.sleep is not None
+        assert (decision.sleep.reason, decision.sleep.since) == (HibernationReason.IDLE, NOW)
+    else:
+        assert (decision.sleep, decision.again) == (None, NOW + timedelta(seconds=left))
+    assert decided(control_plane(status, **annotations)).sleep is None
+
+
+def test_it_sleeps_by_a_request_that_is_the_latest_word() -> None:
+    sleep = {SLEEP_REQUESTED_ANNOTATION: at(-10)}
+    for one in (control_plane(PUBLISHED, **sleep), control_plane(woken(-11), **sleep, **asked(-11))):
+        decision = decided(one)
+        assert decision.sleep is not None
+        assert decision.sleep.reason is HibernationReason.REQUESTED
+    # A client is not asked.
+    assert decided(control_plane(PUBLISHED, **sleep, **{LAST_USED_ANNOTATION: at(-1)})).sleep is not None
+    for one in (control_plane(woken(-9), **sleep), control_plane(PUBLISHED, **sleep, **asked(-9))):
+        assert decided(one).sleep is None
+    always = control_plane(PUBLISHED, **sleep)
+    assert decided(always, start=StartPolicy.ALWAYS).sleep is None
+    assert not requests(always).refused
+    (refused,) = requests(always, start=StartPolicy.ALWAYS).refused
+    assert "OnDemand" in refused
 
 
 def test_one_that_sleeps_does_so_until_something_wakes_it() -> None:
@@ -112,13 +176,13 @@ def test_keys_that_are_being_rotated_keep_it_awake_until_that_is_done() -> None:
 def test_a_time_that_cannot_be_one_is_refused_in_words(value: str, said: str) -> None:
     one = control_plane(slept(), **{WAKE_REQUESTED_ANNOTATION: value})
     assert decided(one).sleep is not None
-    (refused,) = Requests.of(one, now=NOW).refused
+    (refused,) = requests(one).refused
     assert WAKE_REQUESTED_ANNOTATION in refused
     assert said in refused
 
 
 def test_times_are_read_as_other_programs_write_them() -> None:
     for value in ("2026-11-23T11:59:30Z", "2026-11-23T12:59:30.123456789+01:00"):
-        wake = Requests.of(control_plane(**{WAKE_REQUESTED_ANNOTATION: value}), now=NOW).wake
+        wake = requests(control_plane(**{WAKE_REQUESTED_ANNOTATION: value})).wake
         assert wake is not None
         assert wake.replace(microsecond=0) == datetime(2026, 11, 23, 11, 59, 30, tzinfo=UTC)

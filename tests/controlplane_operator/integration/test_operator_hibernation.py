@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 
-from kplane.api.names import WAKE_REQUESTED_ANNOTATION
+from kplane.api.names import SLEEP_REQUESTED_ANNOTATION, WAKE_REQUESTED_ANNOTATION
 from kplane.controlplane_operator.backends.template_making import TemplateMaker
 from kplane.controlplane_operator.component_names import apiserver_name
 from kplane.controlplane_operator.errors import TemplateFailed
-from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
 from kplane.data import Owner, is_clone
 from kplane.provider import Client
@@ -54,6 +54,12 @@ async def answers(field: Any, name: str) -> bool:
 
 async def annotate(field: Any, name: str, **annotations: str | None) -> None:
     await field.client.patch(CONTROL_PLANES, name, {"metadata": {"annotations": annotations}})
+
+
+async def announce(field: Any, name: str, instance: dict[str, Any] | None) -> None:
+    """Say of a registration, as mcm does, that an instance works for it, or none any more."""
+    body = {"status": {"instance": instance}}
+    await field.client.patch(CONTROL_PLANE_REGISTRATIONS, name, body, subresource="status")
 
 
 def now() -> str:
@@ -110,6 +116,36 @@ async def test_it_wakes_by_request_with_the_credentials_that_it_had(field: Any, 
     assert registration["status"]["resolvedEndpoint"] == found["status"]["endpoint"]
 
 
+async def test_its_api_server_ends_after_its_instance(field: Any, sleeper: str) -> None:
+    """It was woken by the test before."""
+    uid = (await field.get("ControlPlane", sleeper))["metadata"]["uid"]
+    config = await field.tenant(sleeper)
+    await announce(field, sleeper, {"controlPlaneUID": uid, "services": ["Controllers"]})
+    await annotate(field, sleeper, **{SLEEP_REQUESTED_ANNOTATION: now()})
+    found = await field.becomes("ControlPlane", sleeper, "FallingAsleep")
+    assert (found["status"]["phase"], found["status"]["hibernation"]["reason"]) == ("Ready", "Requested")
+    await field.becomes("ControlPlaneRegistration", sleeper, "Hibernated")
+    assert await field.settles(lambda: field.reason("ControlPlane", sleeper), seconds=0.5) == "FallingAsleep"
+    assert await answers(field, sleeper)
+    await announce(field, sleeper, None)
+    found = await field.becomes("ControlPlane", sleeper, "Hibernated")
+    assert condition(found, "Ready")["status"] == condition(found, "Hibernated")["status"] == "True"
+    assert not await answers(field, sleeper)
+    assert (await field.tenant(sleeper)).token == config.token
+
+
+async def test_one_that_falls_asleep_is_woken_before_its_api_server_ended(field: Any, sleeper: str) -> None:
+    uid = (await wake(field, sleeper))["metadata"]["uid"]
+    await announce(field, sleeper, {"controlPlaneUID": uid, "services": ["Controllers"]})
+    await annotate(field, sleeper, **{SLEEP_REQUESTED_ANNOTATION: now()})
+    await field.becomes("ControlPlane", sleeper, "FallingAsleep")
+    found = await wake(field, sleeper)
+    assert "hibernation" not in found["status"]
+    assert await answers(field, sleeper)
+    await field.becomes("ControlPlaneRegistration", sleeper, "Resolved")
+    await announce(field, sleeper, None)
+
+
 async def test_a_change_of_its_spec_wakes_it(field: Any, sleeper: str) -> None:
     name = "edited"
     await field.create("ControlPlane", name, **_ON_DEMAND)
@@ -139,6 +175,7 @@ def without_templates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TemplateMaker, "make", fail)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_templates")
 async def test_one_without_a_template_is_bootstrapped_and_then_sleeps(field: Any, sleeper: str) -> None:
     name = "bootstrapped"
@@ -152,6 +189,7 @@ async def test_one_without_a_template_is_bootstrapped_and_then_sleeps(field: Any
     assert (await field.tenant(name)).token
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_templates")
 async def test_one_whose_tokens_only_its_api_server_can_issue_stays_awake(field: Any, sleeper: str) -> None:
     name = "own-audience"
@@ -167,3 +205,33 @@ async def test_one_whose_tokens_only_its_api_server_can_issue_stays_awake(field:
     assert "hibernation" not in found["status"]
     assert await answers(field, name)
     assert "only its API server can issue" in condition(found, "Hibernated")["message"]
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_scope="function")
+async def test_an_operator_that_comes_back_continues_where_the_one_before_was(mortal_field: Any) -> None:
+    field, running = mortal_field
+    name = "survivor"
+    async with running():
+        await field.create("ControlPlane", name, **_ON_DEMAND)
+        await field.create("ControlPlaneRegistration", name, controlPlaneRef={"name": name}, services=["Controllers"])
+        await field.becomes("ControlPlane", name, "Hibernated")
+    await annotate(field, name, **{WAKE_REQUESTED_ANNOTATION: now()})
+    async with running():
+        uid = (await field.becomes("ControlPlane", name, "Reconciled"))["metadata"]["uid"]
+        config = await field.tenant(name)
+        await announce(field, name, {"controlPlaneUID": uid, "services": ["Controllers"]})
+        await annotate(field, name, **{SLEEP_REQUESTED_ANNOTATION: now()})
+        await field.becomes("ControlPlane", name, "FallingAsleep")
+    assert await answers(field, name)
+    await announce(field, name, None)
+    async with running():
+        asleep = await field.becomes("ControlPlane", name, "Hibernated")
+        assert not await answers(field, name)
+    async with running():
+        assert await field.settles(lambda: field.reason("ControlPlane", name)) == "Hibernated"
+        assert not await answers(field, name)
+        assert (await field.get("ControlPlane", name))["status"]["hibernation"] == asleep["status"]["hibernation"]
+        await wake(field, name)
+        async with Client(config) as client:
+            assert (await client.list(NAMESPACES)).items

@@ -53,7 +53,7 @@ from kplane.controlplane_operator.controlplanes.rotator import Rotator, refused_
 from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitors
 from kplane.controlplane_operator.failures import Failures
 from kplane.controlplane_operator.finalizers import add_finalizer
-from kplane.controlplane_operator.hibernation.decision import Decision
+from kplane.controlplane_operator.hibernation.decision import Decision, start_of
 from kplane.controlplane_operator.hibernation.outcome import Outcome, begun, ended
 from kplane.controlplane_operator.hibernation.requests import Requests
 from kplane.controlplane_operator.hibernation.sleeper import Sleeper
@@ -419,7 +419,9 @@ class ControlPlaneReconciler:
 
     def _unsupported(self, one: Pass) -> list[str]:
         """Say, in sentences, what of the spec and the class is accepted and has no effect."""
-        told = [*refused_rotation(one.control_plane), *Requests.of(one.control_plane, now=datetime.now(UTC)).refused]
+        start = start_of(one.control_plane, chosen=one.followed.chosen)
+        requests = Requests.of(one.control_plane, start=start, now=datetime.now(UTC))
+        told = [*refused_rotation(one.control_plane), *requests.refused]
         dedicated = one.control_plane.spec.dedicated
         if dedicated is not None and (dedicated.provider_ref is not None or dedicated.parameters_ref is not None):
             told.append("spec.dedicated.providerRef and parametersRef have no effect: kplane runs the control plane")

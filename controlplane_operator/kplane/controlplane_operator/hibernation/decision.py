@@ -6,7 +6,7 @@ What was decided before is in `status.hibernation`. It is written before an API 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from kplane.api import (
@@ -18,14 +18,17 @@ from kplane.api import (
     HibernationStatus,
     RotationPhase,
     StartPolicy,
+    find_condition,
 )
+from kplane.api.conditions import HIBERNATED
 from kplane.api.names import ROTATE_ANNOTATION
 from kplane.controlplane_operator.hibernation.requests import Requests
 
-__all__ = ["Decision", "decide", "start_of"]
+__all__ = ["Decision", "decide", "idle_after", "start_of"]
 
 _ALWAYS: Final = "spec.virtual.start is Always"
 _ROTATED: Final = "its keys are rotated"
+_IN_USE: Final = "it is in use"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +55,47 @@ def start_of(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -
     return own or by_class or StartPolicy.ALWAYS
 
 
-def decide(control_plane: ControlPlane, *, start: StartPolicy, now: datetime) -> Decision:
-    """Decide about a control plane as it is now."""
-    requests = Requests.of(control_plane, now=now)
+def idle_after(chosen: ControlPlaneClass | None) -> timedelta | None:
+    """Return how long a control plane stays awake that no client uses; None: at all times."""
+    idle = chosen.spec.virtual.idle if chosen is not None and chosen.spec.virtual is not None else None
+    return idle.length if idle is not None else None
+
+
+def decide(
+    control_plane: ControlPlane, *, start: StartPolicy, idle: timedelta | None = None, now: datetime
+) -> Decision:
+    """Decide about a control plane as it is now. `idle` is how long one stays awake that no client uses."""
     sleep = control_plane.status.hibernation
     if start is StartPolicy.ALWAYS:
         return Decision(None, _ALWAYS)
     if _is_rotated(control_plane):
         return Decision(None, _ROTATED)
+    requests = Requests.of(control_plane, start=start, now=now)
     if sleep is not None:
         why = _why_wake(control_plane, sleep=sleep, requests=requests, now=now)
         return Decision(None, why) if why is not None else Decision(sleep, again=sleep.next_wake)
-    if control_plane.status.endpoint is None and requests.wake is None:
-        return Decision(_begun(control_plane, reason=HibernationReason.NOT_USED_YET, now=now))
-    return Decision(None, "it is in use")
+    if control_plane.status.endpoint is None:
+        begins = requests.wake is None
+        return Decision(_begun(control_plane, reason=HibernationReason.NOT_USED_YET, now=now) if begins else None)
+    return _while_awake(control_plane, requests=requests, idle=idle, now=now)
+
+
+def _while_awake(control_plane: ControlPlane, *, requests: Requests, idle: timedelta | None, now: datetime) -> Decision:
+    known = find_condition(control_plane.status.conditions, HIBERNATED)
+    woken = known.last_transition_time if known is not None else None
+    needed = _latest(requests.wake, woken)
+    if requests.sleep is not None and (needed is None or requests.sleep > needed):
+        return Decision(_begun(control_plane, reason=HibernationReason.REQUESTED, now=now))
+    used = _latest(needed, requests.used)
+    if idle is None or used is None:
+        return Decision(None, _IN_USE)
+    if now >= used + idle:
+        return Decision(_begun(control_plane, reason=HibernationReason.IDLE, now=now))
+    return Decision(None, _IN_USE, again=used + idle)
+
+
+def _latest(*times: datetime | None) -> datetime | None:
+    return max((time for time in times if time is not None), default=None)
 
 
 def _begun(control_plane: ControlPlane, *, reason: HibernationReason, now: datetime) -> HibernationStatus:

@@ -17,7 +17,7 @@ from kplane.api import (
     is_true,
 )
 from kplane.api.conditions import HIBERNATED
-from kplane.api.names import WAKE_REQUESTED_ANNOTATION
+from kplane.api.names import SLEEP_REQUESTED_ANNOTATION, WAKE_REQUESTED_ANNOTATION
 from kplane.controlplane_operator.hibernation.decision import Decision
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.conditions import with_condition
@@ -29,6 +29,8 @@ _PATIENCE: Final = timedelta(seconds=60)
 """So long the control plane stays Ready while its API server starts."""
 _WHY: Final = {
     HibernationReason.NOT_USED_YET: "no client has asked for it yet",
+    HibernationReason.REQUESTED: f"annotation {SLEEP_REQUESTED_ANNOTATION} asked for that",
+    HibernationReason.IDLE: "no client used it for as long as its class says",
 }
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Self
 
-from kplane.api import ControlPlane
-from kplane.api.names import WAKE_REQUESTED_ANNOTATION
+from kplane.api import ControlPlane, StartPolicy
+from kplane.api.names import LAST_USED_ANNOTATION, SLEEP_REQUESTED_ANNOTATION, WAKE_REQUESTED_ANNOTATION
 
 __all__ = ["Requests"]
 
@@ -20,31 +20,43 @@ class Requests:
     """What was asked last, and when."""
 
     wake: datetime | None = None
+    sleep: datetime | None = None
+    used: datetime | None = None
     refused: tuple[str, ...] = ()
     """Why annotations are not acted on, in sentences."""
 
     @classmethod
-    def of(cls, control_plane: ControlPlane, *, now: datetime) -> Self:
+    def of(cls, control_plane: ControlPlane, *, start: StartPolicy, now: datetime) -> Self:
         """Read the annotations of a control plane."""
         refused: list[str] = []
 
         def read(annotation: str) -> datetime | None:
             value = control_plane.metadata.annotations.get(annotation)
-            try:
-                time = datetime.fromisoformat(value) if value is not None else None
-            except ValueError:
-                time = None
             if value is None:
                 return None
-            if time is None or time.tzinfo is None:
-                refused.append(
-                    f"annotation {annotation} is not acted on: give it a time with its zone, such as"
-                    f" {now.isoformat(timespec='seconds').replace('+00:00', 'Z')}"
-                )
-                return None
-            if time > now + _CLOCKS_DIFFER:
-                refused.append(f"annotation {annotation} is not acted on: {value[:40]} is in the future")
-                return None
-            return time
+            time = _time(value)
+            if time is None:
+                such = now.isoformat(timespec="seconds").replace("+00:00", "Z")
+                said = f"give it a time with its zone, such as {such}"
+            elif time > now + _CLOCKS_DIFFER:
+                said = f"{value[:40]} is in the future"
+            else:
+                return time
+            refused.append(f"annotation {annotation} is not acted on: {said}")
+            return None
 
-        return cls(read(WAKE_REQUESTED_ANNOTATION), refused=tuple(refused))
+        wake, sleep, used = map(read, (WAKE_REQUESTED_ANNOTATION, SLEEP_REQUESTED_ANNOTATION, LAST_USED_ANNOTATION))
+        if sleep is not None and start is StartPolicy.ALWAYS:
+            refused.append(
+                f"annotation {SLEEP_REQUESTED_ANNOTATION} is not acted on: only a control plane of mode Virtual whose"
+                " spec.virtual.start is OnDemand sleeps"
+            )
+        return cls(wake, sleep, used, tuple(refused))
+
+
+def _time(value: str) -> datetime | None:
+    try:
+        time = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return time if time.tzinfo is not None else None

@@ -9,7 +9,7 @@ from kplane.api import ControlPlane, ControlPlaneClass, is_true
 from kplane.api.conditions import HIBERNATED
 from kplane.controlplane_operator.backends.base import Hibernating, Provision
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.hibernation.decision import Decision, decide, start_of
+from kplane.controlplane_operator.hibernation.decision import Decision, decide, idle_after, start_of
 from kplane.controlplane_operator.registrations.consumers import instances_of, registrations_of
 
 __all__ = ["Sleeper"]
@@ -25,7 +25,7 @@ class Sleeper:
     async def decide(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> Decision:
         """Decide whether the control plane sleeps. Raises ConditionError where it cannot be found out."""
         start = start_of(control_plane, chosen=chosen)
-        decision = decide(control_plane, start=start, now=datetime.now(UTC))
+        decision = decide(control_plane, start=start, idle=idle_after(chosen), now=datetime.now(UTC))
         if decision.sleep is None or _is_asleep(control_plane) or control_plane.status.endpoint is None:
             return decision
         kept = await self._backend.needs_api_server(control_plane)

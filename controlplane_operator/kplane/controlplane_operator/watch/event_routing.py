@@ -11,6 +11,7 @@ from kplane.api.names import (
     BUNDLE_LABEL,
     CLUSTER_PATH_ANNOTATION,
     CONTROL_PLANE_LABEL,
+    LAST_USED_ANNOTATION,
     PAUSED_ANNOTATION,
     SCHEDULED_FOR_ANNOTATION,
     management_namespace,
@@ -320,6 +321,10 @@ def _without_words(obj: Object | None) -> Object | None:
     if obj is None:
         return None
     metadata = {name: value for name, value in obj["metadata"].items() if name != "resourceVersion"}
+    if LAST_USED_ANNOTATION in metadata.get("annotations", ()):
+        # It is read when the control plane may be idle, and says nothing new to others.
+        kept = {name: value for name, value in metadata["annotations"].items() if name != LAST_USED_ANNOTATION}
+        metadata["annotations"] = kept
     status = {name: value for name, value in obj.get("status", {}).items() if name not in {"conditions", "phase"}}
     return {**obj, "metadata": metadata, "status": status}
 

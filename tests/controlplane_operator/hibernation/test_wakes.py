@@ -1,0 +1,63 @@
+"""What is looked at again when a control plane is used, falls asleep or wakes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kplane.api.names import LAST_USED_ANNOTATION, WAKE_REQUESTED_ANNOTATION
+from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
+
+SLEEP = {"hibernation": {"since": "2026-11-23T12:00:00Z", "reason": "Idle"}}
+
+
+def control_plane(version: int, *, status: dict[str, Any] | None = None, **annotations: str) -> dict[str, Any]:
+    metadata = {"name": "acme", "uid": "uid-acme", "resourceVersion": str(version), "annotations": annotations}
+    return {"metadata": metadata, "spec": {}, "status": status or {}}
+
+
+def registration(version: int, **status: Any) -> dict[str, Any]:
+    metadata = {"name": "r", "uid": "uid-r", "resourceVersion": str(version)}
+    return {"metadata": metadata, "spec": {"controlPlaneRef": {"name": "acme"}}, "status": status}
+
+
+def lengths(queues: Queues) -> dict[str, int]:
+    return {name: len(queue) for name, queue in queues.by_name().items() if len(queue)}
+
+
+async def test_that_it_is_in_use_wakes_nothing() -> None:
+    stores, queues = Stores(), Queues()
+    stores.control_planes.apply(control_plane(1))
+    stores.registrations.apply(registration(1, ready=True, controlPlaneUID="uid-acme"))
+    connect(stores, queues=queues)
+    stores.control_planes.apply(control_plane(2, **{LAST_USED_ANNOTATION: "2026-11-23T12:00:00Z"}))
+    stores.control_planes.apply(control_plane(3, **{LAST_USED_ANNOTATION: "2026-11-23T12:01:00Z"}))
+    assert "controlplane" not in lengths(queues)
+    stores.control_planes.apply(control_plane(4, **{WAKE_REQUESTED_ANNOTATION: "2026-11-23T12:01:00Z"}))
+    assert lengths(queues)["controlplane"] == 1
+
+
+async def test_its_sleep_concerns_its_registrations_its_endpoint_and_its_add_ons() -> None:
+    for before, after in (({}, SLEEP), (SLEEP, {})):
+        stores, queues = Stores(), Queues()
+        stores.control_planes.apply(control_plane(1, status=before))
+        stores.registrations.apply(registration(1, ready=True, controlPlaneUID="uid-acme"))
+        connect(stores, queues=queues)
+        stores.control_planes.apply(control_plane(2, status=after))
+        woken = lengths(queues)
+        assert woken.keys() >= {
+            "controlplane",
+            "controlplaneregistration",
+            "controlplaneendpoint",
+            "controlplaneaddons",
+            "dedicatedmcm",
+        }
+
+
+async def test_the_end_of_an_instance_concerns_a_control_plane_that_falls_asleep() -> None:
+    for status, concerned in ((SLEEP, 1), ({}, 0)):
+        stores, queues = Stores(), Queues()
+        stores.control_planes.apply(control_plane(1, status=status))
+        stores.registrations.apply(registration(1, instance={"controlPlaneUID": "uid-acme"}))
+        connect(stores, queues=queues)
+        stores.registrations.apply(registration(2))
+        assert lengths(queues).get("controlplane", 0) == concerned
