@@ -18,11 +18,13 @@ from kplane.controlplane_operator.errors import TemplateFailed
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
 from kplane.data import Owner, is_clone
-from kplane.provider import Client
+from kplane.provider import Client, Resource
 from kplane.provider.client.resources import NAMESPACES
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
+_CRON_JOBS = Resource("batch/v1", "CronJob", "cronjobs", namespaced=True)
+_AUTOSCALERS = Resource("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers", namespaced=True)
 _ON_DEMAND = {"virtual": {"start": "OnDemand"}, "deletionPolicy": "Destroy"}
 
 
@@ -132,6 +134,37 @@ async def test_its_api_server_ends_after_its_instance(field: Any, sleeper: str) 
     assert condition(found, "Ready")["status"] == condition(found, "Hibernated")["status"] == "True"
     assert not await answers(field, sleeper)
     assert (await field.tenant(sleeper)).token == config.token
+
+
+async def test_it_wakes_by_itself_when_something_inside_is_due(field: Any, sleeper: str) -> None:
+    config = await field.tenant(sleeper)
+    job = {"template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}}
+    spec = {"schedule": "0 0 1 1 *", "timeZone": "UTC", "jobTemplate": {"spec": job}}
+    await wake(field, sleeper)
+    async with Client(config) as client:
+        await client.create(_CRON_JOBS, {"metadata": {"name": "yearly", "namespace": "default"}, "spec": spec})
+        target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"}
+        scales = {
+            "metadata": {"name": "web", "namespace": "default"},
+            "spec": {"maxReplicas": 2, "scaleTargetRef": target},
+        }
+        await client.create(_AUTOSCALERS, scales)
+        await annotate(field, sleeper, **{SLEEP_REQUESTED_ANNOTATION: now()})
+
+        async def told() -> str:
+            return str(condition(await field.get("ControlPlane", sleeper), "Hibernated")["message"])
+
+        await field.eventually(told, lambda said: "HorizontalPodAutoscaler default/web" in said)
+        assert await field.reason("ControlPlane", sleeper) == "Reconciled"
+        await client.delete(_AUTOSCALERS, "web", namespace="default")
+    await annotate(field, sleeper, **{SLEEP_REQUESTED_ANNOTATION: now()})
+    found = await field.becomes("ControlPlane", sleeper, "Hibernated")
+    year = datetime.now(UTC).year + 1
+    assert found["status"]["hibernation"]["nextWake"] == f"{year - 1}-12-31T23:59:50Z"
+    due = found["status"]["hibernation"] | {"nextWake": now()}
+    await field.client.patch(CONTROL_PLANES, sleeper, {"status": {"hibernation": due}}, subresource="status")
+    found = await field.becomes("ControlPlane", sleeper, "Reconciled")
+    assert "due" in condition(found, "Hibernated")["message"]
 
 
 async def test_one_that_falls_asleep_is_woken_before_its_api_server_ended(field: Any, sleeper: str) -> None:

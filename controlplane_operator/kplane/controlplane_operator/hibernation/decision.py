@@ -39,6 +39,8 @@ class Decision:
     """What its status says of its sleep; None: it is to be awake."""
     why: str = ""
     """Why it is to be awake, in a clause."""
+    begins: bool = False
+    """The sleep of a control plane that is published begins now."""
     kept: bool = False
     """It was to sleep, and cannot."""
     again: datetime | None = None
@@ -85,12 +87,12 @@ def _while_awake(control_plane: ControlPlane, *, requests: Requests, idle: timed
     woken = known.last_transition_time if known is not None else None
     needed = _latest(requests.wake, woken)
     if requests.sleep is not None and (needed is None or requests.sleep > needed):
-        return Decision(_begun(control_plane, reason=HibernationReason.REQUESTED, now=now))
+        return Decision(_begun(control_plane, reason=HibernationReason.REQUESTED, now=now), begins=True)
     used = _latest(needed, requests.used)
     if idle is None or used is None:
         return Decision(None, _IN_USE)
     if now >= used + idle:
-        return Decision(_begun(control_plane, reason=HibernationReason.IDLE, now=now))
+        return Decision(_begun(control_plane, reason=HibernationReason.IDLE, now=now), begins=True)
     return Decision(None, _IN_USE, again=used + idle)
 
 

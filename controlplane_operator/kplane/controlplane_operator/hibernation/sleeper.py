@@ -3,44 +3,71 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Final
 
 from kplane.api import ControlPlane, ControlPlaneClass, is_true
 from kplane.api.conditions import HIBERNATED
+from kplane.api.names import controllers_secret_name, management_namespace
 from kplane.controlplane_operator.backends.base import Hibernating, Provision
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.hibernation.decision import Decision, decide, idle_after, start_of
+from kplane.controlplane_operator.hibernation.inside import Inside, look_inside
+from kplane.controlplane_operator.pki.kubeconfig import config_of
 from kplane.controlplane_operator.registrations.consumers import instances_of, registrations_of
+from kplane.controlplane_operator.tenant.client import tenant_client
+from kplane.provider import ProviderError
 
 __all__ = ["Sleeper"]
 
 
+_ASKED_AGAIN: Final = timedelta(seconds=60)
+"""So often a control plane that is kept awake is asked whether it can sleep now."""
+
+
 class Sleeper:
-    """Asks the backend only about control planes that begin to sleep."""
+    """Looks only at control planes that begin to sleep: at what they need, and into them."""
 
     def __init__(self, context: OperatorContext, *, backend: Hibernating) -> None:
+        self._context = context
         self._stores = context.stores
         self._backend = backend
 
     async def decide(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> Decision:
         """Decide whether the control plane sleeps. Raises ConditionError where it cannot be found out."""
-        start = start_of(control_plane, chosen=chosen)
-        decision = decide(control_plane, start=start, idle=idle_after(chosen), now=datetime.now(UTC))
+        start, now = start_of(control_plane, chosen=chosen), datetime.now(UTC)
+        decision = decide(control_plane, start=start, idle=idle_after(chosen), now=now)
         if decision.sleep is None or _is_asleep(control_plane) or control_plane.status.endpoint is None:
             return decision
-        kept = await self._backend.needs_api_server(control_plane)
-        return replace(decision, sleep=None, kept=True, why=kept) if kept is not None else decision
+        if (kept := await self._backend.needs_api_server(control_plane)) is not None:
+            return Decision(None, kept, kept=True)
+        inside = await self._look_inside(control_plane, now=now)
+        if inside.kept:
+            return Decision(None, inside.kept, kept=True, again=now + _ASKED_AGAIN)
+        return replace(decision, sleep=decision.sleep.model_copy(update={"next_wake": inside.next_wake}))
 
     async def hibernate(self, control_plane: ControlPlane, decision: Decision) -> Provision | None:
         """Have no API server run for a control plane that is to sleep; None: one has to run now.
 
         Raises ConditionError (FallingAsleep) while it ends.
         """
-        if decision.sleep is None:
+        if decision.sleep is None or decision.begins:
+            # What passes requests on hears first that it sleeps, and the next pass looks inside once more.
             return None
         if not _is_asleep(control_plane) and self.waits_for(control_plane):
             return None
         return await self._backend.hibernate(control_plane)
+
+    async def _look_inside(self, control_plane: ControlPlane, *, now: datetime) -> Inside:
+        key = management_namespace(control_plane.name), controllers_secret_name(control_plane.name)
+        config = config_of(self._stores.secrets.get(key))
+        if config is None:
+            return Inside("it has no credentials for a look inside")
+        try:
+            async with tenant_client(config, connections=self._context.connections) as client:
+                return await look_inside(client, now=now)
+        except ProviderError as error:
+            return Inside(f"the operator cannot look inside: {error}")
 
     def waits_for(self, control_plane: ControlPlane) -> str:
         """Say what has to end before its API server; empty if nothing has."""

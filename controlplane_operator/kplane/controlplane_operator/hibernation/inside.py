@@ -1,0 +1,152 @@
+"""Looks into a control plane that is to sleep: what keeps it awake, and when something inside is due.
+
+Only running controllers know when an autoscaler, a Job or a node needs them. So these keep a control plane awake. Of
+times that are written down, the first one wakes it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from kplane.controlplane_operator.hibernation.cron import next_time
+from kplane.controlplane_operator.watch.cache import Object
+from kplane.provider import Client, NotFound, Resource
+from kplane.provider.client.resources import LEASES, NAMESPACES, SECRETS
+
+__all__ = ["Inside", "look_inside"]
+
+_AUTOSCALERS: Final = Resource("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers", namespaced=True)
+_CRON_JOBS: Final = Resource("batch/v1", "CronJob", "cronjobs", namespaced=True)
+_JOBS: Final = Resource("batch/v1", "Job", "jobs", namespaced=True)
+_REQUESTS: Final = Resource(
+    "certificates.k8s.io/v1", "CertificateSigningRequest", "certificatesigningrequests", namespaced=False
+)
+_NODE_LEASES: Final = "kube-node-lease"
+_TOKENS: Final = "kube-system"
+_TOKEN_TYPE: Final = "bootstrap.kubernetes.io/token"  # noqa: S105 - the type of a Secret
+
+_AHEAD: Final = timedelta(seconds=10)
+"""So long before a CronJob is due its control plane wakes: API server and controllers start meanwhile."""
+_SOON: Final = timedelta(minutes=1)
+"""No sleep is shorter. Controllers have as long for what is due, and nodes report more often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """What was found."""
+
+    kept: str = ""
+    """What keeps the control plane awake, in a clause; empty if nothing does."""
+    next_wake: datetime | None = None
+    """When the first thing inside is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Objects of one kind, and what each of them says."""
+
+    resource: Resource
+    judge: Callable[[Object, datetime], str | datetime | None]
+    """Returns what keeps the control plane awake, or when it has to be awake."""
+    options: Mapping[str, Any]
+
+
+async def look_inside(client: Client, *, now: datetime) -> Inside:
+    """Ask an API server for all that is due, and for what cannot be computed. Raises ProviderError."""
+    due: list[datetime] = []
+    for look in _LOOKS:
+        try:
+            found = await client.list(look.resource, **look.options)
+        except NotFound:
+            continue  # it does not serve this kind
+        for obj in found.items:
+            said = look.judge(obj, now)
+            if isinstance(said, str):
+                return Inside(f"{_named(look.resource, obj)} {said}")
+            if said is None or said <= now - _SOON:
+                continue  # it had its time
+            if said <= now + _SOON:
+                return Inside(f"{_named(look.resource, obj)} is due")
+            due.append(said)
+    return Inside(next_wake=min(due, default=None))
+
+
+def _named(resource: Resource, obj: Object) -> str:
+    metadata = obj["metadata"]
+    name = f"{metadata['namespace']}/{metadata['name']}" if metadata.get("namespace") else metadata["name"]
+    return f"{resource.kind} {name}"
+
+
+def _autoscaler(_obj: Object, _now: datetime) -> str:
+    return "scales by load"
+
+
+def _namespace(obj: Object, _now: datetime) -> str | None:
+    return "is being deleted" if "deletionTimestamp" in obj["metadata"] else None
+
+
+def _request(obj: Object, _now: datetime) -> str | None:
+    status = obj.get("status") or {}
+    decided = {condition["type"] for condition in status.get("conditions") or ()}
+    return None if status.get("certificate") or decided & {"Denied", "Failed"} else "is pending"
+
+
+def _node_lease(obj: Object, now: datetime) -> str | None:
+    renewed = _time((obj.get("spec") or {}).get("renewTime"))
+    return "says that its node reports" if renewed is not None and renewed > now - _SOON else None
+
+
+def _job(obj: Object, _now: datetime) -> str | datetime | None:
+    spec, status = obj.get("spec") or {}, obj.get("status") or {}
+    ended = [each for each in status.get("conditions") or () if each["type"] in {"Complete", "Failed"}]
+    if not any(each["status"] == "True" for each in ended):
+        return None if spec.get("suspend") else "runs"
+    time_to_live = spec.get("ttlSecondsAfterFinished")
+    finished = max((time for each in ended if (time := _time(each.get("lastTransitionTime")))), default=None)
+    if time_to_live is None or finished is None:
+        return None
+    return finished + timedelta(seconds=time_to_live)
+
+
+def _cron_job(obj: Object, now: datetime) -> str | datetime | None:
+    spec, status = obj.get("spec") or {}, obj.get("status") or {}
+    if spec.get("suspend"):
+        return None
+    last = _time(status.get("lastScheduleTime"))
+    after = max(now - _SOON, last) if last is not None else now - _SOON
+    try:
+        time = next_time(spec["schedule"], zone=spec.get("timeZone"), after=after)
+    except ValueError as error:
+        return f"has a schedule whose times kplane cannot compute ({error})"
+    return time.astimezone(UTC) - _AHEAD if time is not None else None
+
+
+def _bootstrap_token(obj: Object, _now: datetime) -> datetime | None:
+    try:
+        return _time(base64.b64decode((obj.get("data") or {}).get("expiration", "")).decode())
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _time(value: Any) -> datetime | None:
+    try:
+        time = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        return None
+    return time if time.tzinfo is not None else None
+
+
+_LOOKS: Final = (
+    _Look(NAMESPACES, _namespace, {"metadata_only": True}),
+    _Look(_AUTOSCALERS, _autoscaler, {"metadata_only": True}),
+    _Look(LEASES, _node_lease, {"namespace": _NODE_LEASES}),
+    _Look(_REQUESTS, _request, {}),
+    _Look(_JOBS, _job, {}),
+    _Look(_CRON_JOBS, _cron_job, {}),
+    _Look(SECRETS, _bootstrap_token, {"namespace": _TOKENS, "field_selector": f"type={_TOKEN_TYPE}"}),
+)
