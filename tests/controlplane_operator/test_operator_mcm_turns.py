@@ -251,6 +251,26 @@ async def test_no_mcm_is_started_at_a_control_plane_that_is_removed() -> None:
     assert "instance" not in world.api.registrations["foo"]["status"]
 
 
+async def test_its_mcm_ends_while_its_control_plane_sleeps() -> None:
+    world = World()
+    world.put("foo", uid="first", mode="Dedicated")
+    await world.reconciler.reconcile(KEY)
+    instance = {"controlPlaneUID": "uid-cp", "mode": "Dedicated"}
+    world.put("foo", uid="first", mode="Dedicated", ready=False, instance=instance)
+    # Not for any reason why it is not ready for a while.
+    await world.reconciler.reconcile(KEY)
+    assert world.programs.names() == [mcm_name("cp", uid="first")]
+    sleep = {"hibernation": {"since": "2026-01-01T00:00:00Z", "reason": "Idle"}}
+    world.stores.control_planes.apply(control_plane("cp") | {"status": sleep})
+    assert await world.reconciler.reconcile(KEY) is None
+    assert world.programs.names() == []
+    assert "instance" not in world.api.registrations["foo"]["status"]
+    world.stores.control_planes.apply(control_plane("cp"))
+    world.put("foo", uid="first", mode="Dedicated", ready=True)
+    await world.reconciler.reconcile(KEY)
+    assert world.programs.names() == [mcm_name("cp", uid="first")]
+
+
 async def test_who_waits_for_the_one_of_many_says_so() -> None:
     world = World()
     world.put("foo", uid="first", mode="Dedicated", instance={"controlPlaneUID": "uid-cp"})

@@ -1,0 +1,117 @@
+"""When an API server ends, and what its backend is asked before."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kplane.api import ControlPlane, ControlPlaneClass
+from kplane.api.names import SLEEP_REQUESTED_ANNOTATION
+from kplane.controlplane_operator.backends.base import Hibernating
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.hibernation.decision import Decision
+from kplane.controlplane_operator.hibernation.inside import Inside
+from kplane.controlplane_operator.hibernation.sleeper import Sleeper
+from kplane.controlplane_operator.watch.event_routing import Stores
+
+SLEEP = {"since": datetime.now(UTC).isoformat(), "reason": "Requested", "observedGeneration": 3}
+CHOSEN = ControlPlaneClass.model_validate({"metadata": {"name": "c"}, "spec": {"virtual": {"start": "OnDemand"}}})
+DUE = datetime.now(UTC) + timedelta(hours=1)
+
+
+class Backend:
+    """Ends API servers, and says for which it could not."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.ended = 0
+        self.needs: str | None = None
+
+    async def needs_api_server(self, _: ControlPlane) -> str | None:
+        self.asked += 1
+        return self.needs
+
+    async def hibernate(self, _: ControlPlane) -> Any:
+        self.ended += 1
+        return "provision"
+
+
+class World:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stores, self.backend, self.inside = Stores(), Backend(), Inside(next_wake=DUE)
+        context = cast("OperatorContext", SimpleNamespace(stores=self.stores))
+        self.sleeper = Sleeper(context, backend=cast("Hibernating", self.backend))
+
+        async def look(*_: Any, **__: Any) -> Inside:
+            return self.inside
+
+        monkeypatch.setattr(self.sleeper, "_look_inside", look)
+
+    async def turn(self, control_plane: ControlPlane) -> tuple[Decision, Any]:
+        decision = await self.sleeper.decide(control_plane, chosen=CHOSEN)
+        return decision, await self.sleeper.hibernate(control_plane, decision)
+
+    def register(self, **status: Any) -> None:
+        metadata = {"name": "r", "uid": "r", "resourceVersion": "1"}
+        spec = {"controlPlaneRef": {"name": "acme"}}
+        self.stores.registrations.apply({"metadata": metadata, "spec": spec, "status": status})
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+def control_plane(*, sleep: bool, told: str | None = None, published: bool = True) -> ControlPlane:
+    status: dict[str, Any] = {"endpoint": "https://acme"} if published else {}
+    if sleep:
+        status["hibernation"] = SLEEP
+    if told is not None:
+        condition = {"type": "Hibernated", "status": told, "reason": "Hibernated", "message": ""}
+        status["conditions"] = [condition | {"lastTransitionTime": "2026-01-01T00:00:00Z"}]
+    annotations = {SLEEP_REQUESTED_ANNOTATION: datetime.now(UTC).isoformat()}
+    metadata = {"name": "acme", "uid": "1", "generation": 3, "annotations": annotations}
+    return ControlPlane.model_validate({"metadata": metadata, "spec": {}, "status": status})
+
+
+async def test_its_sleep_is_said_one_pass_before_its_api_server_ends(world: World) -> None:
+    decision, ended = await world.turn(control_plane(sleep=False))
+    assert decision.sleep is not None
+    assert (decision.sleep.next_wake, ended) == (DUE, None)
+    decision, ended = await world.turn(control_plane(sleep=True, told="False"))
+    assert (ended, world.backend.ended) == ("provision", 1)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [{"ready": True, "controlPlaneUID": "1"}, {"instance": {"controlPlaneUID": "1"}}],
+    ids=["ready", "instance"],
+)
+async def test_its_api_server_runs_until_nothing_uses_it(world: World, status: dict[str, Any]) -> None:
+    world.register(**status)
+    one = control_plane(sleep=True, told="False")
+    assert (await world.turn(one))[1] is None
+    assert "r" in world.sleeper.waits_for(one)
+    # Once it has ended, it is not started for an instance that is said to be there.
+    assert (await world.turn(control_plane(sleep=True, told="True")))[1] == "provision"
+
+
+async def test_what_keeps_it_awake_ends_a_sleep_that_has_begun(world: World) -> None:
+    world.inside = Inside("Job shop/one runs")
+    for sleep in (False, True):
+        decision, ended = await world.turn(control_plane(sleep=sleep, told="False"))
+        assert (decision.sleep, decision.kept, ended) == (None, True, None)
+        assert decision.again is not None
+    world.backend.needs = "flags decide"
+    decision, _ = await world.turn(control_plane(sleep=False))
+    assert (decision.why, decision.kept) == ("flags decide", True)
+
+
+async def test_it_is_not_looked_into_one_that_sleeps_or_is_new(world: World) -> None:
+    world.inside, world.backend.needs = Inside("it is not asked"), "it is not asked"
+    assert (await world.turn(control_plane(sleep=True, told="True")))[0].sleep is not None
+    assert (await world.turn(control_plane(sleep=False, published=False)))[1] == "provision"
+    assert world.backend.asked == 0
