@@ -8,7 +8,9 @@ import pytest
 
 from kplane.api.configuration import ConfigurationError
 from kplane.controlplane_operator.config import OperatorConfig
+from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.main import main
+from kplane.controlplane_operator.pki.primitives import create_authority
 
 
 @pytest.fixture
@@ -31,6 +33,25 @@ def test_flags_become_settings(flags: list[str], tmp_path: Path) -> None:
     assert (settings.mcm_service_account, settings.workers) == (("ns", "name"), 3)
     assert settings.shared_etcd is not None
     assert settings.shared_etcd.credentials == tmp_path
+
+
+def test_a_gateway_has_a_url_and_a_ca(flags: list[str], tmp_path: Path) -> None:
+    ca, nonsense = tmp_path / "gateway-ca", tmp_path / "nonsense"
+    ca.write_bytes(create_authority("gateway").certificate)
+    nonsense.write_text("none")
+    assert OperatorConfig.parse(flags).gateway is None
+    gateway = OperatorConfig.parse([*flags, "--gateway-url=https://api.example.org/", f"--gateway-ca={ca}"]).gateway
+    assert gateway == Gateway(url="https://api.example.org", ca=ca.read_bytes(), namespace="kplane-gateway")
+    url = "--gateway-url=https://api.example.org"
+    for wrong, told in (
+        ([url], "--gateway-url needs --gateway-ca"),
+        ([f"--gateway-ca={ca}"], "without --gateway-url"),
+        (["--gateway-namespace=gateways"], "without --gateway-url"),
+        ([url, f"--gateway-ca={nonsense}"], "no certificate"),
+        ([f"{url}/path", f"--gateway-ca={ca}"], "an https URL is needed"),
+    ):
+        with pytest.raises(ConfigurationError, match=told):
+            OperatorConfig.parse([*flags, *wrong])
 
 
 @pytest.mark.parametrize(

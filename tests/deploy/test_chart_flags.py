@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from kplane.controlplane_operator.config import OperatorConfig
+from kplane.controlplane_operator.gateway import Gateway
+from kplane.controlplane_operator.pki.primitives import create_authority
 from kplane.mcm.placement.sharding import SHARDS
 from kplane.mcm.settings import Settings as McmSettings
 from kplane.workloads import Resources
@@ -25,11 +27,15 @@ def arguments(rendered: Any, program: str) -> list[str]:
     return found
 
 
+CA = create_authority("gateway").certificate
+
+
 def operator_settings(rendered: Any, credentials: Path) -> OperatorConfig:
     for name in ("ca.crt", "ca.key", "client.crt", "client.key"):
         (credentials / name).touch()
     given = arguments(rendered, "-operator")
-    mounted = ("/etc/kplane/shared-etcd", "/etc/kplane/bucket")
+    (credentials / "ca.crt").write_bytes(CA)
+    mounted = ("/etc/kplane/shared-etcd", "/etc/kplane/bucket", "/etc/kplane/gateway")
     return OperatorConfig.parse([_replaced(item, mounted, str(credentials)) for item in given])
 
 
@@ -45,7 +51,7 @@ def test_the_operator_is_told_everything_that_is_set(chart: Any, everything_on: 
     assert settings.kubeconfig is None
     assert settings.mcm_service_account == ("kplane-system", "my-kplane-mcm")
     assert (settings.workers, settings.log_level, settings.listen.port) == (4, "DEBUG", 8080)
-    assert settings.gateway_namespace == "kube-node-lease"
+    assert settings.gateway == Gateway("https://api.example.org", CA, "kube-node-lease")
     assert settings.election is not None
     assert (settings.election.namespace, settings.election.name) == ("kplane-system", "my-kplane-operator")
     pods = settings.pods

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+import yaml
 
 from kplane.api.names import GATEWAY_NAMESPACE, gateway_secret_name, kubeconfig_secret_name, management_namespace
 from kplane.binaries.envoy import find_envoy
 from kplane.binaries.programs import Binaries
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES as CLASSES
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities
 from kplane.controlplane_operator.pki.primitives import issue_client
 from kplane.controlplane_operator.pki.store import AUTHORITIES_SECRET
@@ -22,7 +24,7 @@ from kplane.embedded.__main__ import main
 from kplane.embedded.cluster import ManagementCluster
 from kplane.gateway.control_planes import CONTROL_PLANES
 from kplane.provider import ApiError, Client, ClusterConfig, NotFound
-from kplane.provider.client.resources import NAMESPACES, SECRETS
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, SECRETS
 from kplane.workloads import find_processes
 
 _NAME = "acme"
@@ -57,6 +59,7 @@ async def test_a_control_plane_is_reached_as_long_as_it_is_there(
     directory: Path,
     binaries: Binaries,
     eventually: Callable[..., Any],
+    kubectl: Callable[..., Any],
     namespaces_go_at_once: Callable[..., Any],
 ) -> None:
     async with (
@@ -77,12 +80,38 @@ async def test_a_control_plane_is_reached_as_long_as_it_is_there(
                 return True
             return False
 
-        await client.create(CONTROL_PLANES, {"metadata": {"name": _NAME}, "spec": {"deletionPolicy": "Destroy"}})
+        await client.create(CLASSES, {"metadata": {"name": "joinable"}, "spec": {"addons": ["kubeadm-join"]}})
+        spec = {"deletionPolicy": "Destroy", "classRef": {"name": "joinable"}}
+        await client.create(CONTROL_PLANES, {"metadata": {"name": _NAME}, "spec": spec})
         published = await eventually(lambda: secret(kubeconfig_secret_name(_NAME), management_namespace(_NAME)))
+        through = ClusterConfig.from_kubeconfig(published["kubeconfig-external"])
         direct = ClusterConfig.from_kubeconfig(published["kubeconfig"])
         url = f"{cluster.handle.gateway_url}/clusters/{_NAME}/control-plane"
-        through = dataclasses.replace(direct, server=url, ca_data=gateway_ca.read_bytes())
+        assert (through.server, through.ca_data) == (url, gateway_ca.read_bytes())
+        assert urlsplit(direct.server).path == ""
+        assert await _code(direct) == 200
         await eventually(lambda: _code(through), lambda found: found == 200)
+        status = (await client.get(CONTROL_PLANES, _NAME))["status"]
+        assert {each["type"]: each["url"] for each in status["endpoints"]} == {
+            "Internal": direct.server,
+            "External": url,
+            "Join": url,
+        }
+
+        kubeconfig = directory / "published"
+        kubeconfig.write_bytes(published["kubeconfig-external"])
+        assert "configmaps" in await kubectl(kubeconfig, "api-resources", "--cached=false")
+        await kubectl(kubeconfig, "create", "configmap", "made", "--from-literal=by=kubectl")
+        assert await kubectl(kubeconfig, "get", "configmap", "made", "-o", "jsonpath={.data.by}") == "kubectl"
+
+        # A node reads this before it has credentials.
+        async with Client(direct) as tenant:
+            info = await eventually(lambda: tenant.get(CONFIG_MAPS, "cluster-info", namespace="kube-public"))
+        told = yaml.safe_load(info["data"]["kubeconfig"])["clusters"][0]["cluster"]
+        assert told["server"] == url
+        joining = ClusterConfig(server=url, ca_data=base64.b64decode(told["certificate-authority-data"]))
+        async with Client(joining) as node:
+            assert await node.get(CONFIG_MAPS, "cluster-info", namespace="kube-public") == info
 
         keys = TenantAuthorities.from_secret(await secret(AUTHORITIES_SECRET, management_namespace(_NAME)))
         pair = issue_client(keys.client, user="admin", groups=("system:masters",))
@@ -95,6 +124,18 @@ async def test_a_control_plane_is_reached_as_long_as_it_is_there(
         await client.delete(SECRETS, gateway_secret_name(_NAME), namespace=GATEWAY_NAMESPACE)
         await eventually(lambda: secret(gateway_secret_name(_NAME), GATEWAY_NAMESPACE))
         await eventually(lambda: _code(user), lambda found: found == 200)
+
+        # Its own address is enough: the gateway does not serve it any more.
+        await client.patch(CONTROL_PLANES, _NAME, {"spec": {"endpointPolicy": "Own"}})
+        await eventually(lambda: _code(through), lambda found: found == 404)
+        await eventually(gone)
+        own = await eventually(
+            lambda: secret(kubeconfig_secret_name(_NAME), management_namespace(_NAME)),
+            lambda found: ClusterConfig.from_kubeconfig(found["kubeconfig-external"]).server == direct.server,
+        )
+        assert await _code(ClusterConfig.from_kubeconfig(own["kubeconfig-external"])) == 200
+        await client.patch(CONTROL_PLANES, _NAME, {"spec": {"endpointPolicy": None}})
+        await eventually(lambda: _code(through), lambda found: found == 200)
 
         await client.delete(CONTROL_PLANES, _NAME)
         await eventually(lambda: _code(through), lambda found: found == 404)

@@ -43,6 +43,14 @@ def test_one_with_a_secret_is_served_by_its_uid() -> None:
     assert (found.upstream.host, found.upstream.port) == ("127.0.0.1", 6443)
 
 
+def test_one_that_is_published_under_the_gateway_is_served_without_a_secret_too() -> None:
+    own = {"type": "Internal", "url": "https://10.0.0.1:6443"}
+    ours = {"type": "External", "url": "https://api.example.org/clusters/acme/control-plane"}
+    found = route_of(control_plane(status={"endpoints": [own, ours]}), None)
+    assert found is not None
+    assert found.upstream is None
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -72,6 +80,7 @@ def test_one_without_a_usable_secret_answers_that_it_is_absent(given: Any) -> No
         control_plane(status={"clusterPath": "../other"}),
         control_plane(status={"clusterPath": "root"}),
         control_plane(endpointRef={"name": "elsewhere"}),
+        control_plane(status={"endpoints": [{"type": "External", "url": "https://acme.example.org:6443"}]}),
     ],
 )
 def test_one_without_a_path_and_one_that_others_serve_are_not_served(given: Any) -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "DedicatedSpec",
     "DeletionPolicy",
     "EndpointAddress",
+    "EndpointPolicy",
     "EndpointType",
     "EtcdSettings",
     "RememberedClass",
@@ -78,6 +79,14 @@ class ControlPlanePhase(StrEnum):
     """A person has to act; the condition Ready says how."""
     TERMINATING = "Terminating"
     """It is being deleted."""
+
+
+class EndpointPolicy(StrEnum):
+    """Under which addresses a control plane of mode Virtual is published."""
+
+    GATEWAY = "Gateway"
+    OWN = "Own"
+    BOTH = "Both"
 
 
 class EndpointType(StrEnum):
@@ -184,7 +193,13 @@ class ControlPlaneSpec(ApiModel):
                     field_path=f".{field}",
                     reason="FieldValueForbidden",
                 )
-                for field in ("version", "resources")
+                for field in ("version", "resources", "endpointPolicy")
+            ),
+            Rule(
+                rule="!has(self.endpointPolicy) || self.mode == 'Virtual'",
+                message="spec.endpointPolicy is for spec.mode Virtual only: remove spec.endpointPolicy",
+                field_path=".endpointPolicy",
+                reason="FieldValueForbidden",
             ),
             Rule(
                 rule="!has(self.endpointRef) || !has(self.virtual) || !has(self.virtual.start)",
@@ -231,6 +246,12 @@ class ControlPlaneSpec(ApiModel):
     """The ControlPlaneEndpoint under which an existing API server serves this control plane; absent where kplane is to
     run the API server and provide the endpoint itself.
     """
+    endpoint_policy: EndpointPolicy | None = None
+    """Which addresses kplane publishes for a control plane of mode Virtual. Gateway: people and nodes use that of the
+    gateway. Own: they use that of the API server, and the gateway does not serve it. Both: people use that of the
+    gateway, and nodes that of the API server. The default is that of the class. If the class has none, it is Gateway
+    if the operator has a gateway, otherwise Own.
+    """
     deletion_policy: DeletionPolicy | None = None
     """What happens to the data on deletion: Retain keeps it, Destroy removes it for good. The default is the policy of
     the class, and Retain where that has none.
@@ -256,6 +277,8 @@ class ControlPlaneSpec(ApiModel):
         for mode, settings in ((ControlPlaneMode.VIRTUAL, self.virtual), (ControlPlaneMode.DEDICATED, self.dedicated)):
             if settings is not None and self.mode != mode:
                 raise ValueError(f"spec.{mode.lower()} is for spec.mode {mode} only")
+        if self.endpoint_policy is not None and self.mode is not ControlPlaneMode.VIRTUAL:
+            raise ValueError("spec.endpointPolicy is for spec.mode Virtual only")
         return self
 
     @model_validator(mode="after")
@@ -267,8 +290,12 @@ class ControlPlaneSpec(ApiModel):
     @model_validator(mode="after")
     def _runs_what_it_sets(self) -> Self:
         start = self.virtual.start if self.virtual is not None else None
-        fields = (("version", self.version), ("resources", self.resources), ("virtual.start", start))
-        for field, value in fields:
+        for field, value in (
+            ("version", self.version),
+            ("resources", self.resources),
+            ("endpointPolicy", self.endpoint_policy),
+            ("virtual.start", start),
+        ):
             if value is not None and self.endpoint_ref is not None:
                 raise ValueError(f"spec.{field} is for API servers that kplane runs, not for that of spec.endpointRef")
         return self

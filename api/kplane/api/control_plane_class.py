@@ -11,7 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model
 from kplane.api.api_server_settings import ApiServerSettings
 from kplane.api.compute_resources import ComputeResources, StorageAmount, quantity
 from kplane.api.conditions import Conditions
-from kplane.api.control_plane import ControlPlaneMode, DeletionPolicy, EtcdSettings
+from kplane.api.control_plane import ControlPlaneMode, DeletionPolicy, EndpointPolicy, EtcdSettings
 from kplane.api.destinations import Destination
 from kplane.api.durations import duration_rules, duration_within, parse_duration
 from kplane.api.extensions import ATOMIC_LIST, Extension, Rule, rules
@@ -219,6 +219,10 @@ class ControlPlaneClassSpec(ApiModel):
 
     deletion_policy: DeletionPolicy | None = None
     """What happens to the data of a deleted control plane that sets no policy itself: Retain (default) or Destroy."""
+    endpoint_policy: EndpointPolicy | None = None
+    """Which addresses kplane publishes for each control plane of mode Virtual that does not say it itself: Gateway, Own
+    or Both. It does not count for those with spec.endpointRef.
+    """
     auth: AuthSpec = AuthSpec()
     """Who the published kubeconfig is for the control plane, and how it proves it."""
     addons: Annotated[

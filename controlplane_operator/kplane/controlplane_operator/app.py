@@ -163,7 +163,7 @@ def _shared_etcd(client: Client, settings: OperatorConfig) -> tuple[SharedEtcd |
 
 
 def _context(client: Client, settings: OperatorConfig) -> OperatorContext:
-    events, stores = Events(client), Stores()
+    events, stores, gateway = Events(client), Stores(), settings.gateway
     access = Access(client, shared=settings.mcm_service_account)
     return OperatorContext(
         client=client,
@@ -177,10 +177,10 @@ def _context(client: Client, settings: OperatorConfig) -> OperatorContext:
             stores=stores,
             namespace=settings.namespace,
             role=settings.secrets_role,
-            gateway_namespace=settings.gateway_namespace,
+            gateway_namespace=gateway.namespace if gateway is not None else None,
         ),
         namespace=settings.namespace,
-        gateway_namespace=settings.gateway_namespace,
+        gateway=gateway,
     )
 
 

@@ -13,16 +13,19 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from urllib.parse import urlsplit
 
+from cryptography import x509
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from kplane.api import ComputeResources, ResourceAmounts, quantity
 from kplane.api.configuration import Configuration, Directory, File, Flag, HostPort, Listen, State
+from kplane.api.names import GATEWAY_NAMESPACE
 from kplane.controlplane_operator.backends.etcd import DEFAULT_QUOTA_BYTES
 from kplane.controlplane_operator.backends.mcm import MCM, MCM_RESOURCES, McmProgram
 from kplane.controlplane_operator.backends.proxy import EGRESS_PROXY, PROXY_PROCESS, ProxyProgram
 from kplane.controlplane_operator.backup.archive import recipients
 from kplane.controlplane_operator.backup.storage import Bucket, Volume
 from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitorSettings
+from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.grants import Account
 from kplane.controlplane_operator.secret_access import DEFAULT_SECRETS_ROLE
 from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
@@ -102,6 +105,15 @@ def _etcd_credentials(directory: Path) -> Path:
         if not (directory / name).is_file():
             raise ValueError(f"{name} is missing there")
     return directory
+
+
+def _certificates(file: Path) -> bytes:
+    content = file.read_bytes()
+    try:
+        x509.load_pem_x509_certificates(content)
+    except ValueError as error:
+        raise ValueError(f"--gateway-ca {file} has no certificate in PEM: {error}") from error
+    return content
 
 
 def _program(path: Path) -> Path:
@@ -232,8 +244,14 @@ class OperatorConfig(Configuration):
     """ServiceAccount that may read the Secrets that registrations resolve to"""
     secrets_role: Annotated[str, Flag("NAME")] = DEFAULT_SECRETS_ROLE
     """ClusterRole that the operator binds to itself in each kplane-cp-* namespace; NAME-reader is for other ones"""
-    gateway_namespace: Annotated[str | None, Flag("NAMESPACE", default="there is no gateway")] = None
-    """Existing namespace for the Secrets by which kplane-gateway reaches control planes, such as kplane-gateway"""
+    gateway_url: Annotated[
+        str | None, AfterValidator(lambda url: url and _https(url)), Flag("URL", default="there is no gateway")
+    ] = None
+    """URL under which clients reach kplane-gateway, such as https://api.example.org"""
+    gateway_ca: Annotated[File | None, Flag("FILE")] = None
+    """CAs of the serving certificate of the gateway, for kubeconfigs"""
+    gateway_namespace: Annotated[str | None, Flag("NAMESPACE", default=GATEWAY_NAMESPACE)] = None
+    """Existing namespace for the Secrets by which the gateway reaches control planes"""
     workers: Annotated[int, Field(ge=1), Flag("N")] = 16
     """Number of objects of a kind that are reconciled at once"""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -316,7 +334,14 @@ class OperatorConfig(Configuration):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         """Check what depends on more than one flag."""
-        for part in (self.pods, self.election, self.shared_etcd, self.dedicated_mcm, self.service_monitors):
+        for part in (
+            self.pods,
+            self.election,
+            self.shared_etcd,
+            self.dedicated_mcm,
+            self.service_monitors,
+            self.gateway,
+        ):
             del part
         self._check_snapshots()
         return self
@@ -379,6 +404,21 @@ class OperatorConfig(Configuration):
                 "--shared-etcd-endpoint and --shared-etcd-credentials go together; only one of them is given"
             )
         return None
+
+    @cached_property
+    def gateway(self) -> Gateway | None:
+        """The gateway in front of virtual control planes; None: there is none."""
+        if self.gateway_url is None:
+            if self.gateway_ca is not None or self.gateway_namespace is not None:
+                raise ValueError("--gateway-ca and --gateway-namespace are of no use without --gateway-url")
+            return None
+        if self.gateway_ca is None:
+            raise ValueError("--gateway-url needs --gateway-ca, the CA that clients of the gateway trust")
+        return Gateway(
+            url=self.gateway_url.rstrip("/"),
+            ca=_certificates(self.gateway_ca),
+            namespace=self.gateway_namespace or GATEWAY_NAMESPACE,
+        )
 
     @cached_property
     def election(self) -> ElectionSettings | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.grants import Access
 from kplane.controlplane_operator.metrics import Metrics
 from kplane.controlplane_operator.secret_access import SecretAccess
@@ -29,8 +30,8 @@ class OperatorContext:
     secrets: SecretAccess
     namespace: str = "kplane-system"
     """The operator's own."""
-    gateway_namespace: str | None = None
-    """Where the gateway reads what it needs of control planes; None: there is no gateway."""
+    gateway: Gateway | None = None
+    """None: there is none."""
     metrics: Metrics = field(default_factory=Metrics)
     connections: Connections = field(default_factory=Connections)
     """To control planes: many of them may be behind one address."""

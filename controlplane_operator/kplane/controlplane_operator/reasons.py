@@ -163,6 +163,11 @@ class Reason(StrEnum):
         "create the ClusterRole in the control plane, or correct `auth.defaultRole`",
         _in(_READY),
     )
+    NO_GATEWAY = (
+        "NoGateway",
+        "give the operator a gateway by `--gateway-url`, or set `spec.endpointPolicy: Own`",
+        _in(_READY, waits=True),
+    )
     ETCD_REFUSED = ("EtcdRefused", "upgrade the shared etcd as the message says; the operator retries", _in(_READY))
     ENDPOINT_PENDING = (
         "EndpointPending",

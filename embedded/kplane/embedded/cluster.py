@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from kplane.api.names import GATEWAY_NAMESPACE
 from kplane.binaries.programs import Binaries
 from kplane.controlplane_operator.backends.apiserver import (
     API_SERVER_PORTS,
@@ -220,6 +219,7 @@ class ManagementCluster:
 
     async def _start_operators(self, handle: Handle, addresses: Mapping[str, Address]) -> None:
         programs = [f"--programs-dir={directory}" for directory in dict.fromkeys(handle.programs)]
+        gateway = [f"--gateway-url={handle.gateway_url}", f"--gateway-ca={handle.gateway_ca}"] if self._envoy else []
         self._operator = components.python(
             components.OPERATOR,
             module="kplane.controlplane_operator.main",
@@ -229,7 +229,7 @@ class ManagementCluster:
                 *programs,
                 f"--shared-etcd-endpoint={handle.tenants_etcd.endpoint}",
                 f"--shared-etcd-credentials={handle.tenants_etcd_credentials}",
-                *([f"--gateway-namespace={GATEWAY_NAMESPACE}"] if self._envoy is not None else []),
+                *gateway,
                 f"--mcm-program={components.python_program(self._directory / 'programs', module='kplane.mcm.main')}",
             ),
             address=addresses[components.OPERATOR],
@@ -247,7 +247,7 @@ class ManagementCluster:
             tasks.create_task(self._run(_described(self._mcm)), name="start mcm")
 
     async def _start_gateway(self, credentials: Credentials, handle: Handle, addresses: Mapping[str, Address]) -> None:
-        if self._envoy is None:
+        if self._envoy is None or handle.gateway_ca is None:
             return
         address = addresses[components.GATEWAY]
         kubeconfig = credentials.kubeconfig(handle.server, user=GATEWAY_USER, groups=SERVICE_ACCOUNT_GROUPS)
@@ -257,7 +257,7 @@ class ManagementCluster:
             args=(
                 f"--state-dir={self._directory / 'gateway'}",
                 f"--envoy={self._envoy}",
-                f"--certificate-dir={credentials.gateway()}",
+                f"--certificate-dir={handle.gateway_ca.parent}",
                 f"--serve={address.host}:{address.ports['https']}",
             ),
             address=address,
@@ -293,7 +293,7 @@ class ManagementCluster:
             mcm_url=mcm if self._operators else None,
             seconds=self._seconds,
             gateway_url=server_url(addresses[components.GATEWAY]) if self._envoy is not None else None,
-            gateway_ca=credentials.directory / "gateway" / "ca.crt" if self._envoy is not None else None,
+            gateway_ca=credentials.gateway() / "ca.crt" if self._envoy is not None else None,
         )
 
     async def _run(self, component: Component) -> None:

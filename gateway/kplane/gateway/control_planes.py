@@ -66,7 +66,7 @@ def route_of(control_plane: _Object | None, secret: _Object | None) -> Route | N
         return None
     status = control_plane.get("status") or {}
     path = status.get("clusterPath")
-    if not path or "endpointRef" in (control_plane.get("spec") or {}):
+    if not path or "endpointRef" in (control_plane.get("spec") or {}) or _is_elsewhere(status, path=path):
         return None
     uid = control_plane["metadata"]["uid"]
     why = f"the control plane has no API server now; its phase is {status.get('phase') or 'unknown'}"
@@ -79,6 +79,12 @@ def route_of(control_plane: _Object | None, secret: _Object | None) -> Route | N
         return Route(key=uid, cluster_path=path, upstream=None, why_absent="the gateway cannot reach it")
     except RouteInvalid:
         return None
+
+
+def _is_elsewhere(status: _Object, *, path: str) -> bool:
+    """Whether a control plane is published, and under its own addresses only."""
+    urls = [str(endpoint.get("url")) for endpoint in status.get("endpoints") or ()]
+    return bool(urls) and not any(url.endswith(f"/clusters/{path}/control-plane") for url in urls)
 
 
 def _is_of(secret: _Object, uid: str) -> bool:

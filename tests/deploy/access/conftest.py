@@ -279,7 +279,7 @@ async def deleted(kube: Kubectl, manifest: str) -> bool:
 
 
 def parts(chart: Any, kinds: set[str], *, gateway: str) -> list[dict[str, Any]]:
-    settings = SCRAPED | {"operator.gatewayNamespace": gateway}
+    settings = SCRAPED | {"gateway": {"url": "https://api.example.org", "caSecret": "gateway-ca", "namespace": gateway}}
     return [item for item in chart.render(release=RELEASE, settings=settings).manifests if item["kind"] in kinds]
 
 

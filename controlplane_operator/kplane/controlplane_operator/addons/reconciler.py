@@ -24,6 +24,7 @@ from kplane.controlplane_operator.addons.sync import AddonSync
 from kplane.controlplane_operator.backends.apiserver import dns_address
 from kplane.controlplane_operator.class_policy import class_in_force
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.pki.kubeconfig import config_of
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.conditions import is_paused
@@ -118,7 +119,7 @@ class ControlPlaneAddonsReconciler:
         memory = self._memory.get(key)
         if memory is None or memory.uid != control_plane.metadata.uid:
             memory = self._memory[key] = _Memory(control_plane.metadata.uid)
-        facts = _facts(control_plane, config=config)
+        facts = _facts(control_plane, config=config, gateway=self._context.gateway)
         fingerprint = self._fingerprint(wanted, config=config, facts=facts)
         if memory.fingerprint == fingerprint and time.monotonic() < memory.until:
             return Result(memory.until - time.monotonic())
@@ -183,17 +184,21 @@ def _failure(error: ProviderError) -> ConditionError:
     )
 
 
-def _facts(control_plane: ControlPlane, *, config: ClusterConfig) -> TenantFacts:
+def _facts(control_plane: ControlPlane, *, config: ClusterConfig, gateway: Gateway | None) -> TenantFacts:
     urls = {endpoint.type: endpoint.url for endpoint in control_plane.status.endpoints}
     managed = is_true(control_plane.status.conditions, MANAGED)
     external = urls.get(EndpointType.EXTERNAL, config.server)
+    join = urls.get(EndpointType.JOIN, external)
+    ca = config.ca_data
+    if ca is not None and gateway is not None and (gateway.serves(external) or gateway.serves(join)):
+        ca += gateway.ca
     service_cidr = control_plane.status.service_cidr or DEFAULT_SERVICE_CIDR
     return TenantFacts(
         external_url=external,
         cluster=ClusterFacts(
             name=control_plane.name,
-            join_url=urls.get(EndpointType.JOIN, external),
-            ca=config.ca_data,
+            join_url=join,
+            ca=ca,
             version=control_plane.status.version or "",
             service_range=service_cidr if managed else None,
             dns_address=dns_address(service_cidr) if managed else None,

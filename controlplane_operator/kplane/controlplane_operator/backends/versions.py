@@ -6,7 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kplane.api import ComputeResources, Condition, ControlPlane, ControlPlaneClass, KubernetesVersion, quantity
+from kplane.api import (
+    ComputeResources,
+    Condition,
+    ControlPlane,
+    ControlPlaneClass,
+    ControlPlaneMode,
+    KubernetesVersion,
+    quantity,
+)
 from kplane.api.conditions import UP_TO_DATE
 from kplane.controlplane_operator.backends.apiserver import API_SERVER, API_SERVER_RESOURCES
 from kplane.controlplane_operator.backends.base import Provision, VersionLag
@@ -201,6 +209,21 @@ def not_held_to(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None
     """Say, in sentences, which settings of the API server are accepted and have no effect."""
     if control_plane.spec.endpoint_ref is not None:
         return _not_for_others(chosen)
+    return [
+        *_not_for_dedicated(control_plane, chosen=chosen),
+        *_not_for_processes(control_plane, chosen=chosen, runtime=runtime),
+    ]
+
+
+def _not_for_dedicated(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> list[str]:
+    """Say, in sentences, what of a class only counts for mode Virtual."""
+    if control_plane.spec.mode is ControlPlaneMode.VIRTUAL or chosen is None or chosen.spec.endpoint_policy is None:
+        return []
+    return [f"endpointPolicy of ControlPlaneClass {chosen.name} is not acted on: it is for mode Virtual"]
+
+
+def _not_for_processes(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None, runtime: Runtime) -> list[str]:
+    """Say, in sentences, what only counts for pods."""
     if runtime.runs_pods:
         return []
     said = ["resources"] if _resources_asked(control_plane, chosen=chosen) is not None else []
@@ -222,6 +245,7 @@ def _not_for_others(chosen: ControlPlaneClass | None) -> list[str]:
         "service": spec.service,
         "allowedDestinations": spec.allowed_destinations,
         "etcd": spec.etcd,
+        "endpointPolicy": spec.endpoint_policy,
         "virtual": spec.virtual,
     }
     said = [name for name, value in fields.items() if value]

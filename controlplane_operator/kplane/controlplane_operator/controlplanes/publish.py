@@ -83,11 +83,12 @@ async def write_secrets(
     context: OperatorContext, control_plane: ControlPlane, *, provision: Provision, credentials: Credentials
 ) -> None:
     """Write the Secrets of the administrator and of the controllers."""
-    ca = provision.administrator.ca_data
+    ca, gateway = provision.administrator.ca_data, context.gateway
     trust = {CA_KEY: ca} if ca is not None else {}
 
     def kubeconfig(server: str, identity: Identity, user: str) -> bytes:
-        return render_kubeconfig(server=server, ca=ca, user=user, token=identity.token, client=identity.client)
+        trusted = gateway.ca if gateway is not None and gateway.serves(server) else ca
+        return render_kubeconfig(server=server, ca=trusted, user=user, token=identity.token, client=identity.client)
 
     addresses, admin, controllers = provision.addresses, credentials.admin, credentials.controllers
     await write_secret(

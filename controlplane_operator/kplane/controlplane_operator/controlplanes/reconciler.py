@@ -39,7 +39,7 @@ from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
 from kplane.controlplane_operator.controlplanes.credentials import CredentialIssuer, Credentials
 from kplane.controlplane_operator.controlplanes.deletion import Removal
-from kplane.controlplane_operator.controlplanes.gateway import write_gateway_secret
+from kplane.controlplane_operator.controlplanes.gateway import at_gateway, endpoint_policy, write_gateway_secret
 from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
 from kplane.controlplane_operator.controlplanes.publish import (
     ensure_default_registration,
@@ -225,6 +225,8 @@ class ControlPlaneReconciler:
             check_cluster_path(control_plane)
         if followed.chosen is None and followed.lost is not None:
             raise followed.lost
+        if not one.was_published:
+            endpoint_policy(self._context, control_plane, chosen=followed.chosen)
         provisioner = self._provisioners.wanted(control_plane)
         if provisioner is not self._provisioners.used(control_plane):
             raise ConditionError(
@@ -309,6 +311,7 @@ class ControlPlaneReconciler:
             # The data may be those of an earlier control plane, whose users must not get in.
             await revoke_issued(provision.administrator)
         try:
+            provision = at_gateway(self._context, one.control_plane, provision=provision, chosen=one.followed.chosen)
             await ensure_endpoint(self._context, one.control_plane, addresses=provision.addresses)
         except ConditionError as taken:
             if not one.was_published:

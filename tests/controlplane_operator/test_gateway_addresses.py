@@ -1,0 +1,69 @@
+"""Under which addresses a control plane is published, and whom its clients trust there."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kplane.api import ControlPlane, ControlPlaneClass
+from kplane.controlplane_operator.backends.base import Provision
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.controlplanes.gateway import at_gateway
+from kplane.controlplane_operator.endpoints.addresses import Addresses
+from kplane.controlplane_operator.gateway import Gateway
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.provider import ClusterConfig
+
+OWN = Addresses("https://10.0.0.1:6443", "https://acme.example.org", "https://acme.example.org")
+GATEWAY = Gateway(url="https://api.example.org", ca=b"CA of the gateway", namespace="kplane-gateway")
+URL = "https://api.example.org/clusters/acme/control-plane"
+
+
+def published(gateway: Gateway | None, *, by_class: str | None = None, **spec: Any) -> Addresses:
+    control_plane = ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "1"}, "spec": spec})
+    chosen = None
+    if by_class is not None:
+        chosen = ControlPlaneClass.model_validate({"metadata": {"name": "gold"}, "spec": {"endpointPolicy": by_class}})
+    provision = Provision(OWN, administrator=ClusterConfig(server=OWN.internal), authorities=None)
+    context = cast("OperatorContext", SimpleNamespace(gateway=gateway))
+    return at_gateway(context, control_plane, provision=provision, chosen=chosen).addresses
+
+
+@pytest.mark.parametrize(
+    ("by_class", "spec", "external", "join"),
+    [
+        (None, {}, URL, URL),
+        ("Own", {}, OWN.external, OWN.join),
+        ("Own", {"endpointPolicy": "Gateway"}, URL, URL),
+        ("Both", {}, URL, OWN.join),
+        ("Gateway", {"endpointPolicy": "Own"}, OWN.external, OWN.join),
+        ("Gateway", {"mode": "Dedicated"}, OWN.external, OWN.join),
+    ],
+)
+def test_spec_and_class_choose_the_addresses(
+    by_class: str | None, spec: dict[str, Any], external: str, join: str
+) -> None:
+    found = published(GATEWAY, by_class=by_class, **spec)
+    assert (found.internal, found.external, found.join) == (OWN.internal, external, join)
+
+
+@pytest.mark.parametrize("spec", [{}, {"endpointPolicy": "Own"}])
+def test_without_a_gateway_the_own_address_is_published(spec: dict[str, Any]) -> None:
+    assert published(None, **spec) == OWN
+
+
+@pytest.mark.parametrize(("by_class", "spec"), [("Gateway", {}), (None, {"endpointPolicy": "Both"})])
+def test_a_gateway_that_is_not_there_is_refused(by_class: str | None, spec: dict[str, Any]) -> None:
+    with pytest.raises(ConditionError, match="start the operator with --gateway-url") as refused:
+        published(None, by_class=by_class, **spec)
+    assert refused.value.reason == Reason.NO_GATEWAY
+
+
+def test_the_gateway_knows_its_addresses() -> None:
+    assert GATEWAY.address("acme") == URL
+    assert GATEWAY.serves(URL)
+    for other in (OWN.external, "https://api.example.org.evil/clusters/acme/control-plane", "https://api.example.org"):
+        assert not GATEWAY.serves(other)
