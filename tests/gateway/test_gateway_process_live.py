@@ -7,7 +7,8 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Callable
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,35 @@ async def test_without_the_management_cluster_the_last_good_configuration_is_ser
     process.start(kubeconfig=str(unreachable))
     await eventually(lambda: _code(process.config(acme, token=token)), lambda code: code == 200)
     assert not await process.ready()
+
+
+@contextlib.contextmanager
+def _envoy_of_its_own(program: Path, state: Path) -> Iterator[None]:
+    """As the second container of a pod: it is started by what the controller wrote."""
+    command = [program, "--config-path", state / "envoy" / "bootstrap.json", "--concurrency", "1"]
+    with subprocess.Popen([*command, "--disable-hot-restart", "--log-level", "warning"]) as running:
+        try:
+            yield
+        finally:
+            running.terminate()
+
+
+@pytest.mark.slow
+async def test_envoy_may_run_in_a_container_of_its_own(
+    process: Process, acme: str, envoy: Path, running_tenants: dict[str, Tenant], eventually: Callable[..., Any]
+) -> None:
+    async with Client(running_tenants["one"].config) as direct:
+        token = await controllers_token(direct, account=f"apart-{process.port}")
+    process.command.append("--no-run-envoy")
+    process.start()
+    await eventually(lambda: process.ask("/healthz"), lambda answer: answer[0] == 200)
+    assert not await process.ready()
+    for _ in range(2):
+        with _envoy_of_its_own(envoy, process.state):
+            await eventually(process.ready)
+            assert await _code(process.config(acme, token=token)) == 200
+        await eventually(process.ready, lambda ready: not ready)
+    assert process.end() == 0
 
 
 @pytest.mark.slow

@@ -52,8 +52,7 @@ class DataPlane:
             Administration(layout.administration) as self._administration,
             self._authorizer.listening(Path(layout.authorizer)),
         ):
-            if Path(layout.listeners).exists():
-                await self._start()
+            await self._start()
             yield
 
     async def apply(self, routes: Iterable[Route], *, serving: Serving) -> Mapping[str, str]:

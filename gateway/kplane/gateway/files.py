@@ -65,7 +65,7 @@ class Publisher:
         self._serving: Serving | None = None
 
     async def prepare(self) -> None:
-        """Make the directories, and what Envoy is started with."""
+        """Make the directories, and what Envoy is started with: it serves nothing until the first `publish`."""
         await asyncio.to_thread(self._prepare)
 
     async def publish(self, routes: Iterable[Route], *, serving: Serving) -> Published:
@@ -112,6 +112,10 @@ class Publisher:
         files = (layout.listeners, layout.routes, layout.clusters, layout.administration)
         for directory in (*(file.parent for file in files), layout.serving):
             Path(directory).mkdir(mode=0o700, exist_ok=True)
+        for file in (layout.listeners, layout.clusters):
+            # Without a file that the bootstrap names, Envoy does not start.
+            if not Path(file).exists():
+                _replace(file, discovery_response(()))
         _replace(layout.bootstrap, bootstrap(layout))
 
     def _write(self, routes: list[Route], serving: Serving) -> Versions:

@@ -1,0 +1,131 @@
+"""The gateway as the chart installs it: Envoy, and beside it the controller."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+
+from kplane.gateway.envoy.bootstrap import Layout
+from kplane.gateway.settings import Settings
+
+pytestmark = pytest.mark.integration
+
+INSTALLED = {
+    "gateway.enabled": True,
+    "gateway.url": "https://api.example.org",
+    "gateway.certificateSecret": "gateway-certificate",
+}
+
+
+def pod(rendered: Any, name: str = "kplane-gateway") -> dict[str, Any]:
+    found: dict[str, Any] = rendered.one("Deployment", name)["spec"]["template"]["spec"]
+    return found
+
+
+def containers(rendered: Any, name: str = "kplane-gateway") -> tuple[dict[str, Any], dict[str, Any]]:
+    """The controller, which runs as long as the pod, and Envoy."""
+    (controller,), (envoy,) = pod(rendered, name)["initContainers"], pod(rendered, name)["containers"]
+    assert controller["restartPolicy"] == "Always"
+    return controller, envoy
+
+
+def mounts(container: dict[str, Any]) -> set[str]:
+    return {mount["name"] for mount in container["volumeMounts"]}
+
+
+def test_both_programs_are_told_the_same(chart: Any, everything_on: Path, tmp_path: Path) -> None:
+    controller, envoy = containers(chart.render(everything_on), "my-kplane-gateway")
+    program, certificate = tmp_path / "envoy", tmp_path / "certificate"
+    program.touch()
+    certificate.mkdir()
+    places = {"/opt/kplane/bin/envoy": str(program), "/etc/kplane/certificate": str(certificate)}
+    given = []
+    for argument in controller["args"]:
+        flag, separator, value = argument.partition("=")
+        given.append(f"{flag}{separator}{places.get(value, value)}")
+    settings = Settings.parse(given)
+    assert (settings.namespace, settings.log_level) == ("kube-node-lease", "debug")
+    assert not settings.run_envoy
+    assert settings.kubeconfig is None
+    (port,) = envoy["ports"]
+    assert port["containerPort"] == settings.serve.port
+    assert controller["ports"][0]["containerPort"] == settings.listen.port
+    layout = Layout(PurePosixPath(settings.state_dir / "envoy"))
+    assert envoy["args"][envoy["args"].index("--config-path") + 1] == str(layout.bootstrap)
+    assert envoy["args"][envoy["args"].index("--concurrency") + 1] == "4"
+    # The program that serves is the one that the controller asks.
+    assert envoy["image"] == controller["image"]
+    assert [envoy["command"][0]] == [path for path in places if path.endswith("envoy")]
+
+
+def test_what_faces_clients_has_no_token(chart: Any) -> None:
+    rendered = chart.render(settings=INSTALLED)
+    controller, envoy = containers(rendered)
+    assert pod(rendered)["automountServiceAccountToken"] is False
+    assert mounts(envoy) == {"state"}
+    assert mounts(controller) == {"state", "certificate", "token"}
+    for container in (controller, envoy):
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+
+
+def test_it_survives_the_loss_of_a_pod(chart: Any) -> None:
+    rendered = chart.render(settings=INSTALLED)
+    deployment = rendered.one("Deployment", "kplane-gateway")["spec"]
+    assert deployment["replicas"] == 2
+    assert deployment["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    budget = rendered.one("PodDisruptionBudget", "kplane-gateway")["spec"]
+    assert budget == {"maxUnavailable": 1, "selector": deployment["selector"]}
+    alone = chart.render(settings={**INSTALLED, "gateway.replicas": 1})
+    assert "kplane-gateway" not in alone.names("PodDisruptionBudget")
+
+
+def test_clients_reach_envoy_and_nobody_the_controller(chart: Any) -> None:
+    rendered = chart.render(settings=INSTALLED)
+    labels = rendered.one("Deployment", "kplane-gateway")["spec"]["selector"]["matchLabels"]
+    service = rendered.one("Service", "kplane-gateway")["spec"]
+    assert (service["selector"], service["type"]) == (labels, "ClusterIP")
+    assert service["ports"] == [{"name": "https", "port": 443, "targetPort": "https"}]
+    policy = rendered.one("NetworkPolicy", "kplane-gateway")["spec"]
+    assert policy["podSelector"]["matchLabels"] == labels
+    assert policy["ingress"] == [{"ports": [{"port": "https", "protocol": "TCP"}]}]
+    prometheus = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
+    scraped = chart.render(settings={**INSTALLED, "networkPolicy.metricsFrom": [prometheus]})
+    (_, metrics) = scraped.one("NetworkPolicy", "kplane-gateway")["spec"]["ingress"]
+    assert metrics == {"from": [prometheus], "ports": [{"port": "http", "protocol": "TCP"}]}
+
+
+def test_kubeconfigs_get_the_ca_of_the_certificate_unless_another_is_named(chart: Any) -> None:
+    for settings, secret in (
+        (INSTALLED, "gateway-certificate"),
+        ({**INSTALLED, "gateway.caSecret": "public"}, "public"),
+    ):
+        operator = chart.render(settings=settings).one("Deployment", "kplane-operator")["spec"]["template"]["spec"]
+        assert "--gateway-url=https://api.example.org" in operator["containers"][0]["args"]
+        (volume,) = [each["secret"] for each in operator["volumes"] if each["name"] == "gateway"]
+        assert volume["secretName"] == secret
+        # Not the key, which only the gateway needs.
+        assert volume["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"gateway.enabled": True, "gateway.certificateSecret": "a"}, "gateway.url is empty"),
+        ({"gateway.enabled": True, "gateway.url": "https://a"}, "gateway.certificateSecret is empty"),
+        ({"gateway.url": "https://a"}, "gateway.caSecret is empty"),
+        ({"gateway.url": "https://a/path", "gateway.caSecret": "a"}, "does not match pattern"),
+    ],
+)
+def test_half_a_gateway_is_refused(chart: Any, settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(chart.refused, match=says):
+        chart.render(settings=settings)
+
+
+def test_without_it_nothing_of_it_is_installed(chart: Any) -> None:
+    assert not [item for item in chart.render().manifests if "gateway" in item["metadata"]["name"]]
+    ours = {"gateway.url": "https://api.example.org", "gateway.caSecret": "gateway-ca"}
+    assert "kplane-gateway" not in chart.render(settings=ours).names("Deployment")
