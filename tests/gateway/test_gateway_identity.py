@@ -15,7 +15,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from kplane.controlplane_operator.pki.primitives import create_authority, issue_client, issue_serving
 from kplane.gateway.identity import NotVerified, Verifier, chain_of, verify
 
-NOW = dt.datetime.now(dt.UTC)
+# When these tests run, this file may have been read long ago, and certificates begin five minutes before they are made.
+NOW = dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)
 OURS, THEIRS = create_authority("tenant"), create_authority("tenant")
 
 
@@ -106,7 +107,7 @@ def test_certificates_of_others_signers_need_no_more_than_kubernetes_asks() -> N
 
 
 def test_what_was_found_is_remembered_for_one_authority_and_until_its_end() -> None:
-    now = [NOW]
+    now = [dt.datetime.now(dt.UTC)]
     verifier = Verifier(clock=lambda: now[0])
     pair = issue_client(OURS, user="jane", lifetime=dt.timedelta(minutes=2))
     assert verifier.verify(pair.certificate, authorities=OURS.certificate).user == "jane"
