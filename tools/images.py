@@ -21,12 +21,12 @@ LIST = _ROOT / "deploy" / "images" / "list.txt"
 
 
 def images(chart: Path = _CHART) -> list[str]:
-    """Return the images of the chart's default values, each once, in the order of the alphabet."""
+    """Return the images of the chart's default values, and of the gateway, each once, in the order of the alphabet."""
     values: dict[str, Any] = yaml.safe_load((chart / "values.yaml").read_text())
     version = yaml.safe_load((chart / "Chart.yaml").read_text())["appVersion"]
     found = {values["etcd"]["image"]}
     found |= {values["controlPlanes"][key] for key in ("kubeApiserverImage", "etcdImage")}
-    for component in ("operator", "mcm"):
+    for component in ("operator", "mcm", "gateway"):
         image = values[component]["image"]
         digest = f"@{image['digest']}" if image["digest"] else ""
         found.add(f"{image['repository'] or f'kplane-{component}'}:{image['tag'] or version}{digest}")

@@ -33,8 +33,10 @@ def test_the_list_of_images_is_up_to_date() -> None:
 
 @pytest.mark.parametrize("name", ["default", "ha", "restore", "external-etcd"])
 def test_every_image_is_of_the_list_and_of_the_registry_that_is_named(chart: Any, name: str) -> None:
-    unnamed = {f"{component}.image": {"repository": "", "tag": ""} for component in ("operator", "mcm")}
-    rendered = chart.render(HERE / f"{name}.yaml", settings={**unnamed, "global.imageRegistry": MIRROR}, tests=True)
+    unnamed = {f"{component}.image": {"repository": "", "tag": ""} for component in ("operator", "mcm", "gateway")}
+    gateway = {"enabled": True, "url": "https://api.example.org", "certificateSecret": "gateway"}
+    settings = {**unnamed, **{f"gateway.{key}": value for key, value in gateway.items()}}
+    rendered = chart.render(HERE / f"{name}.yaml", settings={**settings, "global.imageRegistry": MIRROR}, tests=True)
     copied = {f"{MIRROR}/{image.removeprefix('registry.k8s.io/')}" for image in images.images()}
     assert used(rendered) == copied
     assert set(re.findall(r"\S*registry\.k8s\.io\S*", rendered.text)) == set()

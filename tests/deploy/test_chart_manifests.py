@@ -13,12 +13,17 @@ import yaml
 from kplane.embedded.errors import KubectlFailed
 from kplane.embedded.handle import Handle
 from kplane.embedded.kubectl import Kubectl
-from kplane.embedded.manifests import crd_manifests, rbac_manifests
+from kplane.embedded.manifests import crd_manifests, gateway_manifests, rbac_manifests
 from tests.monitoring import crds
 
 pytestmark = pytest.mark.integration
 
 RESTRICTED = "pod-security-restricted"
+GATEWAY = {
+    "gateway.enabled": True,
+    "gateway.url": "https://api.example.org",
+    "gateway.certificateSecret": "gateway-certificate",
+}
 DRY_RUN = (
     "apply",
     "--server-side",
@@ -144,19 +149,22 @@ def test_backups_stay_when_the_release_goes(chart: Any) -> None:
         ("kplane-controlplane-operator-addons", "kplane-operator-addons"),
         ("kplane-controlplane-operator-events", "kplane-operator-events"),
         ("kplane-controlplane-operator-lease", "kplane-operator-lease"),
+        ("kplane-gateway", "kplane-gateway"),
     ],
 )
 def test_rights_are_the_same_with_and_without_helm(chart: Any, plain: str, installed: str) -> None:
-    (role,) = [
+    roles = [
         item
-        for item in rbac_manifests(pods=True)
+        for item in (*rbac_manifests(pods=True), *gateway_manifests())
         if item["kind"] in {"Role", "ClusterRole"} and item["metadata"]["name"] == plain
     ]
-    found = chart.render().one(role["kind"], installed)
-    # The operator may bind the role of Secrets, which has another name.
-    rules = json.loads(json.dumps(role["rules"]).replace("kplane-controlplane-operator", "kplane-operator"))
-    assert found["rules"] == rules
-    assert found["metadata"].get("namespace") == role["metadata"].get("namespace")
+    assert roles
+    for role in roles:
+        found = chart.render(settings=GATEWAY).one(role["kind"], installed)
+        # The operator may bind the role of Secrets, which has another name.
+        rules = json.loads(json.dumps(role["rules"]).replace("kplane-controlplane-operator", "kplane-operator"))
+        assert found["rules"] == rules
+        assert found["metadata"].get("namespace") == role["metadata"].get("namespace")
 
 
 def test_control_planes_are_protected_alike_with_and_without_helm(chart: Any) -> None:
@@ -178,16 +186,19 @@ def test_there_are_no_other_roles(chart: Any, values_file: Path) -> None:
     rendered = chart.render(values_file, tests=True)
     roles = rendered.names("ClusterRole") + rendered.names("Role")
     endpoints = "--cluster-source=controlplaneendpoint" in rendered.text
+    gateway = ["kplane-gateway"] if "--gateway-url=" in rendered.text else []
     keys = ["kplane-before-upgrade", "kplane-etcd-backup"] if "--recipient=" in rendered.text else []
     assert [name.removeprefix("my-") for name in roles] == [
         "kplane-before-uninstall",
         *keys,
+        *gateway,
         "kplane-mcm",
         "kplane-operator",
         "kplane-operator-pods",
         "kplane-operator-secrets",
         "kplane-operator-secrets-reader",
         *keys,
+        *gateway,
         "kplane-mcm-events",
         "kplane-mcm-leases",
         *(["kplane-mcm-secrets"] if endpoints else []),

@@ -56,7 +56,7 @@ def test_images_are_built_loaded_and_installed(machine: Machine) -> None:
 
     assert done.returncode == 0, done.stderr
     assert machine.calls("submake") == [["images"]]
-    images = [f"kplane-{name}:t1" for name in ("operator", "mcm", "etcd")]
+    images = [f"kplane-{name}:t1" for name in ("operator", "mcm", "gateway", "etcd")]
     assert machine.calls("kind") == [["load", "docker-image", "--name", "mine", *images]]
     (helm,) = machine.calls("helm")
     assert helm[:4] == ["upgrade", "--install", "kplane", "deploy/chart/kplane"]

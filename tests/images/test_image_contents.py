@@ -53,6 +53,7 @@ class Image:
 IMAGES = [
     Image("operator", program="controlplane-operator", package="controlplane_operator", extras=("operator",)),
     Image("mcm", program="mcm", package="mcm", extras=()),
+    Image("gateway", program="kplane-gateway", package="gateway", extras=("gateway",)),
 ]
 
 each_image = pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.target)

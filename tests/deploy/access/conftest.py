@@ -40,6 +40,7 @@ RELEASE = "kplane-access"
 """Of its own: deploy/rbac, which the shared cluster has, uses names of the release kplane."""
 OPERATOR_ACCOUNT = f"{RELEASE}-operator"
 MCM_ACCOUNT = f"{RELEASE}-mcm"
+GATEWAY_USER = f"system:serviceaccount:kplane-system:{RELEASE}-gateway"
 OPERATOR = f"system:serviceaccount:kplane-system:{OPERATOR_ACCOUNT}"
 MCM = f"system:serviceaccount:kplane-system:{MCM_ACCOUNT}"
 
@@ -279,7 +280,12 @@ async def deleted(kube: Kubectl, manifest: str) -> bool:
 
 
 def parts(chart: Any, kinds: set[str], *, gateway: str) -> list[dict[str, Any]]:
-    settings = SCRAPED | {"gateway": {"url": "https://api.example.org", "caSecret": "gateway-ca", "namespace": gateway}}
+    settings = SCRAPED | {
+        "gateway.enabled": True,
+        "gateway.url": "https://api.example.org",
+        "gateway.certificateSecret": "gateway-certificate",
+        "gateway.namespace": gateway,
+    }
     return [item for item in chart.render(release=RELEASE, settings=settings).manifests if item["kind"] in kinds]
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from kplane.embedded.kubectl import Kubectl
 
+from .conftest import GATEWAY_USER, GRANTED_BY_OWNER, MCM, MCM_ACCOUNT, OPERATOR, OPERATOR_ACCOUNT, SECRETS_ROLE
 from .conftest import GRANTED as TENANT
-from .conftest import GRANTED_BY_OWNER, MCM, MCM_ACCOUNT, OPERATOR, OPERATOR_ACCOUNT, SECRETS_ROLE
 from .conftest import GRANTED_GATEWAY as GATEWAY
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("chart-access"), pytest.mark.usefixtures("granted")]
@@ -191,10 +191,36 @@ MCM_MAY_NOT = [
 ]
 
 
+GATEWAY_MAY = [
+    *[(verb, f"{OURS}/controlplanes", "") for verb in ("list", "watch")],
+    *[(verb, "secrets", GATEWAY) for verb in ("list", "watch")],
+]
+
+GATEWAY_MAY_NOT = [
+    *[(verb, f"{OURS}/controlplanes", "") for verb in ("get", "create", "patch", "update", "delete")],
+    ("patch", f"{OURS}/controlplanes.status", ""),
+    *[(verb, f"{OURS}/controlplaneregistrations", "") for verb in ("get", "list", "watch")],
+    *[(verb, "secrets", GATEWAY) for verb in ("get", "create", "patch", "update", "delete", "deletecollection")],
+    *[
+        (verb, "secrets", where)
+        for where in (TENANT, "kplane-system", "default", "")
+        for verb in ("get", "list", "watch")
+    ],
+    *[(verb, "configmaps", where) for where in (GATEWAY, "kplane-system") for verb in ("get", "list")],
+    *[(verb, "events", where) for where in (GATEWAY, "default") for verb in ("create", "patch")],
+    ("create", "serviceaccounts.token", "kplane-system"),
+    ("impersonate", "users", ""),
+]
+
+
 @pytest.mark.parametrize(
     ("user", "yes", "no"),
-    [(OPERATOR, OPERATOR_MAY, OPERATOR_MAY_NOT), (MCM, MCM_MAY, MCM_MAY_NOT)],
-    ids=["operator", "mcm"],
+    [
+        (OPERATOR, OPERATOR_MAY, OPERATOR_MAY_NOT),
+        (MCM, MCM_MAY, MCM_MAY_NOT),
+        (GATEWAY_USER, GATEWAY_MAY, GATEWAY_MAY_NOT),
+    ],
+    ids=["operator", "mcm", "gateway"],
 )
 async def test_rights_are_those_that_are_needed(
     user: str, yes: list[tuple[str, str, str]], no: list[tuple[str, str, str]], kube: Kubectl, eventually: Any

@@ -58,7 +58,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- $component := index . 1 -}}
 {{- $image := (index $root.Values $component).image -}}
 {{- if not (or $image.repository $root.Values.global.imageRegistry) -}}
-{{- fail (printf "%s.image.repository is empty, because kplane has no released images yet: run `make install-kind` in a checkout to build them and install kplane on kind, or run `make images`, push kplane-operator and kplane-mcm to a registry of yours, and set operator.image.repository and mcm.image.repository." $component) -}}
+{{- fail (printf "%s.image.repository is empty, because kplane has no released images yet: run `make install-kind` in a checkout to build them and install kplane on kind, or run `make images`, push kplane-operator, kplane-mcm and kplane-gateway to a registry of yours, and set operator.image.repository, mcm.image.repository and gateway.image.repository." $component) -}}
 {{- end -}}
 {{- $repository := $image.repository | default (printf "kplane-%s" $component) -}}
 {{ include "kplane.reference" (list $root $repository) }}:{{ $image.tag | default $root.Chart.AppVersion }}{{ with $image.digest }}@{{ . }}{{ end }}
