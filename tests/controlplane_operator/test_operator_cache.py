@@ -232,6 +232,7 @@ async def test_what_we_say_about_an_object_is_no_reason_to_look_at_it_again() ->
     assert await woken(stores, queues) == {
         "controlplane": {"told"},
         "controlplaneaddons": {"told"},
+        "controlplaneendpoint": {"told"},
         "snapshotschedule": {"told"},
     }
     # Add-ons wait for nothing more once somebody answers again.

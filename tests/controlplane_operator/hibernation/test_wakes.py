@@ -7,6 +7,7 @@ from typing import Any
 from kplane.api.names import LAST_USED_ANNOTATION, WAKE_REQUESTED_ANNOTATION
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
 
+AWAKE = {"endpoint": "https://acme"}
 SLEEP = {"hibernation": {"since": "2026-11-23T12:00:00Z", "reason": "Idle"}}
 
 
@@ -37,7 +38,7 @@ async def test_that_it_is_in_use_wakes_nothing() -> None:
 
 
 async def test_its_sleep_concerns_its_registrations_its_endpoint_and_its_add_ons() -> None:
-    for before, after in (({}, SLEEP), (SLEEP, {})):
+    for before, after in ((AWAKE, AWAKE | SLEEP), (AWAKE | SLEEP, AWAKE), ({}, AWAKE), ({}, AWAKE | SLEEP)):
         stores, queues = Stores(), Queues()
         stores.control_planes.apply(control_plane(1, status=before))
         stores.registrations.apply(registration(1, ready=True, controlPlaneUID="uid-acme"))

@@ -21,7 +21,7 @@ from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import PartialEndpoint, as_recorded
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.watch.backoff import KeyedBackoff, jittered
-from kplane.controlplane_operator.watch.cache import Key
+from kplane.controlplane_operator.watch.cache import Key, Object
 from kplane.controlplane_operator.watch.event_routing import is_hibernated
 from kplane.provider import ApiError, ClusterConfig, Result, Unreachable
 from kplane.provider.client.connections import Connections
@@ -83,7 +83,10 @@ class ControlPlaneEndpointReconciler:
             return None
         with log_fields(object=f"ControlPlaneEndpoint/{key[1]}"):
             endpoint = ControlPlaneEndpoint.model_validate(obj)
-            if self._is_asleep(endpoint):
+            owner = self._owner(endpoint)
+            if owner is not None and (owner.get("status") or {}).get("endpoint") is None:
+                return None  # it is looked at when its control plane is published
+            if owner is not None and is_hibernated(owner):
                 self._answered.pop(key, None)
                 await self._publish(endpoint, ready=_USABLE, reachable=_ASLEEP)
                 await self.failures.over(key)
@@ -104,11 +107,11 @@ class ControlPlaneEndpointReconciler:
             self._backoff.forget(key)
             return Result(jittered(_PERIOD_SECONDS))
 
-    def _is_asleep(self, endpoint: ControlPlaneEndpoint) -> bool:
-        """Tell whether it is the endpoint of a control plane that sleeps: nothing answers there, and that is right."""
+    def _owner(self, endpoint: ControlPlaneEndpoint) -> Object | None:
+        """Return the control plane that kplane made the endpoint for; None if it is another one's."""
         owner = next((ref for ref in endpoint.metadata.owner_references if ref.name == endpoint.name), None)
         obj = self._context.stores.control_planes.get(("", endpoint.name)) if owner is not None else None
-        return obj is not None and owner is not None and obj["metadata"]["uid"] == owner.uid and is_hibernated(obj)
+        return obj if obj is not None and owner is not None and obj["metadata"]["uid"] == owner.uid else None
 
     def _is_fresh(self, key: Key, target: ClusterConfig) -> bool:
         known, until = self._answered.get(key, (None, 0.0))

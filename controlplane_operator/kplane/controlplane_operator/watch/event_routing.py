@@ -280,12 +280,16 @@ def is_hibernated(control_plane: Object) -> bool:
     return (control_plane.get("status") or {}).get("hibernation") is not None
 
 
-def _probed(obj: Object | None) -> set[str]:
-    """Return the endpoint that a control plane is reached at: the one that it names, or its own while it is awake."""
+def _reached(obj: Object | None) -> set[tuple[str, bool]]:
+    """Return the endpoint that a control plane is reached at, and whether something answers there.
+
+    It is the one that it names, or its own once it is published.
+    """
     if obj is None:
         return set()
-    own = set() if is_hibernated(obj) else {obj["metadata"]["name"]}
-    return set(_field("spec", "endpointRef", "name")(obj)) or own
+    named = _field("spec", "endpointRef", "name")(obj)
+    own = [obj["metadata"]["name"]] if _field("status", "endpoint")(obj) else []
+    return {(name, not is_hibernated(obj)) for name in named or own}
 
 
 def _is_ready(obj: Object | None) -> bool:
@@ -358,7 +362,7 @@ class _EventRouter:
             for obj in self.stores.registrations.by("control plane", change.key[1]):
                 self.queues.registrations.add_after(("", obj["metadata"]["name"]), _WORDS_SECONDS)
         # An endpoint is probed where its control planes use it, and while they are awake.
-        for name in _probed(change.old) ^ _probed(change.new):
+        for name, _ in _reached(change.old) ^ _reached(change.new):
             self.queues.endpoints.add(("", name))
         left = set(held_addresses(change.old or {})) - set(held_addresses(change.new or {}))
         if change.old is not None and (left or change.new is None):
