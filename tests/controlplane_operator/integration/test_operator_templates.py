@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from kplane.api import ControlPlaneClass
 from kplane.api.names import management_namespace
+from kplane.controlplane_operator.backends import template_making
 from kplane.controlplane_operator.backends.template_making import MADE, TemplateMaker, Wanted, maker_user
 from kplane.controlplane_operator.controlplanes import credentials
 from kplane.controlplane_operator.errors import TemplateFailed
@@ -19,9 +20,10 @@ from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.pki.signatures import signed_by
 from kplane.controlplane_operator.pki.store import AUTHORITIES_SECRET
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix, template_prefix
+from kplane.controlplane_operator.tenant.bootstrap import bootstrap
 from kplane.data import Client as Etcd
 from kplane.data import Owner, Permission, Template, claim, is_clone, owner_of, uid_of
-from kplane.provider import Client
+from kplane.provider import Client, Unreachable
 from kplane.provider.client.resources import EVENTS, NAMESPACES, SECRETS, SERVICES
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -189,8 +191,17 @@ async def test_an_api_server_trusts_no_certificates_of_the_template(field: Any, 
 
 @pytest.mark.slow
 async def test_each_network_has_a_template_and_one_that_was_begun_before_is_begun_again(
-    field: Any, born: Any, etcd: Etcd
+    field: Any, born: Any, etcd: Etcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    attempts = []
+
+    async def reached_late(*args: Any, **given: Any) -> None:
+        attempts.append(args)
+        if len(attempts) == 1:
+            raise Unreachable("the Service leads nowhere yet", kind="connect")
+        await bootstrap(*args, **given)
+
+    monkeypatch.setattr(template_making, "bootstrap", reached_late)
     made = await field.create("ControlPlaneClass", "other-network", apiServer={"serviceCIDR": _NETWORK})
     version = (await field.get("ControlPlane", born[0]))["status"]["version"].removeprefix("v")
     wanted = Wanted.of(ControlPlaneClass.model_validate(made), version=version, asked=None)
@@ -204,6 +215,7 @@ async def test_each_network_has_a_template_and_one_that_was_begun_before_is_begu
 
     await field.create("ControlPlane", "networked", deletionPolicy="Destroy", classRef={"name": "other-network"})
     await field.becomes("ControlPlane", "networked", "Reconciled")
+    assert len(attempts) == 2
     assert await owner_of(etcd, prefix) == MADE
     assert await etcd.access.roles_of(maker_user(attempt)) is None
     assert await etcd.get(f"{prefix}configmaps/default/left".encode()) is None

@@ -37,7 +37,7 @@ from kplane.controlplane_operator.tenant.bootstrap import (
 )
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.data import DataError, Original, Owner
-from kplane.provider import ClusterConfig
+from kplane.provider import Client, ClusterConfig, Unreachable
 from kplane.workloads import Phase, Runtime, Scheduling
 
 __all__ = ["MADE", "TemplateMaker", "Wanted", "left_out", "maker_user"]
@@ -49,6 +49,7 @@ _PLACEHOLDER: Final = "00000000-0000-4000-8000-000000000000"
 """Stands for the uid of the control plane, in the names of users."""
 _ACCOUNT: Final = f"serviceaccounts/{TENANT_NAMESPACE}/{ADMIN_ACCOUNT.name}".encode()
 _BINDING: Final = f"clusterrolebindings/{ADMIN_BINDING}".encode()
+_RETRY_SECONDS: Final = 0.5
 _STILL_SECONDS: Final = 1.0
 """So long an API server writes nothing more once it has written everything."""
 _COMPLETE: Final = frozenset(
@@ -207,7 +208,6 @@ class TemplateMaker:
                 egress=Egress(),
             )
         )
-        await self._ready(name)
         pair = authorities.issue_administrator()
         config = ClusterConfig(
             server=server_url(address),
@@ -216,13 +216,23 @@ class TemplateMaker:
             client_key=pair.key,
         )
         async with tenant_client(config) as client:
-            await bootstrap(
-                client,
-                admin=ADMIN_ACCOUNT,
-                admin_role=AuthSpec().default_role,
-                controllers=Subject("User", f"{CONTROLLERS_USER}:{_PLACEHOLDER}"),
-            )
+            await self._bootstrap(client, name=name)
         await self._complete(prefix)
+
+    async def _bootstrap(self, client: Client, *, name: str) -> None:
+        """Make in the API server what kplane puts into a control plane. Raises as `_ready` does."""
+        while True:
+            await self._ready(name)
+            try:
+                return await bootstrap(
+                    client,
+                    admin=ADMIN_ACCOUNT,
+                    admin_role=AuthSpec().default_role,
+                    controllers=Subject("User", f"{CONTROLLERS_USER}:{_PLACEHOLDER}"),
+                )
+            except Unreachable:
+                # A Service leads to its pod some time after the pod is ready.
+                await asyncio.sleep(_RETRY_SECONDS)
 
     async def _ready(self, name: str) -> None:
         """Wait until the API server is ready. Raises TemplateFailed if it ends, or has no program."""
