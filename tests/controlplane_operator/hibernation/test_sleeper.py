@@ -29,6 +29,10 @@ class Backend:
         self.asked = 0
         self.ended = 0
         self.needs: str | None = None
+        self.ending = False
+
+    def is_ending(self, _: ControlPlane) -> bool:
+        return self.ending
 
     async def needs_api_server(self, _: ControlPlane) -> str | None:
         self.asked += 1
@@ -108,6 +112,16 @@ async def test_what_keeps_it_awake_ends_a_sleep_that_has_begun(world: World) -> 
     world.backend.needs = "flags decide"
     decision, _ = await world.turn(control_plane(sleep=False))
     assert (decision.why, decision.kept) == ("flags decide", True)
+
+
+async def test_an_end_that_has_begun_goes_on(world: World) -> None:
+    """Nothing answers a look inside then, and that keeps no control plane awake."""
+    world.inside, world.backend.ending = Inside("the operator cannot look inside"), True
+    decision, ended = await world.turn(control_plane(sleep=True, told="False"))
+    assert decision.sleep is not None
+    assert ended == "provision"
+    # An API server that crashed before the sleep was announced is started again, and looked into.
+    assert (await world.turn(control_plane(sleep=False)))[0].kept
 
 
 async def test_it_is_not_looked_into_one_that_sleeps_or_is_new(world: World) -> None:

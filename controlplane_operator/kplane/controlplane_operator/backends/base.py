@@ -130,6 +130,10 @@ class Hibernating(Provisioner, Protocol):
         """
         ...
 
+    def is_ending(self, control_plane: ControlPlane) -> bool:
+        """Tell whether the end of the API server has begun."""
+        ...
+
     async def needs_api_server(self, control_plane: ControlPlane) -> str | None:
         """Say in a clause why the API server has to run at all times; None if it need not."""
         ...

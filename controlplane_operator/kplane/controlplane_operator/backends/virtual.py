@@ -210,6 +210,10 @@ class VirtualProvisioner:
             asleep_as=control_plane.status.version or await self._version(ground.plan),
         )
 
+    def is_ending(self, control_plane: ControlPlane) -> bool:
+        """Tell whether the end of the API server has begun."""
+        return self._runtime.state(apiserver_name(control_plane.name)).phase in {Phase.STOPPING, Phase.ABSENT}
+
     async def needs_api_server(self, control_plane: ControlPlane) -> str | None:
         """Say in a clause why the API server has to run at all times; None if it need not."""
         plan = await self._planner.plan(control_plane)

@@ -39,6 +39,9 @@ class Sleeper:
         decision = decide(control_plane, start=start, idle=idle_after(chosen), now=now)
         if decision.sleep is None or _is_asleep(control_plane) or control_plane.status.endpoint is None:
             return decision
+        if not decision.begins and self._backend.is_ending(control_plane):
+            # Pods take their time. Until they are gone, nothing answers a look inside.
+            return decision
         if (kept := await self._backend.needs_api_server(control_plane)) is not None:
             return Decision(None, kept, kept=True)
         inside = await self._look_inside(control_plane, now=now)
