@@ -7,6 +7,7 @@ import ssl
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from kplane.gateway.data_plane import DataPlane
 from kplane.gateway.envoy.listener import Serving
 from kplane.gateway.program import EnvoyValidator
 from kplane.gateway.routes import FrontProxy, Route, Upstream
+from kplane.gateway.waker import Waker
 from kplane.provider import ClusterConfig
 from kplane.workloads import ProcessRuntime
 from tests.mcm.control_planes import Tenant, running_tenants
@@ -33,11 +35,14 @@ def envoy() -> Path:
 @dataclass
 class Gateway:
     plane: DataPlane
+    waker: Waker
     serving: Serving
     ca: bytes
     tenants: dict[str, Tenant]
     directory: Path
     runtime: ProcessRuntime
+    wakes: list[str]
+    """Keys of the control planes that were asked to wake, each time that they were."""
     routes: list[Route] = field(default_factory=list)
 
     @property
@@ -50,7 +55,12 @@ class Gateway:
         front_proxy = FrontProxy(
             certificate=routes.KeyPair(pair.certificate, pair.key), client_ca=tenant.authorities.client_trust
         )
-        upstream = Upstream.at(tenant.server, ca=tenant.authorities.serving_trust, front_proxy=front_proxy)
+        upstream = Upstream.at(
+            tenant.server,
+            ca=tenant.authorities.serving_trust,
+            front_proxy=front_proxy,
+            token_keys=tenant.authorities.service_account_trust,
+        )
         return Route(key=key or f"uid-{name}", cluster_path=path or name, upstream=upstream)
 
     async def serve(self, *served: Route) -> Any:
@@ -82,15 +92,22 @@ async def gateway(
     serving = Serving(host="127.0.0.1", port=hold_port(), certificate=routes.KeyPair(pair.certificate, pair.key))
     directory = tmp_path / "gateway"
     directory.mkdir(mode=0o700)
+    wakes: list[str] = []
+
+    async def request(route: Route, at: datetime) -> None:
+        wakes.append(route.key)
+
+    waker = Waker(request)
     async with ProcessRuntime(tmp_path / "runtime", programs=[]) as runtime:
         plane = DataPlane(
             directory,
             validate=EnvoyValidator(envoy, directory=directory),
             program=envoy,
             runtime=runtime,
+            waker=waker,
             workers=1,
         )
-        made = Gateway(plane, serving, authority.certificate, running_tenants, directory, runtime)
+        made = Gateway(plane, waker, serving, authority.certificate, running_tenants, directory, runtime, wakes)
         async with plane.running():
             try:
                 assert await made.serve(made.route("one"), made.route("two")) == {}

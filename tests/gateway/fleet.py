@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from functools import cache
+from typing import NoReturn
 
-from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
+from kplane.controlplane_operator.pki.primitives import (
+    KeyPair,
+    create_authority,
+    create_signing_key,
+    issue_client,
+    issue_serving,
+    public_key,
+)
 from kplane.gateway import routes
 from kplane.gateway.envoy.listener import Serving
-from kplane.gateway.routes import FrontProxy, Route, Upstream
+from kplane.gateway.routes import FrontProxy, Route, Sleep, Upstream
+from kplane.gateway.waker import Waker
 
-__all__ = ["CLIENT_CA", "route", "serving"]
+__all__ = ["CLIENT_CA", "TOKEN_KEY", "no_waker", "route", "serving"]
 
 _SERVING_CA = create_authority("serving")
 _FRONT_PROXY_CA = create_authority("front-proxy")
 CLIENT_CA = create_authority("client")
+TOKEN_KEY = create_signing_key()
 
 
 @cache
@@ -23,10 +34,29 @@ def _front_proxy() -> FrontProxy:
     )
 
 
-def route(name: str, *, port: int = 6443, host: str = "127.0.0.1", key: str | None = None) -> Route:
-    url = f"https://{host}:{port}"
-    upstream = Upstream.at(url, ca=_SERVING_CA.certificate, front_proxy=_front_proxy())
-    return Route(key=key or f"uid-{name}", cluster_path=name, upstream=upstream)
+def route(
+    name: str,
+    *,
+    port: int = 6443,
+    host: str = "127.0.0.1",
+    key: str | None = None,
+    asleep: datetime | None = None,
+    requested: datetime | None = None,
+) -> Route:
+    """Of a control plane; `asleep` says since when, if it is."""
+    url, keys = f"https://{host}:{port}", public_key(TOKEN_KEY)
+    upstream = Upstream.at(url, ca=_SERVING_CA.certificate, front_proxy=_front_proxy(), token_keys=keys)
+    sleep = Sleep(name=name, since=asleep, requested=requested) if asleep is not None else None
+    return Route(key=key or f"uid-{name}", cluster_path=name, upstream=upstream, asleep=sleep)
+
+
+def no_waker() -> Waker:
+    """For control planes that are awake."""
+
+    async def request(route: Route, at: datetime) -> NoReturn:
+        raise AssertionError(f"{route.key} was to wake")
+
+    return Waker(request)
 
 
 @cache

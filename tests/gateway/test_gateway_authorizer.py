@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import dataclasses
 import json
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -12,11 +15,16 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 
-from kplane.controlplane_operator.pki.primitives import issue_client
+from kplane.api import SERVICE_ACCOUNT_ISSUER
+from kplane.controlplane_operator.pki.primitives import create_authority, create_signing_key, issue_client
+from kplane.controlplane_operator.pki.signatures import sign_claims
 from kplane.gateway.authorizer import Authorizer
+from kplane.gateway.envoy.listener import AUTHORIZER_SECONDS
+from kplane.gateway.envoy.replies import DECLINED
 from kplane.gateway.routes import Route
+from kplane.gateway.waker import PATIENCE_SECONDS, Waker
 
-from .fleet import CLIENT_CA, route
+from .fleet import CLIENT_CA, TOKEN_KEY, route
 
 PATH = "/clusters/a/control-plane/api"
 
@@ -28,9 +36,23 @@ def _certificate(user: str = "jane", groups: tuple[str, ...] = ()) -> dict[str, 
 
 @pytest.fixture
 async def ask(tmp_path: Path) -> AsyncIterator[Any]:
-    """`await ask(path, headers, method="GET")` returns code, headers and text; `ask.authorizer` is the service."""
-    authorizer, socket = Authorizer(), tmp_path / "socket"
+    """`await ask(path, headers, method="GET")` returns code, headers and text. `ask.serve` takes the routes, and
+    `ask.woken` has who was asked to wake.
+    """
+    woken: list[str] = []
+
+    async def request(route: Route, at: datetime) -> None:
+        woken.append(route.key)
+
+    waker = Waker(request)
+    authorizer, socket = Authorizer(waker), tmp_path / "socket"
     socket.touch()  # as after a kill
+
+    def serve(*routes: Route) -> None:
+        """As if Envoy had confirmed them."""
+        authorizer.serve(routes)
+        waker.reach(route.key for route in routes)
+
     async with (
         authorizer.listening(socket),
         aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket))) as session,
@@ -41,12 +63,12 @@ async def ask(tmp_path: Path) -> AsyncIterator[Any]:
             async with session.request(method, f"http://x{path}", headers=dict(headers)) as answer:
                 return answer.status, answer.headers, await answer.text()
 
-        send.authorizer = authorizer  # type: ignore[attr-defined]
+        send.serve, send.woken, send.waker = serve, woken, waker  # type: ignore[attr-defined]
         yield send
 
 
 async def test_user_groups_and_destination_come_in_one_answer(ask: Any) -> None:
-    ask.authorizer.serve([route("a"), route("b")])
+    ask.serve(route("a"), route("b"))
     for method in ("GET", "POST", "PATCH", "DELETE"):
         code, headers, _ = await ask(PATH, _certificate(groups=("sales", "it")), method)
         assert code == 200
@@ -58,12 +80,11 @@ async def test_user_groups_and_destination_come_in_one_answer(ask: Any) -> None:
 
 async def test_it_says_no_as_an_api_server_does(ask: Any) -> None:
     tokens_only = dataclasses.replace(route("t").upstream, front_proxy=None)  # type: ignore[type-var]
-    ask.authorizer.serve([route("a"), Route(key="uid-t", cluster_path="t", upstream=tokens_only)])
+    ask.serve(route("a"), Route(key="uid-t", cluster_path="t", upstream=tokens_only))
     for path, headers, expected in (
         ("/clusters/b/control-plane/api", _certificate(), 404),
         ("/api", _certificate(), 404),
         ("/clusters/A/control-plane/api", _certificate(), 404),
-        (PATH, {}, 401),
         (PATH, {"x-forwarded-client-cert": 'Hash=1;Chain="x"'}, 401),
         ("/clusters/t/control-plane/api", _certificate(), 401),
         (PATH, _certificate(groups=tuple(f"g{number}" for number in range(33))), 403),
@@ -73,18 +94,98 @@ async def test_it_says_no_as_an_api_server_does(ask: Any) -> None:
 
 
 async def test_it_calls_nothing_gone_before_it_knows_what_there_is(ask: Any) -> None:
-    assert (await ask(PATH, _certificate()))[0] == 503
+    code, _, text = await ask(PATH, _certificate())
+    assert (code, json.loads(text)["code"]) == (DECLINED, 503)
 
 
 async def test_a_successor_of_a_path_has_nothing_of_who_had_it_before(ask: Any) -> None:
-    ask.authorizer.serve([route("a", key="uid-2")])
+    ask.serve(route("a", key="uid-2"))
     _, headers, _ = await ask(PATH, _certificate())
     assert headers["x-kplane-upstream"] == "uid-2/front-proxy"
 
 
 async def test_long_chains_and_long_paths_are_read(ask: Any) -> None:
-    ask.authorizer.serve([route("a")])
+    ask.serve(route("a"))
     pem = b"".join(issue_client(CLIENT_CA, user="jane").certificate for _ in range(8)).decode()
     header = {"x-forwarded-client-cert": f'Hash=1;Chain="{quote(pem, safe="")}"'}
     code, _, _ = await ask(PATH + "?labelSelector=" + "x" * 20_000, header)
     assert code == 200
+
+
+NOW = datetime.now(UTC)
+STRANGER = issue_client(create_authority("client"), user="x").certificate.decode()
+
+
+def _bearer(**claims: Any) -> dict[str, str]:
+    return {"Authorization": f"Bearer {_token(**claims)}"}
+
+
+def _token(*, key: bytes = TOKEN_KEY, **claims: Any) -> str:
+    good = {"iss": SERVICE_ACCOUNT_ISSUER, "exp": int((NOW + timedelta(hours=1)).timestamp())}
+    return sign_claims(good | claims, key=key)
+
+
+async def test_a_request_to_one_that_sleeps_waits_and_goes_where_its_credential_counts(
+    ask: Any, eventually: Any
+) -> None:
+    ask.serve(route("a", asleep=NOW), route("b", asleep=NOW))
+    requests = [asyncio.create_task(ask(PATH, headers)) for headers in (_bearer(), _certificate())]
+    await eventually(lambda: ask.woken, lambda woken: woken == ["uid-a"])
+    assert not any(request.done() for request in requests)
+    ask.serve(route("a"), route("b", asleep=NOW))
+    (code, by_token, _), (again, by_certificate, _) = await asyncio.gather(*requests)
+    assert (code, again) == (200, 200)
+    assert by_token["x-kplane-upstream"] == "uid-a"
+    assert "x-remote-user" not in by_token
+    assert by_certificate["x-kplane-upstream"] == "uid-a/front-proxy"
+    assert by_certificate["x-remote-user"] == "jane"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Basic YWRtaW46YWRtaW4="},
+        {"Authorization": "Bearer"},
+        {"Authorization": ""} | _certificate(),
+        {"x-forwarded-client-cert": 'Hash=1;Chain="x"'},
+        {"x-forwarded-client-cert": f'Hash=1;Chain="{quote(STRANGER, safe="")}"'},
+        _bearer(key=create_signing_key()),
+        _bearer(exp=int((NOW - timedelta(minutes=3)).timestamp())),
+        {"Sec-WebSocket-Protocol": "base64.binary.k8s.io"},
+    ],
+)
+async def test_who_cannot_be_a_user_wakes_nothing(ask: Any, headers: dict[str, str]) -> None:
+    ask.serve(route("a", asleep=NOW))
+    code, _, text = await ask(PATH, headers)
+    assert (code, json.loads(text)["reason"]) == (401, "Unauthorized")
+    assert ask.woken == []
+
+
+async def test_a_browser_sends_its_token_as_a_protocol(ask: Any, eventually: Any) -> None:
+    encoded = base64.urlsafe_b64encode(_token().encode()).decode().rstrip("=")
+    protocols = f"base64.binary.k8s.io, base64url.bearer.authorization.k8s.io.{encoded}"
+    ask.serve(route("a", asleep=NOW))
+    request = asyncio.create_task(ask(PATH, {"Sec-WebSocket-Protocol": protocols}))
+    await eventually(lambda: ask.woken, lambda woken: woken == ["uid-a"])
+    ask.serve(route("a"))
+    assert (await request)[0] == 200
+
+
+async def test_paths_that_nobody_has_wake_nothing(ask: Any) -> None:
+    ask.serve(route("a", asleep=NOW))
+    for path in ("/clusters/b/control-plane/api", "/clusters/A/control-plane", "/api"):
+        assert (await ask(path, _bearer()))[0] == 404
+    assert ask.woken == []
+
+
+async def test_a_client_that_goes_waits_no_more(ask: Any, eventually: Any) -> None:
+    ask.serve(route("a", asleep=NOW))
+    request = asyncio.create_task(ask(PATH, _bearer()))
+    await eventually(lambda: ask.waker.waiting, lambda waiting: waiting == 1)
+    request.cancel()
+    await eventually(lambda: ask.waker.waiting, lambda waiting: waiting == 0)
+
+
+def test_envoy_waits_longer_than_the_authorizer() -> None:
+    assert AUTHORIZER_SECONDS > PATIENCE_SECONDS + 10

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from kplane.api.names import UID_ANNOTATION
+from kplane.api.names import UID_ANNOTATION, WAKE_REQUESTED_ANNOTATION
 from kplane.gateway.control_planes import route_of
 
 from .fleet import route
@@ -28,6 +29,7 @@ def secret(*, uid: str = UID, **changes: bytes | None) -> dict[str, Any]:
         "server": b"https://127.0.0.1:6443",
         "ca.crt": good.ca,
         "client-ca.crt": good.front_proxy.client_ca,
+        "sa.pub": b"".join(good.token_keys),
         "tls.crt": good.front_proxy.certificate.certificate,
         "tls.key": good.front_proxy.certificate.key,
     } | {name.replace("_", "."): value for name, value in changes.items()}
@@ -61,6 +63,8 @@ def test_one_that_is_published_under_the_gateway_is_served_without_a_secret_too(
         secret(server=b"https://\xff"),
         secret(ca_crt=b"x"),
         secret(tls_key=b"x"),
+        secret(sa_pub=None),
+        secret(sa_pub=b"-----BEGIN PUBLIC KEY-----\nx\n-----END PUBLIC KEY-----\n"),
         {"metadata": {"name": "x", "annotations": {UID_ANNOTATION: UID}}, "data": {"server": "%%%"}},
         {"metadata": {"name": "x"}},
     ],
@@ -85,3 +89,40 @@ def test_one_without_a_usable_secret_answers_that_it_is_absent(given: Any) -> No
 )
 def test_one_without_a_path_and_one_that_others_serve_are_not_served(given: Any) -> None:
     assert route_of(given, secret()) is None
+
+
+SINCE = datetime(2026, 11, 23, 12, 0, 0, 250_000, tzinfo=UTC)
+
+
+def sleeper(requested: str | None = None, **hibernation: Any) -> dict[str, Any]:
+    found = control_plane(status={"hibernation": {"since": "2026-11-23T12:00:00.250000Z"} | hibernation})
+    if requested is not None:
+        found["metadata"]["annotations"] = {WAKE_REQUESTED_ANNOTATION: requested}
+    return found
+
+
+def test_one_that_sleeps_has_an_upstream_and_says_so() -> None:
+    found = route_of(sleeper("2026-11-23T13:00:00+01:00"), secret())
+    assert found is not None
+    assert found.upstream is not None
+    assert found.upstream.token_keys
+    assert found.asleep is not None
+    assert (found.asleep.name, found.asleep.since) == ("acme", SINCE)
+    assert found.asleep.requested == datetime(2026, 11, 23, 12, tzinfo=UTC)
+    awake = route_of(control_plane(), secret())
+    assert awake is not None
+    assert awake.asleep is None
+
+
+@pytest.mark.parametrize("requested", [None, "", "soon", "2026-11-23T13:00:00", "2026-11-23"])
+def test_what_is_no_time_with_a_zone_is_no_request(requested: str | None) -> None:
+    found = route_of(sleeper(requested), secret())
+    assert found is not None
+    assert found.asleep is not None
+    assert found.asleep.requested is None
+
+
+def test_one_that_sleeps_without_a_secret_is_absent() -> None:
+    found = route_of(sleeper(), None)
+    assert found is not None
+    assert (found.upstream, found.asleep) == (None, None)

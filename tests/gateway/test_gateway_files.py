@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +138,16 @@ async def test_a_publication_that_was_cut_off_is_repeated(publisher: Publisher, 
     await again.prepare()
     published = await again.publish([route("a"), route("b")], serving=serving())
     assert published.versions.routes in Path(again.layout.routes).read_text()
+
+
+async def test_one_that_wakes_is_validated_before_it_is_awake(publisher: Publisher, judge: Judge) -> None:
+    since = datetime(2026, 11, 23, tzinfo=UTC)
+    await publisher.publish([route("a", asleep=since)], serving=serving())
+    assert set(_clusters(publisher)) == {"uid-a", "uid-a/front-proxy"}
+    assert "/clusters/a/control-plane" not in Path(publisher.layout.routes).read_text()
+    asked, clusters = len(judge.asked), _snapshot(publisher)["clusters/clusters.json"]
+    await publisher.publish([route("a", asleep=since, requested=since)], serving=serving())
+    await publisher.publish([route("a")], serving=serving())
+    assert "/clusters/a/control-plane" in Path(publisher.layout.routes).read_text()
+    assert len(judge.asked) == asked
+    assert _snapshot(publisher)["clusters/clusters.json"] == clusters

@@ -20,6 +20,7 @@ from kplane.gateway.routes import FrontProxy, Route, Upstream
 from kplane.workloads import ProcessRuntime
 
 from .attacker import exchange, http1
+from .fleet import no_waker
 
 pytestmark = pytest.mark.integration
 
@@ -87,7 +88,7 @@ async def ask(envoy: Path, tmp_path: Path, hold_port: Callable[[], int]) -> Asyn
 
     async with ProcessRuntime(tmp_path / "runtime", programs=[]) as runtime:
         validate = EnvoyValidator(envoy, directory=directory)
-        plane = DataPlane(directory, validate=validate, program=envoy, runtime=runtime, workers=1)
+        plane = DataPlane(directory, validate=validate, program=envoy, runtime=runtime, waker=no_waker(), workers=1)
         async with plane.running():
             try:
                 await plane.apply([Route(key="uid-one", cluster_path="one", upstream=upstream)], serving=serving)

@@ -266,6 +266,8 @@ async def test_a_route_that_envoy_refuses_keeps_back_no_other(gateway: Gateway) 
     for name in ("one", "two"):
         async with Client(gateway.user(name, "admin", groups=MASTERS)) as client:
             assert (await client.list(NAMESPACES)).items
+    async with Client(gateway.config("bad", token="x")) as client:
+        assert "the gateway cannot serve" in str(await _refusal(client))
 
 
 async def test_an_api_server_that_moves_is_found_at_its_new_address(gateway: Gateway) -> None:

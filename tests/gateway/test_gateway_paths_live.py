@@ -18,6 +18,7 @@ from kplane.gateway.routes import KeyPair, Route
 from kplane.workloads import ProcessRuntime
 
 from .attacker import exchange, http1, statuses
+from .fleet import no_waker
 from .path_model import BEGINNINGS, PIECES, TENANTS, routed
 
 pytestmark = pytest.mark.integration
@@ -48,7 +49,7 @@ async def test_envoy_routes_as_the_model_does(envoy: Path, tmp_path: Path, hold_
 
     async with ProcessRuntime(tmp_path / "runtime", programs=[]) as runtime:
         validate = EnvoyValidator(envoy, directory=directory)
-        plane = DataPlane(directory, validate=validate, program=envoy, runtime=runtime, workers=1)
+        plane = DataPlane(directory, validate=validate, program=envoy, runtime=runtime, waker=no_waker(), workers=1)
         async with plane.running():
             try:
                 await plane.apply(served, serving=serving)

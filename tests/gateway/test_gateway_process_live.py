@@ -57,6 +57,7 @@ async def acme(management: Client, running_tenants: dict[str, Tenant]) -> AsyncI
         "server": tenant.server.encode(),
         "ca.crt": tenant.authorities.serving_trust,
         "client-ca.crt": tenant.authorities.client_trust,
+        "sa.pub": tenant.authorities.service_account_trust,
         "tls.crt": proxy.certificate,
         "tls.key": proxy.key,
     }
@@ -106,6 +107,7 @@ async def test_it_serves_what_is_published_and_survives_kills(
     metrics = (await process.ask("/metrics"))[1]
     assert f'kplane_gateway_requests_total{{control_plane="{acme}"}}' in metrics
     assert "kplane_gateway_control_planes 1.0" in metrics
+    assert "kplane_gateway_waiting_requests 0.0" in metrics
     envoy = process.envoy
 
     # Without its controller Envoy serves; who needs a certificate verified is to retry.

@@ -158,6 +158,7 @@ GATEWAY_SECRET_KEYS: Final = {
     "server": "URL of the API server, without a path",
     "ca.crt": "CAs of its serving certificate",
     "client-ca.crt": "CAs of the client certificates of its users",
+    "sa.pub": "public keys of its ServiceAccount tokens",
     "tls.crt": "certificate by which the API server takes X-Remote-User from the gateway",
     "tls.key": "its key",
 }

@@ -47,6 +47,11 @@ class Administration:
         found = {name: value for name, value in _TEXT.findall(text) if name in _VERSIONS}
         return Versions(**{field: found.get(name, "") for name, field in _VERSIONS.items()})
 
+    async def warming(self) -> int:
+        """Return the number of clusters that Envoy knows and does not use yet: names of hosts are looked up first."""
+        found = await self.numbers("^cluster_manager.warming_clusters$")
+        return found.get("cluster_manager.warming_clusters", 0)
+
     async def live(self) -> bool:
         """Whether Envoy takes connections."""
         async with self._session.get("http://envoy/ready") as answer:

@@ -1,11 +1,12 @@
-"""The service that Envoy asks about requests with a client certificate: who is it, and which API server is meant?"""
+"""The service that Envoy asks: who is the user, which API server is meant, and does it run?"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -15,19 +16,29 @@ from kplane.gateway.envoy.names import (
     CERTIFICATE_HEADER,
     CREDENTIAL_HEADER,
     GROUP_HEADERS,
+    PROTOCOL_HEADER,
     UPSTREAM_HEADER,
     USER_HEADER,
     by_certificate,
+    by_token,
 )
-from kplane.gateway.envoy.replies import UNAVAILABLE, status
+from kplane.gateway.envoy.replies import DECLINED, RETRY_SECONDS, UNAVAILABLE, status
 from kplane.gateway.envoy.routing import tenant_of
-from kplane.gateway.identity import Identity, NotVerified, Verifier, chain_of
-from kplane.gateway.routes import Route
+from kplane.gateway.errors import Declined
+from kplane.gateway.identity import NotVerified, Verifier, chain_of
+from kplane.gateway.routes import Route, Upstream
+from kplane.gateway.tokens import bearer_token, is_worthless
+from kplane.gateway.waker import Waker
 
 __all__ = ["Authorizer"]
 
 _HEADER_BYTES: Final = 96 << 10
 """As Envoy takes from clients: a chain of certificates is long."""
+_BACKLOG: Final = 4096
+"""Connections that Envoy opens at once: a Unix socket refuses more."""
+_ENDING_SECONDS: Final = 5.0
+_AUTHORIZATION: Final = "authorization"
+_RETRIED: Final = (429, UNAVAILABLE)
 
 logger = logging.getLogger(__name__)
 
@@ -35,60 +46,97 @@ logger = logging.getLogger(__name__)
 class Authorizer:
     """Answers for the routes that it was told last. It sees headers, and no body."""
 
-    def __init__(self) -> None:
+    def __init__(self, waker: Waker, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        """`waker` has requests wait whose control plane sleeps."""
+        self._waker = waker
+        self._clock = clock
         self._routes: dict[str, Route] | None = None
         self._verifier = Verifier()
 
     def serve(self, routes: Iterable[Route]) -> None:
         """Answer for these routes from now on."""
         self._routes = {route.cluster_path: route for route in routes}
+        self._waker.know(self._routes.values())
 
     @contextlib.asynccontextmanager
     async def listening(self, socket: Path) -> AsyncIterator[None]:
         """Listen on a Unix socket, which only this user may connect to."""
-        server = web.Server(self._answer, access_log=None, max_field_size=_HEADER_BYTES, max_line_size=_HEADER_BYTES)
-        runner = web.ServerRunner(server)
+        server = web.Server(
+            self._answer,
+            access_log=None,
+            max_field_size=_HEADER_BYTES,
+            max_line_size=_HEADER_BYTES,
+            # Who has gone does not wait any more.
+            handler_cancellation=True,
+        )
+        runner = web.ServerRunner(server, shutdown_timeout=_ENDING_SECONDS)
         await runner.setup()
         try:
             # What a killed controller left is in the way.
             socket.unlink(missing_ok=True)
-            await web.UnixSite(runner, str(socket)).start()
+            await web.UnixSite(runner, str(socket), backlog=_BACKLOG).start()
             socket.chmod(0o600)
             yield
         finally:
+            await self._waker.aclose()
             await runner.cleanup()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            route = self._route_of(request)
+            headers = self._identified(request, route=route)
+            await self._waker.passage(route.key)
+        except Declined as declined:
+            return _refusal(declined)
+        return web.Response(headers=headers)
+
+    def _route_of(self, request: web.BaseRequest) -> Route:
         if self._routes is None:
             # Not 404: a client would take its objects for gone.
-            return _refusal(UNAVAILABLE, "the gateway does not know its control planes yet")
+            raise Declined(UNAVAILABLE, "the gateway does not know its control planes yet")
         path = tenant_of(request.raw_path)
         route = self._routes.get(path) if path is not None else None
         if route is None:
-            return _refusal(404, "the gateway serves no control plane at this path")
+            raise Declined(404, "the gateway serves no control plane at this path")
+        return route
+
+    def _identified(self, request: web.BaseRequest, *, route: Route) -> dict[str, str]:
+        """Return the headers that name user and API server. Raises Declined if the request has no right to wake it."""
         if route.upstream is None:
-            return _refusal(UNAVAILABLE, route.why_absent or "this control plane has no API server now")
-        if route.upstream.front_proxy is None:
-            return _refusal(401, "this control plane takes no client certificates at the gateway")
+            raise Declined(UNAVAILABLE, route.why_absent or "this control plane has no API server now")
+        if CERTIFICATE_HEADER in request.headers and _AUTHORIZATION not in request.headers:
+            return self._verified(request.headers[CERTIFICATE_HEADER], route=route, upstream=route.upstream)
+        if route.asleep is not None:
+            self._check_token(request, upstream=route.upstream)
+        return {UPSTREAM_HEADER: by_token(route.key)}
+
+    def _verified(self, certificate: str, *, route: Route, upstream: Upstream) -> dict[str, str]:
+        if upstream.front_proxy is None:
+            raise Declined(401, "this control plane takes no client certificates at the gateway")
         try:
-            chain = chain_of(request.headers.get(CERTIFICATE_HEADER, ""))
-            identity = self._verifier.verify(chain, authorities=route.upstream.front_proxy.client_ca)
+            identity = self._verifier.verify(chain_of(certificate), authorities=upstream.front_proxy.client_ca)
         except NotVerified as error:
             logger.debug("a client certificate was refused for %s: %s", route.cluster_path, error)
-            return _refusal(401, "Unauthorized")
+            raise Declined(401, "Unauthorized") from error
         if len(identity.groups) > len(GROUP_HEADERS):
-            return _refusal(403, f"the certificate names more than {len(GROUP_HEADERS)} groups")
-        return web.Response(headers=_verified(identity, route=route))
+            raise Declined(403, f"the certificate names more than {len(GROUP_HEADERS)} groups")
+        return {
+            USER_HEADER: identity.user,
+            CREDENTIAL_HEADER: identity.credential,
+            UPSTREAM_HEADER: by_certificate(route.key),
+            **dict(zip(GROUP_HEADERS, identity.groups, strict=False)),
+        }
+
+    def _check_token(self, request: web.BaseRequest, *, upstream: Upstream) -> None:
+        """Raise Declined if the API server, once it runs, would certainly take the user for unknown."""
+        authorization = request.headers.get(_AUTHORIZATION, "")
+        token = bearer_token(authorization, protocols=request.headers.get(PROTOCOL_HEADER, ""))
+        if token is None or is_worthless(token, keys=upstream.token_keys, now=self._clock()):
+            raise Declined(401, "Unauthorized")
 
 
-def _verified(identity: Identity, *, route: Route) -> dict[str, str]:
-    return {
-        USER_HEADER: identity.user,
-        CREDENTIAL_HEADER: identity.credential,
-        UPSTREAM_HEADER: by_certificate(route.key),
-        **dict(zip(GROUP_HEADERS, identity.groups, strict=False)),
-    }
-
-
-def _refusal(code: int, message: str) -> web.Response:
-    return web.Response(status=code, body=json.dumps(status(code, message)).encode(), content_type="application/json")
+def _refusal(declined: Declined) -> web.Response:
+    body = json.dumps(status(declined.code, str(declined))).encode()
+    headers = {"Retry-After": RETRY_SECONDS} if declined.code in _RETRIED else {}
+    code = DECLINED if declined.code == UNAVAILABLE else declined.code
+    return web.Response(status=code, body=body, headers=headers, content_type="application/json")

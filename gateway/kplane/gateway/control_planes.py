@@ -7,15 +7,22 @@ import binascii
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from kplane.api import ControlPlane
-from kplane.api.names import CONTROL_PLANE_LABEL, GATEWAY_SECRET_KEYS, UID_ANNOTATION, gateway_secret_name
+from kplane.api.names import (
+    CONTROL_PLANE_LABEL,
+    GATEWAY_SECRET_KEYS,
+    UID_ANNOTATION,
+    WAKE_REQUESTED_ANNOTATION,
+    gateway_secret_name,
+)
 from kplane.gateway.errors import RouteInvalid
-from kplane.gateway.routes import FrontProxy, KeyPair, Route, Upstream
-from kplane.provider import Informer, Resource
+from kplane.gateway.routes import FrontProxy, KeyPair, Route, Sleep, Upstream
+from kplane.provider import Client, Informer, Resource
 
-__all__ = ["CONTROL_PLANES", "SECRETS_SELECTOR", "RouteTable"]
+__all__ = ["CONTROL_PLANES", "SECRETS_SELECTOR", "RouteTable", "request_wake"]
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +30,8 @@ CONTROL_PLANES: Final = Resource(
     ControlPlane.resource.api_version, ControlPlane.resource.kind, ControlPlane.resource.plural, namespaced=False
 )
 SECRETS_SELECTOR: Final = CONTROL_PLANE_LABEL
+
+_BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 
 _Object = Mapping[str, Any]
 
@@ -72,7 +81,9 @@ def route_of(control_plane: _Object | None, secret: _Object | None) -> Route | N
     why = f"the control plane has no API server now; its phase is {status.get('phase') or 'unknown'}"
     try:
         upstream = _upstream(secret) if secret is not None and _is_of(secret, uid) else None
-        return Route(key=uid, cluster_path=path, upstream=upstream, why_absent=why if upstream is None else "")
+        if upstream is None:
+            return Route(key=uid, cluster_path=path, upstream=None, why_absent=why)
+        return Route(key=uid, cluster_path=path, upstream=upstream, asleep=_sleep(control_plane))
     except RouteInvalid as error:
         logger.warning("control plane %s cannot be served: %s", control_plane["metadata"]["name"], error)
     try:
@@ -85,6 +96,32 @@ def _is_elsewhere(status: _Object, *, path: str) -> bool:
     """Whether a control plane is published, and under its own addresses only."""
     urls = [str(endpoint.get("url")) for endpoint in status.get("endpoints") or ()]
     return bool(urls) and not any(url.endswith(f"/clusters/{path}/control-plane") for url in urls)
+
+
+async def request_wake(client: Client, route: Route, at: datetime) -> None:
+    """Ask the operator to wake a control plane. Raises what the client raises: Invalid if it has a successor."""
+    if route.asleep is not None:
+        wished = {"uid": route.key, "annotations": {WAKE_REQUESTED_ANNOTATION: at.isoformat()}}
+        await client.patch(CONTROL_PLANES, route.asleep.name, {"metadata": wished})
+
+
+def _sleep(control_plane: _Object) -> Sleep | None:
+    found = (control_plane.get("status") or {}).get("hibernation")
+    if found is None:
+        return None
+    metadata = control_plane["metadata"]
+    requested = (metadata.get("annotations") or {}).get(WAKE_REQUESTED_ANNOTATION)
+    since = _time(found.get("since"))
+    return Sleep(name=metadata["name"], since=since or _BEGINNING, requested=_time(requested))
+
+
+def _time(value: str | None) -> datetime | None:
+    """Read a time with its zone, as the operator reads it; users write annotations."""
+    try:
+        time = datetime.fromisoformat(value) if value is not None else None
+    except ValueError:
+        return None
+    return time if time is not None and time.tzinfo is not None else None
 
 
 def _is_of(secret: _Object, uid: str) -> bool:
@@ -102,7 +139,8 @@ def _upstream(secret: _Object) -> Upstream:
     front_proxy = FrontProxy(
         certificate=KeyPair(values["tls.crt"], values["tls.key"]), client_ca=values["client-ca.crt"]
     )
-    return Upstream.at(values["server"].decode(errors="replace"), ca=values["ca.crt"], front_proxy=front_proxy)
+    server = values["server"].decode(errors="replace")
+    return Upstream.at(server, ca=values["ca.crt"], front_proxy=front_proxy, token_keys=values["sa.pub"])
 
 
 def _unique(routes: Iterable[Route]) -> list[Route]:

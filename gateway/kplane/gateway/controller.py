@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 _GATHERED_SECONDS: Final = 0.1
 """Changes of so long become one configuration."""
+_TOLD_SECONDS: Final = 0.02
+"""Time between two looks at all routes for requests that wait."""
 _LOOK_SECONDS: Final = 10.0
 """How often the serving certificate is looked at."""
 
@@ -47,8 +49,9 @@ class Controller:
         self._secrets = Informer(client, SECRETS, namespace=namespace, label_selector=SECRETS_SELECTOR)
         self._table = RouteTable()
         self._changed = asyncio.Event()
+        self._seen = asyncio.Event()
         self._serving: Serving | None = None
-        self._applied: tuple[list[Route], Serving] | None = None
+        self._applied: tuple[list[Route], list[Route], Serving] | None = None
         self.routes: list[Route] = []
         """Those that are served."""
         self.problem: str | None = "control planes have not been read yet"
@@ -57,19 +60,31 @@ class Controller:
     async def run(self) -> None:
         """Work until cancelled. Raises CertificateInvalid if there is no serving certificate to begin with."""
         self._serving = await self._read(None)
-        async with self._following():
-            backoff = Backoff(initial_seconds=1.0, maximum_seconds=30.0)
-            while True:
-                self._changed.clear()
-                if await self._pass():
-                    backoff.reset()
-                    delay = _LOOK_SECONDS
-                else:
-                    delay = backoff.next_delay()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(delay):
-                        await self._changed.wait()
-                    await asyncio.sleep(_GATHERED_SECONDS)
+        async with self._following(), asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._tell(), name="tell which control planes sleep")
+            tasks.create_task(self._apply(), name="apply routes")
+
+    async def _tell(self) -> None:
+        """Pass on what is known, before it is gathered and applied: requests wait for control planes that wake."""
+        while True:
+            self._plane.know(self._routes())
+            await self._seen.wait()
+            await asyncio.sleep(_TOLD_SECONDS)
+            self._seen.clear()
+
+    async def _apply(self) -> None:
+        backoff = Backoff(initial_seconds=1.0, maximum_seconds=30.0)
+        while True:
+            self._changed.clear()
+            if await self._pass():
+                backoff.reset()
+                delay = _LOOK_SECONDS
+            else:
+                delay = backoff.next_delay()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await self._changed.wait()
+                await asyncio.sleep(_GATHERED_SECONDS)
 
     @contextlib.asynccontextmanager
     async def _following(self) -> AsyncIterator[None]:
@@ -79,18 +94,27 @@ class Controller:
                 informer.start()
             for informer in (self._control_planes, self._secrets):
                 await informer.wait_synced()
-                informer.add_handler(lambda _: self._changed.set())
+                informer.add_handler(lambda _: self._see())
+            self._plane.on_wake(self._changed.set)
             yield
         finally:
             await self._control_planes.aclose()
             await self._secrets.aclose()
 
+    def _see(self) -> None:
+        self._seen.set()
+        self._changed.set()
+
+    def _routes(self) -> list[Route]:
+        return self._table.routes(self._control_planes, self._secrets, namespace=self._namespace)
+
     async def _pass(self) -> bool:
         """Have everything served as it is now; False if that needs a retry."""
         try:
             self._serving = serving = await self._read(self._serving)
-            routes = self._table.routes(self._control_planes, self._secrets, namespace=self._namespace)
-            if (routes, serving) == self._applied and await self._plane.ready():
+            routes = self._routes()
+            wanted = self._plane.wanted(routes)
+            if (routes, wanted, serving) == self._applied and await self._plane.ready():
                 return True
             refused = await self._plane.apply(routes, serving=serving)
         except (ConfigurationRejected, OSError, WorkloadsError) as error:
@@ -102,7 +126,7 @@ class Controller:
             logger.warning("Envoy refuses the route of %s: %s", names[key], why)
         self.routes = [route for route in routes if route.key not in refused]
         confirmed = await self._plane.ready()
-        self._applied = (routes, serving) if confirmed and not refused else None
+        self._applied = (routes, wanted, serving) if confirmed and not refused else None
         self.problem = None
         logger.info("serves %d control planes", sum(route.upstream is not None for route in self.routes))
         if not confirmed:

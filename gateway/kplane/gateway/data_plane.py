@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from kplane.gateway.envoy.listener import Serving
 from kplane.gateway.files import Publisher, Validator, Versions
 from kplane.gateway.program import ENVOY, envoy_component
 from kplane.gateway.routes import Route
+from kplane.gateway.waker import Waker
 from kplane.workloads import Runtime
 
 __all__ = ["DataPlane"]
@@ -32,16 +34,27 @@ class DataPlane:
     """Serves routes. It is an async context manager by `running`, and one task at a time calls `apply`."""
 
     def __init__(
-        self, directory: Path, *, validate: Validator, program: Path, runtime: Runtime | None, workers: int = 2
+        self,
+        directory: Path,
+        *,
+        validate: Validator,
+        program: Path,
+        runtime: Runtime | None,
+        waker: Waker,
+        workers: int = 2,
     ) -> None:
         """`directory` is the gateway's alone. Without `runtime`, Envoy runs as a container of its own."""
         self._publisher = Publisher(directory, validate=validate)
-        self._authorizer = Authorizer()
+        self._authorizer = Authorizer(waker)
+        self._waker = waker
         self._administration: Administration | None = None
         self._program = program
         self._runtime = runtime
         self._workers = workers
         self._published: Versions | None = None
+        self._reached: frozenset[str] = frozenset()
+        self._instead: Mapping[str, Route] = {}
+        """By key, what is served of those whose route Envoy refuses."""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -55,16 +68,41 @@ class DataPlane:
             await self._start()
             yield
 
-    async def apply(self, routes: Iterable[Route], *, serving: Serving) -> Mapping[str, str]:
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait for a control plane."""
+        return self._waker.waiting
+
+    def on_wake(self, changed: Callable[[], None]) -> None:
+        """Have `changed` called when `wanted` may have another answer."""
+        self._waker.changed = changed
+
+    def know(self, routes: Iterable[Route]) -> None:
+        """Take up which of these routes sleep, at once: requests wait for that."""
+        self._authorizer.serve(self._served(route) for route in routes)
+
+    def wanted(self, routes: Iterable[Route]) -> list[Route]:
+        """Return those that Envoy is to reach now: of control planes that are awake or wake."""
+        return [route for route in routes if self._waker.wants(route)]
+
+    async def apply(self, routes: Sequence[Route], *, serving: Serving) -> Mapping[str, str]:
         """Serve these routes and no others, and return when that is so, or Envoy does not confirm it in time.
 
         Returns by key what cannot be served. Raises ConfigurationRejected if the listener is refused.
         """
-        published = await self._publisher.publish(routes, serving=serving)
-        self._authorizer.serve(published.routes)
+        self.know(routes)
+        wanted = self.wanted(routes)
+        # What Envoy is about to forget is not relied on any more.
+        self._reached &= {route.key for route in wanted}
+        self._waker.reach(self._reached)
+        published = await self._publisher.publish(wanted, serving=serving)
+        self._instead = {route.key: route for route in published.routes if route.key in published.refused}
+        self.know(routes)
         self._published = published.versions
         await self._start()
-        await self._confirm()
+        if await self._confirm():
+            self._reached = frozenset(route.key for route in published.routes if route.upstream is not None)
+            self._waker.reach(self._reached)
         return published.refused
 
     async def ready(self) -> bool:
@@ -72,7 +110,8 @@ class DataPlane:
         if self._administration is None or self._published is None:
             return False
         try:
-            return await self._administration.live() and await self._administration.versions() == self._published
+            envoy = self._administration
+            return await envoy.live() and await envoy.versions() == self._published and not await envoy.warming()
         except (OSError, aiohttp.ClientError, TimeoutError):
             return False
 
@@ -87,15 +126,22 @@ class DataPlane:
         if self._runtime is not None:
             await self._runtime.stop(ENVOY)
 
+    def _served(self, route: Route) -> Route:
+        instead = self._instead.get(route.key)
+        if instead is None:
+            return route
+        return replace(instead, asleep=route.asleep if instead.upstream is not None else None)
+
     async def _start(self) -> None:
         if self._runtime is not None:
             component = envoy_component(self._program, layout=self._publisher.layout, workers=self._workers)
             await self._runtime.apply(component)
 
-    async def _confirm(self) -> None:
+    async def _confirm(self) -> bool:
         deadline = time.monotonic() + _CONFIRMED_SECONDS
         while time.monotonic() < deadline:
             if await self.ready():
-                return
+                return True
             await asyncio.sleep(_POLL_SECONDS)
         logger.warning("Envoy has not confirmed the present configuration within %.0f s", _CONFIRMED_SECONDS)
+        return False

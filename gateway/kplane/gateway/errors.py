@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CertificateInvalid", "ConfigurationRejected", "GatewayError", "RouteInvalid", "StartFailed"]
+__all__ = ["CertificateInvalid", "ConfigurationRejected", "Declined", "GatewayError", "RouteInvalid", "StartFailed"]
 
 
 class GatewayError(Exception):
@@ -23,3 +23,12 @@ class RouteInvalid(GatewayError):
 
 class ConfigurationRejected(GatewayError):
     """Envoy refuses a configuration. The one before stays in force."""
+
+
+class Declined(GatewayError):
+    """A request is not passed on. The message is for its client."""
+
+    def __init__(self, code: int, message: str) -> None:
+        """`code` is of HTTP, as an API server would answer."""
+        super().__init__(message)
+        self.code = code

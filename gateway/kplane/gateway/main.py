@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import sys
@@ -11,12 +12,14 @@ from collections.abc import AsyncIterator, Sequence
 
 import uvloop
 
+from kplane.gateway.control_planes import request_wake
 from kplane.gateway.controller import Controller
 from kplane.gateway.data_plane import DataPlane
 from kplane.gateway.errors import GatewayError
 from kplane.gateway.program import EnvoyValidator
 from kplane.gateway.settings import Settings
 from kplane.gateway.status import serve_status
+from kplane.gateway.waker import Waker
 from kplane.provider import Client, ClusterConfig, ProviderError
 from kplane.provider.logs import json_logging
 from kplane.provider.serving.open_files import raise_limit, watching_open_files
@@ -52,6 +55,7 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
             validate=EnvoyValidator(settings.envoy, directory=directory),
             program=settings.envoy,
             runtime=runtime,
+            waker=Waker(functools.partial(request_wake, client)),
             workers=settings.workers,
         )
         controller = Controller(

@@ -5,22 +5,27 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Final, Self
 from urllib.parse import urlsplit
 
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
 from kplane.api.control_plane import CLUSTER_PATH_PATTERN, RESERVED_CLUSTER_PATHS
 from kplane.gateway.errors import RouteInvalid
 
-__all__ = ["FrontProxy", "KeyPair", "Route", "Upstream", "clusters_path"]
+__all__ = ["FrontProxy", "KeyPair", "Route", "Sleep", "Upstream", "clusters_path"]
 
 _CLUSTER_PATH: Final = re.compile(CLUSTER_PATH_PATTERN)
 _LONGEST_PATH: Final = 63
 _KEY: Final = re.compile("[a-z0-9][-a-z0-9]{0,62}")
 _HOST_NAME: Final = re.compile("[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _HTTPS_PORT: Final = 443
+_PUBLIC_KEY: Final = re.compile(b"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----", re.DOTALL)
+_CLOCKS_DIFFER: Final = timedelta(minutes=1)
+"""The operator does not act on a request for a wake that is further in the future than this."""
 
 
 def clusters_path(cluster_path: str) -> str:
@@ -72,9 +77,11 @@ class Upstream:
     """CAs of its serving certificate, PEM."""
     front_proxy: FrontProxy | None = None
     """None: the gateway hands on no client certificates."""
+    token_keys: tuple[bytes, ...] = ()
+    """Public keys of its ServiceAccount tokens, PEM; empty: the gateway cannot tell which tokens are good."""
 
     @classmethod
-    def at(cls, url: str, *, ca: bytes, front_proxy: FrontProxy | None = None) -> Self:
+    def at(cls, url: str, *, ca: bytes, front_proxy: FrontProxy | None = None, token_keys: bytes = b"") -> Self:
         """Return the API server at an https URL. Raises RouteInvalid if the URL has a path, or what is given is
         damaged."""
         try:
@@ -84,7 +91,7 @@ class Upstream:
             raise RouteInvalid(f"{url!r} cannot be the address of an API server: {error}") from error
         if parts.scheme != "https" or not host or parts.path not in {"", "/"} or parts.query or parts.username:
             raise RouteInvalid(f"{url!r} cannot be the address of an API server: https://HOST:PORT is needed")
-        upstream = cls(host=host, port=port, ca=ca, front_proxy=front_proxy)
+        upstream = cls(host=host, port=port, ca=ca, front_proxy=front_proxy, token_keys=_public_keys(token_keys))
         upstream.check()
         return upstream
 
@@ -107,6 +114,21 @@ class Upstream:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sleep:
+    """Of a control plane without an API server, which starts when the gateway asks for it."""
+
+    name: str
+    """Of the object that is asked."""
+    since: datetime
+    requested: datetime | None = None
+    """When a wake was asked for last."""
+
+    def is_asked(self, now: datetime) -> bool:
+        """Tell whether the end of this sleep was asked for already."""
+        return self.requested is not None and self.since < self.requested <= now + _CLOCKS_DIFFER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """A control plane as the gateway serves it."""
 
@@ -117,6 +139,8 @@ class Route:
     """None: there is no API server to talk to."""
     why_absent: str = ""
     """A sentence for users who get 503."""
+    asleep: Sleep | None = None
+    """There: no API server is to be relied on, and requests wait until one is."""
 
     def __post_init__(self) -> None:
         """Raise RouteInvalid if key or path are no such: both stand in names of files and in patterns."""
@@ -137,3 +161,13 @@ def _check_authorities(certificates: bytes, *, of: str) -> None:
         x509.load_pem_x509_certificates(certificates)
     except ValueError as error:
         raise RouteInvalid(f"the CA of {of} cannot be read: {error}") from error
+
+
+def _public_keys(bundle: bytes) -> tuple[bytes, ...]:
+    keys = tuple(_PUBLIC_KEY.findall(bundle))
+    try:
+        for key in keys:
+            load_pem_public_key(key)
+    except (UnsupportedAlgorithm, ValueError) as error:
+        raise RouteInvalid(f"a key of ServiceAccount tokens cannot be read: {error}") from error
+    return keys

@@ -50,7 +50,7 @@ async def serve_status(listen: HostPort, *, controller: Controller, plane: DataP
 
     async def metrics(_: web.Request) -> web.Response:
         registry = CollectorRegistry()
-        registry.register(_Collected(controller, await _numbers(plane)))
+        registry.register(_Collected(controller, await _numbers(plane), waiting=plane.waiting))
         body = await asyncio.to_thread(generate_latest, registry)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
@@ -78,15 +78,18 @@ async def _numbers(plane: DataPlane) -> Mapping[str, int]:
 class _Collected(Collector):
     """What one scrape shows: a series for each control plane that is served, whatever other paths are asked for."""
 
-    def __init__(self, controller: Controller, numbers: Mapping[str, int]) -> None:
+    def __init__(self, controller: Controller, numbers: Mapping[str, int], *, waiting: int) -> None:
         self._controller = controller
         self._numbers = numbers
+        self._waiting = waiting
 
     @override
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics."""
         served = sum(route.upstream is not None for route in self._controller.routes)
         yield GaugeMetricFamily("kplane_gateway_control_planes", "Control planes that are served", value=served)
+        text = "Requests that wait for control planes that wake"
+        yield GaugeMetricFamily("kplane_gateway_waiting_requests", text, value=self._waiting)
         names = {route.key: route.cluster_path for route in self._controller.routes}
         sums: dict[str, dict[str, int]] = {}
         for stat, value in self._numbers.items():

@@ -87,6 +87,7 @@ async def write_gateway_secret(context: OperatorContext, control_plane: ControlP
             "server": provision.addresses.internal.encode(),
             CA_KEY: authorities.serving_trust,
             "client-ca.crt": authorities.client_trust,
+            "sa.pub": authorities.service_account_trust,
             **entries(_PAIR, pair or issue_client(authorities.front_proxy, user=FRONT_PROXY_USER)),
         },
         annotations={UID_ANNOTATION: control_plane.metadata.uid or ""},

@@ -36,6 +36,9 @@ _STATS: Final = (
 )
 
 
+_MOST_ASKED: Final = 4096
+"""Connections to the authorizer, and requests that wait for one."""
+
 _RUNTIME: Final = {"re2.max_program_size.error_level": 1000}
 """The patterns are the gateway's own, so that their size needs no limit."""
 
@@ -126,6 +129,8 @@ def _authorizer(layout: Layout) -> Message:
         "name": AUTHORIZER,
         "type": "STATIC",
         "connect_timeout": "1s",
+        # Each request that waits has a connection of its own; those of control planes that are awake need some too.
+        "circuit_breakers": {"thresholds": [dict.fromkeys(("max_connections", "max_pending_requests"), _MOST_ASKED)]},
         "load_assignment": {"cluster_name": AUTHORIZER, "endpoints": [{"lb_endpoints": [endpoint]}]},
     }
 

@@ -12,7 +12,8 @@ from kplane.gateway.routes import Route, Upstream
 
 __all__ = ["clusters"]
 
-_CONNECT_TIMEOUT: Final = "5s"
+_CONNECT_TIMEOUT: Final = "10s"
+"""With the handshake of TLS, for which an API server that has just started on a busy machine takes seconds."""
 _IDLE_TIMEOUT: Final = "60s"
 """kube-apiserver closes after 90 s (net/http's IdleTimeout there); a request must not meet that."""
 _MANY: Final = 16384

@@ -13,6 +13,7 @@ from kplane.gateway.envoy.names import (
     CREDENTIAL_HEADER,
     INTERNAL_PREFIX,
     LISTENER,
+    PROTOCOL_HEADER,
     ROUTES,
     STRIPPED_PREFIXES,
     USER_HEADER,
@@ -22,8 +23,8 @@ from kplane.gateway.routes import KeyPair
 
 __all__ = ["AUTHORIZER_SECONDS", "Serving", "listener", "serving_files"]
 
-AUTHORIZER_SECONDS: Final = 10
-"""How long a request waits for the authorizer."""
+AUTHORIZER_SECONDS: Final = 75
+"""How long a request waits for the authorizer, which has it wait for a control plane that wakes."""
 
 _CERTIFICATE: Final = "serving"
 _CLIENT_CA: Final = "client-ca"
@@ -182,7 +183,7 @@ def _authorizer() -> Message:
         f"{_AUTHORIZATION}.ExtAuthz",
         transport_api_version="V3",
         http_service={"server_uri": uri, "authorization_response": response},
-        allowed_headers={"patterns": [{"exact": CERTIFICATE_HEADER}]},
+        allowed_headers={"patterns": [{"exact": CERTIFICATE_HEADER}, {"exact": PROTOCOL_HEADER}]},
         # What it answers names the cluster.
         clear_route_cache=True,
         failure_mode_allow=False,

@@ -12,6 +12,7 @@ __all__ = [
     "INTERNAL_PREFIX",
     "LISTENER",
     "OWN_HEADERS",
+    "PROTOCOL_HEADER",
     "ROUTES",
     "STRIPPED_PREFIXES",
     "UPSTREAM_HEADER",
@@ -26,6 +27,9 @@ ROUTES: Final = "control-planes"
 
 CERTIFICATE_HEADER: Final = "x-forwarded-client-cert"
 """The certificate of the connection with its chain, for the authorizer: set by the listener, never by a client."""
+
+PROTOCOL_HEADER: Final = "sec-websocket-protocol"
+"""In which browsers send tokens."""
 
 INTERNAL_PREFIX: Final = "x-kplane-"
 """Headers between the authorizer and Envoy; no API server gets them."""

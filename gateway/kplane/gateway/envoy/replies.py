@@ -7,7 +7,16 @@ from typing import Any, Final
 
 from kplane.gateway.envoy.messages import Message
 
-__all__ = ["AUTHORIZER_FAILED", "UNAVAILABLE", "UNREADABLE", "direct_reply", "local_replies", "status"]
+__all__ = [
+    "AUTHORIZER_FAILED",
+    "DECLINED",
+    "RETRY_SECONDS",
+    "UNAVAILABLE",
+    "UNREADABLE",
+    "direct_reply",
+    "local_replies",
+    "status",
+]
 
 _REASONS: Final = {
     400: "BadRequest",
@@ -24,7 +33,7 @@ _REASONS: Final = {
 """Of metav1.StatusReason, by the code of the answer."""
 
 _JSON: Final = "application/json"
-_RETRY_SECONDS: Final = "1"
+RETRY_SECONDS: Final = "1"
 
 UNAVAILABLE: Final = 503
 
@@ -42,6 +51,10 @@ AUTHORIZER_FAILED: Final = 500
 """The code that Envoy gives a request when it gets no answer from the authorizer, whose own answers are never this."""
 
 
+DECLINED: Final = 425
+"""The code by which the authorizer says 503: one of 5xx would count as its failure. The client gets 503."""
+
+
 def status(code: int, message: str) -> dict[str, Any]:
     """Return a Status object of a failure."""
     return {
@@ -57,21 +70,22 @@ def status(code: int, message: str) -> dict[str, Any]:
 
 def direct_reply(code: int, message: str) -> Message:
     """Return the part of a route that answers by itself."""
-    headers = [_header("content-type", _JSON), *([_retry_after()] if code == UNAVAILABLE else [])]
     return {
         "direct_response": {"status": code, "body": {"inline_string": json.dumps(status(code, message))}},
-        "response_headers_to_add": headers,
+        "response_headers_to_add": [_header("content-type", _JSON)],
     }
 
 
 def local_replies() -> Message:
     """Return how Envoy's own answers become Status objects. Those of the authorizer are such already."""
     failed = {"and_filter": {"filters": [_flags(_NOT_VERIFIED), _code(AUTHORIZER_FAILED)]}}
+    declined = {"and_filter": {"filters": [_flags(_NOT_VERIFIED), _code(DECLINED)]}}
     return {
         "mappers": [
+            {"filter": declined, "status_code": UNAVAILABLE},
             _mapper(_flags(*_NO_ROUTE), 404, "the gateway serves no control plane at this path"),
             _mapper(_flags(*_UNAVAILABLE), 503, "the API server of this control plane does not answer; retry"),
-            _mapper(failed, 503, "the gateway cannot verify client certificates now; retry"),
+            _mapper(failed, 503, "the gateway cannot decide about this request now; retry"),
             _mapper(_either(_flags(*_MALFORMED), _code(400)), 400, UNREADABLE),
             _mapper(_code(408), 408, "the request did not arrive in time"),
         ]
@@ -98,7 +112,7 @@ def _either(*filters: Message) -> Message:
 
 
 def _retry_after() -> Message:
-    return _header("retry-after", _RETRY_SECONDS)
+    return _header("retry-after", RETRY_SECONDS)
 
 
 def _header(key: str, value: str) -> Message:

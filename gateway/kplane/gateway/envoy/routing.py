@@ -7,7 +7,7 @@ prefix decide which control plane is meant. Other paths get 404.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 from kplane.gateway.envoy.messages import FILTERS, Message, typed
@@ -20,7 +20,7 @@ from kplane.gateway.envoy.names import (
     UPSTREAM_HEADER,
     by_token,
 )
-from kplane.gateway.envoy.replies import UNAVAILABLE, UNREADABLE, direct_reply
+from kplane.gateway.envoy.replies import UNREADABLE, direct_reply
 from kplane.gateway.routes import Route
 
 __all__ = ["AMBIGUOUS_PATH", "TENANT_PATH", "routing", "tenant_of"]
@@ -60,19 +60,19 @@ def routing(routes: Iterable[Route]) -> Message:
 
 def _matcher(routes: Iterable[Route]) -> Message:
     """Return which route is taken: the first of these steps that finds one decides."""
-    served = list(routes)
     ambiguous = {"match": {"prefix": "/"}, **direct_reply(400, UNREADABLE), "name": "ambiguous-path"}
     verified: Message = {"and_matcher": {"predicate": [_path_is(TENANT_PATH), _has_certificate(), _has_no_token()]}}
+    awake = [route for route in routes if route.upstream is not None and route.asleep is None]
     return _steps(
         _list(_path_is(AMBIGUOUS_PATH), _action([{**ambiguous, **_without_authorizer()}])),
-        _tree({route.path: _action(_absent(route)) for route in served if route.upstream is None}),
-        _list(verified, _action([_certificate()])),
-        _tree({route.path: _action(_tenant(route)) for route in served if route.upstream is not None}),
+        _list(verified, _action([_authorized("by-certificate")])),
+        *([_tree(awake)] if awake else []),
+        _list(_path_is(TENANT_PATH), _action([_authorized("held")])),
     )
 
 
-def _steps(*steps: Message | None) -> Message:
-    first, *others = [step for step in steps if step is not None]
+def _steps(*steps: Message) -> Message:
+    first, *others = steps
     return {**first, **({"on_no_match": {"matcher": _steps(*others)}} if others else {})}
 
 
@@ -80,40 +80,36 @@ def _list(predicate: Message, action: Message) -> Message:
     return {"matcher_list": {"matchers": [{"predicate": predicate, "on_match": {"action": action}}]}}
 
 
-def _tree(table: Mapping[str, Message]) -> Message | None:
-    """Find an action by the beginning of the path, in a time that does not grow with the table."""
-    if not table:
-        return None
-    actions = {prefix: {"action": action} for prefix, action in table.items()}
+def _tree(routes: Iterable[Route]) -> Message:
+    """Find a control plane by the beginning of the path, in a time that does not grow with the table."""
+    actions = {route.path: {"action": _action(_tenant(route))} for route in routes}
     return {"matcher_tree": {"input": _header_input(":path"), "prefix_match_map": {"map": actions}}}
 
 
-def _absent(route: Route) -> list[Message]:
-    reply = direct_reply(UNAVAILABLE, route.why_absent or "this control plane has no API server now")
-    return _both(route, {**reply, **_without_authorizer()})
-
-
-def _both(route: Route, to: Message) -> list[Message]:
-    """Return the routes of a control plane's path, with and without a slash at its end."""
-    matches = ({"prefix": f"{route.path}/"}, {"path": route.path})
-    return [{"match": match, "name": route.cluster_path, **to} for match in matches]
-
-
 def _tenant(route: Route) -> list[Message]:
-    """Return the routes of a control plane, for requests that carry their own credentials, or none."""
+    """Return the routes of a control plane that is awake, for requests that carry their own credentials, or none.
+
+    They are of its path with and without a slash at the end.
+    """
     to = {"cluster": by_token(route.key), "prefix_rewrite": "/", **_STREAMING}
-    return _both(route, {"route": to, **_without_authorizer()})
+    matches = ({"prefix": f"{route.path}/"}, {"path": route.path})
+    shared = {"name": route.cluster_path, "route": to, **_without_authorizer()}
+    return [{"match": match, **shared} for match in matches]
 
 
-def _certificate() -> Message:
-    """Return the route of all requests with a client certificate: the authorizer names user and control plane.
+def _authorized(name: str) -> Message:
+    """Return the route of all requests about which the authorizer decides: it names the control plane, and its user.
+
+    These are those with a client certificate, and all to control planes that are not awake: so Envoy knows nothing of
+    them, and whether there are any does not show in its configuration. The authorizer answers when the control plane is
+    awake, or says why not. A request keeps the table with which it began, so this route leads there then.
 
     Which of the two was decided by whom cannot diverge: while the path of a deleted control plane becomes another
     one's, a certificate that was verified for the one never leads to the other.
     """
     return {
         "match": {"safe_regex": {"regex": TENANT_PATH}},
-        "name": "by-certificate",
+        "name": name,
         "route": {
             "cluster_header": UPSTREAM_HEADER,
             "cluster_not_found_response_code": "SERVICE_UNAVAILABLE",

@@ -1,0 +1,197 @@
+"""Has requests wait for control planes that sleep, and asks that these wake."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from kplane.gateway.errors import Declined
+from kplane.gateway.routes import Route, Sleep
+from kplane.provider import ProviderError
+from kplane.provider.aio.backoff import Backoff
+from kplane.provider.aio.cancellation import end_tasks
+
+__all__ = ["PATIENCE_SECONDS", "Request", "Waker"]
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_SECONDS: Final = 60.0
+"""So long a request waits for its control plane."""
+_EACH: Final = 100
+_ALL: Final = 1000
+"""Requests that wait, of one control plane and of all. Envoy keeps up to 1 MiB of the body of each."""
+_ASKING_SECONDS: Final = 10.0
+_BETWEEN_CLOCKS: Final = timedelta(microseconds=1)
+
+Request = Callable[[Route, datetime], Awaitable[None]]
+"""Asks in the management cluster that a control plane wakes, with the time of the request."""
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """Requests that wait for one control plane."""
+
+    waiting: int = 0
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when more is known of the control plane; another one takes its place then."""
+    asking: asyncio.Task[None] | None = None
+
+    def tell(self) -> None:
+        news, self.news = self.news, asyncio.Event()
+        news.set()
+
+
+class Waker:
+    """Knows which control planes sleep, and which of them Envoy can reach. However many requests wait, it asks once."""
+
+    def __init__(
+        self,
+        request: Request,
+        *,
+        patience_seconds: float = PATIENCE_SECONDS,
+        each: int = _EACH,
+        all_together: int = _ALL,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        backoff: Callable[[], Backoff] = lambda: Backoff(initial_seconds=2.0, maximum_seconds=15.0),
+    ) -> None:
+        """`each` and `all_together` bound the requests that wait."""
+        self._request = request
+        self._patience_seconds = patience_seconds
+        self._each = each
+        self._all = all_together
+        self._clock = clock
+        self._backoff = backoff
+        self._routes: Mapping[str, Route] = {}
+        self._reached: frozenset[str] = frozenset()
+        self._held: dict[str, _Held] = {}
+        self._closed = False
+        self.changed: Callable[[], None] = lambda: None
+        """Called when another control plane is to be reached than before."""
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait."""
+        return sum(held.waiting for held in self._held.values())
+
+    def wants(self, route: Route) -> bool:
+        """Tell whether Envoy is to reach a control plane: one that is awake, or that wakes."""
+        return route.upstream is not None and (route.asleep is None or self._is_woken(route.key))
+
+    def know(self, routes: Iterable[Route]) -> None:
+        """Take up what is known of all control planes now."""
+        before, self._routes = self._routes, {route.key: route for route in routes}
+        for key, held in self._held.items():
+            if before.get(key) != self._routes.get(key):
+                held.tell()
+
+    def reach(self, keys: Iterable[str]) -> None:
+        """Take up which control planes Envoy reaches now."""
+        self._reached = frozenset(keys)
+        for held in self._held.values():
+            held.tell()
+
+    async def passage(self, key: str) -> None:
+        """Return when a request can be passed on to a control plane; has it wake if it sleeps.
+
+        Raises Declined if there are too many that wait, or it takes too long.
+        """
+        if not self._is_settled(key):
+            await self._wait(key)
+        route = self._routes.get(key)
+        if self._closed:
+            raise Declined(503, "the gateway starts again; retry")
+        if route is None:
+            raise Declined(404, "the gateway serves no control plane at this path")
+        if route.upstream is None:
+            raise Declined(503, route.why_absent or "this control plane has no API server now")
+
+    async def aclose(self) -> None:
+        """Have all that wait go, and ask no more."""
+        self._closed = True
+        asking = [held.asking for held in self._held.values() if held.asking is not None]
+        for held in self._held.values():
+            held.tell()
+        await end_tasks(asking)
+
+    async def _wait(self, key: str) -> None:
+        with self._place(key) as held:
+            try:
+                async with asyncio.timeout(self._patience_seconds):
+                    while not self._is_settled(key):
+                        if held.asking is None and self._sleep_of(key) is not None:
+                            held.asking = asyncio.create_task(self._wake(key, held), name=f"wake {key}")
+                            self.changed()
+                        await held.news.wait()
+            except TimeoutError:
+                seconds = f"{self._patience_seconds:.0f}"
+                raise Declined(503, f"the API server of this control plane did not start within {seconds} s") from None
+
+    @contextlib.contextmanager
+    def _place(self, key: str) -> Iterator[_Held]:
+        held = self._held.get(key, _Held())
+        if held.waiting >= self._each or self.waiting >= self._all:
+            raise Declined(429, "too many requests wait for this control plane")
+        self._held[key] = held
+        held.waiting += 1
+        try:
+            yield held
+        finally:
+            held.waiting -= 1
+            self._forget(key, held)
+
+    async def _wake(self, key: str, held: _Held) -> None:
+        """Ask until the control plane is awake or no request waits any more."""
+        loop, backoff = asyncio.get_running_loop(), self._backoff()
+        since, again = None, 0.0
+        try:
+            while held.waiting and (sleep := self._sleep_of(key)) is not None:
+                news = held.news
+                if since != sleep.since or loop.time() >= again:
+                    since = sleep.since
+                    await self._ask(self._routes[key], sleep)
+                    again = loop.time() + backoff.next_delay()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(again):
+                        await news.wait()
+        finally:
+            held.asking = None
+            self._forget(key, held)
+            self.changed()
+
+    async def _ask(self, route: Route, sleep: Sleep) -> None:
+        """Ask for the end of this sleep, unless that was done. A failure is logged, and a later call retries."""
+        now = self._clock()
+        if sleep.is_asked(now):
+            return
+        try:
+            async with asyncio.timeout(_ASKING_SECONDS):
+                await self._request(route, max(now, sleep.since + _BETWEEN_CLOCKS))
+        except (ProviderError, TimeoutError) as error:
+            why = str(error) or "no answer in time"
+            logger.warning("failed to ask control plane %s to wake: %s; asking again", sleep.name, why)
+        else:
+            logger.info("asked control plane %s to wake", sleep.name)
+
+    def _sleep_of(self, key: str) -> Sleep | None:
+        route = self._routes.get(key)
+        return route.asleep if route is not None and route.upstream is not None else None
+
+    def _is_woken(self, key: str) -> bool:
+        held = self._held.get(key)
+        return held is not None and held.asking is not None
+
+    def _is_settled(self, key: str) -> bool:
+        """Tell whether there is nothing to wait for: the control plane can be reached, or it never will be."""
+        route = self._routes.get(key)
+        if self._closed or route is None or route.upstream is None:
+            return True
+        return route.asleep is None and key in self._reached
+
+    def _forget(self, key: str, held: _Held) -> None:
+        if not held.waiting and held.asking is None and self._held.get(key) is held:
+            del self._held[key]

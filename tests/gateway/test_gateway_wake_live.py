@@ -1,0 +1,131 @@
+"""Requests to a control plane that sleeps wait in a real Envoy, and a real API server answers them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from kplane.controlplane_operator.pki.primitives import create_signing_key
+from kplane.controlplane_operator.pki.signatures import sign_claims
+from kplane.gateway.routes import Route, Sleep
+from kplane.provider import Client
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
+from tests.mcm.control_planes import controllers_token, manifest
+
+from .attacker import exchange, http1, statuses
+from .conftest import Gateway
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("gateway"), pytest.mark.timeout(300)]
+
+MASTERS = ("system:masters",)
+
+
+def _asleep(route: Route) -> Route:
+    return replace(route, asleep=Sleep(name=route.cluster_path, since=datetime.now(UTC)))
+
+
+async def _answer(gateway: Gateway, path: str, *headers: str) -> tuple[int, Any]:
+    received = await exchange(gateway.serving.port, http1(path, *headers), ca=gateway.ca)
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert b"content-type: application/json" in head.lower()
+    return statuses(received)[0], json.loads(body)
+
+
+async def test_requests_wait_and_are_answered(gateway: Gateway, eventually: Callable[..., Any]) -> None:
+    one, two = gateway.route("one"), gateway.route("two")
+    async with Client(gateway.tenants["one"].config) as direct:
+        token = await controllers_token(direct, account=f"waiting-{gateway.serving.port}")
+        namespace = f"waiting-{gateway.serving.port}"
+        await direct.create(NAMESPACES, manifest("v1", "Namespace", namespace))
+    assert await gateway.serve(_asleep(one), two) == {}
+
+    async with (
+        Client(gateway.config("one", token=token)) as robot,
+        Client(gateway.user("one", "admin", groups=MASTERS)) as admin,
+        Client(gateway.user("two", "admin", groups=MASTERS)) as other,
+    ):
+        created = [
+            asyncio.create_task(
+                admin.create(CONFIG_MAPS, manifest("v1", "ConfigMap", f"c-{number}", namespace=namespace))
+            )
+            for number in range(10)
+        ]
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+        asked = [asyncio.create_task(robot.request("POST", path, body=review)) for _ in range(10)]
+        await eventually(lambda: gateway.waker.waiting, lambda waiting: waiting == 20)
+        assert gateway.wakes == ["uid-one"]
+        # Nobody else waits.
+        assert (await other.list(NAMESPACES)).items
+
+        # While the API server starts, Envoy learns how to reach it. Requests go on although it has the table of before.
+        assert await gateway.serve(_asleep(one), two) == {}
+        assert gateway.waker.waiting == 20
+        gateway.plane.know([one, two])
+        made = await asyncio.gather(*created)
+        assert {each["metadata"]["name"] for each in made} == {f"c-{number}" for number in range(10)}
+        found = {(await each)["status"]["userInfo"]["username"] for each in asked}
+        assert found == {f"system:serviceaccount:kube-system:waiting-{gateway.serving.port}"}
+        assert await gateway.serve(one, two) == {}
+        assert (await robot.request("POST", path, body=review))["status"]
+
+        # The same connections, after it has fallen asleep again.
+        await gateway.serve(_asleep(one), two)
+        again = asyncio.create_task(admin.list(CONFIG_MAPS, namespace=namespace))
+        await eventually(lambda: gateway.wakes, lambda wakes: wakes == ["uid-one", "uid-one"])
+        await gateway.serve(one, two)
+        assert len((await again).items) >= 10
+
+
+async def test_who_cannot_be_a_user_wakes_nothing(gateway: Gateway) -> None:
+    await gateway.serve(_asleep(gateway.route("one")), gateway.route("two"))
+    path = "/clusters/one/control-plane/api/v1/namespaces"
+    claims = {"iss": "https://kubernetes.default.svc.cluster.local", "exp": 1 << 40}
+    forged = sign_claims(claims, key=create_signing_key())
+    for headers in (
+        (),
+        (f"Authorization: Bearer {forged}",),
+        ("Authorization: Basic YTph",),
+        ("X-Remote-User: admin",),
+    ):
+        code, answer = await _answer(gateway, path, *headers)
+        assert (code, answer["kind"], answer["reason"]) == (401, "Status", "Unauthorized")
+    for own in (path.replace("one", "three"), path.replace("one", "ONE")):
+        code, answer = await _answer(gateway, own, "Authorization: Bearer abcdef.0123456789abcdef")
+        assert (code, answer["reason"]) == (404, "NotFound")
+    async with Client(gateway.user("two", "admin", groups=MASTERS, path="one")) as stranger:
+        with pytest.raises(Exception, match="Unauthorized"):
+            await stranger.list(NAMESPACES)
+    assert gateway.wakes == []
+
+
+async def test_a_client_that_goes_waits_no_more(gateway: Gateway, eventually: Callable[..., Any]) -> None:
+    await gateway.serve(_asleep(gateway.route("one")))
+    sent = http1("/clusters/one/control-plane/api", "Authorization: Bearer abcdef.0123456789abcdef")
+    request = asyncio.create_task(exchange(gateway.serving.port, sent, ca=gateway.ca))
+    await eventually(lambda: gateway.waker.waiting, lambda waiting: waiting == 1)
+    request.cancel()
+    await eventually(lambda: gateway.waker.waiting, lambda waiting: waiting == 0)
+
+
+async def test_more_than_so_many_are_told_to_retry(gateway: Gateway, eventually: Callable[..., Any]) -> None:
+    await gateway.serve(_asleep(gateway.route("one")), gateway.route("two"))
+    sent = http1("/clusters/one/control-plane/api", "Authorization: Bearer abcdef.0123456789abcdef")
+    requests = [asyncio.create_task(exchange(gateway.serving.port, sent, ca=gateway.ca)) for _ in range(101)]
+    done, waiting = await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
+    (answer,) = [request.result() for request in done]
+    assert statuses(answer) == [429]
+    assert b"retry-after: 1" in answer.lower()
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["reason"] == "TooManyRequests"
+    # Those who wait take no place from others.
+    async with Client(gateway.user("two", "admin", groups=MASTERS)) as other:
+        assert (await other.list(NAMESPACES)).items
+    await gateway.serve(gateway.route("two"))
+    answers = await asyncio.gather(*waiting)
+    assert {code for answer in answers for code in statuses(answer)} == {404}
