@@ -6,11 +6,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
+import yaml
 
 from kplane.gateway.envoy.bootstrap import Layout
 from kplane.gateway.settings import Settings
 
 pytestmark = pytest.mark.integration
+
+_ROOT = Path(__file__).parents[2]
 
 INSTALLED = {
     "gateway.enabled": True,
@@ -129,3 +132,11 @@ def test_without_it_nothing_of_it_is_installed(chart: Any) -> None:
     assert not [item for item in chart.render().manifests if "gateway" in item["metadata"]["name"]]
     ours = {"gateway.url": "https://api.example.org", "gateway.caSecret": "gateway-ca"}
     assert "kplane-gateway" not in chart.render(settings=ours).names("Deployment")
+
+
+def test_its_admission_policy_is_the_one_that_is_tried_on_an_api_server(chart: Any) -> None:
+    """`tests/embedded/test_gateway_rights.py` tries that of deploy/rbac."""
+    tried = [each for each in yaml.safe_load_all((_ROOT / "deploy/rbac/gateway.yaml").read_text()) if "Policy" in each["kind"]]
+    found = chart.render(settings=INSTALLED)
+    for each in tried:
+        assert found.one(each["kind"], "kplane-gateway")["spec"] == each["spec"]

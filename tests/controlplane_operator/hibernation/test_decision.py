@@ -92,7 +92,9 @@ def test_a_new_one_sleeps_unless_a_client_waits_for_it_already() -> None:
 def test_one_that_is_awake_stays_so() -> None:
     assert decided(control_plane(PUBLISHED)).sleep is None
     # Whether clients use it is not known, so it is not idle.
-    assert decided(control_plane(PUBLISHED), idle=timedelta(minutes=10)) == Decision(None, "it is in use")
+    for status, annotations in ((PUBLISHED, {}), (woken(-900), asked(-900))):
+        one = control_plane(status, **annotations)
+        assert decided(one, idle=timedelta(minutes=10)) == Decision(None, "it is in use")
 
 
 @pytest.mark.parametrize(
@@ -102,8 +104,7 @@ def test_one_that_is_awake_stays_so() -> None:
         (PUBLISHED, {LAST_USED_ANNOTATION: at(-601)}, None),
         (PUBLISHED, {LAST_USED_ANNOTATION: at(-900), WAKE_REQUESTED_ANNOTATION: at(-590)}, 10),
         (woken(-595), {LAST_USED_ANNOTATION: at(-900)}, 5),
-        (woken(-595), {}, 5),
-        (woken(-600), {}, None),
+        (woken(-600), {LAST_USED_ANNOTATION: at(-900)}, None),
     ],
 )
 def test_it_is_idle_so_long_after_the_last_use(

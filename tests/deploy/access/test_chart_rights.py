@@ -192,12 +192,12 @@ MCM_MAY_NOT = [
 
 
 GATEWAY_MAY = [
-    *[(verb, f"{OURS}/controlplanes", "") for verb in ("list", "watch")],
+    *[(verb, f"{OURS}/controlplanes", "") for verb in ("list", "watch", "patch")],
     *[(verb, "secrets", GATEWAY) for verb in ("list", "watch")],
 ]
 
 GATEWAY_MAY_NOT = [
-    *[(verb, f"{OURS}/controlplanes", "") for verb in ("get", "create", "patch", "update", "delete")],
+    *[(verb, f"{OURS}/controlplanes", "") for verb in ("get", "create", "update", "delete")],
     ("patch", f"{OURS}/controlplanes.status", ""),
     *[(verb, f"{OURS}/controlplaneregistrations", "") for verb in ("get", "list", "watch")],
     *[(verb, "secrets", GATEWAY) for verb in ("get", "create", "patch", "update", "delete", "deletecollection")],
