@@ -136,7 +136,11 @@ def test_without_it_nothing_of_it_is_installed(chart: Any) -> None:
 
 def test_its_admission_policy_is_the_one_that_is_tried_on_an_api_server(chart: Any) -> None:
     """`tests/embedded/test_gateway_rights.py` tries that of deploy/rbac."""
-    tried = [each for each in yaml.safe_load_all((_ROOT / "deploy/rbac/gateway.yaml").read_text()) if "Policy" in each["kind"]]
+    tried = [
+        each
+        for each in yaml.safe_load_all((_ROOT / "deploy/rbac/gateway.yaml").read_text())
+        if "Policy" in each["kind"]
+    ]
     found = chart.render(settings=INSTALLED)
     for each in tried:
         assert found.one(each["kind"], "kplane-gateway")["spec"] == each["spec"]

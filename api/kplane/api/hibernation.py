@@ -46,8 +46,8 @@ class IdleSettings(ApiModel):
         duration_rules("spec.virtual.idle.after", shortest=_SHORTEST, longest=_LONGEST),
     ]
     """How long a control plane stays awake that no client uses, such as 10m or 1h30m; from 2m to 8760h. It counts from
-    the last use: the annotations `controlplane.kplane.dev/last-used` and `controlplane.kplane.dev/wake-requested`, or
-    the last wake. A control plane with none of them stays awake.
+    the last use or the last wake, whichever is later. A control plane without annotation
+    `controlplane.kplane.dev/last-used` stays awake, because its use is not known.
     """
 
     @property

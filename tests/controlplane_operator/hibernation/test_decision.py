@@ -92,8 +92,7 @@ def test_a_new_one_sleeps_unless_a_client_waits_for_it_already() -> None:
 def test_one_that_is_awake_stays_so() -> None:
     assert decided(control_plane(PUBLISHED)).sleep is None
     # Whether clients use it is not known, so it is not idle.
-    for status, annotations in ((PUBLISHED, {}), (woken(-900), asked(-900))):
-        one = control_plane(status, **annotations)
+    for one in (control_plane(PUBLISHED), control_plane(woken(-900), **asked(-900))):
         assert decided(one, idle=timedelta(minutes=10)) == Decision(None, "it is in use")
 
 

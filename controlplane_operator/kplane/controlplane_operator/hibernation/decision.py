@@ -90,7 +90,7 @@ def _while_awake(control_plane: ControlPlane, *, requests: Requests, idle: timed
         return Decision(_begun(control_plane, reason=HibernationReason.REQUESTED, now=now), begins=True)
     used = _latest(needed, requests.used)
     if idle is None or used is None or requests.used is None:
-        # Where nobody notes the use of it, it is not known to be idle.
+        # Without a gateway that notes its use, it is not known to be idle.
         return Decision(None, _IN_USE)
     if now >= used + idle:
         return Decision(_begun(control_plane, reason=HibernationReason.IDLE, now=now), begins=True)
