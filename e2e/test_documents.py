@@ -3,108 +3,17 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Final
 
 import pytest
 
-from e2e.documents import blocks, script
-from e2e.installation import ROOT, chart_values, document_images, images
+from e2e.documents import DOCUMENTS, blocks
+from e2e.installation import ROOT, chart_values
 from e2e.nodes import Nodes
 from e2e.reader import Reader
 
-_DOCUMENTS: Final = ("install", "security", "operate", "upgrade", "troubleshooting", "uninstall")
 _SECONDS: Final = 1800
-
-_DOCUMENT: Final = """
-# One
-
-<!-- e2e: route: cloud -->
-
-```sh
-false
-```
-```yaml
-# file: values.yaml
-a: $b
-```
-```yaml
-b: 1
-```
-```sh
-name=x
-```
-```console
-$ false
-```
-
-## Two
-
-```sh
-cat values.yaml
-echo $name
-```
-"""
-
-
-@pytest.mark.parametrize("name", _DOCUMENTS)
-def test_commands_are_well_formed(name: str) -> None:
-    """Each document has commands, and bash can parse them."""
-    found = list(blocks(ROOT / "docs" / f"{name}.md"))
-    assert any(block.file is None for block in found)
-    done = subprocess.run(["bash", "-n"], input=script(name, found), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_documents_are_all_of_those_with_commands() -> None:
-    """No other document has a block `sh`, because the suite would not run it."""
-    found = {document.stem for document in (ROOT / "docs").glob("*.md") if any(blocks(document))}
-    assert found == set(_DOCUMENTS)
-
-
-def test_images_of_the_documents_are_those_that_are_built() -> None:
-    """The fixture `released` provides each image that a command installs."""
-    named = document_images()
-    assert set(named.values()) == set(images())
-    manifest = (ROOT / "deploy" / "install.yaml").read_text()
-    assert set(re.findall(r"\bimage: (\S+)", manifest)) <= set(named)
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("```bash\nfalse\n```\n", "write ```sh"),
-        ("```sh\nfalse\n", "no end"),
-        ("- x\n\n  ```sh\n  false\n  ```\n", "a block in a list is not run"),
-        ("<!-- e2e: skip: too hard -->\n```sh\nfalse\n```\n", "write <!-- e2e: route"),
-        ("<!-- e2e: route: x -->\nThen:\n```sh\nfalse\n```\n", "belongs to no block"),
-    ],
-)
-def test_what_would_not_be_run_is_told(text: str, complaint: str, tmp_path: Path) -> None:
-    """A block that looks tested and is not is an error."""
-    document = tmp_path / "x.md"
-    document.write_text(text)
-    with pytest.raises(AssertionError, match=complaint):
-        list(blocks(document))
-
-
-def test_blocks_are_run_as_one_shell_would(tmp_path: Path) -> None:
-    """Files are written as shown, and variables last to the end of the document."""
-    document = tmp_path / "x.md"
-    document.write_text(_DOCUMENT)
-    found = list(blocks(document))
-    assert [(block.section, block.route) for block in found] == [
-        ("One", "cloud"),
-        ("One", None),
-        ("One", None),
-        ("Two", None),
-    ]
-    text = script("x.md", [block for block in found if block.route is None])
-    done = subprocess.run(["bash"], input=text, capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert "a: $b" in done.stdout.splitlines()
-    assert "x" in done.stdout.splitlines()
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +36,7 @@ def next_version(nodes: Nodes) -> Iterator[None]:
 
 @pytest.mark.k8s_needs("pods", "images")
 @pytest.mark.timeout(_SECONDS, func_only=True)
-@pytest.mark.parametrize("name", _DOCUMENTS)
+@pytest.mark.parametrize("name", DOCUMENTS)
 def test_every_command_works(released: None, next_version: None, reader: Reader, name: str) -> None:
     """The commands of the document work in their order."""
     reader.follow(name, [block for block in blocks(ROOT / "docs" / f"{name}.md") if block.route is None])
