@@ -180,12 +180,8 @@ async def test_a_destroyed_control_plane_is_restored_as_it_was(
 
         source = {"snapshotRef": {"name": "ashes"}, "identitySecretRef": {"name": "identity"}}
         await field.create("ControlPlane", "phoenix", mode="Dedicated", deletionPolicy="Destroy", source=source)
-
-        async def told() -> str:
-            return message(await field.get("ControlPlane", "phoenix"))
-
-        # Between two attempts it says that it restores.
-        await field.eventually(told, lambda found: "there is no Secret kplane-system/identity" in found)
+        failed = await field.becomes("ControlPlane", "phoenix", "RestoreFailed")
+        assert "there is no Secret kplane-system/identity" in message(failed)
         identity = base64.b64encode(f"{KEY}\n".encode()).decode()
         metadata = {"name": "identity", "namespace": "kplane-system"}
         await field.client.apply(SECRETS, {"metadata": metadata, "data": {"identity": identity}})

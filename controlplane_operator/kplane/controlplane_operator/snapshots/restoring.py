@@ -61,7 +61,9 @@ class SnapshotRestorer:
         self._jobs = jobs
         self._storage = storage
         self._failed: dict[str, str] = {}
-        """By uid of a control plane: why the last attempt failed."""
+        """By uid of a control plane: why the last attempt failed. It stays until one succeeds."""
+        self._reported: set[str] = set()
+        """Uids of control planes whose last failure a reconcile has seen: the next one begins the next attempt."""
         self._read: dict[str, dict[str, bytes]] = {}
         """By uid of a control plane: its keys, until they are written."""
         self._restored: set[str] = set()
@@ -116,23 +118,25 @@ class SnapshotRestorer:
     def _begin(self, control_plane: ControlPlane, *, what: str, work: Callable[[], Awaitable[None]]) -> NoReturn:
         """Have a job do the work, unless it runs. Raises ConditionError that says so, or why the last job failed."""
         uid = control_plane.metadata.uid or ""
-        if not self._jobs.has(uid):
-            if (why := self._failed.pop(uid, None)) is not None:
-                raise _failure(control_plane, why)
-            if not self._jobs.start(uid, of=uid, work=lambda: self._run(control_plane, work)):
-                raise ConditionError(Reason.PROVISIONING, "other snapshots are being restored; waiting for them")
-        raise ConditionError(Reason.PROVISIONING, f"restoring the {what} of snapshot {_name(control_plane)}")
+        why, said = self._failed.get(uid), f"restoring the {what} of snapshot {_name(control_plane)}"
+        if why is not None and uid not in self._reported:
+            self._reported.add(uid)
+        elif not self._jobs.has(uid) and not self._jobs.start(uid, of=uid, work=lambda: self._run(control_plane, work)):
+            said = "other snapshots are being restored; waiting for them"
+        raise _failure(control_plane, why) if why is not None else ConditionError(Reason.PROVISIONING, said)
 
     async def _run(self, control_plane: ControlPlane, work: Callable[[], Awaitable[None]]) -> None:
         uid = control_plane.metadata.uid or ""
         try:
             await work()
+            self._failed.pop(uid, None)
         except _EXPECTED as error:
             self._failed[uid] = str(error) or "an answer took too long"
             _log.warning("failed to restore control plane %s: %s", control_plane.name, error)
         except Exception:  # noqa: BLE001 - it is tried again
             self._failed[uid] = "the operator failed; report it, with the operator's log"
             _log.exception("failed to restore control plane %s", control_plane.name)
+        self._reported.discard(uid)
         self._context.queues.control_planes.add(("", control_plane.name))
 
     async def _read_keys(self, control_plane: ControlPlane) -> None:
