@@ -41,7 +41,7 @@ def test_a_kubeconfig_that_cannot_be_used_ends_it_with_a_sentence(tmp_path: Path
 def test_a_port_that_is_taken_ends_it_with_a_sentence(tmp_path: Path, kubeconfig: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert f"cannot listen on {listen} (--listen)" in refusal(tmp_path, kubeconfig=kubeconfig, listen=listen)
+        assert f"cannot listen on {listen} (--listen): " in refusal(tmp_path, kubeconfig=kubeconfig, listen=listen)
 
 
 @pytest.mark.parametrize(("version", "said"), [(0, 1), (1, 0)])

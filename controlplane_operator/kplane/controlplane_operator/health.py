@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from kplane.provider.serving.listening import listening
+
 __all__ = ["Check", "serve_health"]
 
 Check = Callable[[], str | None]
@@ -29,7 +31,7 @@ async def serve_health(
     """Serve while within: /healthz as long as the loop turns, /readyz by the checks, /metrics from the registry.
 
     `notes` are shown with the checks, and are always well.
-    Raises OSError where the address cannot be had.
+    Raises ListenFailed if the address cannot be listened on.
     """
 
     async def healthz(_: web.Request) -> web.Response:
@@ -51,10 +53,5 @@ async def serve_health(
     application.add_routes(
         [web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", show_metrics)]
     )
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, host, port).start()
+    async with listening(application, host=host, port=port, flag="--listen"):
         yield
-    finally:
-        await runner.cleanup()

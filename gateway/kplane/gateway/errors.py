@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["CertificateInvalid", "ConfigurationRejected", "Declined", "GatewayError", "RouteInvalid", "StartFailed"]
+__all__ = ["CertificateInvalid", "ConfigurationRejected", "Declined", "GatewayError", "RouteInvalid"]
 
 
 class GatewayError(Exception):
     """The base of all errors of the gateway."""
-
-
-class StartFailed(GatewayError):
-    """The gateway cannot start; the message says why."""
 
 
 class CertificateInvalid(GatewayError):

@@ -18,7 +18,7 @@ from typing_extensions import override
 from kplane.api.configuration import HostPort
 from kplane.gateway.controller import Controller
 from kplane.gateway.data_plane import DataPlane
-from kplane.gateway.errors import StartFailed
+from kplane.provider.serving.listening import listening
 
 __all__ = ["serve_status"]
 
@@ -36,7 +36,7 @@ _GAUGES: Final = {
 @contextlib.asynccontextmanager
 async def serve_status(listen: HostPort, *, controller: Controller, plane: DataPlane) -> AsyncIterator[None]:
     """Serve while within. `/healthz` answers as long as the loop turns, `/readyz` is 200 while Envoy serves what it was
-    last told to. Raises StartFailed if the address cannot be listened on.
+    last told to. Raises ListenFailed if the address cannot be listened on.
     """
 
     async def healthz(_: web.Request) -> web.Response:
@@ -56,16 +56,8 @@ async def serve_status(listen: HostPort, *, controller: Controller, plane: DataP
 
     app = web.Application()
     app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        try:
-            await web.TCPSite(runner, listen.host, listen.port).start()
-        except OSError as error:
-            raise StartFailed(f"cannot listen on {listen} (--listen): {error.strerror}") from error
+    async with listening(app, host=listen.host, port=listen.port, flag="--listen"):
         yield
-    finally:
-        await runner.cleanup()
 
 
 async def _numbers(plane: DataPlane) -> Mapping[str, int]:

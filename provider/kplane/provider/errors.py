@@ -18,6 +18,7 @@ __all__ = [
     "Invalid",
     "KubeconfigError",
     "LeaseLost",
+    "ListenFailed",
     "NotFound",
     "ProviderError",
     "ServerError",
@@ -56,6 +57,10 @@ class KubeconfigError(ProviderError, ValueError):
 
 class LeaseLost(ProviderError):
     """This process no longer holds a Lease: work under it must end."""
+
+
+class ListenFailed(ProviderError, OSError):
+    """The address to listen on cannot be had: another process has it, or the machine does not."""
 
 
 class Unreachable(ProviderError):

@@ -10,11 +10,11 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from kplane.api.configuration import HostPort
-from kplane.mcm.errors import McmError
 from kplane.mcm.instance.memory import pss_by_pid
 from kplane.mcm.serving.metrics import Metrics
 from kplane.mcm.serving.overview import Overview
 from kplane.mcm.serving.table import ClusterDetails, render_checks, render_table
+from kplane.provider.serving.listening import listening
 
 __all__ = ["serve_status"]
 
@@ -29,7 +29,7 @@ async def serve_status(
     that they are known;
     `/readyz?verbose` tells of each cluster too, but instances that fail never make mcm itself unready, as that would
     help none of them. `/clusters` tells more of them, as JSON or, where text/plain or `?format=table` is asked for, as
-    a table. Raises McmError if the address cannot be listened on.
+    a table. Raises ListenFailed if the address cannot be listened on.
     """
 
     not_synced = f"the {sources} have not been read yet; see the log"
@@ -60,16 +60,8 @@ async def serve_status(
     app = web.Application()
     app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
     app.add_routes([web.get("/clusters", show_clusters), web.get("/metrics", show_metrics)])
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        try:
-            await web.TCPSite(runner, listen.host, listen.port).start()
-        except OSError as error:
-            raise McmError(f"cannot listen on {listen.host}:{listen.port} (--listen): {error.strerror}") from error
+    async with listening(app, host=listen.host, port=listen.port, flag="--listen"):
         yield
-    finally:
-        await runner.cleanup()
 
 
 async def _details(overview: Overview) -> Sequence[ClusterDetails]:

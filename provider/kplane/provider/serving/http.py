@@ -10,6 +10,7 @@ from aiohttp import web
 from kplane.provider.errors import ProviderError
 from kplane.provider.manager.checks import Checks
 from kplane.provider.manager.manager import Manager
+from kplane.provider.serving.listening import listening
 from kplane.provider.serving.metrics import ManagerMetrics, Rendering
 
 __all__ = ["Serving"]
@@ -46,19 +47,16 @@ class Serving:
         return self._address
 
     async def run(self) -> None:
-        """Serve until cancelled. Raises OSError if the port is taken."""
-        runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=_CLOSE_SECONDS)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, self._host, self._port).start()
-            host, port = runner.addresses[0][:2]
-            self._address = host, port
+        """Serve until cancelled. Raises ListenFailed, an OSError, if the port is taken."""
+        app = self._app()
+        async with listening(app, host=self._host, port=self._port, close_seconds=_CLOSE_SECONDS) as address:
+            self._address = address
             self.listening.set()
-            await asyncio.get_running_loop().create_future()
-        finally:
-            self.listening.clear()
-            self._address = None
-            await runner.cleanup()
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self.listening.clear()
+                self._address = None
 
     def _app(self) -> web.Application:
         app = web.Application()
