@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -17,7 +16,8 @@ from kplane.controlplane_operator.config import OperatorConfig
 from kplane.controlplane_operator.errors import OperatorError
 from kplane.provider import ProviderError
 from kplane.provider.logs import json_logging
-from kplane.provider.serving.open_files import raise_limit, watching_open_files
+from kplane.provider.serving.open_files import raise_limit
+from kplane.provider.serving.process import run_until_signalled
 from kplane.workloads import WorkloadsError
 
 __all__ = ["main"]
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # kopf logs every event; only its errors are of interest.
         logging.getLogger("kopf").setLevel(logging.ERROR)
         try:
-            runner.run(_run(config))
+            runner.run(run_until_signalled(lambda stop: run_operator(config, stop=stop)))
         except _EXPECTED as error:
             _log.error("failed to run: %s", error)
             return _FAILED
@@ -60,15 +60,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     first = group.exceptions[0]
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
-
-
-async def _run(config: OperatorConfig) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    async with watching_open_files():
-        await run_operator(config, stop=stop)
 
 
 if __name__ == "__main__":

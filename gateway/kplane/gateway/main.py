@@ -6,11 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-import signal
-import sys
 from collections.abc import AsyncIterator, Sequence
-
-import uvloop
 
 from kplane.gateway.control_planes import request_wake
 from kplane.gateway.controller import Controller
@@ -21,8 +17,7 @@ from kplane.gateway.settings import Settings
 from kplane.gateway.status import serve_status
 from kplane.gateway.waker import Waker
 from kplane.provider import Client, ClusterConfig, ProviderError
-from kplane.provider.logs import json_logging
-from kplane.provider.serving.open_files import raise_limit, watching_open_files
+from kplane.provider.serving.process import run_process
 from kplane.workloads import ProcessRuntime, Runtime, WorkloadsError
 
 __all__ = ["main", "run"]
@@ -33,13 +28,12 @@ logger = logging.getLogger(__name__)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run until SIGTERM or SIGINT. Ends the process with status 0 after a clean stop, 1 where it cannot run."""
     settings = Settings.parse(arguments)
-    raise_limit()
-    with json_logging(settings.log_level.upper()):
-        try:
-            uvloop.run(_run_until_signalled(settings))
-        except (GatewayError, ProviderError, WorkloadsError) as error:
-            logger.error("the gateway cannot run: %s", error)  # noqa: TRY400 - the sentence says it all
-            sys.exit(1)
+    run_process(
+        lambda stop: run(settings, until=stop),
+        name="the gateway",
+        log_level=settings.log_level.upper(),
+        expected=(GatewayError, ProviderError, WorkloadsError),
+    )
 
 
 async def run(settings: Settings, *, until: asyncio.Event) -> None:
@@ -86,15 +80,6 @@ async def _runtime(settings: Settings) -> AsyncIterator[Runtime | None]:
         return
     async with ProcessRuntime(settings.state_dir / "runtime", programs=[]) as runtime:
         yield runtime
-
-
-async def _run_until_signalled(settings: Settings) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    async with watching_open_files():
-        await run(settings, until=stop)
 
 
 if __name__ == "__main__":

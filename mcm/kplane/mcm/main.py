@@ -6,13 +6,10 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Final
-
-import uvloop
 
 from kplane.api import KubernetesVersion
 from kplane.mcm.describe.certificate import ReaderCertificate
@@ -44,8 +41,7 @@ from kplane.provider import Client, ClusterConfig, Manager, Provider, ProviderEr
 from kplane.provider.aio.running import kept_running
 from kplane.provider.cluster.recorder import EventRecorder
 from kplane.provider.contracts import Coordinator
-from kplane.provider.logs import json_logging
-from kplane.provider.serving.open_files import raise_limit, watching_open_files
+from kplane.provider.serving.process import run_process
 from kplane.workloads import ProcessRuntime, Runtime, WorkloadsError, landlock_version
 
 __all__ = ["main", "run"]
@@ -59,13 +55,12 @@ LOG_BYTES: Final = 1 << 20
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run until SIGTERM or SIGINT. Ends the process with status 0 after a clean stop, 1 where it cannot run."""
     settings = Settings.parse(arguments)
-    raise_limit()
-    with json_logging(settings.log_level.upper()):
-        try:
-            uvloop.run(_run_until_signalled(settings))
-        except (McmError, ProviderError, WorkloadsError) as error:
-            logger.error("mcm cannot run: %s", error)  # noqa: TRY400 - the sentence says it all
-            sys.exit(1)
+    run_process(
+        lambda stop: run(settings, until=stop),
+        name="mcm",
+        log_level=settings.log_level.upper(),
+        expected=(McmError, ProviderError, WorkloadsError),
+    )
 
 
 async def run(settings: Settings, *, until: asyncio.Event) -> None:
@@ -236,15 +231,6 @@ async def _version(runtime: Runtime) -> str | None:
         logger.debug("failed to find out the version of %s: %s", PROGRAM, error)
         return None
     return f"v{version}" if version is not None else None
-
-
-async def _run_until_signalled(settings: Settings) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    async with watching_open_files():
-        await run(settings, until=stop)
 
 
 if __name__ == "__main__":

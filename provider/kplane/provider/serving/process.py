@@ -1,0 +1,46 @@
+"""Runs a process that serves until SIGTERM or SIGINT: logs as JSON, as many open files as the system lets it have."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import uvloop
+
+from kplane.provider.logs import json_logging
+from kplane.provider.serving.open_files import raise_limit, watching_open_files
+
+__all__ = ["run_process", "run_until_signalled"]
+
+log: Final = logging.getLogger(__name__)
+
+
+def run_process(
+    run: Callable[[asyncio.Event], Awaitable[None]],
+    *,
+    name: str,
+    log_level: str,
+    expected: tuple[type[Exception], ...],
+) -> None:
+    """Run on uvloop, as `run_until_signalled` does. An expected error is logged, and ends the process with status 1."""
+    raise_limit()
+    with json_logging(log_level):
+        try:
+            uvloop.run(run_until_signalled(run))
+        except expected as error:
+            log.error("%s cannot run: %s", name, error)  # noqa: TRY400 - the sentence says it all
+            sys.exit(1)
+
+
+async def run_until_signalled(run: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    """Run with an event that SIGTERM and SIGINT set. Warn if open files run short."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with watching_open_files():
+        await run(stop)
