@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final
 
 import orjson
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec, utils
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from kplane.api import SERVICE_ACCOUNT_ISSUER
+from kplane.provider.access.es256 import decoded, is_signed_by
 
 __all__ = ["bearer_token", "is_worthless"]
 
 _PARTS: Final = 3
-_COORDINATE_BYTES: Final = 32
-"""Of a P-256 signature; ES256 puts the two one after the other (RFC 7518, 3.4)."""
 _LEEWAY: Final = timedelta(minutes=2)
 """An API server allows for a minute after a token has ended, and its clock may be late."""
 _IN_PROTOCOL: Final = "base64url.bearer.authorization.k8s.io."
@@ -38,7 +33,7 @@ def bearer_token(authorization: str, *, protocols: str = "") -> str | None:
     for protocol in protocols.split(","):
         encoded = protocol.strip().removeprefix(_IN_PROTOCOL)
         if encoded and encoded != protocol.strip():
-            return (_decoded(encoded) or b"").decode(errors="replace") or None
+            return (decoded(encoded) or b"").decode(errors="replace") or None
     return None
 
 
@@ -60,23 +55,15 @@ def is_worthless(token: str, *, keys: Sequence[bytes], now: datetime) -> bool:
     known = [_verifier(key) for key in keys]
     if not known or None in known:
         return False
-    signature, signed = _decoded(parts[2]), f"{parts[0]}.{parts[1]}".encode()
-    return not any(_signed_by(key, signature, signed) for key in known if key is not None)
+    return not any(is_signed_by(token, key=key) for key in known if key is not None)
 
 
 def _claims(part: str) -> dict[str, Any]:
     try:
-        found = orjson.loads(_decoded(part) or b"")
+        found = orjson.loads(decoded(part) or b"")
     except orjson.JSONDecodeError:
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _decoded(part: str) -> bytes | None:
-    try:
-        return base64.urlsafe_b64decode(part + "=" * (-len(part) % 4))
-    except (binascii.Error, ValueError):
-        return None
 
 
 @lru_cache(maxsize=256)
@@ -86,14 +73,3 @@ def _verifier(key: bytes) -> ec.EllipticCurvePublicKey | None:
     if isinstance(found, ec.EllipticCurvePublicKey) and isinstance(found.curve, ec.SECP256R1):
         return found
     return None
-
-
-def _signed_by(key: ec.EllipticCurvePublicKey, signature: bytes | None, signed: bytes) -> bool:
-    if signature is None or len(signature) != 2 * _COORDINATE_BYTES:
-        return False
-    r, s = (int.from_bytes(part) for part in (signature[:_COORDINATE_BYTES], signature[_COORDINATE_BYTES:]))
-    try:
-        key.verify(utils.encode_dss_signature(r, s), signed, ec.ECDSA(hashes.SHA256()))
-    except InvalidSignature:
-        return False
-    return True
