@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from datetime import UTC, datetime
 
@@ -11,15 +10,12 @@ from kplane.api.names import CA_KEY, UID_ANNOTATION, gateway_secret_name
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.endpoints.addresses import Addresses
-from kplane.controlplane_operator.errors import CredentialsInvalid
 from kplane.controlplane_operator.pki.authorities import FRONT_PROXY_USER
-from kplane.controlplane_operator.pki.entries import entries, kept, read_pair
-from kplane.controlplane_operator.pki.primitives import KeyPair, issue_client
-from kplane.controlplane_operator.pki.secrets import data_of, write_secret
+from kplane.controlplane_operator.pki.entries import entries, find_pair, kept
+from kplane.controlplane_operator.pki.primitives import issue_client
+from kplane.controlplane_operator.pki.secrets import delete_secret, write_secret
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.provider import NotFound
-from kplane.provider.client.resources import SECRETS
 
 __all__ = ["at_gateway", "endpoint_policy", "write_gateway_secret"]
 
@@ -71,13 +67,12 @@ async def write_gateway_secret(context: OperatorContext, control_plane: ControlP
         return
     await context.secrets.open(gateway.namespace)
     name = gateway_secret_name(control_plane.name)
+    known = context.stores.secrets.get((gateway.namespace, name))
     if not gateway.serves(provision.addresses.external):
-        if context.stores.secrets.get((gateway.namespace, name)) is not None:
-            with contextlib.suppress(NotFound):
-                await context.client.delete(SECRETS, name, namespace=gateway.namespace)
+        if known is not None:
+            await delete_secret(context, control_plane, name=name, namespace=gateway.namespace)
         return
-    previous = _previous(context, name, namespace=gateway.namespace)
-    pair = kept(previous, authorities.front_proxy, now=datetime.now(UTC), user=FRONT_PROXY_USER)
+    pair = kept(find_pair(known, _PAIR), authorities.front_proxy, now=datetime.now(UTC), user=FRONT_PROXY_USER)
     await write_secret(
         context,
         control_plane,
@@ -92,13 +87,3 @@ async def write_gateway_secret(context: OperatorContext, control_plane: ControlP
         },
         annotations={UID_ANNOTATION: control_plane.metadata.uid or ""},
     )
-
-
-def _previous(context: OperatorContext, name: str, *, namespace: str) -> KeyPair | None:
-    known = context.stores.secrets.get((namespace, name))
-    if known is None:
-        return None
-    try:
-        return read_pair(data_of(known), _PAIR)
-    except CredentialsInvalid:
-        return None

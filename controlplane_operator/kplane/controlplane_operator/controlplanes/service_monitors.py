@@ -17,11 +17,10 @@ from kplane.api.names import management_namespace
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.component_names import apiserver_name
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.errors import CredentialsInvalid
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities
-from kplane.controlplane_operator.pki.entries import entries, kept, read_pair
+from kplane.controlplane_operator.pki.entries import entries, find_pair, kept
 from kplane.controlplane_operator.pki.primitives import KeyPair, issue_client
-from kplane.controlplane_operator.pki.secrets import data_of, delete_secret, write_secret
+from kplane.controlplane_operator.pki.secrets import delete_secret, write_secret
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import ApiError, NotFound, Resource
 from kplane.workloads.pods.objects import COMPONENT_LABEL
@@ -119,11 +118,7 @@ class ServiceMonitors:
         """Return the certificate that there is, or another one if it is due."""
         # By uid, because a certificate cannot be revoked, and another control plane may adopt the CAs.
         user = f"{_USER}:{control_plane.metadata.uid}"
-        known = self._known(control_plane)
-        try:
-            previous = read_pair(data_of(known), _PAIR) if known is not None else None
-        except CredentialsInvalid:
-            previous = None
+        previous = find_pair(self._known(control_plane), _PAIR)
         good = kept(previous, authorities.client, now=datetime.now(UTC), user=user)
         return good or issue_client(authorities.client, user=user, groups=[_GROUP], lifetime=_LIFETIME)
 

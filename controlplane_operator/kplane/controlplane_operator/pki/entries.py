@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from kplane.controlplane_operator.errors import CredentialsInvalid
 from kplane.controlplane_operator.pki.primitives import KeyPair, check_pair, hosts_of, issued_by, renewal_due, user_of
+from kplane.controlplane_operator.pki.secrets import data_of
+from kplane.controlplane_operator.watch.cache import Object
 
-__all__ = ["entries", "kept", "read_entry", "read_pair"]
+__all__ = ["entries", "find_pair", "kept", "read_entry", "read_pair"]
 
 
 def entries(name: str, pair: KeyPair) -> dict[str, bytes]:
@@ -24,6 +26,14 @@ def read_pair(data: Mapping[str, bytes], name: str) -> KeyPair:
     except CredentialsInvalid as error:
         raise CredentialsInvalid(f"entries {name}.crt and {name}.key: {error}") from None
     return pair
+
+
+def find_pair(secret: Object | None, name: str) -> KeyPair | None:
+    """Return the pair in a Secret; None without a Secret, or if an entry is missing or damaged."""
+    try:
+        return read_pair(data_of(secret), name) if secret is not None else None
+    except CredentialsInvalid:
+        return None
 
 
 def read_entry(data: Mapping[str, bytes], name: str) -> bytes:

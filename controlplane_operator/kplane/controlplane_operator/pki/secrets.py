@@ -188,9 +188,11 @@ async def replace_data(context: OperatorContext, secret: Object, *, data: Mappin
     return written
 
 
-async def delete_secret(context: OperatorContext, control_plane: ControlPlane, *, name: str) -> None:
-    """Have no Secret of this name in the control plane's namespace."""
-    namespace = management_namespace(control_plane.name)
+async def delete_secret(
+    context: OperatorContext, control_plane: ControlPlane, *, name: str, namespace: str | None = None
+) -> None:
+    """Have no Secret of this name, in the control plane's namespace if no other is given."""
+    namespace = namespace or management_namespace(control_plane.name)
     with contextlib.suppress(NotFound):
         async with unless_leaving(context.client, namespace):
             await context.client.delete(SECRETS, name, namespace=namespace)
