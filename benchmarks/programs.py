@@ -1,0 +1,108 @@
+"""Measures the programs of an embedded management cluster by part: memory, processor time, disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.cost import Memory, cpu_seconds, memory_of
+from kplane.embedded import components
+from kplane.embedded.handle import Handle
+from kplane.workloads import find_processes
+
+__all__ = ["API_SERVERS", "INSTANCES", "SHARED", "Programs", "growth"]
+
+SHARED: Final = ("etcd", "operator", "mcm", "gateway", "envoy")
+"""Parts that serve all control planes: etcd is the shared one, gateway is the controller beside Envoy."""
+API_SERVERS: Final = "tenants' API servers"
+INSTANCES: Final = "instances of mcm"
+_PARTS: Final = {
+    components.TENANTS_ETCD: "etcd",
+    components.OPERATOR: "operator",
+    components.MCM: "mcm",
+    components.GATEWAY: "gateway",
+    components.ETCD: "management etcd",
+    components.API_SERVER: "management API server",
+    components.CONTROLLER_MANAGER: "management controllers",
+}
+_MARKER: Final = b"KPLANE_COMPONENT="
+_MIB: Final = 1024 * 1024
+_BLOCK: Final = 512
+"""Of `st_blocks`, on each file system."""
+_GONE: Final = (ProcessLookupError, FileNotFoundError)
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """Finds the processes of one embedded cluster, and tells to which part each belongs."""
+
+    handle: Handle
+
+    def memory(self) -> dict[str, Memory]:
+        """Return the memory of each part in MiB."""
+        found: dict[str, Memory] = {}
+        for part, pid in self._processes():
+            with contextlib.suppress(*_GONE):
+                one, known = memory_of(pid), found.get(part, Memory(0.0, 0.0))
+                found[part] = Memory(known.pss + one.pss, known.anonymous + one.anonymous)
+        return found
+
+    def processor(self) -> dict[str, float]:
+        """Return the processor seconds of each part since its start."""
+        found: dict[str, float] = {}
+        for part, pid in self._processes():
+            with contextlib.suppress(*_GONE):
+                found[part] = found.get(part, 0.0) + cpu_seconds(pid)
+        return found
+
+    def numbers(self) -> Counter[str]:
+        """Count the processes of each part."""
+        return Counter(part for part, _ in self._processes())
+
+    def disk(self) -> dict[str, float]:
+        """Return the MiB that the files of each part take on disk."""
+        directory = self.handle.directory
+        places = {part: directory / "runtime" / name for name, part in _PARTS.items()}
+        others = {
+            "tenants": self.handle.operator_directory,
+            "instances": self.handle.mcm_directory,
+            "envoy": directory / "gateway",
+        }
+        return {part: _allocated(place) / _MIB for part, place in {**places, **others}.items()}
+
+    def _processes(self) -> Iterator[tuple[str, int]]:
+        for pid in find_processes(self.handle.directory):
+            with contextlib.suppress(*_GONE):
+                yield self._part(pid), pid
+
+    def _part(self, pid: int) -> str:
+        """Name the part of a process by the directory of its component."""
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        marker = next((each.removeprefix(_MARKER).decode() for each in variables if each.startswith(_MARKER)), "")
+        place = Path(marker)
+        if place.is_relative_to(self.handle.operator_directory):
+            program = Path(f"/proc/{pid}/comm").read_text().strip()
+            return API_SERVERS if program == "kube-apiserver" else f"tenants' {program}"
+        if place.is_relative_to(self.handle.mcm_directory):
+            return INSTANCES
+        return _PARTS.get(place.name, place.name)
+
+
+def growth(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Return by how much each part grew."""
+    return {part: after[part] - before.get(part, 0.0) for part in after}
+
+
+def _allocated(directory: Path) -> int:
+    """Return the bytes that the files below a directory take on disk."""
+    total = 0
+    for place, _, files in os.walk(directory):
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):
+                total += (Path(place) / file).lstat().st_blocks * _BLOCK
+    return total
