@@ -42,13 +42,13 @@ def environment(binaries: Binaries) -> dict[str, str]:
     return {**os.environ, "COLUMNS": "200"}
 
 
-@pytest.mark.timeout(700)
+@pytest.mark.timeout(900)
 def test_verifies_every_step_and_leaves_nothing(directory: Path, environment: dict[str, str]) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "kplane.cli.main", "demo", "--directory", str(directory)],
         capture_output=True,
         text=True,
-        timeout=650,
+        timeout=850,
         env=environment,
         check=False,
     )
@@ -73,7 +73,7 @@ def test_is_interrupted_without_leaving_anything(directory: Path, environment: d
     assert demo.stdout is not None
     with demo.stdout as output:
         for line in output:
-            if "Wait until each is Ready" in line:
+            if "Create 200 control planes" in line:
                 break
         demo.send_signal(signal.SIGINT)
         rest = output.read()
@@ -82,14 +82,14 @@ def test_is_interrupted_without_leaving_anything(directory: Path, environment: d
     assert find_processes(directory) == []
 
 
-@pytest.mark.timeout(700)
+@pytest.mark.timeout(900)
 def test_kept_it_runs_until_demo_down(directory: Path, environment: dict[str, str]) -> None:
     command = [sys.executable, "-m", "kplane.cli.main"]
     kept = subprocess.run(
         [*command, "demo", "--keep", "--directory", str(directory)],
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=700,
         env=environment,
         check=False,
     )

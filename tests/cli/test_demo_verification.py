@@ -51,5 +51,5 @@ async def test_waiting_outlasts_errors_of_kubectl_and_shows_the_last(monkeypatch
 
 
 def test_finds_its_examples() -> None:
-    for name in ("class.yaml", "control-planes.yaml", "dedicated.yaml", "deployment.yaml"):
+    for name in ("class.yaml", "on-demand.yaml", "dedicated.yaml", "deployment.yaml"):
         assert (EXAMPLES / name).is_file()

@@ -64,9 +64,9 @@ def _run(directory: Path, *, display: Display, keep: bool) -> None:
         for programs in dict.fromkeys(binaries.directories):
             display.note(str(programs))
     # A kept cluster outlives this process. Any other ends with it, even if this process is killed.
-    daemon = Daemon(directory, binaries=binaries, bound=not keep)
+    daemon = Daemon(directory, binaries=binaries, bound=not keep, gateway=True)
     try:
-        with display.step("Start the management cluster and both operators"):
+        with display.step("Start the management cluster, both operators and the gateway"):
             handle = daemon.wait_ready(timeout_seconds=_READY_SECONDS)
             display.note(", ".join(f"{part} {seconds:.1f} s" for part, seconds in handle.seconds.items()))
         demo = Demo(handle=handle, note=display.note)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from kplane.api import ControlPlane
+from kplane.cli.demo.cost import Cost
 from kplane.cli.demo.instances import instance_of
 from kplane.cli.demo.store import count_keys, difference, stored
 from kplane.cli.demo.tenant import Tenant
@@ -21,7 +25,11 @@ __all__ = ["EXAMPLES", "STEPS", "Demo", "Step"]
 
 EXAMPLES: Final = Path(__file__).parent / "manifests"
 
+_ASLEEP: Final = 200
+_HIBERNATED: Final = "Hibernated"
 _NAMES: Final = ("acme", "acme-dev", "globex")
+"""Of the control planes that sleep at first, those that the demo uses."""
+_SHOWN: Final = (*_NAMES, "tenant-001", "tenant-002")
 _DESTROYED: Final = "acme"
 """The beginning of another name: a prefix without its slash would destroy both."""
 _MOVED: Final = "globex"
@@ -63,33 +71,70 @@ def _example(name: str) -> str:
 
 
 async def create(demo: Demo) -> None:
-    """Apply the class and the control planes of the examples."""
-    for name in ("class.yaml", "control-planes.yaml"):
+    """Create control planes that sleep, and tell what they cost."""
+    for name in ("class.yaml", "on-demand.yaml"):
         demo.note((await demo.handle.kubectl.apply(_example(name))).strip())
+    before, begun = Cost.of(demo.handle), time.monotonic()
+    await demo.handle.kubectl.run("create", "-f", "-", stdin=_control_planes())
+    await wait_for(
+        f"{_ASLEEP} control planes Ready and asleep",
+        lambda: _phases(demo),
+        lambda found: found == {_HIBERNATED: _ASLEEP},
+        timeout_seconds=480,
+    )
+    seconds, cost = time.monotonic() - begun, Cost.of(demo.handle) - before
+    # The API server of their template ends a little later.
+    await wait_for("control planes without a process", lambda: _processes(demo), lambda found: not found)
+    demo.note(
+        f"{_ASLEEP} control planes Ready after {seconds:.1f} s, without a process of their own: "
+        f"{cost.processor_seconds:.1f} s of processor time, {cost.memory_mib / _ASLEEP:.2f} MiB of memory each"
+    )
 
 
-async def wait_ready(demo: Demo) -> None:
-    """Wait for each control plane and its registration, and open it with the published kubeconfig."""
+def _control_planes() -> str:
+    others = [f"tenant-{number:03}" for number in range(1, _ASLEEP - len(_NAMES) + 1)]
+    items = [
+        {
+            "apiVersion": ControlPlane.resource.api_version,
+            "kind": ControlPlane.resource.kind,
+            "metadata": {"name": name},
+            "spec": {"classRef": {"name": "on-demand"}},
+        }
+        for name in (*_NAMES, *others)
+    ]
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+
+
+async def _phases(demo: Demo) -> Mapping[str, int]:
+    """Count the phases of the control planes that are Ready."""
+    found = await demo.handle.kubectl.items("controlplanes")
+    return Counter(each["status"]["phase"] for each in found if _is_ready(each))
+
+
+async def _processes(demo: Demo) -> list[int]:
+    return find_processes(demo.handle.operator_directory)
+
+
+async def talk(demo: Demo) -> None:
+    """Ask control planes that sleep, and wait until their controllers run."""
+    demo.tenants = {name: await Tenant.open(demo.handle, name) for name in _NAMES}
+    await demo.each(lambda tenant: tenant.ask())
     async with asyncio.TaskGroup() as group:
         for name in _NAMES:
-            group.create_task(_wait_ready(demo, name), name=f"wait for {name}")
-    demo.tenants = {name: await Tenant.open(demo.handle, name) for name in _NAMES}
+            group.create_task(_wait_registered(demo, name), name=f"wait for registration {name}")
+    demo.note(f"$ kubectl get controlplanes {' '.join(_SHOWN)}")
+    demo.note((await demo.handle.kubectl.run("get", "controlplanes", *_SHOWN)).rstrip())
 
 
-async def _wait_ready(demo: Demo, name: str) -> None:
-    begun = asyncio.get_running_loop().time()
-    endpoint = await _wait_condition(demo, name)
-    ready = asyncio.get_running_loop().time() - begun
+async def _wait_registered(demo: Demo, name: str) -> None:
     await wait_for(
         f"registration {name} ready",
         lambda: demo.handle.kubectl.get("controlplaneregistration", name),
         lambda found: found.get("status", {}).get("ready") is True,
     )
-    registered = asyncio.get_running_loop().time() - begun
-    demo.note(f"{name}: Ready after {ready:.1f} s at {endpoint}, registered after {registered:.1f} s")
 
 
-async def _wait_condition(demo: Demo, name: str) -> str:
+async def _wait_ready(demo: Demo, name: str) -> str:
     found = await wait_for(
         f"control plane {name} Ready",
         lambda: demo.handle.kubectl.get("controlplane", name),
@@ -167,7 +212,7 @@ async def _settled(demo: Demo, paths: list[str]) -> dict[str, Mapping[str, str]]
 async def create_dedicated(demo: Demo) -> None:
     """Create a control plane with its own etcd. No controllers run for it yet."""
     demo.note((await demo.handle.kubectl.apply(_example("dedicated.yaml"))).strip())
-    endpoint = await _wait_condition(demo, _DEDICATED)
+    endpoint = await _wait_ready(demo, _DEDICATED)
     tenant = await Tenant.open(demo.handle, _DEDICATED)
     await tenant.apply_deployment(_example("deployment.yaml"))
     demo.note(f"{_DEDICATED}: Ready at {endpoint}, with its own etcd and kube-apiserver")
@@ -195,8 +240,8 @@ async def move(demo: Demo) -> None:
 
 
 STEPS: Final = (
-    Step(f"Create a class and three control planes: {', '.join(_NAMES)}", create),
-    Step("Wait until each is Ready and registered", wait_ready),
+    Step(f"Create {_ASLEEP} control planes that sleep until they are used", create),
+    Step(f"Talk to {', '.join(_NAMES)} through the gateway, which wakes them", talk),
     Step("Deploy 3 replicas into each with its published kubeconfig", deploy),
     Step("Find what the controllers put into each namespace", check_namespaces),
     Step("Delete a namespace in each", delete_namespaces),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,9 +39,17 @@ class Tenant:
         directory = handle.directory / "tenants"
         directory.mkdir(mode=0o700, exist_ok=True)
         file = directory / f"{name}.kubeconfig"
-        write_private(file, content=base64.b64decode(secret["data"]["kubeconfig"]))
+        write_private(file, content=base64.b64decode(secret["data"]["kubeconfig-external"]))
         path = status.get("clusterPath") or name
         return cls(name, path, Kubectl(program=handle.kubectl_program, kubeconfig=file))
+
+    async def ask(self) -> str:
+        """List the namespaces, and report how long the answer took."""
+        begun = time.monotonic()
+        found = await self.kubectl.names("namespaces")
+        seconds = time.monotonic() - begun
+        server = (await self.kubectl.run("config", "view", "-o", "jsonpath={.clusters[0].cluster.server}")).strip()
+        return f"{self.name}: {len(found)} namespaces after {seconds:.1f} s, from {server}"
 
     async def apply_deployment(self, manifest: str) -> None:
         """Create the namespace and the Deployment of the example."""
