@@ -1,4 +1,4 @@
-"""Talks to control planes through the gateway, as a client that neither retries nor knows that they sleep."""
+"""Talks to control planes through the gateway, as a client that never retries and does not know that they sleep."""
 
 from __future__ import annotations
 
