@@ -21,6 +21,9 @@ _VERSIONS: Final = {
     "cluster_manager.cds.version_text": "clusters",
     f"http.gateway.rds.{ROUTES}.version_text": "routes",
 }
+_READY: Final = {"server.live": 1, "listener_manager.workers_started": 1, "cluster_manager.warming_clusters": 0}
+"""Envoy takes connections, and uses each cluster that it knows: names of hosts are looked up first."""
+_SERVED: Final = "|".join(re.escape(name) for name in (*_VERSIONS, *_READY))
 _TEXT: Final = re.compile('^([^ ]+): "(.*)"$', re.MULTILINE)
 _NUMBER: Final = re.compile("^([^ ]+): ([0-9]+)$", re.MULTILINE)
 
@@ -41,28 +44,21 @@ class Administration:
     ) -> None:
         await self._session.close()
 
-    async def versions(self) -> Versions:
-        """Return the versions of the files that Envoy uses; empty where it uses none yet."""
-        text = await self._get("/stats?type=TextReadouts&filter=version_text$")
-        found = {name: value for name, value in _TEXT.findall(text) if name in _VERSIONS}
+    async def serves(self) -> Versions | None:
+        """Return the versions of the files that Envoy serves by, empty where it uses none yet; None: not ready."""
+        text = await self._get("/stats", filter=f"^({_SERVED})$")
+        numbers = {name: int(value) for name, value in _NUMBER.findall(text)}
+        if any(numbers.get(name) != value for name, value in _READY.items()):
+            return None
+        found = dict(_TEXT.findall(text))
         return Versions(**{field: found.get(name, "") for name, field in _VERSIONS.items()})
-
-    async def warming(self) -> int:
-        """Return the number of clusters that Envoy knows and does not use yet: names of hosts are looked up first."""
-        found = await self.numbers("^cluster_manager.warming_clusters$")
-        return found.get("cluster_manager.warming_clusters", 0)
-
-    async def live(self) -> bool:
-        """Whether Envoy takes connections."""
-        async with self._session.get("http://envoy/ready") as answer:
-            return answer.status == 200
 
     async def numbers(self, pattern: str) -> Mapping[str, int]:
         """Return the counters and gauges whose names match."""
-        text = await self._get(f"/stats?filter={pattern}&usedonly")
+        text = await self._get("/stats", filter=pattern, usedonly="")
         return {name: int(value) for name, value in _NUMBER.findall(text)}
 
-    async def _get(self, path: str) -> str:
-        async with self._session.get(f"http://envoy{path}") as answer:
+    async def _get(self, path: str, **query: str) -> str:
+        async with self._session.get(f"http://envoy{path}", params=query) as answer:
             answer.raise_for_status()
             return await answer.text()

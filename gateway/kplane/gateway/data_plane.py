@@ -110,8 +110,7 @@ class DataPlane:
         if self._administration is None or self._published is None:
             return False
         try:
-            envoy = self._administration
-            return await envoy.live() and await envoy.versions() == self._published and not await envoy.warming()
+            return await self._administration.serves() == self._published
         except (OSError, aiohttp.ClientError, TimeoutError):
             return False
 
