@@ -23,7 +23,7 @@ from kplane.embedded.python_path import python_path
 from kplane.provider import ClusterConfig
 from kplane.workloads import end_processes, find_processes
 
-__all__ = ["Process", "gateway_process", "write_certificate"]
+__all__ = ["Process", "gateway_kubeconfig", "gateway_process", "write_certificate"]
 
 _USER = "system:serviceaccount:kplane-system:kplane-gateway"
 
@@ -74,7 +74,7 @@ def write_certificate(directory: Path) -> bytes:
     return authority.certificate
 
 
-def _kubeconfig(cluster: Handle) -> bytes:
+def gateway_kubeconfig(cluster: Handle) -> bytes:
     """Of the gateway's ServiceAccount: it may do what deploy/rbac says, and no more."""
     files = (cluster.directory / "credentials" / "authorities").iterdir()
     authorities = TenantAuthorities.from_secret({file.name: file.read_bytes() for file in files})
@@ -89,7 +89,7 @@ async def gateway_process(
     """Describe a gateway of a management cluster; in the end nothing of it runs."""
     certificates, state, kubeconfig = directory / "certificates", directory / "state", directory / "kubeconfig"
     certificates.mkdir()
-    kubeconfig.write_bytes(_kubeconfig(cluster))
+    kubeconfig.write_bytes(gateway_kubeconfig(cluster))
     listen, port = hold_port(), hold_port()
     command = [sys.executable, "-m", "kplane.gateway.main", f"--kubeconfig={kubeconfig}", f"--state-dir={state}"]
     command += [f"--envoy={envoy}", f"--certificate-dir={certificates}", f"--serve=127.0.0.1:{port}"]

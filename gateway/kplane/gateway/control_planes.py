@@ -7,13 +7,15 @@ import binascii
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from kplane.api import ControlPlane
+from kplane.api import ControlPlane, ControlPlaneMode, StartPolicy
+from kplane.api.conditions import HIBERNATED
 from kplane.api.names import (
     CONTROL_PLANE_LABEL,
     GATEWAY_SECRET_KEYS,
+    LAST_USED_ANNOTATION,
     UID_ANNOTATION,
     WAKE_REQUESTED_ANNOTATION,
     gateway_secret_name,
@@ -22,7 +24,15 @@ from kplane.gateway.errors import RouteInvalid
 from kplane.gateway.routes import FrontProxy, KeyPair, Route, Sleep, Upstream
 from kplane.provider import Client, Informer, Resource
 
-__all__ = ["CONTROL_PLANES", "SECRETS_SELECTOR", "RouteTable", "request_wake"]
+__all__ = [
+    "CONTROL_PLANES",
+    "SECRETS_SELECTOR",
+    "RouteTable",
+    "last_use",
+    "may_sleep",
+    "report_use",
+    "request_wake",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +42,8 @@ CONTROL_PLANES: Final = Resource(
 SECRETS_SELECTOR: Final = CONTROL_PLANE_LABEL
 
 _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
+_CLOCKS_DIFFER: Final = timedelta(minutes=1)
+"""The operator does not act on a time that is further in the future than this."""
 
 _Object = Mapping[str, Any]
 
@@ -103,6 +115,34 @@ async def request_wake(client: Client, route: Route, at: datetime) -> None:
     if route.asleep is not None:
         wished = {"uid": route.key, "annotations": {WAKE_REQUESTED_ANNOTATION: at.isoformat()}}
         await client.patch(CONTROL_PLANES, route.asleep.name, {"metadata": wished})
+
+
+def may_sleep(control_plane: _Object) -> bool:
+    """Tell whether a control plane is awake and may fall asleep, so that its last use matters.
+
+    Its class may say so, which the gateway does not read: then the operator has set condition Hibernated.
+    """
+    spec, status = control_plane.get("spec") or {}, control_plane.get("status") or {}
+    if spec.get("mode", ControlPlaneMode.VIRTUAL) != ControlPlaneMode.VIRTUAL or "endpointRef" in spec:
+        return False
+    if status.get("hibernation") is not None:
+        return False
+    if (start := (spec.get("virtual") or {}).get("start")) is not None:
+        return bool(start == StartPolicy.ON_DEMAND)
+    return any(condition["type"] == HIBERNATED for condition in status.get("conditions") or ())
+
+
+def last_use(control_plane: _Object, *, now: datetime) -> datetime | None:
+    """Return the last use that was reported; None if there is none, or the operator would not believe it."""
+    annotations = control_plane["metadata"].get("annotations") or {}
+    found = _time(annotations.get(LAST_USED_ANNOTATION))
+    return found if found is not None and found <= now + _CLOCKS_DIFFER else None
+
+
+async def report_use(client: Client, name: str, *, uid: str, at: datetime) -> None:
+    """Say when a control plane was used last. Raises what the client raises: Invalid if it has a successor."""
+    wished = {"uid": uid, "annotations": {LAST_USED_ANNOTATION: at.isoformat()}}
+    await client.patch(CONTROL_PLANES, name, {"metadata": wished})
 
 
 def _sleep(control_plane: _Object) -> Sleep | None:

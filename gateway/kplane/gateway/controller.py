@@ -16,6 +16,7 @@ from kplane.gateway.envoy.listener import Serving
 from kplane.gateway.errors import CertificateInvalid, ConfigurationRejected
 from kplane.gateway.routes import Route
 from kplane.gateway.serving_certificate import read_certificate
+from kplane.gateway.usage import UsageReporter
 from kplane.provider import Client, Informer
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.client.resources import SECRETS
@@ -37,9 +38,20 @@ class Controller:
     """Follows control planes and their Secrets, and has the data plane serve what they say."""
 
     def __init__(
-        self, client: Client, plane: DataPlane, *, namespace: str, host: str, port: int, certificates: Path
+        self,
+        client: Client,
+        plane: DataPlane,
+        *,
+        namespace: str,
+        host: str,
+        port: int,
+        certificates: Path,
+        usage_seconds: float,
     ) -> None:
-        """`namespace` holds the Secrets of control planes, and `certificates` the gateway's serving certificate."""
+        """`namespace` holds the Secrets of control planes, and `certificates` the gateway's serving certificate.
+
+        That a control plane is in use is reported once in `usage_seconds`.
+        """
         self._plane = plane
         self._namespace = namespace
         self._host = host
@@ -47,6 +59,7 @@ class Controller:
         self._certificates = certificates
         self._control_planes = Informer(client, CONTROL_PLANES)
         self._secrets = Informer(client, SECRETS, namespace=namespace, label_selector=SECRETS_SELECTOR)
+        self._usage = UsageReporter(client, self._control_planes, numbers=plane.numbers, interval_seconds=usage_seconds)
         self._table = RouteTable()
         self._changed = asyncio.Event()
         self._seen = asyncio.Event()
@@ -63,6 +76,7 @@ class Controller:
         async with self._following(), asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tell(), name="tell which control planes sleep")
             tasks.create_task(self._apply(), name="apply routes")
+            tasks.create_task(self._usage.run(), name="report which control planes are in use")
 
     async def _tell(self) -> None:
         """Pass on what is known, before it is gathered and applied: requests wait for control planes that wake."""

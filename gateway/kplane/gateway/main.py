@@ -7,6 +7,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import AsyncIterator, Sequence
+from typing import Final
 
 from kplane.gateway.control_planes import request_wake
 from kplane.gateway.controller import Controller
@@ -24,6 +25,9 @@ __all__ = ["main", "run"]
 
 logger = logging.getLogger(__name__)
 
+_USAGE_SECONDS: Final = 60.0
+"""The shortest idle time of a class is twice that: a control plane stays awake while clients use it."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run until SIGTERM or SIGINT. Ends the process with status 0 after a clean stop, 1 where it cannot run."""
@@ -36,9 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
 
 
-async def run(settings: Settings, *, until: asyncio.Event) -> None:
+async def run(settings: Settings, *, until: asyncio.Event, usage_seconds: float = _USAGE_SECONDS) -> None:
     """Run until the event is set. Raises GatewayError, ProviderError or WorkloadsError.
 
+    That a control plane is in use is reported once in `usage_seconds`.
     Envoy continues: it serves while a gateway is upgraded, and the next one finds it again.
     """
     config = ClusterConfig.load(settings.kubeconfig) if settings.kubeconfig else ClusterConfig.in_cluster()
@@ -59,6 +64,7 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
             host=settings.serve.host,
             port=settings.serve.port,
             certificates=settings.certificate_dir,
+            usage_seconds=usage_seconds,
         )
         async with plane.running(), serve_status(settings.listen, controller=controller, plane=plane):
             logger.info("serves control planes of %s at %s", config.server, settings.serve)

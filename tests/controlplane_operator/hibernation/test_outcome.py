@@ -91,7 +91,15 @@ def test_it_stays_ready_while_it_wakes_and_not_for_ever() -> None:
 def test_it_is_awake_when_its_api_server_answered() -> None:
     outcome = ended(control_plane(sleep=True, told="False"), AWAKE, published=True, asleep=False, failure=None)
     assert (outcome.sleep, *words(outcome)) == (None, "False/Awake", None)
-    assert ended(control_plane(), AWAKE, published=True, asleep=False, failure=None) == Outcome(None)
+
+
+def test_one_that_may_sleep_says_that_it_is_awake() -> None:
+    """The gateway reports its use then: it does not know what its class says."""
+    awake = ended(control_plane(), AWAKE, published=True, asleep=False, failure=None)
+    assert (awake.sleep, *words(awake)) == (None, "False/Awake", None)
+    always = Decision(None, "spec.virtual.start is Always", always=True)
+    assert ended(control_plane(), always, published=True, asleep=False, failure=None) == Outcome(None)
+    assert ended(control_plane(), AWAKE, published=False, asleep=False, failure=STARTS) == Outcome(None)
 
 
 def test_one_that_cannot_sleep_says_why() -> None:

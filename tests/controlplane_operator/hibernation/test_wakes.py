@@ -25,15 +25,23 @@ def lengths(queues: Queues) -> dict[str, int]:
     return {name: len(queue) for name, queue in queues.by_name().items() if len(queue)}
 
 
-async def test_that_it_is_in_use_wakes_nothing() -> None:
+async def test_only_the_first_use_of_it_has_it_looked_at() -> None:
+    """From then on it may be idle, and a pass knows when."""
+    other = {"example.org/owner": "shop"}
+    for first, looked_at in (({}, 1), ({LAST_USED_ANNOTATION: "2026-11-23T12:00:00Z"}, 0)):
+        stores, queues = Stores(), Queues()
+        stores.control_planes.apply(control_plane(1, **other, **first))
+        stores.registrations.apply(registration(1, ready=True, controlPlaneUID="uid-acme"))
+        connect(stores, queues=queues)
+        stores.control_planes.apply(control_plane(2, **other, **{LAST_USED_ANNOTATION: "2026-11-23T12:01:00Z"}))
+        assert lengths(queues).get("controlplane", 0) == looked_at
+
+
+async def test_a_request_to_wake_has_it_looked_at() -> None:
     stores, queues = Stores(), Queues()
     stores.control_planes.apply(control_plane(1))
-    stores.registrations.apply(registration(1, ready=True, controlPlaneUID="uid-acme"))
     connect(stores, queues=queues)
-    stores.control_planes.apply(control_plane(2, **{LAST_USED_ANNOTATION: "2026-11-23T12:00:00Z"}))
-    stores.control_planes.apply(control_plane(3, **{LAST_USED_ANNOTATION: "2026-11-23T12:01:00Z"}))
-    assert "controlplane" not in lengths(queues)
-    stores.control_planes.apply(control_plane(4, **{WAKE_REQUESTED_ANNOTATION: "2026-11-23T12:01:00Z"}))
+    stores.control_planes.apply(control_plane(2, **{WAKE_REQUESTED_ANNOTATION: "2026-11-23T12:01:00Z"}))
     assert lengths(queues)["controlplane"] == 1
 
 

@@ -29,6 +29,7 @@ __all__ = ["Decision", "decide", "idle_after", "start_of"]
 _ALWAYS: Final = "spec.virtual.start is Always"
 _ROTATED: Final = "its keys are rotated"
 _IN_USE: Final = "it is in use"
+_WOKEN: Final = "a client asked for it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class Decision:
     """Why it is to be awake, in a clause."""
     begins: bool = False
     """The sleep of a control plane that is published begins now."""
+    always: bool = False
+    """It never sleeps."""
     kept: bool = False
     """It was to sleep, and cannot."""
     again: datetime | None = None
@@ -69,7 +72,7 @@ def decide(
     """Decide about a control plane as it is now. `idle` is how long one stays awake that no client uses."""
     sleep = control_plane.status.hibernation
     if start is StartPolicy.ALWAYS:
-        return Decision(None, _ALWAYS)
+        return Decision(None, _ALWAYS, always=True)
     if _is_rotated(control_plane):
         return Decision(None, _ROTATED)
     requests = Requests.of(control_plane, start=start, now=now)
@@ -77,8 +80,9 @@ def decide(
         why = _why_wake(control_plane, sleep=sleep, requests=requests, now=now)
         return Decision(None, why) if why is not None else Decision(sleep, again=sleep.next_wake)
     if control_plane.status.endpoint is None:
-        begins = requests.wake is None
-        return Decision(_begun(control_plane, reason=HibernationReason.NOT_USED_YET, now=now) if begins else None)
+        if requests.wake is not None:
+            return Decision(None, _WOKEN)
+        return Decision(_begun(control_plane, reason=HibernationReason.NOT_USED_YET, now=now))
     return _while_awake(control_plane, requests=requests, idle=idle, now=now)
 
 
@@ -110,7 +114,7 @@ def _why_wake(
 ) -> str | None:
     """Return what ends the sleep, in a clause; None if nothing does."""
     if requests.wake is not None and requests.wake > sleep.since:
-        return "a client asked for it"
+        return _WOKEN
     if sleep.observed_generation != control_plane.metadata.generation:
         return "its spec was changed"
     if sleep.next_wake is not None and sleep.next_wake <= now:

@@ -82,7 +82,7 @@ def ended(
     API server from ending.
     """
     if decision.sleep is None:
-        return _awake(control_plane, decision, failure=failure)
+        return _awake(control_plane, decision, published=published, failure=failure)
     if not published:
         return Outcome(None)
     if asleep:
@@ -93,7 +93,9 @@ def ended(
     return Outcome(decision.sleep)
 
 
-def _awake(control_plane: ControlPlane, decision: Decision, *, failure: ConditionError | None) -> Outcome:
+def _awake(
+    control_plane: ControlPlane, decision: Decision, *, published: bool, failure: ConditionError | None
+) -> Outcome:
     sleep, known = control_plane.status.hibernation, find_condition(control_plane.status.conditions, HIBERNATED)
     if sleep is not None and failure is not None:
         since = known.last_transition_time if known is not None and known.status == "False" else None
@@ -102,7 +104,7 @@ def _awake(control_plane: ControlPlane, decision: Decision, *, failure: Conditio
         return Outcome(sleep)
     if decision.kept:
         return Outcome(None, told=("False", Reason.KEPT_AWAKE, f"kept awake, because {decision.why}"))
-    if known is None and sleep is None:
+    if known is None and sleep is None and (decision.always or not published):
         return Outcome(None)
     if sleep is None and known is not None and known.reason in {Reason.AWAKE, Reason.KEPT_AWAKE}:
         return Outcome(None)  # it says why it is awake since the last time that it was to sleep

@@ -326,9 +326,8 @@ def _without_words(obj: Object | None) -> Object | None:
         return None
     metadata = {name: value for name, value in obj["metadata"].items() if name != "resourceVersion"}
     if LAST_USED_ANNOTATION in metadata.get("annotations", ()):
-        # It is read when the control plane may be idle, and says nothing new to others.
-        kept = {name: value for name, value in metadata["annotations"].items() if name != LAST_USED_ANNOTATION}
-        metadata["annotations"] = kept
+        # That there is one matters. When it was, is read when the control plane may be idle.
+        metadata["annotations"] = {**metadata["annotations"], LAST_USED_ANNOTATION: ""}
     status = {name: value for name, value in obj.get("status", {}).items() if name not in {"conditions", "phase"}}
     return {**obj, "metadata": metadata, "status": status}
 

@@ -1,0 +1,166 @@
+"""Which control planes count as used, and when the gateway says so."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kplane.api.names import LAST_USED_ANNOTATION
+from kplane.gateway.control_planes import may_sleep
+from kplane.gateway.usage import Usage, UsageReporter
+from kplane.provider import Client, Informer, ProviderError
+
+NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
+ON_DEMAND = {"virtual": {"start": "OnDemand"}}
+SLEEP = {"hibernation": {"since": "2026-11-23T12:00:00Z"}}
+
+
+def test_one_is_used_while_requests_come_or_watches_are_open() -> None:
+    usage = Usage()
+    before = {
+        "cluster.uid-a.upstream_rq_total": 3,
+        "cluster.uid-a/front-proxy.upstream_rq_total": 4,
+        "cluster.uid-b.upstream_rq_total": 1,
+        "cluster.uid-b.upstream_rq_active": 0,
+        "cluster.uid-c.upstream_rq_total": 0,
+        "cluster.uid-c.upstream_cx_active": 7,
+        "cluster_manager.active_clusters": 3,
+    }
+    assert usage.look(before) == {"uid-a", "uid-b"}
+    assert usage.look(before) == set()
+    assert usage.look(before | {"cluster.uid-a/front-proxy.upstream_rq_total": 5}) == {"uid-a"}
+    assert usage.look(before | {"cluster.uid-b.upstream_rq_active": 1}) == {"uid-a", "uid-b"}
+    # Envoy is another one, and counts from the beginning.
+    assert usage.look({"cluster.uid-a.upstream_rq_total": 1}) == {"uid-a"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "expected"),
+    [
+        (ON_DEMAND, {}, True),
+        (ON_DEMAND, SLEEP, False),
+        ({"virtual": {"start": "Always"}}, {"conditions": [{"type": "Hibernated"}]}, False),
+        ({}, {"conditions": [{"type": "Ready"}, {"type": "Hibernated"}]}, True),
+        ({}, {"conditions": [{"type": "Ready"}]}, False),
+        ({"mode": "Dedicated"}, {}, False),
+        (ON_DEMAND | {"endpointRef": {"name": "theirs"}}, {}, False),
+    ],
+)
+def test_the_use_of_one_that_never_sleeps_is_of_no_interest(spec: Any, status: Any, *, expected: bool) -> None:
+    assert may_sleep({"metadata": {}, "spec": spec, "status": status}) is expected
+
+
+class World:
+    """Control planes of a management cluster, and what two gateways write about them."""
+
+    def __init__(self, *names: str) -> None:
+        self.now = NOW
+        self.written: list[str] = []
+        self.broken = False
+        self.objects = {
+            name: {"metadata": {"name": name, "uid": f"uid-{name}", "annotations": {}}, "spec": ON_DEMAND}
+            for name in names
+        }
+
+    def reporter(self) -> UsageReporter:
+        async def nothing() -> dict[str, int]:
+            return {}
+
+        return UsageReporter(
+            cast("Client", self),
+            cast("Informer", self),
+            numbers=nothing,
+            interval_seconds=60,
+            clock=lambda: self.now,
+        )
+
+    def entries(self) -> list[Any]:
+        return [SimpleNamespace(name=name, uid=f"uid-{name}") for name in self.objects]
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        return self.objects.get(name)
+
+    async def patch(self, _: Any, name: str, body: dict[str, Any]) -> None:
+        if self.broken:
+            raise ProviderError("no route to host")
+        assert body["metadata"].pop("uid") == f"uid-{name}"
+        self.written.append(name)
+        self.objects[name]["metadata"]["annotations"] |= body["metadata"]["annotations"]
+
+    def last_use(self, name: str) -> datetime:
+        return datetime.fromisoformat(self.objects[name]["metadata"]["annotations"][LAST_USED_ANNOTATION])
+
+    async def look(self, *reporters: UsageReporter, seconds: float = 10.0, **totals: int) -> list[str]:
+        """Let time pass, and have gateways look at what Envoy counts; returns of which they wrote."""
+        self.now += timedelta(seconds=seconds)
+        self.written = []
+        for each in reporters:
+            await each.look({f"cluster.uid-{name}.upstream_rq_total": total for name, total in totals.items()})
+        return self.written
+
+
+async def test_a_use_is_said_at_once_and_then_once_in_an_interval() -> None:
+    world = World("acme")
+    gateway = world.reporter()
+    assert await world.look(gateway) == []
+    assert await world.look(gateway, acme=1) == ["acme"]
+    first = world.last_use("acme")
+    assert first == world.now
+    said = [await world.look(gateway, acme=2 + number) for number in range(6)]
+    assert said == [[], [], [], [], [], ["acme"]]
+    assert world.last_use("acme") == world.now == first + timedelta(minutes=1)
+    # A last use that came too early to be said is said later, as what it was.
+    assert await world.look(gateway, acme=9) == []
+    used = world.now
+    assert [await world.look(gateway, acme=9) for _ in range(5)][-1] == ["acme"]
+    assert world.last_use("acme") == used
+    assert await world.look(gateway, seconds=600, acme=9) == []
+
+
+async def test_two_gateways_say_it_once() -> None:
+    world = World("acme")
+    one, two = world.reporter(), world.reporter()
+    assert await world.look(one, two, acme=1) == ["acme"]
+    assert await world.look(one, two, acme=2) == []
+    assert await world.look(one, two, seconds=60, acme=3) == ["acme"]
+
+
+async def test_a_report_that_fails_is_repeated_at_the_next_look() -> None:
+    world = World("acme", "globex")
+    gateway, world.broken = world.reporter(), True
+    assert await world.look(gateway, acme=1, globex=1) == []
+    used, world.broken = world.now, False
+    assert sorted(await world.look(gateway, acme=1, globex=1)) == ["acme", "globex"]
+    assert world.last_use("acme") == used
+
+
+async def test_a_time_that_the_operator_does_not_believe_is_replaced() -> None:
+    world = World("acme")
+    for wrong in ("soon", (NOW + timedelta(hours=1)).isoformat()):
+        world.objects["acme"]["metadata"]["annotations"] = {LAST_USED_ANNOTATION: wrong}
+        assert await world.look(world.reporter(), acme=1) == ["acme"]
+        assert world.last_use("acme") == world.now
+
+
+async def test_many_are_spread_over_the_interval_and_the_stalest_comes_first() -> None:
+    names = [f"c{number:03}" for number in range(120)]
+    world = World(*names)
+    gateway = world.reporter()
+    stale = (NOW - timedelta(hours=1)).isoformat()
+    for name in names[60:]:
+        world.objects[name]["metadata"]["annotations"] = {LAST_USED_ANNOTATION: stale}
+    looks = [await world.look(gateway, **dict.fromkeys(names, 1 + number)) for number in range(12)]
+    assert [len(look) for look in looks] == [20] * 12
+    assert {name for look in looks[:3] for name in look} == set(names[:60])
+    assert looks[6:] == looks[:6]
+
+
+async def test_those_that_are_gone_are_forgotten() -> None:
+    world = World("acme")
+    gateway = world.reporter()
+    assert await world.look(gateway, acme=1, gone=1) == ["acme"]
+    del world.objects["acme"]
+    assert await world.look(gateway, seconds=60, acme=2) == []
