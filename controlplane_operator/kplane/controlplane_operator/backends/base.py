@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from kplane.api import ControlPlane, DeletionPolicy, KubernetesVersion
-from kplane.controlplane_operator.backends.apiserver import external_url, server_url
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.errors import KeyspaceError
-from kplane.controlplane_operator.pki.authorities import TenantAuthorities, TenantCertificates
+from kplane.controlplane_operator.pki.authorities import TenantAuthorities
 from kplane.controlplane_operator.pki.primitives import KeyPair
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.data import Usage
 from kplane.provider import ClusterConfig
-from kplane.workloads import Address, ComponentState, Phase, Runtime, WorkloadsError
+from kplane.workloads import ComponentState, Phase, Runtime, WorkloadsError
 
 __all__ = [
     "AccountUid",
@@ -27,7 +26,6 @@ __all__ = [
     "Provisioner",
     "VersionLag",
     "check_ready",
-    "provision_at",
     "runtime_errors",
 ]
 
@@ -175,42 +173,6 @@ async def _settle(runtime: Runtime, component: str) -> None:
         return
     finally:
         unsubscribe()
-
-
-def provision_at(
-    address: Address,
-    *,
-    authorities: TenantAuthorities,
-    certificates: TenantCertificates,
-    settled: bool,
-    asked: KubernetesVersion | None,
-    lag: VersionLag | None,
-    again_seconds: float | None = None,
-    fresh: bool = False,
-    account_uid: AccountUid | None = None,
-    asleep_as: str | None = None,
-) -> Provision:
-    """Describe how to get in at the address of a kube-apiserver that kplane runs; the rest is that of Provision."""
-    url, external = server_url(address), external_url(address)
-    administrator = authorities.issue_administrator()
-    return Provision(
-        addresses=Addresses(internal=url, external=external, join=external),
-        administrator=ClusterConfig(
-            server=url,
-            ca_data=authorities.serving_trust,
-            client_certificate=administrator.certificate,
-            client_key=administrator.key,
-        ),
-        authorities=authorities,
-        controllers=certificates.controllers,
-        settled=settled,
-        asked=asked,
-        lag=lag,
-        again_seconds=again_seconds,
-        fresh=fresh,
-        account_uid=account_uid,
-        asleep_as=asleep_as,
-    )
 
 
 @contextmanager

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
-from kplane.api import DEFAULT_SERVICE_CIDR, ControlPlane, ControlPlaneClass, DeletionPolicy
-from kplane.controlplane_operator.backends.apiserver import API_SERVER_PORTS, api_server_component, serving_hosts
-from kplane.controlplane_operator.backends.base import Provision, VersionLag, check_ready, provision_at, runtime_errors
-from kplane.controlplane_operator.backends.class_settings import api_server_settings, exposure_of, scheduling_of
+from kplane.api import ControlPlane, ControlPlaneClass, DeletionPolicy
+from kplane.controlplane_operator.backends.api_server_runner import ApiServerRunner
+from kplane.controlplane_operator.backends.base import Provision, VersionLag, runtime_errors
+from kplane.controlplane_operator.backends.class_settings import scheduling_of
 from kplane.controlplane_operator.backends.etcd import EtcdAccess, client_url
 from kplane.controlplane_operator.backends.members import DedicatedEtcd, EtcdKeys
-from kplane.controlplane_operator.backends.proxy import PROXY_PROCESS, EgressProxies, ProxyProgram
+from kplane.controlplane_operator.backends.proxy import PROXY_PROCESS, ProxyProgram
 from kplane.controlplane_operator.backends.restore import Restorer
 from kplane.controlplane_operator.backends.versions import ApiServerPlanner
-from kplane.controlplane_operator.component_names import MOST_ETCD_MEMBERS, apiserver_name, etcd_name
+from kplane.controlplane_operator.component_names import MOST_ETCD_MEMBERS, etcd_name
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
@@ -43,7 +44,7 @@ class DedicatedProvisioner:
         self._restorer = restorer
         self._keys = TenantKeys(context)
         self._planner = ApiServerPlanner(context, runtime=runtime)
-        self._proxies = EgressProxies(runtime, program=proxy)
+        self._api_servers = ApiServerRunner(runtime, keys=self._keys, proxy=proxy)
         self._runtime = runtime
         self._etcd = DedicatedEtcd(runtime, quota_bytes=quota_bytes)
 
@@ -54,11 +55,8 @@ class DedicatedProvisioner:
     async def ensure(self, control_plane: ControlPlane) -> Provision:
         """Have etcd run, then the API server on it."""
         published = control_plane.status.endpoint is not None
-        name = apiserver_name(control_plane.name)
-
         plan = await self._planner.plan(control_plane)
         asked = _members_asked(control_plane, chosen=plan.chosen)
-        service_cidr = control_plane.status.service_cidr or DEFAULT_SERVICE_CIDR
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
             restored = control_plane.status.restore is not None and not published
             if restored:
@@ -66,27 +64,24 @@ class DedicatedProvisioner:
             authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
             wanted = self._etcd.wanted(control_plane, asked=asked)
             etcd_addresses = await self._etcd.reserve(control_plane, wanted=wanted)
-            address = await self._runtime.reserve(name, ports=API_SERVER_PORTS, exposed=exposure_of(plan.chosen))
-            way_out = await self._proxies.reserve(control_plane, chosen=plan.chosen)
-            certificates = await self._keys.certificates(
+            ground = await self._api_servers.prepare(
                 control_plane,
+                plan=plan,
                 authorities=authorities,
-                hosts=serving_hosts(address, service_cidr=service_cidr),
                 etcd_authority=authorities.etcd,
-                egress_hosts=(way_out.host,) if way_out is not None else (),
                 etcd_user=_ETCD_USER,
                 etcd_hosts=(*dict.fromkeys(address.host for address in etcd_addresses), "localhost"),
             )
+            certificates = ground.certificates
             if certificates.etcd_server is None:
                 raise ConditionError(Reason.FAILED, "the etcd of this control plane has no certificate")
             keys = EtcdKeys(authorities.etcd_trust, certificates.etcd_server, certificates.etcd_client)
-            scheduling = scheduling_of(plan.chosen)
             members = await self._etcd.ensure(
                 control_plane,
                 addresses=etcd_addresses,
                 wanted=wanted,
                 keys=keys,
-                scheduling=scheduling,
+                scheduling=scheduling_of(plan.chosen),
                 begins_at=self._begins_at(control_plane),
             )
             urls = tuple(client_url(address) for address in members.voters)
@@ -96,44 +91,18 @@ class DedicatedProvisioner:
                 await self._restorer.restore_data(control_plane, endpoint=urls[0], credentials=held)
                 if not members.settled:
                     raise ConditionError(Reason.PROVISIONING, "the data are restored; waiting until etcd has restarted")
-            egress = await self._proxies.ensure(
+            await self._api_servers.ensure(
                 control_plane,
-                chosen=plan.chosen,
-                address=way_out,
-                authorities=authorities,
-                certificates=certificates,
+                ground=ground,
+                etcd=EtcdAccess(urls, keys.ca, keys.client, components=tuple(_members(control_plane)[:wanted])),
+                etcd_prefix=_PREFIX,
+                etcd_shared=False,
             )
-            await self._runtime.apply(
-                api_server_component(
-                    name,
-                    address=address,
-                    authorities=authorities,
-                    certificates=certificates,
-                    etcd=EtcdAccess(urls, keys.ca, keys.client, components=tuple(_members(control_plane)[:wanted])),
-                    etcd_prefix=_PREFIX,
-                    etcd_shared=False,
-                    version=plan.version,
-                    resources=plan.resources,
-                    settings=api_server_settings(plan.chosen),
-                    service_cidr=service_cidr,
-                    scheduling=scheduling,
-                    egress=egress,
-                )
-            )
-            await self._proxies.end_unused(control_plane, chosen=plan.chosen)
-        state = await check_ready(self._runtime, name, what="kube-apiserver", published=published)
-        return provision_at(
-            address,
-            authorities=authorities,
-            certificates=certificates,
-            settled=members.settled
-            and self._runtime.settled(name)
-            and self._proxies.settled(control_plane, chosen=plan.chosen),
-            asked=plan.asked,
-            lag=plan.lag(state)
-            or members.lag
-            or _more_than_asked(wanted, asked=asked)
-            or self._proxies.lag(control_plane, chosen=plan.chosen),
+        found = await self._api_servers.provision(control_plane, ground=ground)
+        return replace(
+            found,
+            settled=found.settled and members.settled,
+            lag=found.lag or members.lag or _more_than_asked(wanted, asked=asked),
             again_seconds=members.again_seconds,
         )
 
@@ -177,8 +146,7 @@ class DedicatedProvisioner:
     async def shut_down(self, control_plane: ControlPlane) -> None:
         """End the API server."""
         with runtime_errors(Reason.DELETING):
-            await self._runtime.delete(apiserver_name(control_plane.name))
-            await self._proxies.end(control_plane)
+            await self._api_servers.delete(control_plane)
 
     async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
         """End etcd; its data go if the policy is Destroy."""

@@ -4,35 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from kplane.api import DEFAULT_SERVICE_CIDR, AuthModel, AuthSpec, ControlPlane, DeletionPolicy, is_true
+from kplane.api import AuthModel, AuthSpec, ControlPlane, DeletionPolicy, is_true
 from kplane.api.conditions import HIBERNATED
 from kplane.api.names import DESTROY_DATA_ANNOTATION
-from kplane.controlplane_operator.backends.apiserver import (
-    API_SERVER,
-    API_SERVER_PORTS,
-    api_server_component,
-    serving_hosts,
-)
-from kplane.controlplane_operator.backends.base import (
-    AccountUid,
-    Provision,
-    check_ready,
-    provision_at,
-    runtime_errors,
-)
-from kplane.controlplane_operator.backends.class_settings import api_server_settings, exposure_of, scheduling_of
+from kplane.controlplane_operator.backends.api_server_runner import ApiServerRunner, Ground
+from kplane.controlplane_operator.backends.apiserver import API_SERVER
+from kplane.controlplane_operator.backends.base import AccountUid, Provision, runtime_errors
+from kplane.controlplane_operator.backends.class_settings import api_server_settings
 from kplane.controlplane_operator.backends.etcd import EtcdAccess
-from kplane.controlplane_operator.backends.proxy import PROXY_PROCESS, EgressProxies, ProxyProgram
+from kplane.controlplane_operator.backends.proxy import PROXY_PROCESS, ProxyProgram
 from kplane.controlplane_operator.backends.templates import Templates
 from kplane.controlplane_operator.backends.versions import ApiServerPlan, ApiServerPlanner
-from kplane.controlplane_operator.component_names import apiserver_name, template_name
+from kplane.controlplane_operator.component_names import template_name
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import KeyspaceError, PrefixNotOwned
-from kplane.controlplane_operator.pki.authorities import TenantAuthorities, TenantCertificates
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
@@ -47,7 +36,7 @@ from kplane.controlplane_operator.status.partial import as_recorded
 from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, TENANT_NAMESPACE
 from kplane.controlplane_operator.watch.addresses import etcd_address
 from kplane.data import Owner, Usage
-from kplane.workloads import Address, Phase, Runtime
+from kplane.workloads import Phase, Runtime
 
 __all__ = ["VirtualProvisioner"]
 
@@ -55,20 +44,6 @@ _NO_ETCD: Final = (
     "this operator has no shared etcd for control planes of mode Virtual: start it with --shared-etcd-service, or with"
     " --shared-etcd-endpoint and --shared-etcd-credentials, or set spec.endpointRef"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Ground:
-    """What an API server needs before it can run."""
-
-    plan: ApiServerPlan
-    authorities: TenantAuthorities
-    address: Address
-    way_out: Address | None
-    """Of the proxy to what its class allows."""
-    certificates: TenantCertificates
-    fresh: bool
-    """Its keys are a copy that was made for it."""
 
 
 class VirtualProvisioner:
@@ -86,7 +61,7 @@ class VirtualProvisioner:
         self._runtime = runtime
         self._keys = TenantKeys(context)
         self._planner = ApiServerPlanner(context, runtime=runtime)
-        self._proxies = EgressProxies(runtime, program=proxy)
+        self._api_servers = ApiServerRunner(runtime, keys=self._keys, proxy=proxy)
         self._shared = shared_etcd
         self._access = AccessControl(shared_etcd) if shared_etcd is not None else None
         self._health = EtcdHealth(shared_etcd) if shared_etcd is not None else None
@@ -130,55 +105,25 @@ class VirtualProvisioner:
     async def ensure(self, control_plane: ControlPlane) -> Provision:
         """Grant the key prefix and have the API server run."""
         shared, access = self._required()
-        prefix, name = key_prefix(control_plane.cluster_path), apiserver_name(control_plane.name)
-        user = _etcd_user(control_plane.metadata.uid)
-
+        prefix, user = key_prefix(control_plane.cluster_path), _etcd_user(control_plane.metadata.uid)
         published = control_plane.status.endpoint is not None
-        ground = await self._prepare(control_plane)
-        plan = ground.plan
+        ground, fresh = await self._prepare(control_plane)
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
             await access.grant(user, prefix=prefix, owner=_owner(control_plane))
-            egress = await self._proxies.ensure(
+            await self._api_servers.ensure(
                 control_plane,
-                chosen=plan.chosen,
-                address=ground.way_out,
-                authorities=ground.authorities,
-                certificates=ground.certificates,
+                ground=ground,
+                etcd=EtcdAccess(
+                    (shared.endpoint,),
+                    shared.authority.certificate,
+                    ground.certificates.etcd_client,
+                    namespace=shared.namespace,
+                ),
+                etcd_prefix=prefix.rstrip("/"),
+                etcd_shared=True,
             )
-            await self._runtime.apply(
-                api_server_component(
-                    name,
-                    address=ground.address,
-                    authorities=ground.authorities,
-                    certificates=ground.certificates,
-                    etcd=EtcdAccess(
-                        (shared.endpoint,),
-                        shared.authority.certificate,
-                        ground.certificates.etcd_client,
-                        namespace=shared.namespace,
-                    ),
-                    etcd_prefix=prefix.rstrip("/"),
-                    etcd_shared=True,
-                    version=plan.version,
-                    resources=plan.resources,
-                    settings=api_server_settings(plan.chosen),
-                    service_cidr=_service_cidr(control_plane),
-                    scheduling=scheduling_of(plan.chosen),
-                    egress=egress,
-                )
-            )
-            await self._proxies.end_unused(control_plane, chosen=plan.chosen)
-        state = await check_ready(self._runtime, name, what="kube-apiserver", published=published)
-        return provision_at(
-            ground.address,
-            authorities=ground.authorities,
-            certificates=ground.certificates,
-            settled=self._runtime.settled(name) and self._proxies.settled(control_plane, chosen=plan.chosen),
-            asked=plan.asked,
-            lag=plan.lag(state) or self._proxies.lag(control_plane, chosen=plan.chosen),
-            fresh=ground.fresh,
-            account_uid=self._accounts(control_plane, plan=plan),
-        )
+        found = await self._api_servers.provision(control_plane, ground=ground)
+        return replace(found, fresh=fresh, account_uid=self._accounts(control_plane, plan=ground.plan))
 
     async def hibernate(self, control_plane: ControlPlane) -> Provision | None:
         """End the API server, and have everything in place that one needs. None: one has to run first.
@@ -187,32 +132,26 @@ class VirtualProvisioner:
         """
         _, access = self._required()
         published = control_plane.status.endpoint is not None
-        ground = await self._prepare(control_plane)
-        if not published and (not ground.fresh or await self.needs_api_server(control_plane) is not None):
+        ground, fresh = await self._prepare(control_plane)
+        if not published and (not fresh or await self.needs_api_server(control_plane) is not None):
             return None
-        name = apiserver_name(control_plane.name)
         with runtime_errors(Reason.FALLING_ASLEEP if published else Reason.PROVISIONING):
             begins = published and not is_true(control_plane.status.conditions, HIBERNATED)
             # A runtime may not have seen yet what it started a moment ago.
-            if begins or self._runtime.state(name).phase is not Phase.ABSENT:
-                await self._runtime.stop(name)
-                await self._proxies.stop(control_plane)
+            if begins or self._api_servers.phase(control_plane) is not Phase.ABSENT:
+                await self._api_servers.stop(control_plane)
         access.forget(_etcd_user(control_plane.metadata.uid))
-        return provision_at(
-            ground.address,
-            authorities=ground.authorities,
-            certificates=ground.certificates,
-            settled=True,
-            asked=None,
+        return replace(
+            ground.provision(),
             lag=ground.plan.refused,
-            fresh=ground.fresh,
+            fresh=fresh,
             account_uid=self._accounts(control_plane, plan=ground.plan),
             asleep_as=control_plane.status.version or await self._version(ground.plan),
         )
 
     def is_ending(self, control_plane: ControlPlane) -> bool:
         """Tell whether the end of the API server has begun."""
-        return self._runtime.state(apiserver_name(control_plane.name)).phase in {Phase.STOPPING, Phase.ABSENT}
+        return self._api_servers.phase(control_plane) in {Phase.STOPPING, Phase.ABSENT}
 
     async def needs_api_server(self, control_plane: ControlPlane) -> str | None:
         """Say in a clause why the API server has to run at all times; None if it need not."""
@@ -226,8 +165,11 @@ class VirtualProvisioner:
             return "kplane cannot read in etcd for whom it issues tokens, so that only its API server can issue them"
         return None
 
-    async def _prepare(self, control_plane: ControlPlane) -> _Ground:
-        """Have everything in place that an API server needs: prefix, keys, address and certificates."""
+    async def _prepare(self, control_plane: ControlPlane) -> tuple[Ground, bool]:
+        """Have everything in place that an API server needs: prefix, keys, address and certificates.
+
+        Tell besides whether its keys are a copy that was made for it.
+        """
         shared, _ = self._required()
         user = _etcd_user(control_plane.metadata.uid)
         published = control_plane.status.endpoint is not None
@@ -236,23 +178,12 @@ class VirtualProvisioner:
             await self._check_version(shared)
         await self._claim(control_plane, user=user)
         plan = await self._planner.plan(control_plane)
-        service_cidr = _service_cidr(control_plane)
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
             authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
-            address = await self._runtime.reserve(
-                apiserver_name(control_plane.name), ports=API_SERVER_PORTS, exposed=exposure_of(plan.chosen)
+            ground = await self._api_servers.prepare(
+                control_plane, plan=plan, authorities=authorities, etcd_authority=shared.authority, etcd_user=user
             )
-            way_out = await self._proxies.reserve(control_plane, chosen=plan.chosen)
-            certificates = await self._keys.certificates(
-                control_plane,
-                authorities=authorities,
-                hosts=serving_hosts(address, service_cidr=service_cidr),
-                etcd_authority=shared.authority,
-                egress_hosts=(way_out.host,) if way_out is not None else (),
-                etcd_user=user,
-            )
-            fresh = not published and await self._copy(control_plane, plan=plan, service_cidr=service_cidr)
-        return _Ground(plan, authorities, address, way_out, certificates, fresh=fresh)
+            return ground, not published and await self._copy(control_plane, ground=ground)
 
     def _accounts(self, control_plane: ControlPlane, *, plan: ApiServerPlan) -> AccountUid | None:
         """Return what reads the uids of ServiceAccounts, if tokens that kplane signs for them are good."""
@@ -316,11 +247,10 @@ class VirtualProvisioner:
             # First, because etcd checks the user at each request. An API server that cannot be stopped, such as on a
             # lost node, then writes no more keys.
             await access.revoke(_etcd_user(control_plane.metadata.uid))
-            await self._runtime.delete(apiserver_name(control_plane.name))
+            await self._api_servers.delete(control_plane)
             if (maker := template_name(control_plane.name)) in self._runtime.names():
                 # Those who wait for that template have it made beside another control plane.
                 await self._runtime.delete(maker)
-            await self._proxies.end(control_plane)
 
     async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
         """Delete its keys if the policy is Destroy. Those of another owner stay, unless an annotation names them."""
@@ -347,7 +277,7 @@ class VirtualProvisioner:
                 control_plane, reason="DataDeleted", message=f"deleted {deleted} keys, none is left"
             )
 
-    async def _copy(self, control_plane: ControlPlane, *, plan: ApiServerPlan, service_cidr: str) -> bool:
+    async def _copy(self, control_plane: ControlPlane, *, ground: Ground) -> bool:
         """Have a new control plane begin as a copy of a template; tell whether it did."""
         if self._templates is None:
             return False
@@ -356,8 +286,8 @@ class VirtualProvisioner:
             prefix=_prefix(control_plane),
             owner=_owner(control_plane),
             user=_etcd_user(control_plane.metadata.uid),
-            plan=plan,
-            service_cidr=service_cidr,
+            plan=ground.plan,
+            service_cidr=ground.service_cidr,
         )
 
     async def _account_uid(self, prefix: str, account: str) -> str | None:
@@ -448,10 +378,6 @@ class VirtualProvisioner:
 def _prefix(control_plane: ControlPlane) -> str:
     # As written down before anything was made: the spec may have been edited a moment earlier.
     return key_prefix(control_plane.status.cluster_path or control_plane.cluster_path)
-
-
-def _service_cidr(control_plane: ControlPlane) -> str:
-    return control_plane.status.service_cidr or DEFAULT_SERVICE_CIDR
 
 
 def _owner(control_plane: ControlPlane) -> Owner:

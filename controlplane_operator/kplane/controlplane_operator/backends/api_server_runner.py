@@ -1,0 +1,151 @@
+"""Runs the API server of a control plane, with the proxy to what its class allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kplane.api import DEFAULT_SERVICE_CIDR, ControlPlane
+from kplane.controlplane_operator.backends.apiserver import (
+    API_SERVER_PORTS,
+    api_server_component,
+    external_url,
+    server_url,
+    serving_hosts,
+)
+from kplane.controlplane_operator.backends.base import Provision, check_ready
+from kplane.controlplane_operator.backends.class_settings import api_server_settings, exposure_of, scheduling_of
+from kplane.controlplane_operator.backends.etcd import EtcdAccess
+from kplane.controlplane_operator.backends.proxy import EgressProxies, ProxyProgram
+from kplane.controlplane_operator.backends.versions import ApiServerPlan
+from kplane.controlplane_operator.component_names import apiserver_name
+from kplane.controlplane_operator.endpoints.addresses import Addresses
+from kplane.controlplane_operator.pki.authorities import TenantAuthorities, TenantCertificates
+from kplane.controlplane_operator.pki.primitives import KeyPair
+from kplane.controlplane_operator.pki.store import TenantKeys
+from kplane.provider import ClusterConfig
+from kplane.workloads import Address, Phase, Runtime
+
+__all__ = ["ApiServerRunner", "Ground"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What an API server needs before it can run, besides an etcd."""
+
+    plan: ApiServerPlan
+    authorities: TenantAuthorities
+    address: Address
+    way_out: Address | None
+    """Of the proxy to what its class allows."""
+    certificates: TenantCertificates
+    service_cidr: str
+
+    def provision(self) -> Provision:
+        """Describe how to get in at the address."""
+        url, external = server_url(self.address), external_url(self.address)
+        administrator = self.authorities.issue_administrator()
+        return Provision(
+            addresses=Addresses(internal=url, external=external, join=external),
+            administrator=ClusterConfig(
+                server=url,
+                ca_data=self.authorities.serving_trust,
+                client_certificate=administrator.certificate,
+                client_key=administrator.key,
+            ),
+            authorities=self.authorities,
+            controllers=self.certificates.controllers,
+        )
+
+
+class ApiServerRunner:
+    """Runs one API server for each control plane, whatever etcd it is on."""
+
+    def __init__(self, runtime: Runtime, *, keys: TenantKeys, proxy: ProxyProgram) -> None:
+        self._runtime = runtime
+        self._keys = keys
+        self._proxies = EgressProxies(runtime, program=proxy)
+
+    async def prepare(
+        self,
+        control_plane: ControlPlane,
+        *,
+        plan: ApiServerPlan,
+        authorities: TenantAuthorities,
+        etcd_authority: KeyPair,
+        etcd_user: str,
+        etcd_hosts: Sequence[str] = (),
+    ) -> Ground:
+        """Reserve the addresses of API server and proxy, and have certificates for them, and for the etcd."""
+        service_cidr = control_plane.status.service_cidr or DEFAULT_SERVICE_CIDR
+        address = await self._runtime.reserve(
+            apiserver_name(control_plane.name), ports=API_SERVER_PORTS, exposed=exposure_of(plan.chosen)
+        )
+        way_out = await self._proxies.reserve(control_plane, chosen=plan.chosen)
+        certificates = await self._keys.certificates(
+            control_plane,
+            authorities=authorities,
+            hosts=serving_hosts(address, service_cidr=service_cidr),
+            etcd_authority=etcd_authority,
+            egress_hosts=(way_out.host,) if way_out is not None else (),
+            etcd_user=etcd_user,
+            etcd_hosts=etcd_hosts,
+        )
+        return Ground(plan, authorities, address, way_out, certificates, service_cidr)
+
+    async def ensure(
+        self, control_plane: ControlPlane, *, ground: Ground, etcd: EtcdAccess, etcd_prefix: str, etcd_shared: bool
+    ) -> None:
+        """Have the API server run, and before it the proxy."""
+        plan = ground.plan
+        egress = await self._proxies.ensure(
+            control_plane,
+            chosen=plan.chosen,
+            address=ground.way_out,
+            authorities=ground.authorities,
+            certificates=ground.certificates,
+        )
+        await self._runtime.apply(
+            api_server_component(
+                apiserver_name(control_plane.name),
+                address=ground.address,
+                authorities=ground.authorities,
+                certificates=ground.certificates,
+                etcd=etcd,
+                etcd_prefix=etcd_prefix,
+                etcd_shared=etcd_shared,
+                version=plan.version,
+                resources=plan.resources,
+                settings=api_server_settings(plan.chosen),
+                service_cidr=ground.service_cidr,
+                scheduling=scheduling_of(plan.chosen),
+                egress=egress,
+            )
+        )
+        await self._proxies.end_unused(control_plane, chosen=plan.chosen)
+
+    async def provision(self, control_plane: ControlPlane, *, ground: Ground) -> Provision:
+        """Describe the API server that runs. Raises ConditionError while it does not answer."""
+        plan, name = ground.plan, apiserver_name(control_plane.name)
+        published = control_plane.status.endpoint is not None
+        state = await check_ready(self._runtime, name, what="kube-apiserver", published=published)
+        return replace(
+            ground.provision(),
+            settled=self._runtime.settled(name) and self._proxies.settled(control_plane, chosen=plan.chosen),
+            asked=plan.asked,
+            lag=plan.lag(state) or self._proxies.lag(control_plane, chosen=plan.chosen),
+        )
+
+    def phase(self, control_plane: ControlPlane) -> Phase:
+        """Return the phase of the API server."""
+        return self._runtime.state(apiserver_name(control_plane.name)).phase
+
+    async def stop(self, control_plane: ControlPlane) -> None:
+        """End API server and proxy; their addresses stay."""
+        await self._runtime.stop(apiserver_name(control_plane.name))
+        await self._proxies.stop(control_plane)
+
+    async def delete(self, control_plane: ControlPlane) -> None:
+        """End API server and proxy for good."""
+        await self._runtime.delete(apiserver_name(control_plane.name))
+        await self._proxies.end(control_plane)
