@@ -17,6 +17,7 @@ __all__ = [
     "PrefixNotOwned",
     "RoleMissing",
     "TemplateFailed",
+    "ValueNotRead",
 ]
 
 
@@ -46,6 +47,10 @@ class CredentialsInvalid(OperatorError):
 
 class KeyspaceError(OperatorError):
     """The shared etcd did not do what was asked; the message says what was asked and what etcd said."""
+
+
+class ValueNotRead(KeyspaceError):
+    """A value in etcd is not as an API server writes it without encryption."""
 
 
 class PrefixNotOwned(KeyspaceError):

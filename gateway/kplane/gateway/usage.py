@@ -35,7 +35,7 @@ class Usage:
         self._totals: dict[str, int] = {}
 
     def look(self, numbers: Mapping[str, int]) -> set[str]:
-        """Return the keys of control planes to which requests went since the last look, or go on now, as watches do.
+        """Return the keys of control planes that had requests since the last look, or have open ones, such as watches.
 
         After a start of Envoy or of the controller, a control plane counts as used once more than it was.
         """

@@ -9,9 +9,11 @@ from typing import Any, cast
 import pytest
 
 from kplane.api import ControlPlane, ControlPlaneClass
-from kplane.api.names import SLEEP_REQUESTED_ANNOTATION
+from kplane.api.names import SLEEP_REQUESTED_ANNOTATION, WAKE_REQUESTED_ANNOTATION
 from kplane.controlplane_operator.backends.base import Hibernating
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.errors import KeyspaceError
+from kplane.controlplane_operator.hibernation import sleeper
 from kplane.controlplane_operator.hibernation.decision import Decision
 from kplane.controlplane_operator.hibernation.inside import Inside
 from kplane.controlplane_operator.hibernation.sleeper import Sleeper
@@ -29,6 +31,7 @@ class Backend:
         self.asked = 0
         self.ended = 0
         self.needs: str | None = None
+        self.silent = False
         self.ending = False
 
     def is_ending(self, _: ControlPlane) -> bool:
@@ -36,6 +39,8 @@ class Backend:
 
     async def needs_api_server(self, _: ControlPlane) -> str | None:
         self.asked += 1
+        if self.silent:
+            raise KeyspaceError("etcd does not answer")
         return self.needs
 
     async def hibernate(self, _: ControlPlane) -> Any:
@@ -53,10 +58,18 @@ class World:
             return self.inside
 
         monkeypatch.setattr(self.sleeper, "_look_inside", look)
+        self.seconds = 0.0
+        monkeypatch.setattr(sleeper.time, "monotonic", lambda: self.seconds)
 
     async def turn(self, control_plane: ControlPlane) -> tuple[Decision, Any]:
         decision = await self.sleeper.decide(control_plane, chosen=CHOSEN)
         return decision, await self.sleeper.hibernate(control_plane, decision)
+
+    async def fall_asleep(self) -> tuple[Decision, Any]:
+        """Have it known everywhere that a control plane sleeps."""
+        await self.turn(control_plane(sleep=True, told="False"))
+        self.seconds += 2.0
+        return await self.turn(control_plane(sleep=True, told="False"))
 
     def register(self, **status: Any) -> None:
         metadata = {"name": "r", "uid": "r", "resourceVersion": "1"}
@@ -85,8 +98,61 @@ async def test_its_sleep_is_said_one_pass_before_its_api_server_ends(world: Worl
     decision, ended = await world.turn(control_plane(sleep=False))
     assert decision.sleep is not None
     assert (decision.sleep.next_wake, ended) == (DUE, None)
-    decision, ended = await world.turn(control_plane(sleep=True, told="False"))
-    assert (ended, world.backend.ended) == ("provision", 1)
+    assert (await world.fall_asleep())[1] == "provision"
+    assert world.backend.ended == 1
+
+
+async def test_its_api_server_serves_until_a_gateway_has_heard_of_its_sleep(world: World) -> None:
+    decision, _ = await world.turn(control_plane(sleep=False))
+    assert decision.begins
+    falling = control_plane(sleep=True, told="False")
+    for _ in range(2):
+        decision, ended = await world.turn(falling)
+        assert (ended, decision.waits, world.backend.ended) == (None, "", 0)
+        assert decision.sleep is not None
+        assert decision.again is not None
+        world.seconds += 1.5
+    assert (await world.turn(falling))[1] == "provision"
+    # Another sleep of it is announced anew.
+    assert (await world.turn(control_plane(sleep=True, told="True")))[1] == "provision"
+    assert (await world.turn(falling))[1] is None
+    # A new control plane has no clients yet.
+    assert (await world.turn(control_plane(sleep=False, published=False)))[1] == "provision"
+
+
+async def test_a_request_that_comes_meanwhile_ends_the_sleep(world: World) -> None:
+    falling = control_plane(sleep=True, told="False")
+    assert (await world.turn(falling))[0].waits == ""
+    falling.metadata.annotations[WAKE_REQUESTED_ANNOTATION] = datetime.now(UTC).isoformat()
+    decision, ended = await world.turn(falling)
+    assert (decision.sleep, decision.kept, ended, world.backend.ended) == (None, False, None, 0)
+
+
+async def test_a_look_inside_that_fails_is_repeated_and_ends_no_sleep(world: World) -> None:
+    world.inside = Inside("no answer", unknown=True)
+    for seconds in (0.0, 29.0):
+        world.seconds = seconds
+        decision, _ = await world.turn(control_plane(sleep=False))
+        assert (decision.sleep, decision.kept) == (None, False)
+        assert decision.again is not None
+        assert (decision.again - datetime.now(UTC)).total_seconds() <= 8.0
+        decision, ended = await world.turn(control_plane(sleep=True, told="False"))
+        assert decision.sleep is not None
+        assert (decision.kept, ended) == (False, None)
+        assert "no answer" in (decision.waits or "")
+    world.backend.silent = True
+    assert "etcd" in ((await world.turn(control_plane(sleep=True, told="False")))[0].waits or "")
+    world.backend.silent = False
+    # Nobody knows what is due.
+    world.seconds = 31.0
+    for sleep in (True, False):
+        decision, _ = await world.turn(control_plane(sleep=sleep, told="False"))
+        assert (decision.sleep, decision.kept, decision.why) == (None, True, "no answer")
+    # Later looks that fail in a row count from the first of them.
+    world.inside = Inside(next_wake=DUE)
+    assert (await world.turn(control_plane(sleep=False)))[0].begins
+    world.inside = Inside("no answer", unknown=True)
+    assert not (await world.turn(control_plane(sleep=False)))[0].kept
 
 
 @pytest.mark.parametrize(
@@ -97,7 +163,7 @@ async def test_its_sleep_is_said_one_pass_before_its_api_server_ends(world: Worl
 async def test_its_api_server_runs_until_nothing_uses_it(world: World, status: dict[str, Any]) -> None:
     world.register(**status)
     one = control_plane(sleep=True, told="False")
-    assert (await world.turn(one))[1] is None
+    assert (await world.fall_asleep())[1] is None
     assert "r" in world.sleeper.waits_for(one)
     # Once it has ended, it is not started for an instance that is said to be there.
     assert (await world.turn(control_plane(sleep=True, told="True")))[1] == "provision"

@@ -52,6 +52,11 @@ KINDS = {
 }
 
 
+def reason_of(obj: dict[str, Any], condition: str = "Ready") -> str:
+    conditions = obj.get("status", {}).get("conditions", [])
+    return next((item["reason"] for item in conditions if item["type"] == condition), "")
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """What a test works with: the management cluster as its administrator, and where the operator keeps its state."""
@@ -72,15 +77,13 @@ class Field:
         return await self.client.get(KINDS[kind], name)
 
     async def reason(self, kind: str, name: str, condition: str = "Ready") -> str:
-        conditions = (await self.get(kind, name)).get("status", {}).get("conditions", [])
-        return next((item["reason"] for item in conditions if item["type"] == condition), "")
+        return reason_of(await self.get(kind, name), condition)
 
     async def becomes(self, kind: str, name: str, reason: str, *, timeout: float = 120.0) -> dict[str, Any]:
-        async def told() -> str:
-            return await self.reason(kind, name)
-
-        await self.eventually(told, lambda found: found == reason, timeout=timeout)
-        return await self.get(kind, name)
+        """Return the object as it was when its condition Ready had this reason: a moment later it may have another."""
+        return await self.eventually(
+            lambda: self.get(kind, name), lambda found: reason_of(found) == reason, timeout=timeout
+        )
 
     async def refuses(self, config: ClusterConfig) -> bool:
         """Tell whether a control plane lets this identity do nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -15,6 +16,7 @@ from kplane.api.names import SLEEP_REQUESTED_ANNOTATION, WAKE_REQUESTED_ANNOTATI
 from kplane.controlplane_operator.backends.template_making import TemplateMaker
 from kplane.controlplane_operator.component_names import apiserver_name
 from kplane.controlplane_operator.errors import TemplateFailed
+from kplane.controlplane_operator.hibernation import sleeper as sleepers
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
 from kplane.data import Owner, is_clone
@@ -26,6 +28,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 _CRON_JOBS = Resource("batch/v1", "CronJob", "cronjobs", namespaced=True)
 _AUTOSCALERS = Resource("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers", namespaced=True)
 _ON_DEMAND = {"virtual": {"start": "OnDemand"}, "deletionPolicy": "Destroy"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def heard_soon() -> Iterator[None]:
+    """Nothing here passes requests on, so that API servers need not wait until it has heard of a sleep."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sleepers, "_HEARD_SECONDS", 0.1)
+        yield
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -133,7 +133,7 @@ class Hibernating(Provisioner, Protocol):
         ...
 
     async def needs_api_server(self, control_plane: ControlPlane) -> str | None:
-        """Say in a clause why the API server has to run at all times; None if it need not."""
+        """Say in a clause why the API server has to run at all times; None if it need not. Raises KeyspaceError."""
         ...
 
 

@@ -21,7 +21,7 @@ from kplane.controlplane_operator.backends.templates import Templates
 from kplane.controlplane_operator.backends.versions import ApiServerPlan, ApiServerPlanner
 from kplane.controlplane_operator.component_names import template_name
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.errors import KeyspaceError, PrefixNotOwned
+from kplane.controlplane_operator.errors import KeyspaceError, PrefixNotOwned, ValueNotRead
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
@@ -133,8 +133,10 @@ class VirtualProvisioner:
         _, access = self._required()
         published = control_plane.status.endpoint is not None
         ground, fresh = await self._prepare(control_plane)
-        if not published and (not fresh or await self.needs_api_server(control_plane) is not None):
-            return None
+        if not published:
+            with runtime_errors(Reason.PROVISIONING):
+                if not fresh or await self.needs_api_server(control_plane) is not None:
+                    return None
         with runtime_errors(Reason.FALLING_ASLEEP if published else Reason.PROVISIONING):
             begins = published and not is_true(control_plane.status.conditions, HIBERNATED)
             # A runtime may not have seen yet what it started a moment ago.
@@ -154,14 +156,18 @@ class VirtualProvisioner:
         return self._api_servers.phase(control_plane) in {Phase.STOPPING, Phase.ABSENT}
 
     async def needs_api_server(self, control_plane: ControlPlane) -> str | None:
-        """Say in a clause why the API server has to run at all times; None if it need not."""
+        """Say in a clause why the API server has to run at all times; None if it need not. Raises KeyspaceError."""
         plan = await self._planner.plan(control_plane)
         if not _takes_our_tokens(plan):
             return "flags of its class decide about tokens, so that only its API server can issue them"
         auth = plan.chosen.spec.auth if plan.chosen is not None else AuthSpec()
         if auth.model is AuthModel.X509:
             return None
-        if await self._account_uid(_prefix(control_plane), ADMIN_ACCOUNT.name) is None:
+        try:
+            uid = await self._required()[0].keyspace.uid(_prefix(control_plane), _account_key(ADMIN_ACCOUNT.name))
+        except ValueNotRead:
+            uid = None
+        if uid is None:
             return "kplane cannot read in etcd for whom it issues tokens, so that only its API server can issue them"
         return None
 
@@ -292,9 +298,8 @@ class VirtualProvisioner:
 
     async def _account_uid(self, prefix: str, account: str) -> str | None:
         """Read the uid of a ServiceAccount of kplane from etcd; None if there is none, or it cannot be read."""
-        key = f"serviceaccounts/{TENANT_NAMESPACE}/{account}"
         try:
-            return await self._required()[0].keyspace.uid(prefix, key)
+            return await self._required()[0].keyspace.uid(prefix, _account_key(account))
         except KeyspaceError:
             # It may be encrypted. The API server knows.
             return None
@@ -401,6 +406,10 @@ def _not_owned(error: PrefixNotOwned) -> ConditionError:
         f" spec.virtual.clusterPath. To destroy the data, set annotation {DESTROY_DATA_ANNOTATION} to"
         f" {_named(error.prefix, error.owner)} and spec.deletionPolicy to Destroy, and delete this control plane",
     )
+
+
+def _account_key(account: str) -> str:
+    return f"serviceaccounts/{TENANT_NAMESPACE}/{account}"
 
 
 def _etcd_user(uid: str | None) -> str:

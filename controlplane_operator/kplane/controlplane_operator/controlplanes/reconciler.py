@@ -400,7 +400,7 @@ class ControlPlaneReconciler:
             published=published,
             asleep=one.is_asleep,
             failure=one.failure,
-            waiting=self._sleeper.waits_for(one.control_plane),
+            waiting=one.decision.waits or self._sleeper.waits_for(one.control_plane),
         )
 
     def _storage(self, one: Pass) -> StorageStatus | None:
@@ -464,6 +464,7 @@ class ControlPlaneReconciler:
     def _forget_former(self, key: Key, uid: str | None) -> None:
         if (former := self._uids.former(key, uid=uid)) is not None:
             self._claims.release(former)
+            self._sleeper.forget(former)
             self._issuer.forget(former)
             self._monitors.forget(former)
             self._provisioners.let_go(former)

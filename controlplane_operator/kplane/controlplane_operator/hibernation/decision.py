@@ -46,6 +46,8 @@ class Decision:
     """It never sleeps."""
     kept: bool = False
     """It was to sleep, and cannot."""
+    waits: str | None = None
+    """Its API server does not end yet: what it waits for, in a clause, or nothing where that goes without saying."""
     again: datetime | None = None
     """When time alone may change the decision."""
 

@@ -44,6 +44,8 @@ class Inside:
     """What keeps the control plane awake, in a clause; empty if nothing does."""
     next_wake: datetime | None = None
     """When the first thing inside is due."""
+    unknown: bool = False
+    """It could not be found out. A later look may."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import time
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -11,18 +12,34 @@ from kplane.api.conditions import HIBERNATED
 from kplane.api.names import controllers_secret_name, management_namespace
 from kplane.controlplane_operator.backends.base import Hibernating, Provision
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.errors import KeyspaceError
 from kplane.controlplane_operator.hibernation.decision import Decision, decide, idle_after, start_of
 from kplane.controlplane_operator.hibernation.inside import Inside, look_inside
 from kplane.controlplane_operator.pki.kubeconfig import config_of
 from kplane.controlplane_operator.registrations.consumers import instances_of, registrations_of
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.provider import ProviderError
+from kplane.provider.aio.backoff import Backoff
 
 __all__ = ["Sleeper"]
 
 
 _ASKED_AGAIN: Final = timedelta(seconds=60)
 """So often a control plane that is kept awake is asked whether it can sleep now."""
+_HEARD_SECONDS: Final = 2.0
+"""So long an API server serves after its sleep was announced: a gateway passes requests on until it has heard of it."""
+_LOOKED_SECONDS: Final = 30.0
+"""So long a look inside is repeated. Then the control plane is kept awake: something inside may be due."""
+
+
+@dataclass(slots=True)
+class _Beginning:
+    """What is remembered of a control plane while it falls asleep. An operator that comes back begins anew."""
+
+    announced: float | None = None
+    failing: float | None = None
+    """When a look inside failed first, of those that failed in a row."""
+    backoff: Backoff = field(default_factory=lambda: Backoff(initial_seconds=1.0, maximum_seconds=8.0))
 
 
 class Sleeper:
@@ -32,45 +49,73 @@ class Sleeper:
         self._context = context
         self._stores = context.stores
         self._backend = backend
+        self._beginnings: dict[str, _Beginning] = {}
+        """By uid."""
 
     async def decide(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> Decision:
         """Decide whether the control plane sleeps. Raises ConditionError where it cannot be found out."""
         start, now = start_of(control_plane, chosen=chosen), datetime.now(UTC)
         decision = decide(control_plane, start=start, idle=idle_after(chosen), now=now)
         if decision.sleep is None or _is_asleep(control_plane) or control_plane.status.endpoint is None:
+            self.forget(control_plane.metadata.uid)
             return decision
         if not decision.begins and self._backend.is_ending(control_plane):
             # Pods take their time. Until they are gone, nothing answers a look inside.
             return decision
-        if (kept := await self._backend.needs_api_server(control_plane)) is not None:
-            return Decision(None, kept, kept=True)
-        inside = await self._look_inside(control_plane, now=now)
+        beginning = self._beginnings.setdefault(control_plane.metadata.uid or "", _Beginning())
+        if decision.begins:
+            beginning.announced = None
+        elif beginning.announced is None:
+            beginning.announced = time.monotonic()
+        inside = await self._look(control_plane, now=now)
+        if inside.unknown and (delay := _until_next_look(beginning)) is not None:
+            again = datetime.now(UTC) + timedelta(seconds=delay)
+            if decision.begins:
+                return Decision(None, inside.kept, again=again)
+            return replace(decision, waits=f"waiting for a look inside: {inside.kept}", again=again)
         if inside.kept:
             return Decision(None, inside.kept, kept=True, again=now + _ASKED_AGAIN)
-        return replace(decision, sleep=decision.sleep.model_copy(update={"next_wake": inside.next_wake}))
+        beginning.failing = None
+        sleep = decision.sleep.model_copy(update={"next_wake": inside.next_wake})
+        if beginning.announced is not None:
+            left = beginning.announced + _HEARD_SECONDS - time.monotonic()
+            if left > 0:
+                return replace(decision, sleep=sleep, waits="", again=datetime.now(UTC) + timedelta(seconds=left))
+        return replace(decision, sleep=sleep)
+
+    def forget(self, uid: str | None) -> None:
+        """Remember nothing more of a control plane that is awake, asleep or gone."""
+        self._beginnings.pop(uid or "", None)
 
     async def hibernate(self, control_plane: ControlPlane, decision: Decision) -> Provision | None:
         """Have no API server run for a control plane that is to sleep; None: one has to run now.
 
         Raises ConditionError (FallingAsleep) while it ends.
         """
-        if decision.sleep is None or decision.begins:
-            # What passes requests on hears first that it sleeps, and the next pass looks inside once more.
+        if decision.sleep is None or decision.begins or decision.waits is not None:
+            # What passes requests on hears first that it sleeps, and a later pass looks inside once more.
             return None
         if not _is_asleep(control_plane) and self.waits_for(control_plane):
             return None
         return await self._backend.hibernate(control_plane)
 
+    async def _look(self, control_plane: ControlPlane, *, now: datetime) -> Inside:
+        try:
+            needed = await self._backend.needs_api_server(control_plane)
+        except KeyspaceError as error:
+            return Inside(f"the operator cannot read in etcd: {error}", unknown=True)
+        return Inside(needed) if needed is not None else await self._look_inside(control_plane, now=now)
+
     async def _look_inside(self, control_plane: ControlPlane, *, now: datetime) -> Inside:
         key = management_namespace(control_plane.name), controllers_secret_name(control_plane.name)
         config = config_of(self._stores.secrets.get(key))
         if config is None:
-            return Inside("it has no credentials for a look inside")
+            return Inside("it has no credentials for a look inside", unknown=True)
         try:
             async with tenant_client(config, connections=self._context.connections) as client:
                 return await look_inside(client, now=now)
         except ProviderError as error:
-            return Inside(f"the operator cannot look inside: {error}")
+            return Inside(f"the operator cannot look inside: {error}", unknown=True)
 
     def waits_for(self, control_plane: ControlPlane) -> str:
         """Say what has to end before its API server; empty if nothing has."""
@@ -81,6 +126,15 @@ class Sleeper:
         if working := instances_of(control_plane, stores=self._stores):
             return f"waiting until instances have ended, of registrations {', '.join(working)}"
         return ""
+
+
+def _until_next_look(beginning: _Beginning) -> float | None:
+    """Return the seconds until the next look after one that failed; None: they have failed for long enough."""
+    now = time.monotonic()
+    if beginning.failing is None:
+        beginning.failing = now
+        beginning.backoff.reset()
+    return beginning.backoff.next_delay() if now - beginning.failing < _LOOKED_SECONDS else None
 
 
 def _is_asleep(control_plane: ControlPlane) -> bool:

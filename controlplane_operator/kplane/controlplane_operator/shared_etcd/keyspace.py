@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from kplane.controlplane_operator.errors import KeyspaceError, PrefixNotOwned
+from kplane.controlplane_operator.errors import KeyspaceError, PrefixNotOwned, ValueNotRead
 from kplane.data import (
     AlreadyExists,
     Client,
@@ -22,6 +22,7 @@ from kplane.data import (
     Permission,
     Template,
     Usage,
+    ValueUnreadable,
     claim,
     clone,
     delete_owned,
@@ -282,7 +283,7 @@ class Keyspace:
     async def uid(self, prefix: str, key: str) -> str | None:
         """Return the uid of the object with this key of a prefix; None if there is none.
 
-        Raises KeyspaceError if the value cannot be read, such as one that is encrypted.
+        Raises ValueNotRead if the value is none of ours, such as one that is encrypted.
         """
         with _told():
             found = await self._client.get(f"{_checked(prefix)}{key}".encode())
@@ -301,5 +302,7 @@ def _told() -> Iterator[None]:
         yield
     except NotOwned as error:
         raise PrefixNotOwned(error) from error
+    except ValueUnreadable as error:
+        raise ValueNotRead(str(error)) from error
     except DataError as error:
         raise KeyspaceError(str(error)) from error
