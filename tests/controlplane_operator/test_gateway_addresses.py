@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from kplane.api import ControlPlane, ControlPlaneClass
+from kplane.api.names import GATEWAY_LIMITS_KEY
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.controlplanes.gateway import at_gateway
+from kplane.controlplane_operator.controlplanes.gateway import at_gateway, limits_entry
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.reasons import Reason
@@ -67,3 +69,15 @@ def test_the_gateway_knows_its_addresses() -> None:
     assert GATEWAY.serves(URL)
     for other in (OWN.external, "https://api.example.org.evil/clusters/acme/control-plane", "https://api.example.org"):
         assert not GATEWAY.serves(other)
+
+
+def test_the_gateway_is_told_the_limits_of_a_class() -> None:
+    def told(**spec: Any) -> Any:
+        chosen = ControlPlaneClass.model_validate({"metadata": {"name": "gold"}, "spec": spec})
+        return json.loads(limits_entry(chosen)[GATEWAY_LIMITS_KEY])
+
+    assert limits_entry(None) == {}
+    assert told() == {"class": "gold"}
+    limits = {"requestsInFlight": 10, "requestsPerSecond": 20, "requestBytes": "1Mi"}
+    assert told(limits=limits) == {"class": "gold"} | limits | {"requestBytes": 1 << 20}
+    assert told(limits={"requestsPerSecond": 5}) == {"class": "gold", "requestsPerSecond": 5}

@@ -10,6 +10,7 @@ import pytest
 
 from kplane.api.names import UID_ANNOTATION, WAKE_REQUESTED_ANNOTATION
 from kplane.gateway.control_planes import route_of
+from kplane.gateway.routes import Limits
 
 from .fleet import route
 
@@ -89,6 +90,50 @@ def test_one_without_a_usable_secret_answers_that_it_is_absent(given: Any) -> No
 )
 def test_one_without_a_path_and_one_that_others_serve_are_not_served(given: Any) -> None:
     assert route_of(given, secret()) is None
+
+
+def test_the_limits_of_its_class_are_those_of_its_route() -> None:
+    found = route_of(control_plane(), secret(limits_json=b'{"class": "small", "requestsPerSecond": 50}'))
+    assert found is not None
+    assert found.limits == Limits(set_by="ControlPlaneClass small", requests_per_second=50)
+    assert not found.full
+    without = route_of(control_plane(), secret())
+    assert without is not None
+    assert without.limits == Limits()
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"class": "a%REQ(x)%"}',
+        b'{"class": "a", "requestBytes": "1Mi"}',
+        b'{"class": 1}',
+        b'{"class": "a", "requestsInFlight": 0}',
+        b'{"class": "a", "requestsInFlight": true}',
+    ],
+)
+def test_limits_that_cannot_be_read_keep_the_route_back(damaged: bytes) -> None:
+    found = route_of(control_plane(), secret(limits_json=damaged))
+    assert found is not None
+    assert found.upstream is None
+
+
+@pytest.mark.parametrize(
+    ("storage", "full"),
+    [
+        (None, False),
+        ({"bytes": 5}, False),
+        ({"bytes": 5, "quotaBytes": 6}, False),
+        ({"bytes": 6, "quotaBytes": 6}, True),
+    ],
+)
+def test_one_is_full_if_it_has_reached_its_quota(storage: Any, full: bool) -> None:
+    found = route_of(control_plane(status={"storage": storage}), secret())
+    assert found is not None
+    assert found.full is full
 
 
 SINCE = datetime(2026, 11, 23, 12, 0, 0, 250_000, tzinfo=UTC)

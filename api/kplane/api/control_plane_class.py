@@ -30,6 +30,7 @@ __all__ = [
     "ControlPlaneClassStatus",
     "ControllersProfile",
     "ControllersSettings",
+    "RequestLimits",
     "SnapshotSettings",
     "StorageSettings",
     "VirtualSettings",
@@ -192,12 +193,66 @@ class SnapshotSettings(ApiModel):
     """
 
 
+_SHORTEST_BODY: Final = 1 << 10
+_LONGEST_BODY: Final = 1 << 30
+_BODY_SENTENCE: Final = "must be from 1Ki to 1Gi, such as 1Mi"
+
+
+def _body_length(text: str) -> str:
+    """Hold an amount to the rule of `requestBytes`, for objects that no API server has seen yet."""
+    if not _SHORTEST_BODY <= quantity(text) <= _LONGEST_BODY:
+        raise ValueError(f"it {_BODY_SENTENCE}")
+    return text
+
+
+class RequestLimits(ApiModel):
+    """How much of the gateway each control plane of a class may use at one time; absent for no limit.
+
+    Requests beyond a limit get 429 or 413, with a Status object that says so. Each replica of the gateway counts by
+    itself.
+    """
+
+    requests_in_flight: Annotated[int, Field(ge=1, le=16384)] | None = None
+    """How many requests that read, and as many that change something, may be open at one time. Watches count among
+    those that read, for as long as they are open.
+    """
+    requests_per_second: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """How many requests may come in a second. After a pause, those of two seconds may come at once."""
+    request_bytes: (
+        Annotated[
+            StorageAmount,
+            AfterValidator(_body_length),
+            Extension(
+                rules(
+                    Rule(
+                        rule=(
+                            "quantity(string(self)).compareTo(quantity('1Ki')) >= 0"
+                            " && quantity(string(self)).compareTo(quantity('1Gi')) <= 0"
+                        ),
+                        message=f"spec.limits.requestBytes {_BODY_SENTENCE}",
+                    )
+                )
+            ),
+        ]
+        | None
+    ) = None
+    """How long the body of a request that changes something may be, such as 1Mi; from 1Ki to 1Gi. The API server
+    refuses bodies of more than 3Mi in any case. Streams to pods, such as those of `kubectl exec`, are not limited.
+    """
+
+    @property
+    def request_bytes_asked(self) -> int | None:
+        """`requestBytes` as a number."""
+        return int(quantity(self.request_bytes)) if self.request_bytes is not None else None
+
+
 class StorageSettings(ApiModel):
     """How much a control plane may keep in the shared etcd."""
 
     quota: StorageAmount | None = None
     """How many bytes the keys and values of a control plane may have, such as 256Mi; absent for no limit. The quota
-    warns: from 80 % on, condition StorageSufficient and an Event say so, and once more at 100 %. It refuses no write.
+    warns: from 80 % on, condition StorageSufficient and an Event say so, and once more at 100 %. From then on the
+    gateway refuses requests that add data, with 403. An API server's own address refuses none.
     """
 
 
@@ -223,6 +278,8 @@ class ControlPlaneClassSpec(ApiModel):
     """Which addresses kplane publishes for each control plane of mode Virtual that does not say it itself: Gateway, Own
     or Both. It does not count for those with spec.endpointRef.
     """
+    limits: RequestLimits | None = None
+    """How much of the gateway each control plane of the class may use at one time; absent for no limit."""
     auth: AuthSpec = AuthSpec()
     """Who the published kubeconfig is for the control plane, and how it proves it."""
     addons: Annotated[

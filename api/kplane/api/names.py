@@ -22,6 +22,7 @@ __all__ = [
     "DESTROY_DATA_ANNOTATION",
     "FINALIZER",
     "FINISH_ROTATION_ANNOTATION",
+    "GATEWAY_LIMITS_KEY",
     "GATEWAY_NAMESPACE",
     "GATEWAY_SECRET_KEYS",
     "GROUP",
@@ -163,6 +164,10 @@ GATEWAY_SECRET_KEYS: Final = {
     "tls.key": "its key",
 }
 """Keys of the Secret `gateway_secret_name(...)`; `UID_ANNOTATION` on it names the control plane that they are of."""
+
+GATEWAY_LIMITS_KEY: Final = "limits.json"
+"""Key of the same Secret, with the limits of the control plane's class: its name as `class`, and fields of
+`spec.limits`. It is absent if there is no class."""
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _MAX_LABEL = 63

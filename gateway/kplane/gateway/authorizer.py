@@ -15,8 +15,12 @@ from aiohttp import web
 from kplane.gateway.envoy.names import (
     CERTIFICATE_HEADER,
     CREDENTIAL_HEADER,
+    FULL_HEADER,
     GROUP_HEADERS,
+    LIMITED_BY_HEADER,
+    LONGEST_HEADER,
     PROTOCOL_HEADER,
+    TENANT_HEADER,
     UPSTREAM_HEADER,
     USER_HEADER,
     by_certificate,
@@ -88,7 +92,7 @@ class Authorizer:
             await self._waker.passage(route.key)
         except Declined as declined:
             return _refusal(declined)
-        return web.Response(headers=headers)
+        return web.Response(headers=headers | self._limits(route))
 
     def _route_of(self, request: web.BaseRequest) -> Route:
         if self._routes is None:
@@ -125,6 +129,19 @@ class Authorizer:
             CREDENTIAL_HEADER: identity.credential,
             UPSTREAM_HEADER: by_certificate(route.key),
             **dict(zip(GROUP_HEADERS, identity.groups, strict=False)),
+        }
+
+    def _limits(self, route: Route) -> dict[str, str]:
+        """Return the headers with the limits that count now: they may have changed while a request waited."""
+        present = (self._routes or {}).get(route.cluster_path)
+        if present is not None and present.key == route.key:
+            route = present
+        limits = route.limits
+        return {
+            TENANT_HEADER: route.key,
+            LIMITED_BY_HEADER: limits.set_by,
+            **({LONGEST_HEADER: str(limits.request_bytes)} if limits.request_bytes is not None else {}),
+            **({FULL_HEADER: "true"} if route.full else {}),
         }
 
     def _check_token(self, request: web.BaseRequest, *, upstream: Upstream) -> None:

@@ -14,6 +14,7 @@ from kplane.api import ControlPlane, ControlPlaneMode, StartPolicy
 from kplane.api.conditions import HIBERNATED
 from kplane.api.names import (
     CONTROL_PLANE_LABEL,
+    GATEWAY_LIMITS_KEY,
     GATEWAY_SECRET_KEYS,
     LAST_USED_ANNOTATION,
     UID_ANNOTATION,
@@ -21,7 +22,7 @@ from kplane.api.names import (
     gateway_secret_name,
 )
 from kplane.gateway.errors import RouteInvalid
-from kplane.gateway.routes import FrontProxy, KeyPair, Route, Sleep, Upstream
+from kplane.gateway.routes import FrontProxy, KeyPair, Limits, Route, Sleep, Upstream
 from kplane.provider import Client, Informer, Resource
 
 __all__ = [
@@ -92,10 +93,11 @@ def route_of(control_plane: _Object | None, secret: _Object | None) -> Route | N
     uid = control_plane["metadata"]["uid"]
     why = f"the control plane has no API server now; its phase is {status.get('phase') or 'unknown'}"
     try:
-        upstream = _upstream(secret) if secret is not None and _is_of(secret, uid) else None
-        if upstream is None:
+        if secret is None or not _is_of(secret, uid):
             return Route(key=uid, cluster_path=path, upstream=None, why_absent=why)
-        return Route(key=uid, cluster_path=path, upstream=upstream, asleep=_sleep(control_plane))
+        upstream, limits = _upstream(secret), _limits(secret)
+        sleep, full = _sleep(control_plane), _is_full(status)
+        return Route(key=uid, cluster_path=path, upstream=upstream, asleep=sleep, limits=limits, full=full)
     except RouteInvalid as error:
         logger.warning("control plane %s cannot be served: %s", control_plane["metadata"]["name"], error)
     try:
@@ -169,13 +171,29 @@ def _is_of(secret: _Object, uid: str) -> bool:
     return bool((secret["metadata"].get("annotations") or {}).get(UID_ANNOTATION) == uid)
 
 
+def _is_full(status: _Object) -> bool:
+    """Whether a control plane has reached its storage quota, by what the operator measured last."""
+    storage = status.get("storage") or {}
+    quota = storage.get("quotaBytes")
+    return quota is not None and storage.get("bytes", 0) >= quota
+
+
+def _limits(secret: _Object) -> Limits:
+    """Read the limits of a control plane; an operator without classes, or of another version, writes none."""
+    if GATEWAY_LIMITS_KEY not in (secret.get("data") or {}):
+        return Limits()
+    return Limits.from_json(_value(secret, GATEWAY_LIMITS_KEY))
+
+
+def _value(secret: _Object, key: str) -> bytes:
+    try:
+        return base64.b64decode((secret.get("data") or {})[key], validate=True)
+    except (KeyError, binascii.Error) as error:
+        raise RouteInvalid(f"its Secret {secret['metadata']['name']} has no valid {key}") from error
+
+
 def _upstream(secret: _Object) -> Upstream:
-    values = {}
-    for key in GATEWAY_SECRET_KEYS:
-        try:
-            values[key] = base64.b64decode((secret.get("data") or {})[key], validate=True)
-        except (KeyError, binascii.Error) as error:
-            raise RouteInvalid(f"its Secret {secret['metadata']['name']} has no valid {key}") from error
+    values = {key: _value(secret, key) for key in GATEWAY_SECRET_KEYS}
     front_proxy = FrontProxy(
         certificate=KeyPair(values["tls.crt"], values["tls.key"]), client_ca=values["client-ca.crt"]
     )

@@ -142,7 +142,7 @@ class Publisher:
 
 def _alike(one: Route | None, other: Route) -> bool:
     """Whether Envoy says the same of both. Whether a control plane sleeps decides only where requests go."""
-    return one is not None and (one.cluster_path, one.upstream) == (other.cluster_path, other.upstream)
+    return one is not None and replace(one, asleep=None) == replace(other, asleep=None)
 
 
 def _replace(path: PurePosixPath, content: bytes) -> None:

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Final, Self
 from urllib.parse import urlsplit
 
+import orjson
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
@@ -16,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 from kplane.api.control_plane import CLUSTER_PATH_PATTERN, RESERVED_CLUSTER_PATHS
 from kplane.gateway.errors import RouteInvalid
 
-__all__ = ["FrontProxy", "KeyPair", "Route", "Sleep", "Upstream", "clusters_path"]
+__all__ = ["FrontProxy", "KeyPair", "Limits", "Route", "Sleep", "Upstream", "clusters_path"]
 
 _CLUSTER_PATH: Final = re.compile(CLUSTER_PATH_PATTERN)
 _LONGEST_PATH: Final = 63
@@ -24,6 +25,13 @@ _KEY: Final = re.compile("[a-z0-9][-a-z0-9]{0,62}")
 _HOST_NAME: Final = re.compile("[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _HTTPS_PORT: Final = 443
 _PUBLIC_KEY: Final = re.compile(b"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----", re.DOTALL)
+_LIMITS: Final = {
+    "requests_in_flight": "requestsInFlight",
+    "requests_per_second": "requestsPerSecond",
+    "request_bytes": "requestBytes",
+}
+"""Fields of `Limits`, as the operator names them: as in a ControlPlaneClass."""
+_UNBOUNDED: Final = 1 << 32
 _CLOCKS_DIFFER: Final = timedelta(minutes=1)
 """The operator does not act on a request for a wake that is further in the future than this."""
 
@@ -114,6 +122,32 @@ class Upstream:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much of the gateway a control plane may use at one time; None where its class does not say."""
+
+    set_by: str = "the gateway"
+    """Who limits it, for users who meet a limit."""
+    requests_in_flight: int | None = None
+    requests_per_second: int | None = None
+    request_bytes: int | None = None
+    """Of the body of a request that changes something."""
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        """Read what the operator writes. Raises RouteInvalid if it is damaged."""
+        try:
+            found = orjson.loads(text)
+            name = found["class"]
+            numbers = {field: found.get(key) for field, key in _LIMITS.items()}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise RouteInvalid(f"the limits of the control plane cannot be read: {error}") from error
+        valid = all(value is None or (type(value) is int and 0 < value < _UNBOUNDED) for value in numbers.values())
+        if not valid or not isinstance(name, str) or not _HOST_NAME.fullmatch(name):
+            raise RouteInvalid("the limits of the control plane are none")
+        return cls(set_by=f"ControlPlaneClass {name}", **numbers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sleep:
     """Of a control plane without an API server, which starts when the gateway asks for it."""
 
@@ -141,6 +175,9 @@ class Route:
     """A sentence for users who get 503."""
     asleep: Sleep | None = None
     """There: no API server is to be relied on, and requests wait until one is."""
+    limits: Limits = Limits()
+    full: bool = False
+    """Whether it has reached its storage quota: what would have it keep more is refused."""
 
     def __post_init__(self) -> None:
         """Raise RouteInvalid if key or path are no such: both stand in names of files and in patterns."""

@@ -27,6 +27,7 @@ class Etcd:
         self.size = 100 * MIB
         self.asked: list[str] = []
         self.failing: set[str] = set()
+        self.full: set[str] = set()
 
     @property
     def keyspace(self) -> Any:
@@ -59,7 +60,20 @@ def meter_of(etcd: Any, told: list[str] | None = None) -> StorageMeter:
     def tenants() -> dict[str, str]:
         return {name: f"/clusters/{name}/" for name in etcd.sizes}
 
-    return StorageMeter(etcd, tenants=tenants, measured=(told if told is not None else []).append)
+    told = told if told is not None else []
+    return StorageMeter(etcd, tenants=tenants, is_full=etcd.full.__contains__, measured=told.append)
+
+
+async def test_one_that_has_reached_its_quota_is_measured_at_each_look(clock: Any) -> None:
+    etcd = Etcd(acme=MIB, globex=2 * MIB)
+    meter = meter_of(etcd)
+    await meter.look()
+    etcd.taken()
+    etcd.full.add("globex")
+    for _ in range(2):
+        clock.now += 30
+        await meter.look()
+        assert etcd.taken() == ["globex"]
 
 
 async def test_each_tenant_is_measured_every_ten_minutes_and_a_new_one_at_once(clock: Any) -> None:

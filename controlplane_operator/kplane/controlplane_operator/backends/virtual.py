@@ -71,7 +71,7 @@ class VirtualProvisioner:
             else None
         )
         self._meter = (
-            StorageMeter(shared_etcd, tenants=self._tenants, measured=self._measured)
+            StorageMeter(shared_etcd, tenants=self._tenants, is_full=self._is_full, measured=self._measured)
             if shared_etcd is not None
             else None
         )
@@ -348,6 +348,14 @@ class VirtualProvisioner:
                 with contextlib.suppress(KeyspaceError):
                     found[obj["metadata"]["uid"]] = key_prefix(status["clusterPath"])
         return found
+
+    def _is_full(self, uid: str) -> bool:
+        """Tell whether the status says that a control plane has reached its storage quota."""
+        found = (as_recorded(obj).status.storage for obj in self._context.stores.control_planes.by("uid", uid))
+        return any(
+            storage is not None and storage.quota_bytes is not None and storage.bytes >= storage.quota_bytes
+            for storage in found
+        )
 
     def _measured(self, uid: str) -> None:
         """Have the status say what was measured, if it has to."""

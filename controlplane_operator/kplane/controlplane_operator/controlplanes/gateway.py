@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from datetime import UTC, datetime
 
 from kplane.api import ControlPlane, ControlPlaneClass, ControlPlaneMode, EndpointPolicy
-from kplane.api.names import CA_KEY, UID_ANNOTATION, gateway_secret_name
+from kplane.api.names import CA_KEY, GATEWAY_LIMITS_KEY, UID_ANNOTATION, gateway_secret_name
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.endpoints.addresses import Addresses
@@ -17,7 +18,7 @@ from kplane.controlplane_operator.pki.secrets import delete_secret, write_secret
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 
-__all__ = ["at_gateway", "endpoint_policy", "write_gateway_secret"]
+__all__ = ["at_gateway", "endpoint_policy", "limits_entry", "write_gateway_secret"]
 
 _PAIR = "tls"
 
@@ -56,7 +57,9 @@ def at_gateway(
     return dataclasses.replace(provision, addresses=Addresses(internal=own.internal, external=url, join=join))
 
 
-async def write_gateway_secret(context: OperatorContext, control_plane: ControlPlane, *, provision: Provision) -> None:
+async def write_gateway_secret(
+    context: OperatorContext, control_plane: ControlPlane, *, provision: Provision, chosen: ControlPlaneClass | None
+) -> None:
     """Have the gateway's Secret of a control plane if it is published under the gateway's address, and none otherwise.
 
     The certificate in it is the gateway's own: the API server takes users from it, and it opens nothing else.
@@ -83,7 +86,20 @@ async def write_gateway_secret(context: OperatorContext, control_plane: ControlP
             CA_KEY: authorities.serving_trust,
             "client-ca.crt": authorities.client_trust,
             "sa.pub": authorities.service_account_trust,
+            **limits_entry(chosen),
             **entries(_PAIR, pair or issue_client(authorities.front_proxy, user=FRONT_PROXY_USER)),
         },
         annotations={UID_ANNOTATION: control_plane.metadata.uid or ""},
     )
+
+
+def limits_entry(chosen: ControlPlaneClass | None) -> dict[str, bytes]:
+    """Return the entry with the limits of a class. It names the class also if that sets none: quotas are of it."""
+    if chosen is None:
+        return {}
+    found: dict[str, str | int] = {"class": chosen.name}
+    if (limits := chosen.spec.limits) is not None:
+        found |= limits.model_dump(by_alias=True, exclude_none=True, exclude={"request_bytes"})
+        if (longest := limits.request_bytes_asked) is not None:
+            found["requestBytes"] = longest
+    return {GATEWAY_LIMITS_KEY: json.dumps(found, sort_keys=True).encode()}

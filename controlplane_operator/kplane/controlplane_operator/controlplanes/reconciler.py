@@ -332,7 +332,7 @@ class ControlPlaneReconciler:
         switching = self._switch.moving(one.control_plane, to=provision.addresses.internal)
         await one.until_written.enter_async_context(switching)
         await write_secrets(self._context, one.control_plane, provision=provision, credentials=credentials)
-        await write_gateway_secret(self._context, one.control_plane, provision=provision)
+        await write_gateway_secret(self._context, one.control_plane, provision=provision, chosen=one.followed.chosen)
         await ensure_default_registration(self._context, one.control_plane, chosen=one.followed.chosen)
         return published_fields(one.control_plane, provision=provision, credentials=credentials)
 

@@ -36,14 +36,22 @@ class _Measured:
 
 
 class StorageMeter:
-    """Measures each tenant every ten minutes, and remembers what it found."""
+    """Measures each tenant every ten minutes, and remembers what it found. One that has reached its quota is measured
+    every 30 seconds: a gateway refuses what it writes until it has made room.
+    """
 
     def __init__(
-        self, etcd: SharedEtcd, *, tenants: Callable[[], Mapping[str, str]], measured: Callable[[str], None]
+        self,
+        etcd: SharedEtcd,
+        *,
+        tenants: Callable[[], Mapping[str, str]],
+        is_full: Callable[[str], bool],
+        measured: Callable[[str], None],
     ) -> None:
-        """`tenants` returns the prefix of each tenant, by its uid. `measured` is called with a uid."""
+        """`tenants` returns the prefix of each tenant, by its uid. The others are called with a uid."""
         self._etcd = etcd
         self._tenants = tenants
+        self._is_full = is_full
         self._told = measured
         self._known: dict[str, _Measured] = {}
         self._size: int | None = None
@@ -89,7 +97,11 @@ class StorageMeter:
     def _due(self, tenants: Mapping[str, str], *, all_of_them: bool) -> list[str]:
         """Return who is to be measured, the smallest first: a large tenant delays only itself."""
         now, known = time.monotonic(), self._known
-        due = [uid for uid in tenants if all_of_them or uid not in known or now - known[uid].at >= _PERIOD_SECONDS]
+        due = [
+            uid
+            for uid in tenants
+            if all_of_them or uid not in known or now - known[uid].at >= _PERIOD_SECONDS or self._is_full(uid)
+        ]
 
         def size(uid: str) -> int:
             usage = self.usage(uid)

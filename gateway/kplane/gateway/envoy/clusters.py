@@ -35,21 +35,24 @@ def clusters(routes: Iterable[Route]) -> list[Message]:
     for route in routes:
         if route.upstream is None:
             continue
-        found.append(_cluster(by_token(route.key), route.upstream))
+        most = route.limits.requests_in_flight or _MANY
+        found.append(_cluster(by_token(route.key), route.upstream, most=most))
         if (front_proxy := route.upstream.front_proxy) is not None:
             own = {"tls_certificates": [certificate(front_proxy.certificate)]}
-            found.append(_cluster(by_certificate(route.key), route.upstream, own=own))
+            found.append(_cluster(by_certificate(route.key), route.upstream, most=most, own=own))
     return found
 
 
-def _cluster(name: str, upstream: Upstream, *, own: Message | None = None) -> Message:
-    thresholds = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests", "max_retries"), _MANY)
+def _cluster(name: str, upstream: Upstream, *, most: int, own: Message | None = None) -> Message:
+    """Return a cluster with at most so many requests in flight that read, and as many that change something."""
+    many = dict.fromkeys(("max_connections", "max_pending_requests", "max_retries"), _MANY)
+    thresholds = [{"priority": priority, **many, "max_requests": most} for priority in ("DEFAULT", "HIGH")]
     return {
         "name": name,
         "type": "STATIC" if upstream.is_address else "STRICT_DNS",
         "connect_timeout": _CONNECT_TIMEOUT,
         "load_assignment": _assignment(name, upstream),
-        "circuit_breakers": {"thresholds": [thresholds]},
+        "circuit_breakers": {"thresholds": thresholds},
         "upstream_connection_options": {"tcp_keepalive": _KEEPALIVE},
         "typed_extension_protocol_options": {_HTTP: typed(_HTTP, **_protocols())},
         "transport_socket": {

@@ -18,6 +18,7 @@ from kplane.gateway.envoy.names import (
     STRIPPED_PREFIXES,
     USER_HEADER,
 )
+from kplane.gateway.envoy.rates import rate_limit
 from kplane.gateway.envoy.replies import AUTHORIZER_FAILED, local_replies
 from kplane.gateway.routes import KeyPair
 
@@ -141,7 +142,7 @@ def _http(routes: str | Message) -> Message:
         "stat_prefix": LISTENER,
         "codec_type": "AUTO",
         **({"rds": source} if source is not None else {"route_config": routes}),
-        "http_filters": [_authorizer(), _router()],
+        "http_filters": [_authorizer(), rate_limit(), _router()],
         "local_reply_config": local_replies(),
         "access_log": [_access_log()],
         "early_header_mutation_extensions": [_stripping()],

@@ -6,15 +6,21 @@ from typing import Final
 
 __all__ = [
     "AUTHORIZER",
+    "AUTHORIZER_HEADERS",
     "CERTIFICATE_HEADER",
     "CREDENTIAL_HEADER",
+    "FULL_HEADER",
     "GROUP_HEADERS",
     "INTERNAL_PREFIX",
+    "LIMITED_BY_HEADER",
     "LISTENER",
+    "LONGEST_HEADER",
     "OWN_HEADERS",
     "PROTOCOL_HEADER",
+    "RATE_LIMIT",
     "ROUTES",
     "STRIPPED_PREFIXES",
+    "TENANT_HEADER",
     "UPSTREAM_HEADER",
     "USER_HEADER",
     "by_certificate",
@@ -23,6 +29,7 @@ __all__ = [
 
 AUTHORIZER: Final = "authorizer"
 LISTENER: Final = "gateway"
+RATE_LIMIT: Final = "rate-limit"
 ROUTES: Final = "control-planes"
 
 CERTIFICATE_HEADER: Final = "x-forwarded-client-cert"
@@ -39,6 +46,18 @@ UPSTREAM_HEADER: Final = f"{INTERNAL_PREFIX}upstream"
 
 GROUP_HEADERS: Final = tuple(f"{INTERNAL_PREFIX}group-{number}" for number in range(32))
 """One for each group: of several headers with one name, Envoy would take the last one from the authorizer."""
+
+TENANT_HEADER: Final = f"{INTERNAL_PREFIX}tenant"
+"""The key of the control plane that a request counts for."""
+LIMITED_BY_HEADER: Final = f"{INTERNAL_PREFIX}limited-by"
+"""Who set its limits, for people."""
+LONGEST_HEADER: Final = f"{INTERNAL_PREFIX}longest-body"
+"""How many bytes the body of a request that changes something may have."""
+FULL_HEADER: Final = f"{INTERNAL_PREFIX}full"
+"""There, if the control plane has reached its storage quota."""
+
+AUTHORIZER_HEADERS: Final = (UPSTREAM_HEADER, TENANT_HEADER, LIMITED_BY_HEADER, LONGEST_HEADER, FULL_HEADER)
+"""What the authorizer says of a request, besides the groups."""
 
 OWN_HEADERS: Final = ("x-envoy-external-address",)
 """What Envoy adds for itself, and an API server has no use for."""

@@ -6,15 +6,20 @@ import json
 from typing import Any, Final
 
 from kplane.gateway.envoy.messages import Message
+from kplane.gateway.envoy.metadata import LIMITED_BY, shown
+from kplane.gateway.envoy.names import LIMITED_BY_HEADER
 
 __all__ = [
     "AUTHORIZER_FAILED",
     "DECLINED",
+    "FULL",
     "RETRY_SECONDS",
+    "TOO_LONG",
     "UNAVAILABLE",
     "UNREADABLE",
     "direct_reply",
     "local_replies",
+    "refusing",
     "status",
 ]
 
@@ -38,7 +43,9 @@ RETRY_SECONDS: Final = "1"
 UNAVAILABLE: Final = 503
 
 _NO_ROUTE: Final = ("NR",)
-_UNAVAILABLE: Final = ("NC", "UH", "UF", "UC", "UR", "UO", "LR", "URX", "UPE")
+_UNAVAILABLE: Final = ("NC", "UH", "UF", "UC", "UR", "LR", "URX", "UPE")
+_OVERFLOW: Final = "UO"
+_TOO_MANY: Final = 429
 _MALFORMED: Final = ("DPE", "IH")
 _NOT_VERIFIED: Final = "UAEX"
 
@@ -53,6 +60,18 @@ AUTHORIZER_FAILED: Final = 500
 
 DECLINED: Final = 425
 """The code by which the authorizer says 503: one of 5xx would count as its failure. The client gets 503."""
+
+FULL: Final = 507
+"""The code by which the table of routes refuses what would grow. The client gets 403, as from a ResourceQuota."""
+TOO_LONG: Final = 413
+
+_LIMITED_BY: Final = f"{shown(LIMITED_BY)}%REQ({LIMITED_BY_HEADER})%"
+"""Who set a limit: the route knows it, or the authorizer said so."""
+
+
+def refusing(code: int) -> Message:
+    """Return the part of a route that refuses all requests; `local_replies` has the words for the code."""
+    return {"direct_response": {"status": code}}
 
 
 def status(code: int, message: str) -> dict[str, Any]:
@@ -83,6 +102,11 @@ def local_replies() -> Message:
     return {
         "mappers": [
             {"filter": declined, "status_code": UNAVAILABLE},
+            {
+                "filter": {"and_filter": {"filters": [_flags(_NOT_VERIFIED), _code(_TOO_MANY)]}},
+                "status_code": _TOO_MANY,
+            },
+            *_limits(),
             _mapper(_flags(*_NO_ROUTE), 404, "the gateway serves no control plane at this path"),
             _mapper(_flags(*_UNAVAILABLE), 503, "the API server of this control plane does not answer; retry"),
             _mapper(failed, 503, "the gateway cannot decide about this request now; retry"),
@@ -92,9 +116,35 @@ def local_replies() -> Message:
     }
 
 
+def _limits() -> list[Message]:
+    more = "retry after the time in Retry-After, or ask for a higher limit"
+    in_flight = (
+        f"{_LIMITED_BY} allows no more requests of this control plane in flight (limits.requestsInFlight); {more}"
+    )
+    rate = f"{_LIMITED_BY} allows no more requests of this control plane a second (limits.requestsPerSecond); {more}"
+    length = (
+        f"the body of this request is longer than {_LIMITED_BY} allows (limits.requestBytes), or has no Content-Length;"
+        " send less at a time, or ask for a higher limit"
+    )
+    full = (
+        f"this control plane has reached the storage quota of {_LIMITED_BY} (virtual.storage.quota), which allows"
+        " deletions, and changes that keep what is there; delete objects, or ask for a higher quota"
+    )
+    return [
+        _mapper(_flags(_OVERFLOW), _TOO_MANY, in_flight),
+        _mapper(_code(_TOO_MANY), _TOO_MANY, rate),
+        _mapper(_code(TOO_LONG), TOO_LONG, length),
+        _mapper(_code(FULL), 403, full),
+    ]
+
+
 def _mapper(which: Message, code: int, message: str) -> Message:
-    body = {"text_format_source": {"inline_string": json.dumps(status(code, message))}, "content_type": _JSON}
-    headers = [_retry_after()] if code == UNAVAILABLE else []
+    body = {
+        "text_format_source": {"inline_string": json.dumps(status(code, message))},
+        "omit_empty_values": True,
+        "content_type": _JSON,
+    }
+    headers = [_retry_after()] if code in {_TOO_MANY, UNAVAILABLE} else []
     return {"filter": which, "status_code": code, "body_format_override": body, "headers_to_add": headers}
 
 

@@ -7,20 +7,26 @@ prefix decide which control plane is meant. Other paths get 404.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from kplane.gateway.envoy.messages import FILTERS, Message, typed
+from kplane.gateway.envoy.metadata import described
 from kplane.gateway.envoy.names import (
     AUTHORIZER,
+    AUTHORIZER_HEADERS,
     CERTIFICATE_HEADER,
+    FULL_HEADER,
     GROUP_HEADERS,
+    LONGEST_HEADER,
     OWN_HEADERS,
     ROUTES,
     UPSTREAM_HEADER,
     by_token,
 )
-from kplane.gateway.envoy.replies import UNREADABLE, direct_reply
+from kplane.gateway.envoy.rates import rates
+from kplane.gateway.envoy.replies import FULL, TOO_LONG, UNREADABLE, direct_reply, refusing
+from kplane.gateway.envoy.requests import CHANGES, GROWS, every, header_input, header_is, negated
 from kplane.gateway.routes import Route
 
 __all__ = ["AMBIGUOUS_PATH", "TENANT_PATH", "routing", "tenant_of"]
@@ -45,15 +51,24 @@ _RETRIES: Final = {"retry_on": "connect-failure,refused-stream,reset-before-requ
 
 _STREAMING: Final = {"timeout": "0s", "idle_timeout": "0s", "retry_policy": _RETRIES}
 """Only its client and its server end a request: a watch lasts for hours."""
+_READING: Final = {**_STREAMING, "priority": "DEFAULT"}
+_CHANGING: Final = {**_STREAMING, "priority": "HIGH"}
+"""Envoy counts, limits and connects each priority by itself. So what changes something does not wait behind watches."""
+
+# The listener sets this header of the certificate of the connection, and removes what clients send of it.
+_HAS_CERTIFICATE: Final = header_is(CERTIFICATE_HEADER, ".+")
+_HAS_NO_TOKEN: Final = negated(header_is("authorization", ".*"))
 
 
 def routing(routes: Iterable[Route]) -> Message:
     """Return the table of routes."""
+    listed = list(routes)
+    host = {"name": ROUTES, "domains": ["*"], "matcher": _matcher(listed)}
     return {
         "name": ROUTES,
         # These have done their work when a route is chosen, and are removed after the route has added headers.
-        "request_headers_to_remove": [CERTIFICATE_HEADER, UPSTREAM_HEADER, *GROUP_HEADERS, *OWN_HEADERS],
-        "virtual_hosts": [{"name": ROUTES, "domains": ["*"], "matcher": _matcher(routes)}],
+        "request_headers_to_remove": [CERTIFICATE_HEADER, *AUTHORIZER_HEADERS, *GROUP_HEADERS, *OWN_HEADERS],
+        "virtual_hosts": [{**host, **rates(listed)}],
         "validate_clusters": False,
     }
 
@@ -61,13 +76,19 @@ def routing(routes: Iterable[Route]) -> Message:
 def _matcher(routes: Iterable[Route]) -> Message:
     """Return which route is taken: the first of these steps that finds one decides."""
     ambiguous = {"match": {"prefix": "/"}, **direct_reply(400, UNREADABLE), "name": "ambiguous-path"}
-    verified: Message = {"and_matcher": {"predicate": [_path_is(TENANT_PATH), _has_certificate(), _has_no_token()]}}
+    with_certificate = every(header_is(":path", TENANT_PATH), _HAS_CERTIFICATE, _HAS_NO_TOKEN)
     awake = [route for route in routes if route.upstream is not None and route.asleep is None]
+    full = {route.path: _refused_as_full(route) for route in awake if route.full}
+    lengths = {route.limits.request_bytes for route in routes} - {None}
     return _steps(
-        _list(_path_is(AMBIGUOUS_PATH), _action([{**ambiguous, **_without_authorizer()}])),
-        _list(verified, _action([_authorized("by-certificate")])),
-        *([_tree(awake)] if awake else []),
-        _list(_path_is(TENANT_PATH), _action([_authorized("held")])),
+        _list(header_is(":path", AMBIGUOUS_PATH), _action([{**ambiguous, **_without_authorizer()}])),
+        # The authorizer knows of control planes that this table does not know.
+        _list(every(header_is(FULL_HEADER, ".+"), GROWS), _action([_refused_by_authorizer()])),
+        _list(with_certificate, _authorized("by-certificate", lengths=lengths)),
+        *([_list(GROWS, _tree(full))] if full else []),
+        *([_list(CHANGES, _tree({route.path: _changing(route) for route in awake}))] if awake else []),
+        *([_tree({route.path: _reading(route) for route in awake})] if awake else []),
+        _list(header_is(":path", TENANT_PATH), _authorized("held", lengths=lengths)),
     )
 
 
@@ -76,29 +97,58 @@ def _steps(*steps: Message) -> Message:
     return {**first, **({"on_no_match": {"matcher": _steps(*others)}} if others else {})}
 
 
-def _list(predicate: Message, action: Message) -> Message:
-    return {"matcher_list": {"matchers": [{"predicate": predicate, "on_match": {"action": action}}]}}
+def _list(predicate: Message, found: Message) -> Message:
+    """Return a step for requests of which something is true; `found` is an action, or a matcher of its own."""
+    on_match = {"action": found} if "typed_config" in found else {"matcher": found}
+    return {"matcher_list": {"matchers": [{"predicate": predicate, "on_match": on_match}]}}
 
 
-def _tree(routes: Iterable[Route]) -> Message:
+def _tree(by_path: Mapping[str, list[Message]]) -> Message:
     """Find a control plane by the beginning of the path, in a time that does not grow with the table."""
-    actions = {route.path: {"action": _action(_tenant(route))} for route in routes}
-    return {"matcher_tree": {"input": _header_input(":path"), "prefix_match_map": {"map": actions}}}
+    actions = {path: {"action": _action(found)} for path, found in by_path.items()}
+    return {"matcher_tree": {"input": header_input(":path"), "prefix_match_map": {"map": actions}}}
 
 
-def _tenant(route: Route) -> list[Message]:
+def _reading(route: Route) -> list[Message]:
     """Return the routes of a control plane that is awake, for requests that carry their own credentials, or none.
 
     They are of its path with and without a slash at the end.
     """
-    to = {"cluster": by_token(route.key), "prefix_rewrite": "/", **_STREAMING}
-    matches = ({"prefix": f"{route.path}/"}, {"path": route.path})
-    shared = {"name": route.cluster_path, "route": to, **_without_authorizer()}
-    return [{"match": match, **shared} for match in matches]
+    return [_to(route, match, _READING) for match in ({"prefix": f"{route.path}/"}, {"path": route.path})]
 
 
-def _authorized(name: str) -> Message:
-    """Return the route of all requests about which the authorizer decides: it names the control plane, and its user.
+def _changing(route: Route) -> list[Message]:
+    """Return its routes for requests that change something."""
+    match, longest = {"prefix": f"{route.path}/"}, route.limits.request_bytes
+    if longest is None:
+        return [_to(route, match, _CHANGING)]
+    short = [_to(route, {**match, **condition}, _CHANGING) for condition in _short(longest)]
+    return [*short, _refusal(route, match, TOO_LONG)]
+
+
+def _to(route: Route, match: Message, how: Message) -> Message:
+    action = {"cluster": by_token(route.key), "prefix_rewrite": "/", **how}
+    return {**_of(route), "match": match, "route": action}
+
+
+def _refused_as_full(route: Route) -> list[Message]:
+    return [_refusal(route, {"prefix": f"{route.path}/"}, FULL)]
+
+
+def _refusal(route: Route, match: Message, code: int) -> Message:
+    return {**_of(route), "match": match, **refusing(code)}
+
+
+def _of(route: Route) -> Message:
+    return {"name": route.cluster_path, "metadata": described(route), **_without_authorizer()}
+
+
+def _refused_by_authorizer() -> Message:
+    return {"match": {"prefix": "/"}, "name": "full", **refusing(FULL)}
+
+
+def _authorized(name: str, *, lengths: Iterable[int | None]) -> Message:
+    """Return the step of all requests about which the authorizer decides: it names the control plane, and its user.
 
     These are those with a client certificate, and all to control planes that are not awake: so Envoy knows nothing of
     them, and whether there are any does not show in its configuration. The authorizer answers when the control plane is
@@ -107,14 +157,37 @@ def _authorized(name: str) -> Message:
     Which of the two was decided by whom cannot diverge: while the path of a deleted control plane becomes another
     one's, a certificate that was verified for the one never leads to the other.
     """
+    limited = {
+        str(longest): {"action": _action([*_authorized_short(name, longest), _too_long(name)])}
+        for longest in sorted(longest for longest in lengths if longest is not None)
+    }
+    changing: Message = {"action": _action([_by_authorizer(name, {}, _CHANGING)])}
+    if limited:
+        by_length = {"input": header_input(LONGEST_HEADER), "exact_match_map": {"map": limited}}
+        changing = {"matcher": {"matcher_tree": by_length, "on_no_match": changing}}
     return {
-        "match": {"safe_regex": {"regex": TENANT_PATH}},
+        "matcher_list": {"matchers": [{"predicate": CHANGES, "on_match": changing}]},
+        "on_no_match": {"action": _action([_by_authorizer(name, {}, _READING)])},
+    }
+
+
+def _authorized_short(name: str, longest: int) -> list[Message]:
+    return [_by_authorizer(name, condition, _CHANGING) for condition in _short(longest)]
+
+
+def _too_long(name: str) -> Message:
+    return {"match": {"prefix": "/"}, "name": name, **refusing(TOO_LONG)}
+
+
+def _by_authorizer(name: str, condition: Message, how: Message) -> Message:
+    return {
+        "match": {"safe_regex": {"regex": TENANT_PATH}, **condition},
         "name": name,
         "route": {
             "cluster_header": UPSTREAM_HEADER,
             "cluster_not_found_response_code": "SERVICE_UNAVAILABLE",
             "regex_rewrite": {"pattern": {"regex": _TENANT_PREFIX}, "substitution": "/"},
-            **_STREAMING,
+            **how,
         },
         "request_headers_to_add": [
             {
@@ -126,32 +199,16 @@ def _authorized(name: str) -> Message:
     }
 
 
+def _short(longest: int) -> tuple[Message, Message]:
+    """Return the conditions of which one is true of a request whose body may pass. A deletion needs no body."""
+    length = {"name": "content-length", "range_match": {"start": 0, "end": longest + 1}}
+    deletion = {"name": ":method", "string_match": {"exact": "DELETE"}}
+    unsaid = {"name": "content-length", "present_match": False}
+    return {"headers": [length]}, {"headers": [deletion, unsaid]}
+
+
 def _without_authorizer() -> Message:
     return {"typed_per_filter_config": {AUTHORIZER: typed(f"{_AUTHORIZATION}.ExtAuthzPerRoute", disabled=True)}}
-
-
-def _path_is(regex: str) -> Message:
-    return _single(_header_input(":path"), regex)
-
-
-def _has_certificate() -> Message:
-    # The listener sets this header of the certificate of the connection, and removes what clients send of it.
-    return _single(_header_input(CERTIFICATE_HEADER), ".+")
-
-
-def _has_no_token() -> Message:
-    return {"not_matcher": _single(_header_input("authorization"), ".*")}
-
-
-def _single(given: Message, regex: str) -> Message:
-    return {"single_predicate": {"input": given, "value_match": {"safe_regex": {"google_re2": {}, "regex": regex}}}}
-
-
-def _header_input(header: str) -> Message:
-    return {
-        "name": "header",
-        "typed_config": typed("envoy.type.matcher.v3.HttpRequestHeaderMatchInput", header_name=header),
-    }
 
 
 def _action(routes: list[Message]) -> Message:

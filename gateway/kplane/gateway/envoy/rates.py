@@ -1,0 +1,51 @@
+"""How many requests a second each control plane may have: one bucket of tokens for each, whatever routes they take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from kplane.gateway.envoy.messages import FILTERS, Message, typed
+from kplane.gateway.envoy.metadata import TENANT, path_to
+from kplane.gateway.envoy.names import RATE_LIMIT, TENANT_HEADER
+from kplane.gateway.routes import Route
+
+__all__ = ["rate_limit", "rates"]
+
+_FILTER: Final = f"{FILTERS}.http.local_ratelimit.v3.LocalRateLimit"
+_BY_ROUTE: Final = {"descriptor_key": TENANT, "metadata_key": path_to(TENANT), "source": "ROUTE_ENTRY"}
+_BY_AUTHORIZER: Final = {"descriptor_key": TENANT, "header_name": TENANT_HEADER}
+"""Whom a request counts for: the route knows it, or the authorizer said so."""
+_ALWAYS: Final = {"default_value": {"numerator": 100, "denominator": "HUNDRED"}}
+_UNBOUNDED: Final = {"max_tokens": (1 << 32) - 1, "tokens_per_fill": (1 << 32) - 1, "fill_interval": "1s"}
+"""Of all requests together: Envoy demands a bucket for those that have none."""
+_BURST: Final = 2
+"""After a pause, so many seconds' requests may come at once."""
+
+
+def rate_limit() -> Message:
+    """Return the filter. The table of routes has its limits."""
+    return {"name": RATE_LIMIT, "typed_config": typed(_FILTER, stat_prefix=RATE_LIMIT)}
+
+
+def rates(routes: Iterable[Route]) -> Message:
+    """Return the part of the table of routes with the limits of all control planes that have one."""
+    limited = [_bucket(route, each) for route in routes if (each := route.limits.requests_per_second) is not None]
+    if not limited:
+        return {}
+    config = typed(
+        _FILTER,
+        stat_prefix=RATE_LIMIT,
+        filter_enabled=_ALWAYS,
+        filter_enforced=_ALWAYS,
+        token_bucket=_UNBOUNDED,
+        always_consume_default_token_bucket=False,
+        descriptors=limited,
+        rate_limits=[{"actions": [{"metadata": _BY_ROUTE}]}, {"actions": [{"request_headers": _BY_AUTHORIZER}]}],
+    )
+    return {"typed_per_filter_config": {RATE_LIMIT: config}}
+
+
+def _bucket(route: Route, each_second: int) -> Message:
+    bucket = {"max_tokens": _BURST * each_second, "tokens_per_fill": each_second, "fill_interval": "1s"}
+    return {"entries": [{"key": TENANT, "value": route.key}], "token_bucket": bucket}

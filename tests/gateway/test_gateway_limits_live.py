@@ -1,0 +1,169 @@
+"""What a real Envoy refuses of a control plane that has reached a limit of its class, and what it lets pass."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kplane.controlplane_operator.pki.primitives import issue_client
+from kplane.gateway.routes import Limits
+from kplane.provider import ApiError, Client
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
+from tests.mcm.control_planes import controllers_token, manifest
+
+from .attacker import exchange, http1, statuses
+from .conftest import Gateway
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("gateway"), pytest.mark.timeout(300)]
+
+MASTERS = ("system:masters",)
+CLASS = "ControlPlaneClass small"
+
+
+async def _serve(gateway: Gateway, *, full: bool = False, **limits: int) -> None:
+    one = dataclasses.replace(gateway.route("one"), full=full, limits=Limits(set_by=CLASS, **limits))
+    assert await gateway.serve(one, gateway.route("two")) == {}
+
+
+async def _refused(asked: Any, *, code: int, reason: str, limit: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        await asked
+    assert (caught.value.status, caught.value.reason) == (code, reason)
+    assert CLASS in str(caught.value)
+    assert limit in str(caught.value)
+
+
+def _config_map(name: str, **data: str) -> dict[str, Any]:
+    return manifest("v1", "ConfigMap", name, namespace="default") | {"data": data}
+
+
+async def test_above_its_quota_nothing_is_added_and_all_can_be_deleted(gateway: Gateway) -> None:
+    async with Client(gateway.tenants["one"].config) as direct:
+        token = await controllers_token(direct, account=f"filler-{gateway.serving.port}")
+        for user in ("token", "certificate"):
+            made = _config_map(f"{user}-{gateway.serving.port}")
+            made["metadata"]["finalizers"] = ["example.org/held"]
+            await direct.create(CONFIG_MAPS, made)
+    await _serve(gateway, full=True)
+    users = {"token": gateway.config("one", token=token), "certificate": gateway.user("one", "admin", groups=MASTERS)}
+    for user, config in users.items():
+        name = f"{user}-{gateway.serving.port}"
+        async with Client(config) as client:
+            full = {"code": 403, "reason": "Forbidden", "limit": "virtual.storage.quota"}
+            await _refused(client.create(CONFIG_MAPS, _config_map("more")), **full)
+            found = await client.get(CONFIG_MAPS, name, namespace="default")
+            await _refused(client.replace(CONFIG_MAPS, found | {"data": {"x": "y"}}), **full)
+            large = {"data": {"x": "y" * 1000}}
+            await _refused(client.patch(CONFIG_MAPS, name, large, namespace="default"), **full)
+            await _refused(client.apply(CONFIG_MAPS, _config_map("applied")), **full)
+            # What keeps nothing, or what is there.
+            review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+            assert await client.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", body=review)
+            asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+            account = f"/api/v1/namespaces/kube-system/serviceaccounts/filler-{gateway.serving.port}/token"
+            assert await client.request("POST", account, body=asked)
+            assert await client.patch(NAMESPACES, "default", {"status": {"phase": "Active"}}, subresource="status")
+            await client.delete(CONFIG_MAPS, name, namespace="default")
+            await client.patch(CONFIG_MAPS, name, {"metadata": {"finalizers": None}}, namespace="default")
+    async with Client(gateway.user("two", "admin", groups=MASTERS)) as other:
+        assert await other.create(CONFIG_MAPS, _config_map(f"other-{gateway.serving.port}"))
+
+
+async def test_requests_beyond_the_rate_get_429(gateway: Gateway) -> None:
+    async with Client(gateway.tenants["one"].config) as direct:
+        token = await controllers_token(direct, account=f"fast-{gateway.serving.port}")
+    await _serve(gateway, requests_per_second=5)
+    path = "/clusters/one/control-plane/api/v1/namespaces/default"
+    asked = [
+        exchange(gateway.serving.port, http1(path, f"Authorization: Bearer {token}"), ca=gateway.ca) for _ in range(40)
+    ]
+    other = [
+        exchange(
+            gateway.serving.port, http1(path.replace("one", "two"), f"Authorization: Bearer {token}"), ca=gateway.ca
+        )
+        for _ in range(40)
+    ]
+    answers, of_other = await asyncio.gather(asyncio.gather(*asked), asyncio.gather(*other))
+    codes = [statuses(answer)[0] for answer in answers]
+    assert set(codes) == {200, 429}
+    assert {statuses(answer)[0] for answer in of_other} == {401}
+    head, _, body = answers[codes.index(429)].partition(b"\r\n\r\n")
+    assert b"retry-after: 1" in head.lower()
+    told = json.loads(body)
+    assert (told["kind"], told["reason"], told["code"]) == ("Status", "TooManyRequests", 429)
+    assert CLASS in told["message"]
+    assert "requestsPerSecond" in told["message"]
+
+
+async def test_the_rate_counts_users_with_certificates_too(gateway: Gateway, tmp_path: Path) -> None:
+    await _serve(gateway, requests_per_second=1)
+    certificate = tmp_path / "client.pem"
+    pair = issue_client(gateway.tenants["one"].authorities.client, user="admin", groups=MASTERS)
+    certificate.write_bytes(pair.certificate + pair.key)
+    request = http1("/clusters/one/control-plane/api/v1/namespaces/default")
+    asked = [exchange(gateway.serving.port, request, ca=gateway.ca, certificate=certificate) for _ in range(40)]
+    answers = await asyncio.gather(*asked)
+    codes = [statuses(answer)[0] for answer in answers]
+    assert set(codes) == {200, 429}
+    assert CLASS in answers[codes.index(429)].decode()
+
+
+async def test_bodies_beyond_the_limit_get_413(gateway: Gateway) -> None:
+    async with Client(gateway.tenants["one"].config) as direct:
+        token = await controllers_token(direct, account=f"long-{gateway.serving.port}")
+    await _serve(gateway, request_bytes=10_000)
+    users = {"token": gateway.config("one", token=token), "certificate": gateway.user("one", "admin", groups=MASTERS)}
+    for user, config in users.items():
+        name = f"length-{user}-{gateway.serving.port}"
+        async with Client(config) as client:
+            long = {"code": 413, "reason": "RequestEntityTooLarge", "limit": "requestBytes"}
+            await _refused(client.create(CONFIG_MAPS, _config_map(name, x="y" * 10_000)), **long)
+            assert await client.create(CONFIG_MAPS, _config_map(name, x="y" * 9_000))
+            await client.delete(CONFIG_MAPS, name, namespace="default")
+    chunked = http1(
+        "/clusters/one/control-plane/api/v1/namespaces/default/configmaps",
+        f"Authorization: Bearer {token}",
+        "Transfer-Encoding: chunked",
+        method="POST",
+    )
+    assert statuses(await exchange(gateway.serving.port, chunked + b"0\r\n\r\n", ca=gateway.ca))[0] == 413
+
+
+async def test_requests_in_flight_beyond_the_limit_get_429(gateway: Gateway, eventually: Callable[..., Any]) -> None:
+    async with Client(gateway.tenants["one"].config) as direct:
+        token = await controllers_token(direct, account=f"many-{gateway.serving.port}")
+    await _serve(gateway, requests_in_flight=3)
+    async with Client(gateway.config("one", token=token)) as client:
+        watches = [asyncio.create_task(_watched(gateway, token)) for _ in range(3)]
+        try:
+
+            async def in_flight() -> int:
+                return (await gateway.plane.numbers()).get("cluster.uid-one.upstream_rq_active", 0)
+
+            await eventually(in_flight, lambda active: active == 3)
+            path = "/clusters/one/control-plane/api/v1/namespaces"
+            answer = await exchange(gateway.serving.port, http1(path, f"Authorization: Bearer {token}"), ca=gateway.ca)
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert statuses(answer) == [429]
+            assert b"retry-after: 1" in head.lower()
+            told = json.loads(body)
+            assert told["reason"] == "TooManyRequests"
+            assert f"{CLASS} allows no more requests of this control plane in flight" in told["message"]
+            # What changes something does not wait behind watches.
+            name = f"many-{gateway.serving.port}"
+            assert await client.create(CONFIG_MAPS, _config_map(name))
+        finally:
+            for watch in watches:
+                watch.cancel()
+            await asyncio.wait(watches)
+
+
+async def _watched(gateway: Gateway, token: str) -> None:
+    path = "/clusters/one/control-plane/api/v1/configmaps?watch=true"
+    await exchange(gateway.serving.port, http1(path, f"Authorization: Bearer {token}"), ca=gateway.ca)

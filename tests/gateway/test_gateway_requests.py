@@ -1,0 +1,104 @@
+"""What counts as a change, and what as growth: the predicates that Envoy gets, as Envoy reads them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from kplane.gateway.envoy.requests import CHANGES, GROWS, changes
+
+MERGE, APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
+
+
+def holds(predicate: dict[str, Any], headers: dict[str, str]) -> bool:
+    if "and_matcher" in predicate:
+        return all(holds(each, headers) for each in predicate["and_matcher"]["predicate"])
+    if "not_matcher" in predicate:
+        return not holds(predicate["not_matcher"], headers)
+    single = predicate["single_predicate"]
+    value = headers.get(single["input"]["typed_config"]["header_name"])
+    return value is not None and re.fullmatch(single["value_match"]["safe_regex"]["regex"], value) is not None
+
+
+def asked(method: str, path: str, *, length: int | None = 200, content: str = MERGE) -> dict[str, str]:
+    found = {":method": method, ":path": f"/clusters/one/control-plane{path}", "content-type": content}
+    return found if length is None else found | {"content-length": str(length)}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/api/v1/pods?watch=true"),
+        ("HEAD", "/readyz"),
+        ("OPTIONS", "/api"),
+        ("POST", "/api/v1/namespaces/a/pods/b/exec?command=sh"),
+        ("POST", "/api/v1/namespaces/a/pods/b/attach"),
+        ("POST", "/api/v1/namespaces/a/pods/b/portforward"),
+        ("PUT", "/api/v1/namespaces/a/services/https:web:443/proxy/x//y?z"),
+        ("DELETE", "/api/v1/namespaces/a/pods/b/proxy/x"),
+        ("POST", "/api/v1/nodes/a/proxy/run/x"),
+        ("POST", "/api/v1/namespaces/a/serviceaccounts/b/token"),
+        ("POST", "/apis/authentication.k8s.io/v1/tokenreviews?fieldManager=x"),
+        ("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews"),
+        ("POST", "/apis/authorization.k8s.io/v1/namespaces/a/localsubjectaccessreviews"),
+    ],
+)
+def test_what_changes_nothing_is_no_growth_either(method: str, path: str) -> None:
+    assert not holds(CHANGES, asked(method, path))
+    assert not holds(GROWS, asked(method, path))
+    assert not changes(method, f"/clusters/one/control-plane{path}")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("DELETE", "/api/v1/namespaces/a/pods/b"),
+        ("DELETE", "/api/v1/namespaces/a/pods?labelSelector=x"),
+        ("POST", "/api/v1/namespaces/a/pods/b/eviction"),
+        ("POST", "/api/v1/namespaces/a/pods/b/binding"),
+        ("POST", "/apis/certificates.k8s.io/v1/certificatesigningrequests"),
+        ("PUT", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/b"),
+        ("PATCH", "/apis/coordination.k8s.io/v1/namespaces/a/leases/b?fieldManager=x"),
+        ("PATCH", "/api/v1/nodes/a/status"),
+        ("PUT", "/apis/example.org/v1/namespaces/a/widgets/b/status"),
+        ("PUT", "/api/v1/namespaces/a/finalize"),
+        ("PATCH", "/apis/apps/v1/namespaces/a/deployments/b/scale"),
+        ("PATCH", "/api/v1/namespaces/a/configmaps/b"),
+    ],
+)
+def test_changes_that_keep_what_is_there_are_no_growth(method: str, path: str) -> None:
+    assert holds(CHANGES, asked(method, path))
+    assert not holds(GROWS, asked(method, path))
+    assert changes(method, f"/clusters/one/control-plane{path}")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        asked("POST", "/api/v1/namespaces"),
+        asked("POST", "/api/v1/namespaces/a/pods"),
+        asked("POST", "/api/v1/namespaces/a/events"),
+        asked("POST", "/apis/coordination.k8s.io/v1/namespaces/a/leases"),
+        asked("POST", "/apis/example.org/v1/namespaces/a/token"),
+        asked("POST", "/apis/example.org/v1/namespaces/a/tokenreviews"),
+        asked("POST", "/apis/example.org/v1/namespaces/a/pods/b/exec"),
+        asked("POST", "/api/v1/namespaces/a/%70ods/b/eviction"),
+        asked("POST", "/api/v1/namespaces/a/configmaps?x=/api/v1/namespaces/a/pods/b/eviction"),
+        asked("PUT", "/api/v1/namespaces/a/configmaps/b"),
+        asked("PUT", "/api/v1/namespaces/a/configmaps/status"),
+        asked("PUT", "/apis/example.org/v1/widgets/status"),
+        asked("PATCH", "/api/v1/namespaces/a/configmaps/b", content=APPLY),
+        asked("PATCH", "/api/v1/namespaces/a/configmaps/b", length=1000),
+        asked("PATCH", "/api/v1/namespaces/a/configmaps/b", length=None),
+        asked("PUT", "/apis/coordination.k8s.io/v1/namespaces/a/leases/b", length=100_000),
+        asked("PUT", "/apis/coordination.k8s.io/v1/namespaces/a/leases/b", length=None),
+        asked("post", "/api/v1/namespaces/a/pods"),
+        asked("X", "/api/v1/namespaces/a/pods"),
+    ],
+)
+def test_all_else_may_be_growth(headers: dict[str, str]) -> None:
+    assert holds(CHANGES, headers)
+    assert holds(GROWS, headers)
+    assert changes(headers[":method"], headers[":path"])
