@@ -163,7 +163,7 @@ e2e-kind: images ## Run the end-to-end suite on a kind cluster; KIND_CLUSTER=, K
 	@echo "== end-to-end tests on kind"
 	@mkdir -p reports; $(RUN) -m kplane.binaries kubectl kind >/dev/null; helm="$$($(RUN) -m kplane.binaries helm)/helm"; \
 	KPLANE_OPERATOR_IMAGE="kplane-operator:$(IMAGE_TAG)" KPLANE_MCM_IMAGE="kplane-mcm:$(IMAGE_TAG)" \
-		KPLANE_ETCD_IMAGE="kplane-etcd:$(IMAGE_TAG)" HELM="$$helm" \
+		KPLANE_ETCD_IMAGE="kplane-etcd:$(IMAGE_TAG)" KPLANE_GATEWAY_IMAGE="kplane-gateway:$(IMAGE_TAG)" HELM="$$helm" \
 		$(RUN) -m pytest e2e --k8s=kind --k8s-required --maxfail=$(MAX_FAILURES) --k8s-report-dir=reports/e2e-kind-logs --junit-xml=reports/e2e-kind.xml
 
 .PHONY: images

@@ -20,13 +20,13 @@ from e2e.platform import Platform
 from e2e.tenant import Tenant
 
 _TEST_SECONDS: Final = 600
-_LAST: Final = ("test_uninstall.py", "test_documents.py", "test_document_routes.py")
+_LAST: Final = ("test_gateway.py", "test_uninstall.py", "test_documents.py", "test_document_routes.py")
 _RUN: Final = secrets.token_hex(2)
 _NUMBERS: Final = itertools.count(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each test a deadline, without its fixtures. Run the tests that uninstall kplane last."""
+    """Give each test a deadline, without its fixtures. Run the tests that change or uninstall kplane last."""
     for item in items:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_TEST_SECONDS, func_only=True))

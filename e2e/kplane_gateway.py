@@ -1,0 +1,156 @@
+"""Starts kplane's gateway in front of control planes: on a machine, or on a cluster that runs Pods."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from e2e.certificates import make_certificate
+from e2e.installation import NAMESPACE, ROOT, Helm
+from e2e.kubectl import Kubectl
+from e2e.waiting import eventually
+
+__all__ = ["Gateway", "as_pods", "as_processes", "gateway_image"]
+
+_SECRETS: Final = "kplane-gateway"
+_CERTIFICATE: Final = "e2e-gateway"
+_START_SECONDS: Final = 240.0
+_STOP_SECONDS: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """The management cluster of a gateway, and what a user of control planes has to know."""
+
+    kubectl: Kubectl
+    """Administrator of the management cluster."""
+    restart: Callable[[], None]
+    """Restarts the gateway as it happens: by a rollout of its Pods, or because Envoy was killed."""
+
+
+def gateway_image() -> str:
+    """Return the image of the gateway."""
+    return os.environ.get("KPLANE_GATEWAY_IMAGE", "kplane-gateway:dev")
+
+
+@contextlib.contextmanager
+def as_processes() -> Iterator[Gateway]:
+    """Run an embedded cluster with a gateway, beside that of the suite. Raises AssertionError with its log."""
+    with tempfile.TemporaryDirectory(prefix="kplane-e2e-") as name:
+        directory = Path(name)
+        command = [sys.executable, "-m", "kplane.embedded", f"--directory={directory}", "--gateway", "--no-fsync"]
+        with (directory / "daemon.log").open("wb") as log:
+            running = subprocess.Popen(
+                [*command, "--until-stdin-closes"], cwd=ROOT, stdin=subprocess.PIPE, stdout=log, stderr=log
+            )
+        assert running.stdin is not None
+        try:
+            ready = _wait_ready(running, directory=directory)
+            kubectl = Kubectl(ready["kubectl_program"], Path(ready["admin_kubeconfig"]))
+            yield Gateway(kubectl, restart=lambda: _kill_envoy(directory))
+        finally:
+            running.stdin.close()
+            status = running.wait(_STOP_SECONDS)
+        assert status == 0, f"failed to stop the embedded cluster: {(directory / 'daemon.log').read_text()}"
+
+
+def _wait_ready(running: subprocess.Popen[bytes], *, directory: Path) -> dict[str, Any]:
+    file, deadline = directory / "ready.json", time.monotonic() + _START_SECONDS
+    while not file.exists():
+        ended = running.poll() is not None or time.monotonic() > deadline
+        assert not ended, f"failed to start the embedded cluster: {(directory / 'daemon.log').read_text()}"
+        time.sleep(0.2)
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def _kill_envoy(directory: Path) -> None:
+    former = _envoys(directory)
+    assert former, "failed to find Envoy"
+    for pid in former:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    eventually("another Envoy", lambda: _envoys(directory) - former)
+
+
+def _envoys(directory: Path) -> set[int]:
+    """Find the Envoy that serves; others only validate a configuration."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                arguments = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                ours = any(argument.startswith(str(directory)) for argument in arguments)
+                if ours and arguments[0].endswith("/envoy") and "validate" not in arguments:
+                    found.add(int(entry.name))
+    return found
+
+
+@contextlib.contextmanager
+def as_pods(k8s: Any, *, kubectl: Kubectl, helm: Helm, directory: Path) -> Iterator[Gateway]:
+    """Switch the gateway of the chart on, and off again in the end."""
+    if "images" in k8s.capabilities:
+        k8s.load_images(gateway_image())
+    host, port = _make_service(kubectl)
+    _make_certificate(kubectl, host=host, directory=directory)
+    kubectl("create", "namespace", _SECRETS)
+    repository, _, tag = gateway_image().rpartition(":")
+    image = f"gateway.image.repository={repository},gateway.image.tag={tag},gateway.image.pullPolicy=IfNotPresent"
+    requests = "gateway.resources.envoy.requests.cpu=10m,gateway.resources.controller.requests.cpu=10m"
+    where = f"gateway.url=https://{host}:{port},gateway.certificateSecret={_CERTIFICATE}"
+    try:
+        helm.install("gateway.enabled=true", where, image, requests)
+        yield Gateway(kubectl, restart=lambda: _roll_out(kubectl))
+    finally:
+        helm.install()
+        kubectl("delete", "service,secret", _CERTIFICATE, "-n", NAMESPACE)
+        kubectl("delete", "namespace", _SECRETS, "--timeout=120s")
+
+
+def _roll_out(kubectl: Kubectl) -> None:
+    deployment = ("deployment/kplane-gateway", "-n", NAMESPACE)
+    kubectl("rollout", "restart", *deployment)
+    kubectl("rollout", "status", *deployment, "--timeout=300s", timeout_seconds=310)
+
+
+def _make_service(kubectl: Kubectl) -> tuple[str, int]:
+    """Make a Service at the nodes' addresses, so that the URL of the gateway is known before its installation."""
+    selector = {"app.kubernetes.io/instance": "kplane", "app.kubernetes.io/component": "gateway"}
+    kubectl.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": _CERTIFICATE, "namespace": NAMESPACE},
+            "spec": {"type": "NodePort", "selector": selector, "ports": [{"port": 443, "targetPort": "https"}]},
+        }
+    )
+    host = kubectl("get", "nodes", "-o", "jsonpath={.items[0].status.addresses[?(@.type=='InternalIP')].address}")
+    service = kubectl.get("service", _CERTIFICATE, "-n", NAMESPACE)
+    return host, service["spec"]["ports"][0]["nodePort"]
+
+
+def _make_certificate(kubectl: Kubectl, *, host: str, directory: Path) -> None:
+    make_certificate(directory, "ca", "-subj", "/CN=e2e", "-addext", "keyUsage=critical,keyCertSign,cRLSign")
+    leaf = ("-addext", f"subjectAltName=IP:{host}", "-addext", "extendedKeyUsage=serverAuth")
+    signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-addext", "basicConstraints=critical,CA:FALSE")
+    certificate, key = make_certificate(directory, "gateway", "-subj", f"/CN={host}", *signed, *leaf)
+    files = {"ca.crt": directory / "ca.crt", "tls.crt": certificate, "tls.key": key}
+    kubectl.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "type": "kubernetes.io/tls",
+            "metadata": {"name": _CERTIFICATE, "namespace": NAMESPACE},
+            "stringData": {name: file.read_text() for name, file in files.items()},
+        }
+    )
