@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 
 import pytest
 
@@ -19,8 +18,8 @@ from kplane.provider.client.resources import (
     SERVICES,
     STATEFUL_SETS,
 )
-from kplane.workloads import DATA, Exposure, File, Phase, Port, Resources, RuntimeFailure
-from kplane.workloads.pods import Expose, Image
+from kplane.workloads import DATA, File, Phase, Port, Resources, RuntimeFailure
+from kplane.workloads.pods import Image
 
 from .conftest import server
 
@@ -405,77 +404,6 @@ async def test_what_somebody_else_made_under_the_same_name_is_not_touched(cluste
     await cluster.client.get(SECRETS, "server-files", namespace=namespace)
 
 
-async def test_evicted_pod_does_not_keep_a_component_from_its_end(cluster):
-    namespace = await cluster.namespace("pods-evicted")
-    name = f"{namespace}--server"
-    async with cluster.runtime() as runtime:
-        await runtime.apply(server(name))
-        pod = await cluster.pod(namespace)
-        await cluster.say(pod, phase="Failed", reason="Evicted")
-        await cluster.pod(namespace, but=(pod["metadata"]["name"],))
-        await runtime.stop(name)
-        assert [left["status"]["phase"] for left in await cluster.pods(namespace)] == ["Failed"]
-
-
-async def test_load_balancer_address_is_waited_for(cluster):
-    namespace = await cluster.namespace("pods-balancer")
-    name = f"{namespace}--server"
-    async with cluster.runtime(expose=Expose.LOAD_BALANCER) as runtime:
-        with pytest.raises(
-            RuntimeFailure, match="Service pods-balancer/server has no address from a load balancer yet"
-        ):
-            await runtime.reserve(name, ports=["https"], exposed=Exposure())
-        ingress = {"loadBalancer": {"ingress": [{"ip": "203.0.113.7"}]}}
-        await cluster.client.patch(SERVICES, "server", {"status": ingress}, namespace=namespace, subresource="status")
-
-        async def external():
-            return (await runtime.reserve(name, ports=["https"], exposed=Exposure())).external
-
-        given = await cluster.eventually(external)
-        assert (given.host, dict(given.ports)) == ("203.0.113.7", {"https": 6443})
-
-
-async def test_service_is_annotated_and_keeps_its_class_of_load_balancer(cluster):
-    namespace = await cluster.namespace("pods-annotated")
-    name = f"{namespace}--server"
-
-    async def reserve(runtime, **exposure):
-        with contextlib.suppress(RuntimeFailure):  # no load balancer gives an address here
-            await runtime.reserve(name, ports=["https"], exposed=Exposure(**exposure))
-        return await cluster.client.get(SERVICES, "server", namespace=namespace)
-
-    async with cluster.runtime(expose=Expose.LOAD_BALANCER) as runtime:
-        made = await reserve(runtime, annotations={"a.example/x": "1", "b.example/y": "2"}, load_balancer_class="e/one")
-        assert made["spec"]["loadBalancerClass"] == "e/one"
-        theirs = {"metadata": {"annotations": {"cloud.example/id": "7"}}}
-        await cluster.client.patch(SERVICES, "server", theirs, namespace=namespace)
-
-        async def annotated(**exposure):
-            found = (await reserve(runtime, **exposure))["metadata"]["annotations"]
-            return {name: value for name, value in found.items() if not name.startswith("controlplane.kplane.dev/")}
-
-        wanted = {"annotations": {"a.example/x": "3"}, "load_balancer_class": "e/other"}
-        ends_as = {"a.example/x": "3", "cloud.example/id": "7"}
-        await cluster.eventually(lambda: annotated(**wanted), lambda found: found == ends_as)
-        await cluster.eventually(annotated, lambda found: found == {"cloud.example/id": "7"})
-        assert (await reserve(runtime))["spec"]["loadBalancerClass"] == "e/one"
-
-
-async def test_node_port_is_the_external_port(cluster):
-    namespace = await cluster.namespace("pods-node-port")
-    async with cluster.runtime(expose=Expose.NODE_PORT, external_host="nodes.example") as runtime:
-        exposed = (await runtime.reserve(f"{namespace}--server", ports=["https"], exposed=Exposure())).external
-        service = await cluster.client.get(SERVICES, "server", namespace=namespace)
-        assert (exposed.host, dict(exposed.ports)) == (
-            "nodes.example",
-            {"https": service["spec"]["ports"][0]["nodePort"]},
-        )
-        inner = await runtime.reserve(f"{namespace}--store", ports=["client"])
-        assert inner.external is None
-        store = await cluster.client.get(SERVICES, "store", namespace=namespace)
-        assert store["spec"]["type"] == "ClusterIP"
-
-
 async def test_trouble_of_one_namespace_names_it_and_leaves_others_alone(cluster):
     namespace = await cluster.namespace("pods-good")
     async with cluster.runtime() as runtime:
@@ -501,124 +429,6 @@ async def test_labels_that_others_made_up_are_not_taken_for_components(cluster):
         await asyncio.wait_for(seen.wait(), 60)
         assert name not in runtime.names()
         assert runtime.state(name).phase is Phase.ABSENT
-
-
-async def test_deleted_while_pods_have_not_ended_is_told_and_repeated(cluster):
-    namespace = await cluster.namespace("pods-slow")
-    name = f"{namespace}--server"
-    async with cluster.runtime(end_seconds=1.0) as runtime:
-        await runtime.reserve(name, ports=["https"])
-        await runtime.apply(server(name))
-        pod = await cluster.pod(namespace)
-        await cluster.hold(pod)
-        with pytest.raises(RuntimeFailure, match=f"has not ended in namespace {namespace} yet; pods: server-"):
-            await runtime.delete(name)
-        await cluster.client.get(SERVICES, "server", namespace=namespace)
-        await cluster.hold(pod, held=False)
-
-        async def deleted():
-            await runtime.delete(name)
-            return True
-
-        await cluster.eventually(deleted)
-        with pytest.raises(NotFound):
-            await cluster.client.get(SERVICES, "server", namespace=namespace)
-
-
-@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
-@pytest.mark.parametrize("end", ["stop", "delete"])
-async def test_no_end_is_told_that_a_late_watch_makes_believe(cluster, lag, end, kind):
-    namespace = await cluster.namespace(f"pods-lag-{end}-{kind.lower()}")
-    name = f"{namespace}--server"
-    async with cluster.runtime(end_seconds=1.0) as runtime:
-        lag(True)
-        await runtime.reserve(name, ports=["https"])
-        await runtime.apply(server(name, single=kind == "StatefulSet"))
-        pod = await cluster.pod(namespace)
-        await cluster.hold(pod)
-        # Neither the workload nor its pod was ever seen.
-        assert runtime.state(name).phase is Phase.ABSENT
-        with pytest.raises(RuntimeFailure, match=r"has not ended in namespace .* yet; pods: server-"):
-            await getattr(runtime, end)(name)
-        await cluster.client.get(SERVICES, "server", namespace=namespace)
-        await cluster.hold(pod, held=False)
-
-        async def ended():
-            await getattr(runtime, end)(name)
-            return await cluster.pods(namespace)
-
-        await cluster.eventually(ended, lambda pods: pods == [])
-
-
-async def test_an_end_that_a_late_watch_has_not_seen_is_told(cluster, lag):
-    namespace = await cluster.namespace("pods-lag-ended")
-    name = f"{namespace}--server"
-    async with cluster.runtime(end_seconds=1.0) as runtime:
-        await runtime.apply(server(name))
-        await cluster.run_pod(await cluster.pod(namespace))
-        await cluster.phase(runtime, name, Phase.READY)
-        lag(True)
-
-        async def deleted():
-            await runtime.delete(name)
-            return True
-
-        await cluster.eventually(deleted)
-        assert runtime.state(name).phase is Phase.READY
-
-
-@pytest.mark.parametrize("seen", [True, False])
-async def test_no_pod_of_a_new_workload_runs_beside_one_of_the_former(cluster, lag, seen):
-    """Somebody deletes the Deployment, and its pod takes its time; the runtime may have seen neither."""
-    namespace = await cluster.namespace(f"pods-successor-{seen}".lower())
-    name = f"{namespace}--server"
-    async with cluster.runtime(end_seconds=1.0) as runtime:
-        lag(not seen)
-        await runtime.apply(server(name))
-        pod = await cluster.pod(namespace)
-        await cluster.hold(pod)
-        if seen:
-            # It is taken to be there still.
-            await cluster.phase(runtime, name, Phase.STARTING)
-            lag(True)
-        await cluster.client.delete(DEPLOYMENTS, "server", namespace=namespace)
-        with pytest.raises(RuntimeFailure, match="has not ended"):
-            await runtime.delete(name)
-        changed = server(name, env={"GOGC": "100"})
-        for _ in range(2):
-            with pytest.raises(RuntimeFailure, match=r"pods of its former workload have not ended .* yet: server-"):
-                await runtime.apply(changed)
-        assert [each["metadata"]["uid"] for each in await cluster.pods(namespace)] == [pod["metadata"]["uid"]]
-        await cluster.hold(pod, held=False)
-
-        async def applied():
-            await runtime.delete(name)
-            await runtime.apply(changed)
-            return True
-
-        await cluster.eventually(applied)
-        await cluster.pod(namespace, but=(pod["metadata"]["name"],))
-
-
-async def test_a_workload_that_is_being_deleted_is_not_taken_for_the_new_one(cluster):
-    namespace = await cluster.namespace("pods-dying")
-    name = f"{namespace}--server"
-    async with cluster.runtime(end_seconds=1.0) as runtime:
-        await runtime.apply(server(name))
-        pod = await cluster.pod(namespace)
-        await cluster.hold(pod)
-        with pytest.raises(RuntimeFailure, match="has not ended"):
-            await runtime.delete(name)
-        with pytest.raises(RuntimeFailure, match="its former Deployment in namespace pods-dying is not gone yet"):
-            await runtime.apply(server(name))
-        await cluster.hold(pod, held=False)
-
-        async def applied():
-            await runtime.apply(server(name))
-            return True
-
-        await cluster.eventually(applied)
-        await cluster.pod(namespace, but=(pod["metadata"]["name"],))
 
 
 async def test_several_replicas_are_spread_and_leave_one_at_a_time(cluster):
