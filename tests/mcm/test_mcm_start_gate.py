@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -14,18 +13,14 @@ import pytest
 
 from kplane.controlplane_operator.pki.primitives import create_authority, issue_client
 from kplane.mcm.instance.state import BlockingReason
-from kplane.mcm.instance.tenant_lease import Holder, TenantLease
+from kplane.mcm.instance.tenant_lease import TenantLease
 from kplane.mcm.reasons import Reason
-from kplane.provider import Cluster, ClusterConfig
-from kplane.provider.coordination.lease import clock
-from kplane.provider.errors import ClusterNotOwned
+from kplane.provider import ClusterConfig
 from kplane.workloads import ProcessRuntime, RuntimeFailure
 
 from .instances_world import program
-from .start_gate_world import PACE, FaultServer, Leases, Time, World, answer
+from .start_gate_world import PACE, FaultServer, Time, World, answer
 
-FORBIDDEN = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\n{}"
-UNAUTHORIZED = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\n{}"
 Eventually = Callable[..., Any]
 
 
@@ -363,22 +358,6 @@ async def test_nothing_starts_before_it_would_be_killed_in_time(
     assert all(held)
 
 
-async def test_a_refusal_of_what_was_accepted_before_is_told_until_it_is_over(world: World) -> None:
-    async with contextlib.aclosing(tenant_lease(world)) as lease:
-
-        async def refused(found: bytes | Leases) -> bool:
-            world.server.answer = found
-            await lease.look(world.server.config)
-            return "refuses the credentials of its controllers" in lease.refusal
-
-        # Credentials of a user's choice may never have been allowed to hold the Lease: the reason says what to allow.
-        assert not await refused(FORBIDDEN)
-        assert await refused(UNAUTHORIZED)
-        assert not await refused(world.server.leases)
-        assert await refused(FORBIDDEN)
-        assert not await refused(world.server.leases)
-
-
 async def test_another_controller_manager_keeps_the_instance_away_until_its_lease_has_run_out(
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,114 +383,3 @@ async def test_another_controller_manager_keeps_the_instance_away_until_its_leas
     # A Lease that is released is free at once.
     leases.hold("", seconds=600)
     await eventually(lambda: world.summary().pid)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "free_after"),
-    [(15, 15.0), (10**9, 600.0), (-1, 15.0), ("many", 15.0)],
-    ids=["usual", "too long", "negative", "no number"],
-)
-async def test_a_lease_counts_for_as_long_as_its_holder_asks_by_the_clock_of_mcm(
-    world: World, seconds: Any, free_after: float
-) -> None:
-    now = [0.0]
-    # Nobody's clock is trusted: this one is years behind.
-    world.server.leases.hold("theirs", seconds=seconds, renewTime="2020-01-01T00:00:00.000000Z")
-    async with contextlib.aclosing(tenant_lease(world, now=lambda: now[0])) as lease:
-        assert await lease.look(world.server.config) is not None
-        now[0] = free_after - 0.1
-        assert await lease.look(world.server.config) is not None
-        assert lease.seconds_left == 0.0
-        now[0] = free_after
-        assert await lease.look(world.server.config) is None
-        assert lease.seconds_left == 120.0
-
-
-@pytest.mark.parametrize(
-    ("fleet", "uid", "follows"),
-    [("one", "1", True), ("other", "1", False), ("one", "2", False), ("one", None, False)],
-    ids=["same", "fleet", "registration", "unknown"],
-)
-async def test_only_the_next_mcm_of_the_fleet_takes_the_lease_of_a_dead_one_at_once(
-    world: World, fleet: str, uid: str | None, follows: bool
-) -> None:
-    """Two management clusters may have fleets and registrations of the same names, but no uid in common."""
-    dead = tenant_lease(world, uid="1")
-    assert await dead.look(world.server.config) is None
-    async with contextlib.aclosing(tenant_lease(world, fleet=fleet, uid=uid)) as lease:
-        found = await lease.look(world.server.config)
-        assert (found is None) == follows
-        if found is not None:
-            assert "'mcm-0_" in found.message
-        # It was not dead. It knows that it lost the Lease, and does not take that back from one that it would follow.
-        for _ in range(2):
-            assert (await dead.look(world.server.config) is None) == (not follows)
-            assert (await lease.look(world.server.config) is None) == follows
-    await dead.aclose()
-
-
-async def test_an_mcm_that_lost_its_shard_lease_follows_nobody(world: World) -> None:
-    """It was stopped before it could take the Lease, and another mcm of its fleet was quicker."""
-    owned = False
-
-    def before_write(name: str) -> float | None:
-        if not owned:
-            raise ClusterNotOwned(f"cluster {name} has another owner")
-        return None
-
-    async with (
-        contextlib.aclosing(tenant_lease(world)) as owner,
-        contextlib.aclosing(tenant_lease(world, before_write=before_write)) as late,
-    ):
-        assert await owner.look(world.server.config) is None
-        found = await late.look(world.server.config)
-        assert found is not None
-        assert found.message == "another mcm works on it: cluster a has another owner"
-        assert await owner.look(world.server.config) is None
-        owned = True
-        assert await late.look(world.server.config) is None
-
-
-async def test_two_mcm_that_each_follow_only_themselves_never_hold_it_both(world: World) -> None:
-    first, second = tenant_lease(world, uid=None), tenant_lease(world, uid=None)
-    assert await first.look(world.server.config) is None
-    for _ in range(2):
-        found = await second.look(world.server.config)
-        assert found is not None
-        assert found.reason is Reason.FOREIGN_CONTROLLER_MANAGER
-        assert await first.look(world.server.config) is None
-    await first.aclose()
-    assert await second.look(world.server.config) is None
-    await second.aclose()
-
-
-async def test_a_silent_api_server_does_not_hold_up_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kplane.mcm.instance.tenant_lease._RELEASE_SECONDS", 0.05)
-    lease = tenant_lease(world)
-    assert await lease.look(world.server.config) is None
-    world.server.answer = None
-    await lease.aclose()
-    assert lease.seconds_left == 0.0
-
-
-async def test_a_lease_with_more_in_it_than_any_has_is_judged_by_its_holder(world: World) -> None:
-    spec = b'{"holderIdentity":"theirs","x":%s%s}' % (b"[" * 1000, b"]" * 1000)
-    body = b'{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"a"},"spec":%s}' % spec
-    world.server.answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-    async with contextlib.aclosing(tenant_lease(world)) as lease:
-        found = await lease.look(world.server.config)
-    assert found is not None
-    assert found.reason is Reason.FOREIGN_CONTROLLER_MANAGER
-
-
-def tenant_lease(
-    world: World,
-    *,
-    fleet: str = "one",
-    uid: str | None = "1",
-    before_write: Callable[[str], float | None] | None = None,
-    now: Callable[[], float] = clock,
-) -> TenantLease:
-    holder = Holder(name="mcm-0", groups=(fleet, "all"), follows=(fleet,), uid=lambda _: uid, before_write=before_write)
-    cluster = Cluster("a", config=world.server.config)
-    return TenantLease(cluster, program="kube-controller-manager", holder=holder, now=now)
