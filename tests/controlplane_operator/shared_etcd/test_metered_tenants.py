@@ -45,8 +45,7 @@ async def test_who_is_measured_and_reconciled() -> None:
     shared: Any = SimpleNamespace(keyspace=Keyspace())
     runtime: Any = None
     virtual = VirtualProvisioner(context, runtime=runtime, shared_etcd=shared)
-    assert virtual._meter is not None
-    await virtual._meter.look()
+    await virtual._required().meter.look()
     measured = {
         name for name in ("acme", "known", "unclear", "odd", "early", "adopted") if virtual.usage(f"uid-of-{name}")
     }

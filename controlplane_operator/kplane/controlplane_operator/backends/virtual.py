@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 from kplane.api import AuthModel, AuthSpec, ControlPlane, DeletionPolicy, is_true
 from kplane.api.conditions import HIBERNATED
-from kplane.api.names import DESTROY_DATA_ANNOTATION
 from kplane.controlplane_operator.backends.api_server_runner import ApiServerRunner, Ground
 from kplane.controlplane_operator.backends.apiserver import API_SERVER
 from kplane.controlplane_operator.backends.base import AccountUid, Provision, runtime_errors
 from kplane.controlplane_operator.backends.class_settings import api_server_settings
 from kplane.controlplane_operator.backends.etcd import EtcdAccess
+from kplane.controlplane_operator.backends.prefix_claims import PrefixClaims, etcd_user, owner_of, prefix_of, whose
 from kplane.controlplane_operator.backends.proxy import PROXY_PROCESS, ProxyProgram
 from kplane.controlplane_operator.backends.templates import Templates
 from kplane.controlplane_operator.backends.versions import ApiServerPlan, ApiServerPlanner
@@ -35,7 +35,7 @@ from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import as_recorded
 from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, TENANT_NAMESPACE
 from kplane.controlplane_operator.watch.addresses import etcd_address
-from kplane.data import Owner, Usage
+from kplane.data import Usage
 from kplane.workloads import Phase, Runtime
 
 __all__ = ["VirtualProvisioner"]
@@ -44,6 +44,18 @@ _NO_ETCD: Final = (
     "this operator has no shared etcd for control planes of mode Virtual: start it with --shared-etcd-service, or with"
     " --shared-etcd-endpoint and --shared-etcd-credentials, or set spec.endpointRef"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Etcd:
+    """The shared etcd, and what works on it."""
+
+    shared: SharedEtcd
+    access: AccessControl
+    claims: PrefixClaims
+    health: EtcdHealth
+    meter: StorageMeter
+    templates: Templates
 
 
 class VirtualProvisioner:
@@ -62,40 +74,35 @@ class VirtualProvisioner:
         self._keys = TenantKeys(context)
         self._planner = ApiServerPlanner(context, runtime=runtime)
         self._api_servers = ApiServerRunner(runtime, keys=self._keys, proxy=proxy)
-        self._shared = shared_etcd
-        self._access = AccessControl(shared_etcd) if shared_etcd is not None else None
-        self._health = EtcdHealth(shared_etcd) if shared_etcd is not None else None
-        self._templates = (
-            Templates(context, runtime=runtime, shared=shared_etcd, access=self._access)
-            if shared_etcd is not None and self._access is not None
-            else None
-        )
-        self._meter = (
-            StorageMeter(shared_etcd, tenants=self._tenants, is_full=self._is_full, measured=self._measured)
-            if shared_etcd is not None
-            else None
+        self._etcd = self._parts(shared_etcd) if shared_etcd is not None else None
+
+    def _parts(self, shared: SharedEtcd) -> _Etcd:
+        access = AccessControl(shared)
+        return _Etcd(
+            shared,
+            access,
+            PrefixClaims(shared.keyspace, keys=self._keys, access=access),
+            EtcdHealth(shared),
+            StorageMeter(shared, tenants=self._tenants, is_full=self._is_full, measured=self._measured),
+            Templates(self._context, runtime=self._runtime, shared=shared, access=access),
         )
 
     def problem(self) -> str | None:
         """Say what the last check found wrong with the shared etcd, for /readyz."""
-        if self._health is None or self._access is None:
-            return None
-        return self._health.problem or self._access.problem
+        return (self._etcd.health.problem or self._etcd.access.problem) if self._etcd is not None else None
 
     async def run(self) -> None:
         """Check the shared etcd, keep its access control as it has to be, measure tenants, and make templates.
 
         Returns when cancelled only.
         """
-        if self._health is None or self._access is None or self._meter is None or self._templates is None:
+        if self._etcd is None:
             return
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._health.run())
-            group.create_task(self._access.run())
-            group.create_task(self._meter.run())
-            group.create_task(self._templates.run())
-            if self._shared is not None and self._shared.namespace is not None:
-                group.create_task(LearnerPromoter(self._shared).run())
+            for part in (self._etcd.health, self._etcd.access, self._etcd.meter, self._etcd.templates):
+                group.create_task(part.run())
+            if self._etcd.shared.namespace is not None:
+                group.create_task(LearnerPromoter(self._etcd.shared).run())
 
     def address(self, control_plane: ControlPlane) -> str | None:
         """All share one etcd, and each has a path of it."""
@@ -104,20 +111,20 @@ class VirtualProvisioner:
 
     async def ensure(self, control_plane: ControlPlane) -> Provision:
         """Grant the key prefix and have the API server run."""
-        shared, access = self._required()
-        prefix, user = key_prefix(control_plane.cluster_path), _etcd_user(control_plane.metadata.uid)
+        etcd = self._required()
+        prefix, user = key_prefix(control_plane.cluster_path), etcd_user(control_plane.metadata.uid)
         published = control_plane.status.endpoint is not None
         ground, fresh = await self._prepare(control_plane)
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
-            await access.grant(user, prefix=prefix, owner=_owner(control_plane))
+            await etcd.access.grant(user, prefix=prefix, owner=owner_of(control_plane))
             await self._api_servers.ensure(
                 control_plane,
                 ground=ground,
                 etcd=EtcdAccess(
-                    (shared.endpoint,),
-                    shared.authority.certificate,
+                    (etcd.shared.endpoint,),
+                    etcd.shared.authority.certificate,
                     ground.certificates.etcd_client,
-                    namespace=shared.namespace,
+                    namespace=etcd.shared.namespace,
                 ),
                 etcd_prefix=prefix.rstrip("/"),
                 etcd_shared=True,
@@ -130,7 +137,7 @@ class VirtualProvisioner:
 
         A control plane that begins as a copy of a template needs none to be published.
         """
-        _, access = self._required()
+        etcd = self._required()
         published = control_plane.status.endpoint is not None
         ground, fresh = await self._prepare(control_plane)
         if not published:
@@ -142,7 +149,7 @@ class VirtualProvisioner:
             # A runtime may not have seen yet what it started a moment ago.
             if begins or self._api_servers.phase(control_plane) is not Phase.ABSENT:
                 await self._api_servers.stop(control_plane)
-        access.forget(_etcd_user(control_plane.metadata.uid))
+        etcd.access.forget(etcd_user(control_plane.metadata.uid))
         return replace(
             ground.provision(),
             lag=ground.plan.refused,
@@ -164,7 +171,7 @@ class VirtualProvisioner:
         if auth.model is AuthModel.X509:
             return None
         try:
-            uid = await self._required()[0].keyspace.uid(_prefix(control_plane), _account_key(ADMIN_ACCOUNT.name))
+            uid = await self._required().shared.keyspace.uid(prefix_of(control_plane), _account_key(ADMIN_ACCOUNT.name))
         except ValueNotRead:
             uid = None
         if uid is None:
@@ -176,24 +183,27 @@ class VirtualProvisioner:
 
         Tell besides whether its keys are a copy that was made for it.
         """
-        shared, _ = self._required()
-        user = _etcd_user(control_plane.metadata.uid)
+        etcd = self._required()
         published = control_plane.status.endpoint is not None
         if not published:
             # Those that run keep running: an end of them would keep tenants apart no better.
-            await self._check_version(shared)
-        await self._claim(control_plane, user=user)
+            await self._check_version(etcd.shared)
+        await etcd.claims.claim(control_plane)
         plan = await self._planner.plan(control_plane)
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
             authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
             ground = await self._api_servers.prepare(
-                control_plane, plan=plan, authorities=authorities, etcd_authority=shared.authority, etcd_user=user
+                control_plane,
+                plan=plan,
+                authorities=authorities,
+                etcd_authority=etcd.shared.authority,
+                etcd_user=etcd_user(control_plane.metadata.uid),
             )
             return ground, not published and await self._copy(control_plane, ground=ground)
 
     def _accounts(self, control_plane: ControlPlane, *, plan: ApiServerPlan) -> AccountUid | None:
         """Return what reads the uids of ServiceAccounts, if tokens that kplane signs for them are good."""
-        return partial(self._account_uid, _prefix(control_plane)) if _takes_our_tokens(plan) else None
+        return partial(self._account_uid, prefix_of(control_plane)) if _takes_our_tokens(plan) else None
 
     async def _version(self, plan: ApiServerPlan) -> str:
         """Return the version that an API server of this plan will report, as far as that is known before it runs."""
@@ -202,14 +212,7 @@ class VirtualProvisioner:
 
     async def has_data(self, control_plane: ControlPlane) -> bool:
         """Tell whether there are keys of the control plane; there are none without a shared etcd."""
-        if self._shared is None:
-            return False
-        keyspace, prefix = self._shared.keyspace, _prefix(control_plane)
-        with runtime_errors(Reason.PROVISIONING):
-            found = await keyspace.owner(prefix)
-            if found != _owner(control_plane) and (found is not None or not await self._is_known(control_plane)):
-                return False
-            return await keyspace.count(prefix) > 0
+        return self._etcd is not None and await self._etcd.claims.has_data(control_plane)
 
     async def volume(self, control_plane: ControlPlane) -> str | None:  # noqa: ARG002 - of none
         """Return None, because no data are in the namespace: they are in the shared etcd."""
@@ -220,39 +223,27 @@ class VirtualProvisioner:
 
     def usage(self, uid: str) -> Usage | None:
         """Return what was measured last."""
-        return self._meter.usage(uid) if self._meter is not None else None
+        return self._etcd.meter.usage(uid) if self._etcd is not None else None
 
     def let_go(self, uid: str) -> None:
         """Leave the rights of its user in etcd as they are."""
-        if self._access is not None:
-            self._access.forget(_etcd_user(uid))
-        if self._templates is not None:
-            self._templates.forget(uid)
+        if self._etcd is not None:
+            self._etcd.access.forget(etcd_user(uid))
+            self._etcd.templates.forget(uid)
 
     async def take_over(self, control_plane: ControlPlane, *, former: str) -> None:
         """Have the etcd forget the former user, whose API server may run still, and name the new owner of the keys."""
-        shared, access = self._required()
-        prefix, owner = _prefix(control_plane), _owner(control_plane)
-        with runtime_errors(Reason.PROVISIONING):
-            await access.revoke(_etcd_user(former))
-            found = await shared.keyspace.owner(prefix)
-            try:
-                if found is not None and found.uid != former:
-                    await shared.keyspace.claim(prefix, owner=owner, known=False)
-                else:
-                    await shared.keyspace.take_over(prefix, former=found, owner=owner)
-            except PrefixNotOwned as error:
-                raise _not_owned(error) from error
+        await self._required().claims.take_over(control_plane, former=former)
 
     async def shut_down(self, control_plane: ControlPlane) -> None:
         """Take its access to the etcd away, and end the API server."""
         if await self._was_never_made(control_plane):
             return
-        _, access = self._required()
+        etcd = self._required()
         with runtime_errors(Reason.DELETING):
             # First, because etcd checks the user at each request. An API server that cannot be stopped, such as on a
             # lost node, then writes no more keys.
-            await access.revoke(_etcd_user(control_plane.metadata.uid))
+            await etcd.access.revoke(etcd_user(control_plane.metadata.uid))
             await self._api_servers.delete(control_plane)
             if (maker := template_name(control_plane.name)) in self._runtime.names():
                 # Those who wait for that template have it made beside another control plane.
@@ -262,19 +253,16 @@ class VirtualProvisioner:
         """Delete its keys if the policy is Destroy. Those of another owner stay, unless an annotation names them."""
         if await self._was_never_made(control_plane):
             return
-        shared, _ = self._required()
-        prefix, owner = _prefix(control_plane), _owner(control_plane)
+        claims = self._required().claims
         with runtime_errors(Reason.DELETING):
             if policy is DeletionPolicy.RETAIN:
-                # A path without keys is free for others.
-                await shared.keyspace.release(prefix, owner=owner)
+                await claims.release(control_plane)
                 return
             try:
-                await self._claim_for_destruction(control_plane)
-                deleted = await shared.keyspace.delete_prefix(prefix, owner=owner)
+                deleted = await claims.destroy(control_plane)
             except PrefixNotOwned as error:
                 self._context.events.record(
-                    control_plane, reason="DataLeft", message=f"left the data below {_whose(error)}", warning=True
+                    control_plane, reason="DataLeft", message=f"left the data below {whose(error)}", warning=True
                 )
                 return
         if deleted:
@@ -285,13 +273,11 @@ class VirtualProvisioner:
 
     async def _copy(self, control_plane: ControlPlane, *, ground: Ground) -> bool:
         """Have a new control plane begin as a copy of a template; tell whether it did."""
-        if self._templates is None:
-            return False
-        return await self._templates.copy(
+        return await self._required().templates.copy(
             control_plane,
-            prefix=_prefix(control_plane),
-            owner=_owner(control_plane),
-            user=_etcd_user(control_plane.metadata.uid),
+            prefix=prefix_of(control_plane),
+            owner=owner_of(control_plane),
+            user=etcd_user(control_plane.metadata.uid),
             plan=ground.plan,
             service_cidr=ground.service_cidr,
         )
@@ -299,45 +285,10 @@ class VirtualProvisioner:
     async def _account_uid(self, prefix: str, account: str) -> str | None:
         """Read the uid of a ServiceAccount of kplane from etcd; None if there is none, or it cannot be read."""
         try:
-            return await self._required()[0].keyspace.uid(prefix, _account_key(account))
+            return await self._required().shared.keyspace.uid(prefix, _account_key(account))
         except KeyspaceError:
             # It may be encrypted. The API server knows.
             return None
-
-    async def _claim(self, control_plane: ControlPlane, *, user: str) -> None:
-        """Make the prefix the control plane's, before anything is made for it. Raises ConditionError (DataNotOwned)."""
-        _, access = self._required()
-        if access.is_granted(user):
-            return
-        published = control_plane.status.endpoint is not None
-        with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
-            try:
-                await self._claim_own(control_plane)
-            except PrefixNotOwned as error:
-                # It may have had the prefix before the etcd was restored.
-                await access.revoke(user)
-                raise _not_owned(error) from error
-
-    async def _claim_for_destruction(self, control_plane: ControlPlane) -> None:
-        """Make the prefix the control plane's if it may destroy the keys. Raises PrefixNotOwned."""
-        keyspace = self._required()[0].keyspace
-        prefix, owner = _prefix(control_plane), _owner(control_plane)
-        found = await keyspace.owner(prefix)
-        if control_plane.metadata.annotations.get(DESTROY_DATA_ANNOTATION) == _named(prefix, found):
-            await keyspace.take_over(prefix, former=found, owner=owner)
-        else:
-            await self._claim_own(control_plane)
-
-    async def _claim_own(self, control_plane: ControlPlane) -> None:
-        """Make a prefix the control plane's that is free, or was its own already. Raises PrefixNotOwned."""
-        keyspace = self._required()[0].keyspace
-        prefix, owner = _prefix(control_plane), _owner(control_plane)
-        try:
-            await keyspace.claim(prefix, owner=owner, known=False)
-        except PrefixNotOwned as error:
-            if error.owner is not None or not await self._is_known(control_plane):
-                raise
-            await keyspace.claim(prefix, owner=owner, known=True)
 
     def _tenants(self) -> dict[str, str]:
         """Return the prefixes of all control planes that were made here, by uid."""
@@ -366,10 +317,6 @@ class VirtualProvisioner:
             if recorded(known, usage=usage, quota_bytes=quota_bytes) != known:
                 self._context.queues.control_planes.add(("", obj["metadata"]["name"]))
 
-    async def _is_known(self, control_plane: ControlPlane) -> bool:
-        """Tell whether a prefix without owner key is the control plane's: a version without such keys made it."""
-        return control_plane.status.endpoint is not None or await self._keys.exist(control_plane)
-
     async def _check_version(self, shared: SharedEtcd) -> None:
         with runtime_errors(Reason.PROVISIONING):
             refusal = await shared.refusal()
@@ -378,51 +325,18 @@ class VirtualProvisioner:
 
     async def _was_never_made(self, control_plane: ControlPlane) -> bool:
         """Without a shared etcd there never was one to make something in: keys come before anything else."""
-        if self._shared is not None or control_plane.status.endpoint is not None:
+        if self._etcd is not None or control_plane.status.endpoint is not None:
             return False
         return not await self._keys.exist(control_plane)
 
-    def _required(self) -> tuple[SharedEtcd, AccessControl]:
-        if self._shared is None or self._access is None:
+    def _required(self) -> _Etcd:
+        if self._etcd is None:
             raise ConditionError(Reason.FAILED, _NO_ETCD)
-        return self._shared, self._access
-
-
-def _prefix(control_plane: ControlPlane) -> str:
-    # As written down before anything was made: the spec may have been edited a moment earlier.
-    return key_prefix(control_plane.status.cluster_path or control_plane.cluster_path)
-
-
-def _owner(control_plane: ControlPlane) -> Owner:
-    return Owner(control_plane.metadata.uid or "", control_plane.name)
-
-
-def _named(prefix: str, owner: Owner | None) -> str:
-    """Return what the annotation has to say of data that are not the control plane's, so that it may destroy them."""
-    return prefix if owner is None else f"{prefix}@{owner.uid}"
-
-
-def _whose(error: PrefixNotOwned) -> str:
-    whose = f"control plane {error.owner.label}" if error.owner is not None else "no control plane that is known"
-    return f"{error.prefix} of the shared etcd, which belong to {whose}"
-
-
-def _not_owned(error: PrefixNotOwned) -> ConditionError:
-    return ConditionError(
-        Reason.DATA_NOT_OWNED,
-        f"there are data below {_whose(error)}, so the operator starts nothing on them; choose another"
-        f" spec.virtual.clusterPath. To destroy the data, set annotation {DESTROY_DATA_ANNOTATION} to"
-        f" {_named(error.prefix, error.owner)} and spec.deletionPolicy to Destroy, and delete this control plane",
-    )
+        return self._etcd
 
 
 def _account_key(account: str) -> str:
     return f"serviceaccounts/{TENANT_NAMESPACE}/{account}"
-
-
-def _etcd_user(uid: str | None) -> str:
-    # By uid: a certificate of an earlier control plane of the same path must never be worth anything again.
-    return f"cp-{uid}"
 
 
 def _takes_our_tokens(plan: ApiServerPlan) -> bool:
