@@ -34,7 +34,7 @@ def _worthless(token: str, *keys: bytes) -> bool:
     return is_worthless(token, keys=keys or (public_key(KEY), public_key(FORMER)), now=NOW)
 
 
-@pytest.mark.parametrize("key", [KEY, FORMER])
+@pytest.mark.parametrize("key", [KEY, FORMER], ids=["present", "former"])
 def test_one_by_any_trusted_key_is_worth_a_wake(key: bytes) -> None:
     assert not _worthless(_token(key=key))
 
@@ -51,6 +51,7 @@ def test_one_by_any_trusted_key_is_worth_a_wake(key: bytes) -> None:
         "\udcff" + _token(),
         ".".join((_encoded({"alg": "none"}), _encoded({"iss": SERVICE_ACCOUNT_ISSUER}), "")),
     ],
+    ids=["stranger", "ended", "signature", "no signature", "no base64", "no UTF-8", "no algorithm"],
 )
 def test_one_that_no_key_signed_or_that_has_ended_is_not(token: str) -> None:
     assert _worthless(token)
@@ -70,6 +71,7 @@ def test_one_that_no_key_signed_or_that_has_ended_is_not(token: str) -> None:
         # API servers allow for a minute.
         _token(ends=-60),
     ],
+    ids=["bootstrap", "opaque", "three parts", "empty", "no ASCII", "issuer", "no object", "deep", "just ended"],
 )
 def test_of_others_only_the_api_server_can_tell(token: str) -> None:
     assert not _worthless(token)
