@@ -23,6 +23,8 @@ settings.register_profile("kplane", deadline=None, derandomize=True, print_blob=
 settings.register_profile("nightly", deadline=None, derandomize=False, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "kplane"))
 
+_LONGEST_ID = 80
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,6 +32,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("xdist_group") is None and _shares_with_its_module(item):
             item.add_marker(pytest.mark.xdist_group(item.path.relative_to(item.config.rootpath).as_posix()))
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name a long value after its argument: ids go into the environment of each process that a test starts."""
+    return argname if isinstance(val, str | bytes) and len(val) > _LONGEST_ID else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -156,7 +156,6 @@ def test_authorities_survive_their_secret_and_name_what_is_missing(missing: str)
         ("sa.key", AUTHORITIES.serving.certificate),
         ("encryption.key", b"too short"),
     ],
-    ids=lambda given: given if isinstance(given, str) else "",
 )
 def test_a_damaged_entry_is_named(entry: str, content: bytes) -> None:
     with pytest.raises(CredentialsInvalid, match=entry.replace(".", r"\.")):
