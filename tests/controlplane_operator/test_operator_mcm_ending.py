@@ -61,8 +61,8 @@ class Programs:
         self.ended = False
         self.tries = 0
 
-    def names(self) -> list[str]:
-        return self.present
+    def names(self, *, prefix: str = "") -> list[str]:
+        return [name for name in self.present if name.startswith(prefix)]
 
     async def synced(self) -> None:
         return

@@ -81,8 +81,8 @@ class Programs:
         self.applied: list[str] = []
         self.lasts = False
 
-    def names(self) -> list[str]:
-        return sorted(self.present)
+    def names(self, *, prefix: str = "") -> list[str]:
+        return sorted(name for name in self.present if name.startswith(prefix))
 
     def state(self, _: str) -> Any:
         return SimpleNamespace(phase=Phase.READY, message="", unobtainable=False)

@@ -113,8 +113,8 @@ class Runtime:
     async def synced(self) -> None:
         pass
 
-    def names(self) -> list[str]:
-        return sorted(self.running)
+    def names(self, *, prefix: str = "") -> list[str]:
+        return sorted(name for name in self.running if name.startswith(prefix))
 
     async def delete(self, name: str) -> None:
         self.running.discard(name)

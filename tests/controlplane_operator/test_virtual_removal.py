@@ -50,7 +50,7 @@ class Steps:
     async def delete(self, name: str) -> None:
         self._do("end")
 
-    def names(self) -> list[str]:
+    def names(self, *, prefix: str = "") -> list[str]:
         return []
 
     async def revoke(self, user: str) -> None:

@@ -252,7 +252,8 @@ async def test_programs_do_not_hold_the_directory(sandbox) -> None:
     async with sandbox.runtime() as runtime:
         await runtime.apply(sandbox.shell("plain", FOREVER))
     async with sandbox.runtime() as runtime:
-        assert runtime.names() == ["plain"]
+        assert runtime.names() == runtime.names(prefix="pla") == ["plain"]
+        assert runtime.names(prefix="plains") == []
 
 
 async def test_who_waits_until_nothing_is_left_of_a_component_is_told(runtime, sandbox) -> None:

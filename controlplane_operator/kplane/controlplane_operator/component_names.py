@@ -13,6 +13,7 @@ from kplane.workloads import RuntimeFailure
 from kplane.workloads.pods import Placement
 
 __all__ = [
+    "MCM_PREFIX",
     "MOST_ETCD_MEMBERS",
     "apiserver_name",
     "components_of",
@@ -34,7 +35,9 @@ _API_SERVER: Final = "apiserver"
 _EGRESS: Final = "egress"
 _TEMPLATE: Final = "template"
 _PROGRAMS: Final = {_API_SERVER: "kube-apiserver", _EGRESS: "egress-proxy", _TEMPLATE: "template"}
-_MCM: Final = re.compile(r"mcm([a-z2-7]{6})(x?-.+)")
+MCM_PREFIX: Final = "mcm"
+"""So begin the names of components that are the mcm of a registration, and those of no others."""
+_MCM: Final = re.compile(rf"{MCM_PREFIX}([a-z2-7]{{6}})(x?-.+)")
 _MEMBER: Final = re.compile(r"etcd([12]?)(x?-.+)")
 _MARK_LETTERS: Final = 6
 """With "mcm" as many as the beginning of the namespace's name, in the place of which they are."""
@@ -73,7 +76,7 @@ def components_of(control_plane: str) -> list[str]:
 
 def mcm_name(control_plane: str, *, uid: str) -> str:
     """Name of the component that is the mcm of the registration with this uid, at the control plane that it serves."""
-    return _component(control_plane, kind=f"mcm{mcm_mark(uid)}")
+    return _component(control_plane, kind=f"{MCM_PREFIX}{mcm_mark(uid)}")
 
 
 @functools.lru_cache(maxsize=4096)

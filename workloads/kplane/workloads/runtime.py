@@ -144,8 +144,11 @@ class Runtime(Protocol):
         """
         ...
 
-    def names(self) -> Sequence[str]:
-        """Names of all components that own something here: reserved, running, stopped, or found from an earlier run."""
+    def names(self, *, prefix: str = "") -> Sequence[str]:
+        """Names of all components that own something here: reserved, running, stopped, or found from an earlier run.
+
+        With `prefix`, of those whose names begin so, which costs little for the others.
+        """
         ...
 
     async def stop(self, name: str) -> None:

@@ -172,14 +172,14 @@ class EgressProxies:
     async def stop(self, control_plane: ControlPlane) -> None:
         """End the proxy for as long as its API server does not run; its address stays."""
         name = egress_name(control_plane.name)
-        if name in self._runtime.names():
+        if name in self._runtime.names(prefix=name):
             await self._runtime.stop(name)
 
     async def end(self, control_plane: ControlPlane) -> None:
         """End the proxy, and with it all connections through it."""
         name = egress_name(control_plane.name)
         self._absent.discard(name)
-        if name in self._runtime.names():
+        if name in self._runtime.names(prefix=name):
             await self._runtime.delete(name)
 
 

@@ -245,7 +245,7 @@ class VirtualProvisioner:
             # lost node, then writes no more keys.
             await etcd.access.revoke(etcd_user(control_plane.metadata.uid))
             await self._api_servers.delete(control_plane)
-            if (maker := template_name(control_plane.name)) in self._runtime.names():
+            if (maker := template_name(control_plane.name)) in self._runtime.names(prefix=maker):
                 # Those who wait for that template have it made beside another control plane.
                 await self._runtime.delete(maker)
 

@@ -19,7 +19,7 @@ from kplane.api.names import management_namespace
 from kplane.controlplane_operator.backends.class_settings import scheduling_of
 from kplane.controlplane_operator.backends.mcm import MCM_PORTS, McmProgram, mcm_component
 from kplane.controlplane_operator.class_policy import class_in_force
-from kplane.controlplane_operator.component_names import mark_of, mcm_mark, mcm_name, place
+from kplane.controlplane_operator.component_names import MCM_PREFIX, mark_of, mcm_mark, mcm_name, place
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import BootstrapFailed
 from kplane.controlplane_operator.grants import Account
@@ -70,11 +70,11 @@ class DedicatedMcms:
     def of(self, uid: str) -> list[str]:
         """Name the components with the mark of a registration: one, and more while it moves."""
         mark = mcm_mark(uid)
-        return [name for name in self._runtime.names() if mark_of(name) == mark]
+        return [name for name in self._runtime.names(prefix=f"{MCM_PREFIX}{mark}") if mark_of(name) == mark]
 
     def at(self, control_plane: str) -> list[str]:
         """Name all that are in the namespace of a control plane."""
-        namespace, names = management_namespace(control_plane), self._runtime.names()
+        namespace, names = management_namespace(control_plane), self._runtime.names(prefix=MCM_PREFIX)
         return [name for name in names if mark_of(name) is not None and place(name).namespace == namespace]
 
     async def end(self, component: str) -> None:

@@ -64,12 +64,13 @@ class Observation:
         """Return the pods of a component."""
         return list(self._pods_of.get(name, {}).values())
 
-    def names(self) -> list[str]:
+    def names(self, *, prefix: str = "") -> list[str]:
         """Return the components that have a Service or a workload."""
         informers = (self._services, self._deployments, self._stateful_sets)
         found = {entry.labels[COMPONENT_LABEL] for each in informers for entry in each.entries()}
         # Whoever can write labels could name a component of another namespace.
-        return sorted(name for name in found if any(self._entry(each, name) for each in informers))
+        wanted = (name for name in found if name.startswith(prefix))
+        return sorted(name for name in wanted if any(self._entry(each, name) for each in informers))
 
     def ended(self, name: str) -> bool:
         """Return whether a component has no pods left, nor will get any, as far as is known here.

@@ -203,9 +203,9 @@ class PodRuntime:
         applied = self._applied.get(name)
         return applied is not None and self._observation.settled(name, generation=applied.generation)
 
-    def names(self) -> Sequence[str]:
+    def names(self, *, prefix: str = "") -> Sequence[str]:
         """See `Runtime.names`."""
-        return self._observation.names()
+        return self._observation.names(prefix=prefix)
 
     async def stop(self, name: str) -> None:
         """See `Runtime.stop`. The workload stays, with no pods. Raises RuntimeFailure if they have not ended yet."""

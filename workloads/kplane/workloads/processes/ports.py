@@ -7,7 +7,7 @@ import contextlib
 import errno
 import fcntl
 import os
-import random
+import secrets
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -118,7 +118,9 @@ class PortRegistry:
             return owner  # its record is damaged: the port is left to it
 
     def _take(self, owner: ComponentDirectory, *, besides: set[int]) -> int:
-        for number in random.sample(_RANGE, len(_RANGE)):
+        first = secrets.randbelow(len(_RANGE))
+        for step in range(len(_RANGE)):
+            number = _RANGE[(first + step) % len(_RANGE)]
             if number not in besides and self._owner(number) is None and self._free(number):
                 # The owner's address does not name it yet: only the lock keeps others away until it does.
                 self._claim_file(number).write_text(str(owner.path))

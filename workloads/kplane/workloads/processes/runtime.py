@@ -172,9 +172,10 @@ class ProcessRuntime:
         """See `Runtime.settled`. One process ends before the next one starts."""
         return self.state(name).phase is Phase.READY
 
-    def names(self) -> Sequence[str]:
+    def names(self, *, prefix: str = "") -> Sequence[str]:
         """See `Runtime.names`."""
-        return sorted(name for name, supervision in self._supervisions.items() if _owns_something(supervision))
+        found = ((name, each) for name, each in self._supervisions.items() if name.startswith(prefix))
+        return sorted(name for name, supervision in found if _owns_something(supervision))
 
     async def stop(self, name: str) -> None:
         """See `Runtime.stop`. Waits as long as the kernel takes to end what was killed; a cancelled stop continues."""
