@@ -15,11 +15,14 @@ import aiohttp
 from kplane.provider import ClusterConfig
 from kplane.provider.client.tls import ssl_context
 
-__all__ = ["Memory", "PeakMemory", "cpu_seconds", "memory_of", "requests_by_kind"]
+__all__ = ["Memory", "PeakMemory", "cpu_seconds", "memory_of", "passes_by_controller", "requests_by_kind"]
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _SAMPLE_SECONDS: Final = 0.5
 _REQUESTS: Final = re.compile(r"^apiserver_request_total\{([^}]*)\} (\S+)", re.MULTILINE)
+_PASSES: Final = re.compile(
+    r'^controller_runtime_reconcile_time_seconds_count\{controller="([^"]*)"\} (\S+)', re.MULTILINE
+)
 _LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -88,3 +91,11 @@ async def requests_by_kind(config: ClusterConfig) -> Counter[str]:
         what = "/".join(filter(None, (known.get("resource"), known.get("subresource"))))
         counted[f"{known.get('verb', '')} {what}"] += int(float(value))
     return counted
+
+
+async def passes_by_controller(url: str) -> Counter[str]:
+    """Count the reconciles of an operator since its start. `url` is that of its /healthz, without the path."""
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as answer:
+        answer.raise_for_status()
+        text = await answer.text()
+    return Counter({controller: int(float(value)) for controller, value in _PASSES.findall(text)})

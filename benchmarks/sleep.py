@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from benchmarks.cost import requests_by_kind
+from benchmarks.cost import passes_by_controller, requests_by_kind
 from benchmarks.fleet import Progress
 from benchmarks.programs import API_SERVERS, SHARED, Programs, growth
 from benchmarks.visits import Answers, Visitor, fall_asleep, take_turns
@@ -147,7 +147,8 @@ async def _births(client: Client, target: Target, *, programs: Programs, config:
     """Create all control planes, and measure until they are Ready and at rest."""
     number = target.control_planes
     ready, known = Progress(number, _is_ready), Progress(number, _is_known)
-    before, asked, load = Sample.of(programs), await requests_by_kind(config), os.getloadavg()
+    operator, load = programs.handle.operator_url or "", os.getloadavg()
+    before, asked, passed = Sample.of(programs), await requests_by_kind(config), await passes_by_controller(operator)
     async with asyncio.TaskGroup() as tasks:
         follow = [
             tasks.create_task(Informer(client, CONTROL_PLANES).run(ready.saw)),
@@ -168,7 +169,7 @@ async def _births(client: Client, target: Target, *, programs: Programs, config:
             task.cancel()
     await asyncio.sleep(target.settle_seconds)
     until_rest, requests = growth(used, programs.processor()), await requests_by_kind(config) - asked
-    after = Sample.of(programs)
+    after, passes = Sample.of(programs), await passes_by_controller(operator) - passed
     anonymous, pss = growth(before.anonymous, after.anonymous), growth(before.pss, after.pss)
     disk, found = growth(before.disk, after.disk), ready.report(began)
     return {
@@ -181,7 +182,8 @@ async def _births(client: Client, target: Target, *, programs: Programs, config:
             "processor_seconds_until_ready": _times(until_ready, 1.0),
             "processor_milliseconds_each_until_ready": _times(until_ready, 1000 / number),
             "processor_milliseconds_each_until_rest": _times(until_rest, 1000 / number),
-            "requests_each": _asked(requests, number=number),
+            "requests_each": _counted(requests, number=number),
+            "passes_of_the_operator_each": _counted(passes, number=number),
         },
         "memory_mib": {
             "with_none": _times(before.anonymous, 1.0),
@@ -197,9 +199,9 @@ def _times(values: dict[str, float], factor: float, *, digits: int = 2) -> dict[
     return {name: round(value * factor, digits) for name, value in sorted(values.items())}
 
 
-def _asked(requests: Counter[str], *, number: int) -> dict[str, float]:
-    found = {kind: round(count / number, 2) for kind, count in sorted(requests.items()) if count >= 0.05 * number}
-    return {"all": round(sum(requests.values()) / number, 2), **found}
+def _counted(events: Counter[str], *, number: int) -> dict[str, float]:
+    found = {kind: round(count / number, 2) for kind, count in sorted(events.items()) if count >= 0.05 * number}
+    return {"all": round(sum(events.values()) / number, 2), **found}
 
 
 async def _wakes(client: Client, names: Sequence[str]) -> dict[str, Any]:
