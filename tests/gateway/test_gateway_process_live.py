@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import os
 import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kplane.api.names import CONTROL_PLANE_LABEL, GATEWAY_NAMESPACE, UID_ANNOTATION, gateway_secret_name
+from kplane.api.names import (
+    CONTROL_PLANE_LABEL,
+    GATEWAY_LEASE_LABEL,
+    GATEWAY_NAMESPACE,
+    HOLDS_ANNOTATION,
+    UID_ANNOTATION,
+    WRITES_HELD_UNTIL_ANNOTATION,
+    gateway_secret_name,
+)
 from kplane.controlplane_operator.pki.primitives import issue_client
 from kplane.embedded.handle import Handle
 from kplane.gateway.control_planes import CONTROL_PLANES
 from kplane.provider import ApiError, Client, ClusterConfig, NotFound
-from kplane.provider.client.resources import NAMESPACES, SECRETS
+from kplane.provider.client.resources import LEASES, NAMESPACES, SECRETS
 from tests.mcm.control_planes import Tenant, controllers_token
 
 from .gateway_process import Process, gateway_process, write_certificate
@@ -87,6 +97,25 @@ async def _code(config: ClusterConfig) -> int:
         return 200
 
 
+async def _is_held_and_says_so(management: Client, acme: str, eventually: Callable[..., Any]) -> None:
+    uid = (await management.get(CONTROL_PLANES, acme))["metadata"]["uid"]
+    secret = gateway_secret_name(acme)
+
+    async def hold(until: str | None) -> None:
+        annotations = {WRITES_HELD_UNTIL_ANNOTATION: until}
+        await management.patch(SECRETS, secret, {"metadata": {"annotations": annotations}}, namespace=GATEWAY_NAMESPACE)
+
+    async def holds() -> list[dict[str, str]]:
+        found = await management.list(LEASES, namespace=GATEWAY_NAMESPACE, label_selector=GATEWAY_LEASE_LABEL)
+        return [json.loads(lease["metadata"]["annotations"][HOLDS_ANNOTATION]) for lease in found.items]
+
+    until = (datetime.now(UTC) + timedelta(minutes=5)).isoformat()
+    await hold(until)
+    await eventually(holds, lambda found: found == [{uid: until}])
+    await hold(None)
+    await eventually(holds, lambda found: found == [{}])
+
+
 async def test_it_serves_what_is_published_and_survives_kills(
     process: Process,
     acme: str,
@@ -109,6 +138,7 @@ async def test_it_serves_what_is_published_and_survives_kills(
     assert "kplane_gateway_control_planes 1.0" in metrics
     assert "kplane_gateway_waiting_requests 0.0" in metrics
     envoy = process.envoy
+    await _is_held_and_says_so(management, acme, eventually)
 
     # Without its controller Envoy serves; who needs a certificate verified is to retry.
     process.end(signal.SIGKILL)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from kplane.gateway.errors import Declined
-from kplane.gateway.routes import Route
+from kplane.gateway.routes import Hold, Route
 from kplane.gateway.waker import Waker
 from kplane.provider import Unreachable
 from kplane.provider.aio.backoff import Backoff
@@ -57,6 +58,31 @@ async def _code(waker: Waker, key: str = "uid-a") -> int:
     with pytest.raises(Declined) as caught:
         await waker.passage(key)
     return caught.value.code
+
+
+async def test_changes_wait_while_a_control_plane_is_held(operator: Operator) -> None:
+    waker = _waker(operator, each_held=2)
+    held = replace(route("a"), held=Hold(until=NOW + timedelta(minutes=1), asked="then"))
+    waker.know([held])
+    waker.reach(["uid-a"])
+    await waker.passage("uid-a")
+    changing = [asyncio.create_task(waker.passage("uid-a", change=True)) for _ in range(2)]
+    await _turns()
+    assert waker.waiting == 2
+    with pytest.raises(Declined) as caught:
+        await waker.passage("uid-a", change=True)
+    assert caught.value.code == 429
+    # It has moved, and is not reached there yet.
+    waker.reach([])
+    waker.know([route("a")])
+    await _turns()
+    assert waker.waiting == 2
+    waker.reach(["uid-a"])
+    await asyncio.gather(*changing)
+    assert operator.asked == []
+    # The time of a hold has come.
+    waker.know([replace(held, held=Hold(until=NOW, asked="now"))])
+    await waker.passage("uid-a", change=True)
 
 
 async def test_many_requests_are_one_wake(operator: Operator) -> None:

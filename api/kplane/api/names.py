@@ -22,10 +22,12 @@ __all__ = [
     "DESTROY_DATA_ANNOTATION",
     "FINALIZER",
     "FINISH_ROTATION_ANNOTATION",
+    "GATEWAY_LEASE_LABEL",
     "GATEWAY_LIMITS_KEY",
     "GATEWAY_NAMESPACE",
     "GATEWAY_SECRET_KEYS",
     "GROUP",
+    "HOLDS_ANNOTATION",
     "KUBECONFIG_EXTERNAL_KEY",
     "KUBECONFIG_KEY",
     "LAST_USED_ANNOTATION",
@@ -44,6 +46,7 @@ __all__ = [
     "UID_ANNOTATION",
     "VERSION",
     "WAKE_REQUESTED_ANNOTATION",
+    "WRITES_HELD_UNTIL_ANNOTATION",
     "controllers_secret_name",
     "gateway_secret_name",
     "kubeconfig_secret_name",
@@ -164,6 +167,17 @@ GATEWAY_SECRET_KEYS: Final = {
     "tls.key": "its key",
 }
 """Keys of the Secret `gateway_secret_name(...)`; `UID_ANNOTATION` on it names the control plane that they are of."""
+
+WRITES_HELD_UNTIL_ANNOTATION: Final = f"{GROUP}/writes-held-until"
+"""On the same Secret, a time: until then the gateway has requests wait that change something. The write that takes it
+away also says where they continue."""
+
+GATEWAY_LEASE_LABEL: Final = f"{GROUP}/gateway"
+"""On the Lease that each replica of the gateway keeps in `GATEWAY_NAMESPACE`."""
+
+HOLDS_ANNOTATION: Final = f"{GROUP}/holds"
+"""On these Leases, JSON: by uid of a control plane, the `WRITES_HELD_UNTIL_ANNOTATION` that the replica has in force.
+Then no request is in flight that changes something."""
 
 GATEWAY_LIMITS_KEY: Final = "limits.json"
 """Key of the same Secret, with the limits of the control plane's class: its name as `class`, and fields of

@@ -27,6 +27,7 @@ from kplane.gateway.envoy.names import (
     by_token,
 )
 from kplane.gateway.envoy.replies import DECLINED, RETRY_SECONDS, UNAVAILABLE, status
+from kplane.gateway.envoy.requests import changes
 from kplane.gateway.envoy.routing import tenant_of
 from kplane.gateway.errors import Declined
 from kplane.gateway.identity import NotVerified, Verifier, chain_of
@@ -89,7 +90,7 @@ class Authorizer:
         try:
             route = self._route_of(request)
             headers = self._identified(request, route=route)
-            await self._waker.passage(route.key)
+            await self._waker.passage(route.key, change=changes(request.method, request.raw_path))
         except Declined as declined:
             return _refusal(declined)
         return web.Response(headers=headers | self._limits(route))
@@ -110,7 +111,7 @@ class Authorizer:
             raise Declined(UNAVAILABLE, route.why_absent or "this control plane has no API server now")
         if CERTIFICATE_HEADER in request.headers and _AUTHORIZATION not in request.headers:
             return self._verified(request.headers[CERTIFICATE_HEADER], route=route, upstream=route.upstream)
-        if route.asleep is not None:
+        if route.asleep is not None or route.held is not None:
             self._check_token(request, upstream=route.upstream)
         return {UPSTREAM_HEADER: by_token(route.key)}
 

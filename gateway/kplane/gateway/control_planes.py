@@ -19,10 +19,11 @@ from kplane.api.names import (
     LAST_USED_ANNOTATION,
     UID_ANNOTATION,
     WAKE_REQUESTED_ANNOTATION,
+    WRITES_HELD_UNTIL_ANNOTATION,
     gateway_secret_name,
 )
 from kplane.gateway.errors import RouteInvalid
-from kplane.gateway.routes import FrontProxy, KeyPair, Limits, Route, Sleep, Upstream
+from kplane.gateway.routes import FrontProxy, Hold, KeyPair, Limits, Route, Sleep, Upstream
 from kplane.provider import Client, Informer, Resource
 
 __all__ = [
@@ -97,7 +98,15 @@ def route_of(control_plane: _Object | None, secret: _Object | None) -> Route | N
             return Route(key=uid, cluster_path=path, upstream=None, why_absent=why)
         upstream, limits = _upstream(secret), _limits(secret)
         sleep, full = _sleep(control_plane), _is_full(status)
-        return Route(key=uid, cluster_path=path, upstream=upstream, asleep=sleep, limits=limits, full=full)
+        return Route(
+            key=uid,
+            cluster_path=path,
+            upstream=upstream,
+            asleep=sleep,
+            held=_hold(secret),
+            limits=limits,
+            full=full,
+        )
     except RouteInvalid as error:
         logger.warning("control plane %s cannot be served: %s", control_plane["metadata"]["name"], error)
     try:
@@ -155,6 +164,12 @@ def _sleep(control_plane: _Object) -> Sleep | None:
     requested = (metadata.get("annotations") or {}).get(WAKE_REQUESTED_ANNOTATION)
     since = _time(found.get("since"))
     return Sleep(name=metadata["name"], since=since or _BEGINNING, requested=_time(requested))
+
+
+def _hold(secret: _Object) -> Hold | None:
+    asked = (secret["metadata"].get("annotations") or {}).get(WRITES_HELD_UNTIL_ANNOTATION)
+    until = _time(asked)
+    return Hold(until=until, asked=asked) if asked is not None and until is not None else None
 
 
 def _time(value: str | None) -> datetime | None:

@@ -15,10 +15,11 @@ import aiohttp
 
 from kplane.gateway.administration import Administration
 from kplane.gateway.authorizer import Authorizer
+from kplane.gateway.envoy.clusters import changes_in_flight
 from kplane.gateway.envoy.listener import Serving
 from kplane.gateway.files import Publisher, Validator, Versions
 from kplane.gateway.program import ENVOY, envoy_component
-from kplane.gateway.routes import Route
+from kplane.gateway.routes import Hold, Route
 from kplane.gateway.waker import Waker
 from kplane.workloads import Runtime
 
@@ -52,7 +53,12 @@ class DataPlane:
         self._runtime = runtime
         self._workers = workers
         self._published: Versions | None = None
-        self._reached: frozenset[str] = frozenset()
+        self._reached: dict[str, tuple[str, int]] = {}
+        """By key, the addresses that Envoy has confirmed."""
+        self._held: Mapping[str, Hold] = {}
+        """By key, those of which Envoy has the authorizer asked about changes."""
+        self._confirmed: Sequence[Route] = ()
+        self._told: Callable[[], None] = lambda: None
         self._instead: Mapping[str, Route] = {}
         """By key, what is served of those whose route Envoy refuses."""
 
@@ -77,9 +83,16 @@ class DataPlane:
         """Have `changed` called when `wanted` may have another answer."""
         self._waker.changed = changed
 
+    def on_hold(self, changed: Callable[[], None]) -> None:
+        """Have `changed` called when `quiet` may have another answer."""
+        self._told = changed
+
     def know(self, routes: Iterable[Route]) -> None:
         """Take up which of these routes sleep, at once: requests wait for that."""
-        self._authorizer.serve(self._served(route) for route in routes)
+        served = [self._served(route) for route in routes]
+        # Requests wait until Envoy knows the present address.
+        self._waker.reach(self._reached.keys() - {route.key for route in served if self._is_moving(route)})
+        self._authorizer.serve(served)
 
     def wanted(self, routes: Iterable[Route]) -> list[Route]:
         """Return those that Envoy is to reach now: of control planes that are awake or wake."""
@@ -90,20 +103,49 @@ class DataPlane:
 
         Returns by key what cannot be served. Raises ConfigurationRejected if the listener is refused.
         """
-        self.know(routes)
         wanted = self.wanted(routes)
+        # A hold that ends where a control plane has moved ends when Envoy knows the way there.
+        first = [self._still_held(route) for route in wanted]
+        refused = await self._publish(first, known=routes, serving=serving)
+        if first != wanted and not any(self._is_moving(route) for route in wanted):
+            refused = await self._publish(wanted, known=routes, serving=serving)
+        return refused
+
+    async def _publish(self, wanted: Sequence[Route], *, known: Sequence[Route], serving: Serving) -> Mapping[str, str]:
         # What Envoy is about to forget is not relied on any more.
-        self._reached &= {route.key for route in wanted}
-        self._waker.reach(self._reached)
+        keys = {route.key for route in wanted}
+        self._reached = {key: address for key, address in self._reached.items() if key in keys}
+        self._confirmed = ()
+        self.know(known)
         published = await self._publisher.publish(wanted, serving=serving)
+        self._held = {route.key: route.held for route in published.routes if route.held is not None}
         self._instead = {route.key: route for route in published.routes if route.key in published.refused}
-        self.know(routes)
         self._published = published.versions
         await self._start()
         if await self._confirm():
-            self._reached = frozenset(route.key for route in published.routes if route.upstream is not None)
-            self._waker.reach(self._reached)
+            self._confirmed = published.routes
+            self._reached = {
+                route.key: route.upstream.address for route in published.routes if route.upstream is not None
+            }
+        self.know(known)
+        self._told()
         return published.refused
+
+    async def quiet(self) -> Mapping[str, str]:
+        """Return by key the holds that are in force, while no request is in flight there that changes something.
+
+        Raises OSError, aiohttp.ClientError or TimeoutError.
+        """
+        held = [route for route in self._confirmed if route.held is not None]
+        if not held or not await self.ready():
+            return {}
+        numbers = await self.numbers()
+        return {route.key: route.held.asked for route in held if route.held and not changes_in_flight(route, numbers)}
+
+    @property
+    def held(self) -> Mapping[str, Hold]:
+        """By key, the holds of which Envoy was told."""
+        return self._held
 
     async def ready(self) -> bool:
         """Whether Envoy takes connections, and serves what it was last told to."""
@@ -129,7 +171,18 @@ class DataPlane:
         instead = self._instead.get(route.key)
         if instead is None:
             return route
-        return replace(instead, asleep=route.asleep if instead.upstream is not None else None)
+        return replace(instead, asleep=route.asleep if instead.upstream is not None else None, held=route.held)
+
+    def _is_moving(self, route: Route) -> bool:
+        """Tell whether Envoy knows another address of a control plane."""
+        known = self._reached.get(route.key)
+        return known is not None and route.upstream is not None and known != route.upstream.address
+
+    def _still_held(self, route: Route) -> Route:
+        former = self._held.get(route.key)
+        if former is None or route.held is not None or not self._is_moving(route):
+            return route
+        return replace(route, held=former)
 
     async def _start(self) -> None:
         if self._runtime is not None:

@@ -141,8 +141,12 @@ class Publisher:
 
 
 def _alike(one: Route | None, other: Route) -> bool:
-    """Whether Envoy says the same of both. Whether a control plane sleeps decides only where requests go."""
-    return one is not None and replace(one, asleep=None) == replace(other, asleep=None)
+    """Whether Envoy says the same of both. Whether a control plane sleeps or is held decides only where requests go."""
+    return one is not None and _lasting(one) == _lasting(other)
+
+
+def _lasting(route: Route) -> Route:
+    return replace(route, asleep=None, held=None)
 
 
 def _replace(path: PurePosixPath, content: bytes) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import socket
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
@@ -13,6 +14,7 @@ from kplane.gateway.control_planes import request_wake
 from kplane.gateway.controller import Controller
 from kplane.gateway.data_plane import DataPlane
 from kplane.gateway.errors import GatewayError
+from kplane.gateway.presence import Presence
 from kplane.gateway.program import EnvoyValidator
 from kplane.gateway.settings import Settings
 from kplane.gateway.status import serve_status
@@ -66,16 +68,23 @@ async def run(settings: Settings, *, until: asyncio.Event, usage_seconds: float 
             certificates=settings.certificate_dir,
             usage_seconds=usage_seconds,
         )
+        presence = Presence(client, plane, namespace=settings.namespace, replica=socket.gethostname())
+        plane.on_hold(presence.look)
         async with plane.running(), serve_status(settings.listen, controller=controller, plane=plane):
             logger.info("serves control planes of %s at %s", config.server, settings.serve)
             working = asyncio.create_task(controller.run(), name="controller")
+            present = asyncio.create_task(presence.run(), name="presence")
             stopped = asyncio.create_task(until.wait(), name="wait for the request to stop")
-            await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
-            for task in (working, stopped):
+            await asyncio.wait((working, present, stopped), return_when=asyncio.FIRST_COMPLETED)
+            for task in (working, present, stopped):
                 task.cancel()
-            await asyncio.wait((working, stopped))
-            if not working.cancelled():
-                working.result()
+            await asyncio.wait((working, present, stopped))
+            if not settings.run_envoy:
+                # In a pod, Envoy ends before its controller.
+                await presence.leave()
+            for task in (working, present):
+                if not task.cancelled():
+                    task.result()
 
 
 @contextlib.asynccontextmanager

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 from kplane.api.control_plane import CLUSTER_PATH_PATTERN, RESERVED_CLUSTER_PATHS
 from kplane.gateway.errors import RouteInvalid
 
-__all__ = ["FrontProxy", "KeyPair", "Limits", "Route", "Sleep", "Upstream", "clusters_path"]
+__all__ = ["FrontProxy", "Hold", "KeyPair", "Limits", "Route", "Sleep", "Upstream", "clusters_path"]
 
 _CLUSTER_PATH: Final = re.compile(CLUSTER_PATH_PATTERN)
 _LONGEST_PATH: Final = 63
@@ -87,6 +87,11 @@ class Upstream:
     """None: the gateway hands on no client certificates."""
     token_keys: tuple[bytes, ...] = ()
     """Public keys of its ServiceAccount tokens, PEM; empty: the gateway cannot tell which tokens are good."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it is."""
+        return self.host, self.port
 
     @classmethod
     def at(cls, url: str, *, ca: bytes, front_proxy: FrontProxy | None = None, token_keys: bytes = b"") -> Self:
@@ -163,6 +168,15 @@ class Sleep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """Has requests wait that change something, for example while a control plane moves."""
+
+    until: datetime
+    asked: str
+    """As it was asked for: an answer says the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """A control plane as the gateway serves it."""
 
@@ -175,6 +189,7 @@ class Route:
     """A sentence for users who get 503."""
     asleep: Sleep | None = None
     """There: no API server is to be relied on, and requests wait until one is."""
+    held: Hold | None = None
     limits: Limits = Limits()
     full: bool = False
     """Whether it has reached its storage quota: what would have it keep more is refused."""

@@ -1,4 +1,4 @@
-"""Has requests wait for control planes that sleep, and asks that these wake."""
+"""Has requests wait for control planes that sleep or are held, and asks those that sleep to wake."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ PATIENCE_SECONDS: Final = 60.0
 _EACH: Final = 100
 _ALL: Final = 1000
 """Requests that wait, of one control plane and of all. Envoy keeps up to 1 MiB of the body of each."""
+_EACH_HELD: Final = 500
+"""Of one that is held: it is in use."""
 _ASKING_SECONDS: Final = 10.0
 _BETWEEN_CLOCKS: Final = timedelta(microseconds=1)
 
@@ -55,14 +57,16 @@ class Waker:
         *,
         patience_seconds: float = PATIENCE_SECONDS,
         each: int = _EACH,
+        each_held: int = _EACH_HELD,
         all_together: int = _ALL,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         backoff: Callable[[], Backoff] = lambda: Backoff(initial_seconds=2.0, maximum_seconds=15.0),
     ) -> None:
-        """`each` and `all_together` bound the requests that wait."""
+        """`each`, `each_held` and `all_together` bound the requests that wait."""
         self._request = request
         self._patience_seconds = patience_seconds
         self._each = each
+        self._each_held = each_held
         self._all = all_together
         self._clock = clock
         self._backoff = backoff
@@ -95,13 +99,14 @@ class Waker:
         for held in self._held.values():
             held.tell()
 
-    async def passage(self, key: str) -> None:
+    async def passage(self, key: str, *, change: bool = False) -> None:
         """Return when a request can be passed on to a control plane; has it wake if it sleeps.
 
-        Raises Declined if there are too many that wait, or it takes too long.
+        One that changes something waits also while those are held. Raises Declined if there are too many that wait, or
+        it takes too long.
         """
-        if not self._is_settled(key):
-            await self._wait(key)
+        if not self._is_settled(key, change=change):
+            await self._wait(key, change=change)
         route = self._routes.get(key)
         if self._closed:
             raise Declined(503, "the gateway starts again; retry")
@@ -118,23 +123,32 @@ class Waker:
             held.tell()
         await end_tasks(asking)
 
-    async def _wait(self, key: str) -> None:
+    async def _wait(self, key: str, *, change: bool) -> None:
         with self._place(key) as held:
             try:
                 async with asyncio.timeout(self._patience_seconds):
-                    while not self._is_settled(key):
+                    while not self._is_settled(key, change=change):
                         if held.asking is None and self._sleep_of(key) is not None:
                             held.asking = asyncio.create_task(self._wake(key, held), name=f"wake {key}")
                             self.changed()
-                        await held.news.wait()
+                        await self._news(key, held)
             except TimeoutError:
                 seconds = f"{self._patience_seconds:.0f}"
-                raise Declined(503, f"the API server of this control plane did not start within {seconds} s") from None
+                why = "did not start" if self._sleep_of(key) is not None else "was not to be used"
+                raise Declined(503, f"the API server of this control plane {why} within {seconds} s") from None
+
+    async def _news(self, key: str, held: _Held) -> None:
+        """Return when more is known of a control plane, or a hold of it has ended by itself."""
+        left = self._held_for(key)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left or None):
+                await held.news.wait()
 
     @contextlib.contextmanager
     def _place(self, key: str) -> Iterator[_Held]:
         held = self._held.get(key, _Held())
-        if held.waiting >= self._each or self.waiting >= self._all:
+        each = self._each_held if self._held_for(key) else self._each
+        if held.waiting >= each or self.waiting >= self._all:
             raise Declined(429, "too many requests wait for this control plane")
         self._held[key] = held
         held.waiting += 1
@@ -185,11 +199,20 @@ class Waker:
         held = self._held.get(key)
         return held is not None and held.asking is not None
 
-    def _is_settled(self, key: str) -> bool:
+    def _held_for(self, key: str) -> float:
+        """Return for how many seconds more a control plane is held; 0 if it is not."""
+        route = self._routes.get(key)
+        if route is None or route.held is None:
+            return 0.0
+        return max(0.0, (route.held.until - self._clock()).total_seconds())
+
+    def _is_settled(self, key: str, *, change: bool) -> bool:
         """Tell whether there is nothing to wait for: the control plane can be reached, or it never will be."""
         route = self._routes.get(key)
         if self._closed or route is None or route.upstream is None:
             return True
+        if change and self._held_for(key):
+            return False
         return route.asleep is None and key in self._reached
 
     def _forget(self, key: str, held: _Held) -> None:

@@ -32,6 +32,8 @@ _STATS: Final = (
     {"suffix": ".upstream_rq_active"},
     {"suffix": ".upstream_cx_active"},
     {"suffix": ".upstream_cx_connect_fail"},
+    {"suffix": ".circuit_breakers.high.remaining_rq"},
+    {"suffix": ".circuit_breakers.high.remaining_pending"},
     {"suffix": ".update_rejected"},
 )
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from kplane.gateway.envoy.messages import TLS, Message, certificate, typed
 from kplane.gateway.envoy.names import by_certificate, by_token
 from kplane.gateway.routes import Route, Upstream
 
-__all__ = ["clusters"]
+__all__ = ["changes_in_flight", "clusters"]
 
 _CONNECT_TIMEOUT: Final = "10s"
 """With the handshake of TLS, for which an API server that has just started on a busy machine takes seconds."""
@@ -43,16 +43,27 @@ def clusters(routes: Iterable[Route]) -> list[Message]:
     return found
 
 
+def changes_in_flight(route: Route, numbers: Mapping[str, int]) -> int:
+    """Return how many requests that change something Envoy has sent, or is about to send, and has no answer to yet."""
+    each = {"remaining_rq": route.limits.requests_in_flight or _MANY, "remaining_pending": _MANY}
+    return sum(
+        most - numbers.get(f"cluster.{cluster}.circuit_breakers.high.{stat}", most)
+        for cluster in (by_token(route.key), by_certificate(route.key))
+        for stat, most in each.items()
+    )
+
+
 def _cluster(name: str, upstream: Upstream, *, most: int, own: Message | None = None) -> Message:
     """Return a cluster with at most so many requests in flight that read, and as many that change something."""
     many = dict.fromkeys(("max_connections", "max_pending_requests", "max_retries"), _MANY)
-    thresholds = [{"priority": priority, **many, "max_requests": most} for priority in ("DEFAULT", "HIGH")]
+    reading = {"priority": "DEFAULT", **many, "max_requests": most}
+    changing = {"priority": "HIGH", **many, "max_requests": most, "track_remaining": True}
     return {
         "name": name,
         "type": "STATIC" if upstream.is_address else "STRICT_DNS",
         "connect_timeout": _CONNECT_TIMEOUT,
         "load_assignment": _assignment(name, upstream),
-        "circuit_breakers": {"thresholds": thresholds},
+        "circuit_breakers": {"thresholds": [reading, changing]},
         "upstream_connection_options": {"tcp_keepalive": _KEEPALIVE},
         "typed_extension_protocol_options": {_HTTP: typed(_HTTP, **_protocols())},
         "transport_socket": {

@@ -1,7 +1,7 @@
 """What a request does to the data of a control plane, told by its method, path and headers alone.
 
-Patterns are of RE2 and of Python alike, and match a whole path with its query. In doubt they refuse: a path
-that is written in an unusual way, by percent-encoding for example, counts as one that changes and grows.
+Patterns are of RE2 and of Python alike, and match a whole path with its query. A path that is written in an unusual
+way, for example by percent-encoding, counts as one that changes and grows.
 """
 
 from __future__ import annotations

@@ -77,17 +77,19 @@ def _matcher(routes: Iterable[Route]) -> Message:
     """Return which route is taken: the first of these steps that finds one decides."""
     ambiguous = {"match": {"prefix": "/"}, **direct_reply(400, UNREADABLE), "name": "ambiguous-path"}
     with_certificate = every(header_is(":path", TENANT_PATH), _HAS_CERTIFICATE, _HAS_NO_TOKEN)
-    awake = [route for route in routes if route.upstream is not None and route.asleep is None]
-    full = {route.path: _refused_as_full(route) for route in awake if route.full}
     lengths = {route.limits.request_bytes for route in routes} - {None}
+    held = _authorized_changes("held", lengths=lengths)
+    awake = [route for route in routes if route.upstream is not None and route.asleep is None]
+    full = {route.path: _action(_refused_as_full(route)) for route in awake if route.full}
+    changing = {route.path: _action(_changing(route)) if route.held is None else held for route in awake}
     return _steps(
         _list(header_is(":path", AMBIGUOUS_PATH), _action([{**ambiguous, **_without_authorizer()}])),
         # The authorizer knows of control planes that this table does not know.
         _list(every(header_is(FULL_HEADER, ".+"), GROWS), _action([_refused_by_authorizer()])),
         _list(with_certificate, _authorized("by-certificate", lengths=lengths)),
         *([_list(GROWS, _tree(full))] if full else []),
-        *([_list(CHANGES, _tree({route.path: _changing(route) for route in awake}))] if awake else []),
-        *([_tree({route.path: _reading(route) for route in awake})] if awake else []),
+        *([_list(CHANGES, _tree(changing))] if awake else []),
+        *([_tree({route.path: _action(_reading(route)) for route in awake})] if awake else []),
         _list(header_is(":path", TENANT_PATH), _authorized("held", lengths=lengths)),
     )
 
@@ -99,13 +101,16 @@ def _steps(*steps: Message) -> Message:
 
 def _list(predicate: Message, found: Message) -> Message:
     """Return a step for requests of which something is true; `found` is an action, or a matcher of its own."""
-    on_match = {"action": found} if "typed_config" in found else {"matcher": found}
-    return {"matcher_list": {"matchers": [{"predicate": predicate, "on_match": on_match}]}}
+    return {"matcher_list": {"matchers": [{"predicate": predicate, "on_match": _on_match(found)}]}}
 
 
-def _tree(by_path: Mapping[str, list[Message]]) -> Message:
+def _on_match(found: Message) -> Message:
+    return {"action": found} if "typed_config" in found else {"matcher": found}
+
+
+def _tree(by_path: Mapping[str, Message]) -> Message:
     """Find a control plane by the beginning of the path, in a time that does not grow with the table."""
-    actions = {path: {"action": _action(found)} for path, found in by_path.items()}
+    actions = {path: _on_match(found) for path, found in by_path.items()}
     return {"matcher_tree": {"input": header_input(":path"), "prefix_match_map": {"map": actions}}}
 
 
@@ -157,18 +162,24 @@ def _authorized(name: str, *, lengths: Iterable[int | None]) -> Message:
     Which of the two was decided by whom cannot diverge: while the path of a deleted control plane becomes another
     one's, a certificate that was verified for the one never leads to the other.
     """
-    limited = {
-        str(longest): {"action": _action([*_authorized_short(name, longest), _too_long(name)])}
-        for longest in sorted(longest for longest in lengths if longest is not None)
-    }
-    changing: Message = {"action": _action([_by_authorizer(name, {}, _CHANGING)])}
-    if limited:
-        by_length = {"input": header_input(LONGEST_HEADER), "exact_match_map": {"map": limited}}
-        changing = {"matcher": {"matcher_tree": by_length, "on_no_match": changing}}
+    changing = _on_match(_authorized_changes(name, lengths=lengths))
     return {
         "matcher_list": {"matchers": [{"predicate": CHANGES, "on_match": changing}]},
         "on_no_match": {"action": _action([_by_authorizer(name, {}, _READING)])},
     }
+
+
+def _authorized_changes(name: str, *, lengths: Iterable[int | None]) -> Message:
+    """Return what becomes of those requests that change something: the authorizer also says how long they may be."""
+    free = _action([_by_authorizer(name, {}, _CHANGING)])
+    limited = {
+        str(longest): {"action": _action([*_authorized_short(name, longest), _too_long(name)])}
+        for longest in sorted(longest for longest in lengths if longest is not None)
+    }
+    if not limited:
+        return free
+    by_length = {"input": header_input(LONGEST_HEADER), "exact_match_map": {"map": limited}}
+    return {"matcher_tree": by_length, "on_no_match": {"action": free}}
 
 
 def _authorized_short(name: str, longest: int) -> list[Message]:

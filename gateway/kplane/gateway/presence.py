@@ -1,0 +1,130 @@
+"""Says in the management cluster that this replica of the gateway is there, and which holds it has in force."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NoReturn
+
+import aiohttp
+import orjson
+
+from kplane.api.names import GATEWAY_LEASE_LABEL, HOLDS_ANNOTATION
+from kplane.gateway.data_plane import DataPlane
+from kplane.provider import Client, NotFound, ProviderError
+from kplane.provider.client.resources import LEASES
+
+__all__ = ["Presence"]
+
+logger = logging.getLogger(__name__)
+
+_RENEWED_SECONDS: Final = 5.0
+_DURATION_SECONDS: Final = 15
+_LOOK_SECONDS: Final = 0.05
+"""Between two looks at a hold that is not in force yet."""
+_ENDING_SECONDS: Final = 3.0
+_KEPT: Final = timedelta(minutes=10)
+"""Leases that ended so long ago are of replicas that were killed."""
+
+
+class Presence:
+    """Keeps a Lease of this replica. Its annotation names the holds that are in force, once nothing is in flight."""
+
+    def __init__(
+        self,
+        client: Client,
+        plane: DataPlane,
+        *,
+        namespace: str,
+        replica: str,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        """`replica` names the replica among all that there are."""
+        self._client = client
+        self._plane = plane
+        self._namespace = namespace
+        self._name = "gateway-" + re.sub("[^-a-z0-9]", "-", replica.lower())[:200].strip("-")
+        self._clock = clock
+        self._changed = asyncio.Event()
+        self._seen: Mapping[str, str] = {}
+        self._problem: str | None = None
+
+    def look(self) -> None:
+        """Look at the holds again: some began or ended."""
+        self._changed.set()
+
+    async def run(self) -> NoReturn:
+        """Keep the Lease until cancelled. The log says what fails."""
+        loop = asyncio.get_running_loop()
+        told: Mapping[str, str] | None = None
+        renew, swept = 0.0, False
+        while True:
+            self._changed.clear()
+            quiet = await self._quiet()
+            if quiet != told or loop.time() >= renew:
+                told = quiet if await self._tell(quiet) else None
+                renew = loop.time() + _RENEWED_SECONDS
+            if told is not None and not swept:
+                await self._sweep()
+                swept = True
+            waits = told is not None and any(hold.asked != told.get(key) for key, hold in self._plane.held.items())
+            delay = _LOOK_SECONDS if waits else max(0.0, renew - loop.time())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await self._changed.wait()
+
+    async def leave(self) -> None:
+        """Delete the Lease: Envoy has ended, and nothing passes here any more."""
+        with contextlib.suppress(ProviderError, TimeoutError):
+            async with asyncio.timeout(_ENDING_SECONDS):
+                await self._client.delete(LEASES, self._name, namespace=self._namespace)
+
+    async def _quiet(self) -> Mapping[str, str]:
+        """Return the holds that two looks found in force: Envoy's workers may learn of a table after it confirms."""
+        before, now = self._seen, dict[str, str]()
+        with contextlib.suppress(OSError, aiohttp.ClientError, TimeoutError):
+            now = dict(await self._plane.quiet())
+        self._seen = now
+        return {key: asked for key, asked in now.items() if before.get(key) == asked}
+
+    async def _tell(self, holds: Mapping[str, str]) -> bool:
+        lease: dict[str, Any] = {
+            "metadata": {
+                "name": self._name,
+                "namespace": self._namespace,
+                "labels": {GATEWAY_LEASE_LABEL: "true"},
+                "annotations": {HOLDS_ANNOTATION: orjson.dumps(holds, option=orjson.OPT_SORT_KEYS).decode()},
+            },
+            "spec": {
+                "holderIdentity": self._name,
+                "leaseDurationSeconds": _DURATION_SECONDS,
+                "renewTime": self._clock().isoformat(timespec="microseconds").replace("+00:00", "Z"),
+            },
+        }
+        try:
+            async with asyncio.timeout(_RENEWED_SECONDS):
+                await self._client.apply(LEASES, lease)
+        except (ProviderError, TimeoutError) as error:
+            problem = str(error) or "no answer in time"
+            if problem != self._problem:
+                logger.warning("failed to keep the Lease of this replica: %s; retrying", problem)
+            self._problem = problem
+            return False
+        self._problem = None
+        return True
+
+    async def _sweep(self) -> None:
+        """Delete the Leases of replicas that were killed long ago."""
+        try:
+            found = await self._client.list(LEASES, namespace=self._namespace, label_selector=GATEWAY_LEASE_LABEL)
+            for lease in found.items:
+                renewed = datetime.fromisoformat((lease.get("spec") or {}).get("renewTime") or "1970-01-01T00:00:00Z")
+                if renewed + _KEPT < self._clock():
+                    with contextlib.suppress(NotFound):
+                        await self._client.delete(LEASES, lease["metadata"]["name"], namespace=self._namespace)
+        except ProviderError as error:
+            logger.warning("failed to delete the Leases of former replicas: %s", error)
