@@ -182,7 +182,6 @@ async def test_every_related_object_wakes_what_depends_on_it() -> None:
                 "controlplaneclass": {"gold"},
                 "controlplane": {"cp"},
                 "controlplaneaddons": {"cp"},
-                "dedicatedmcm": {"reg"},
                 "snapshotschedule": {"cp"},
             },
         ),
@@ -229,16 +228,17 @@ async def test_what_we_say_about_an_object_is_no_reason_to_look_at_it_again() ->
         store.apply(obj("told", 2, spec={}, status=told))
     assert await woken(stores, queues) == {}
     stores.control_planes.apply(obj("told", 3, spec={}, status={**told, "endpoint": "https://edited.example"}))
-    assert await woken(stores, queues) == {
-        "controlplane": {"told"},
-        "controlplaneaddons": {"told"},
-        "controlplaneendpoint": {"told"},
-        "snapshotschedule": {"told"},
-    }
-    # Add-ons wait for nothing more once somebody answers again.
-    ready = {**told, "endpoint": "https://edited.example", "conditions": [{"type": "Ready", "status": "True"}]}
-    stores.control_planes.apply(obj("told", 4, spec={}, status=ready))
-    assert await woken(stores, queues) == {"controlplaneaddons": {"told"}}
+    assert await woken(stores, queues) == {"controlplane": {"told"}, "controlplaneendpoint": {"told"}}
+
+
+async def test_add_ons_are_looked_at_again_once_somebody_answers() -> None:
+    stores, queues = Stores(), Queues()
+    stores.classes.apply(obj("gold", 1, spec={"addons": ["quota"]}))
+    stores.control_planes.apply(obj("cp", 2, spec={"classRef": {"name": "gold"}}))
+    connect(stores, queues=queues)
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    stores.control_planes.apply(obj("cp", 3, spec={"classRef": {"name": "gold"}}, status=ready))
+    assert await woken(stores, queues) == {"controlplaneaddons": {"cp"}}
 
 
 async def test_registrations_look_again_once_the_words_of_their_control_plane_rest(

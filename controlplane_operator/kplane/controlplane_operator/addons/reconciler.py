@@ -31,7 +31,8 @@ from kplane.controlplane_operator.status.conditions import is_paused
 from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.watch.backoff import KeyedBackoff, jittered
-from kplane.controlplane_operator.watch.cache import Key, Object
+from kplane.controlplane_operator.watch.cache import Key
+from kplane.controlplane_operator.watch.predicates import has_addons
 from kplane.provider import ClusterConfig, ProviderError, Result, Unreachable
 from kplane.provider.errors import Forbidden, Unauthorized
 from kplane.provider.logs import log_fields
@@ -70,8 +71,8 @@ class ControlPlaneAddonsReconciler:
             self._memory.pop(key, None)
             self._backoff.forget(key)
             return None
-        if self._has_none(obj):
-            return None
+        if not has_addons(obj, classes=self._context.stores.classes):
+            return None  # so it is with most, whatever changes
         with log_fields(object=f"ControlPlane/{key[1]}"):
             try:
                 control_plane = ControlPlane.model_validate(obj)
@@ -89,17 +90,6 @@ class ControlPlaneAddonsReconciler:
             config = self._credentials(control_plane)
             # Without credentials, or with those of another address, they are about to be published: that wakes us.
             return await self._keep(key, control_plane, wanted=wanted, config=config) if config is not None else None
-
-    def _has_none(self, obj: Object) -> bool:
-        """Tell whether no add-on is wanted and none is there, by a glance: so it is with most, whatever changes."""
-        status, reference = obj.get("status") or {}, (obj.get("spec") or {}).get("classRef")
-        if any(each["type"] == ADDONS_READY for each in status.get("conditions") or ()):
-            return False
-        if reference is None:
-            return True
-        named = self._context.stores.classes.get(("", reference["name"]))
-        followed = (named, status.get("rememberedClass") or {})
-        return all(each is not None and not (each.get("spec") or {}).get("addons") for each in followed)
 
     def _wanted(self, control_plane: ControlPlane) -> list[str] | None:
         """Return the add-ons that are to be there; None where that is not known, so that nothing is removed."""

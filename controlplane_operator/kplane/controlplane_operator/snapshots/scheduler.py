@@ -23,6 +23,7 @@ from kplane.controlplane_operator.status.conditions import is_paused
 from kplane.controlplane_operator.status.partial import as_recorded
 from kplane.controlplane_operator.watch.cache import Key, Object
 from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.predicates import may_need_snapshots
 from kplane.provider import AlreadyExists, NotFound, Result
 from kplane.provider.logs import log_fields
 
@@ -42,7 +43,7 @@ class SnapshotScheduler:
     async def reconcile(self, key: Key) -> Result | None:
         """Make the snapshot that is due, delete what is too much; returns when the next one is due."""
         obj = self._context.stores.control_planes.get(key)
-        if obj is None:
+        if obj is None or not may_need_snapshots(obj, classes=self._context.stores.classes):
             return None
         control_plane = as_recorded(obj)
         settings = settings_of(control_plane, stores=self._context.stores)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from kplane.controlplane_operator.kinds import (
 from kplane.controlplane_operator.watch.addresses import held_addresses, written_addresses
 from kplane.controlplane_operator.watch.cache import Change, Key, Object, Store, key_of
 from kplane.controlplane_operator.watch.class_usage import concerned_classes
+from kplane.controlplane_operator.watch.predicates import concerns_mcm, concerns_schedule, has_addons, may_need_mcm
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, SECRETS
 from kplane.provider.controllers.queue import FairQueue
 from kplane.provider.controllers.rate_limiter import ItemBackoff
@@ -341,18 +342,17 @@ class _EventRouter:
         matters = _matters(change)
         if matters:
             self.queues.control_planes.add(change.key)
-            self._snapshots(change.key)
+            self._snapshots(change)
         if matters or _is_ready(change.old) != _is_ready(change.new):
-            self.queues.addons.add(change.key)
+            self._addons(change.new, change.key)
         for name in concerned_classes(change):
             self.queues.classes.add_after(("", name), _CLASS_SECONDS)
         if matters:
             self._registrations("control plane", change.key[1])
             uids = {uid for obj in (change.old, change.new) if obj for uid in _uid(obj)}
             served = [obj for uid in uids for obj in self.stores.registrations.by("served", uid)]
-            for obj in [*self.stores.registrations.by("control plane", change.key[1]), *served]:
-                # Its mcm is where the control plane is, and no longer than that.
-                self.queues.mcms.add(("", obj["metadata"]["name"]))
+            # Its mcm is where the control plane is, and no longer than that.
+            self._mcms([*self.stores.registrations.by("control plane", change.key[1]), *served])
             for obj in served:
                 # One that names another control plane by now may have waited for the end of this one.
                 self.queues.registrations.add(("", obj["metadata"]["name"]))
@@ -381,9 +381,8 @@ class _EventRouter:
             self.queues.schedules.add(("", control_plane))
             self._registrations("control plane", control_plane)
             self.queues.addons.add(("", control_plane))
-            for obj in self.stores.registrations.by("control plane", control_plane):
-                # The class says where its mcm runs.
-                self.queues.mcms.add(key_of(obj))
+            # The class says where its mcm runs.
+            self._mcms(self.stores.registrations.by("control plane", control_plane))
 
     def control_plane_endpoint(self, change: Change) -> None:
         if not _matters(change):
@@ -395,7 +394,8 @@ class _EventRouter:
 
     def registration(self, change: Change) -> None:
         self.queues.registrations.add(change.key)
-        if _matters(change) or _has(change.old, DEDICATED_READY) > _has(change.new, DEDICATED_READY):
+        matters = _matters(change) or _has(change.old, DEDICATED_READY) > _has(change.new, DEDICATED_READY)
+        if matters and concerns_mcm(change):
             self.queues.mcms.add(change.key)
         seen = [obj for obj in (change.old, change.new) if obj]
         # Of those whose mcm would have one name only the eldest may have any, so each hears when another comes or goes.
@@ -425,11 +425,22 @@ class _EventRouter:
             if control_plane is not None and (default or ends):
                 self.queues.control_planes.add(("", name))
 
-    def _snapshots(self, key: Key) -> None:
-        self.queues.schedules.add(key)
-        for obj in self.stores.snapshots.by("control plane", key[1]):
+    def _snapshots(self, change: Change) -> None:
+        if concerns_schedule(change, classes=self.stores.classes):
+            self.queues.schedules.add(change.key)
+        for obj in self.stores.snapshots.by("control plane", change.key[1]):
             # One that waits for its control plane.
             self.queues.snapshots.add(key_of(obj))
+
+    def _addons(self, control_plane: Object | None, key: Key) -> None:
+        """Wake who installs add-ons, unless there is nothing to install, and nothing to forget."""
+        if control_plane is None or has_addons(control_plane, classes=self.stores.classes):
+            self.queues.addons.add(key)
+
+    def _mcms(self, registrations: Iterable[Object]) -> None:
+        for obj in registrations:
+            if may_need_mcm(obj):
+                self.queues.mcms.add(key_of(obj))
 
     def snapshot(self, change: Change) -> None:
         self.queues.snapshots.add(change.key)
@@ -451,7 +462,7 @@ class _EventRouter:
     def secret(self, change: Change) -> None:
         namespace, name = change.key
         for control_plane in self._control_planes("namespace", namespace):
-            self.queues.addons.add(("", control_plane))
+            self._addons(self.stores.control_planes.get(("", control_plane)), ("", control_plane))
         self._owner(change)  # of one outside of the control plane's namespace: the gateway's
         self._registrations("secret", f"{namespace}/{name}")
         for endpoint in self.stores.endpoints.by("credentials", f"{namespace}/{name}"):

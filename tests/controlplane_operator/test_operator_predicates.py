@@ -1,0 +1,139 @@
+"""Reconcilers that have nothing to do for most objects sleep through their changes, and through no other ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
+
+from .queues import taken
+
+_SCHEDULE = {"snapshots": {"schedule": "0 3 * * *"}}
+
+
+def obj(name: str, version: int, *, namespace: str = "", **body: Any) -> dict[str, Any]:
+    metadata = {"name": name, "uid": f"uid-{name}", "resourceVersion": str(version)}
+    return {"metadata": metadata | ({"namespace": namespace} if namespace else {}), "spec": {}, **body}
+
+
+async def woken(queues: Queues, *names: str) -> set[str]:
+    found = set()
+    for name in names:
+        queue = queues.by_name()[name]
+        while len(queue):
+            queue.done(await taken(queue))
+            found.add(name)
+    return found
+
+
+class World:
+    """A control plane of a class, and whom its changes wake."""
+
+    def __init__(self, spec: dict[str, Any] | None) -> None:
+        self.stores, self.queues = Stores(), Queues()
+        if spec is not None:
+            self.stores.classes.apply(obj("gold", 1, spec=spec))
+        self.version = 10
+        connect(self.stores, queues=self.queues)
+
+    def change(self, **status: Any) -> None:
+        self.version += 1
+        control_plane = obj("cp", self.version, spec={"classRef": {"name": "gold"}}, status=status)
+        self.stores.control_planes.apply(control_plane)
+
+    async def woken(self) -> set[str]:
+        return await woken(self.queues, "controlplaneaddons", "snapshotschedule", "dedicatedmcm")
+
+
+async def test_nothing_is_looked_at_that_no_class_asks_for() -> None:
+    world = World({})
+    world.change()
+    world.change(endpoint="https://cp.example")
+    world.stores.secrets.apply(obj("any", 90, namespace="kplane-cp-cp"))
+    assert await world.woken() == set()
+
+
+@pytest.mark.parametrize(
+    ("spec", "wakes"),
+    [({"addons": ["quota"]}, "controlplaneaddons"), (_SCHEDULE, "snapshotschedule")],
+)
+async def test_what_a_class_asks_for_is_looked_at_by_each_change(spec: dict[str, Any], wakes: str) -> None:
+    world = World(spec)
+    for endpoint in ("https://cp.example", "https://moved.example"):
+        world.change(endpoint=endpoint)
+        assert await world.woken() == {wakes}
+
+
+async def test_a_class_that_is_not_known_yet_may_ask_for_everything() -> None:
+    world = World(None)
+    world.change(endpoint="https://cp.example")
+    assert await world.woken() == {"controlplaneaddons", "snapshotschedule"}
+
+
+async def test_what_was_remembered_of_a_class_counts() -> None:
+    world = World({})
+    world.change(rememberedClass={"name": "gold", "spec": {"addons": ["quota"], **_SCHEDULE}})
+    assert await world.woken() == {"controlplaneaddons", "snapshotschedule"}
+
+
+async def test_a_class_that_begins_to_ask_wakes_for_all_of_its_control_planes() -> None:
+    world = World({})
+    world.change()
+    world.stores.classes.apply(obj("gold", 20, spec={"addons": ["quota"], **_SCHEDULE}))
+    assert await world.woken() == {"controlplaneaddons", "snapshotschedule"}
+
+
+async def test_add_ons_that_are_there_are_removed_and_forgotten() -> None:
+    world = World({})
+    installed = {"conditions": [{"type": "AddonsReady", "status": "True"}]}
+    world.change(endpoint="https://cp.example", **installed)
+    assert await world.woken() == {"controlplaneaddons"}
+    world.stores.secrets.apply(obj("kubeconfig", 90, namespace="kplane-cp-cp"))
+    assert await world.woken() == {"controlplaneaddons"}
+    world.stores.control_planes.remove(obj("cp", 99))
+    assert "controlplaneaddons" in await world.woken()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {"spec": {"mode": "Dedicated"}}),
+        ({"spec": {"mode": "Dedicated"}}, {"spec": {"mode": "Shared"}}),
+        ({}, {"status": {"mode": "Dedicated"}}),
+        ({"status": {"instance": {"mode": "Dedicated"}}}, {"status": {}}),
+        ({"status": {"conditions": [{"type": "DedicatedReady", "status": "False"}]}}, {"status": {}}),
+    ],
+)
+async def test_who_runs_mcm_hears_of_each_registration_that_has_one(
+    before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    world = World({})
+    world.stores.registrations.apply(obj("reg", 1, **before))
+    assert await world.woken() == {"dedicatedmcm"}, "an operator before this one may have left something"
+    world.stores.registrations.apply(obj("reg", 2, **after))
+    assert await world.woken() == {"dedicatedmcm"}
+    world.stores.registrations.remove(obj("reg", 3))
+    assert await world.woken() == {"dedicatedmcm"}
+
+
+async def test_who_runs_mcm_hears_of_no_change_of_others() -> None:
+    world = World({})
+    spec = {"controlPlaneRef": {"name": "cp"}, "mode": "Shared"}
+    world.stores.registrations.apply(obj("reg", 1, spec=spec))
+    await world.woken()
+    world.stores.registrations.apply(obj("reg", 2, spec=spec, status={"ready": True, "mode": "Shared"}))
+    world.change(endpoint="https://cp.example")
+    world.stores.classes.apply(obj("gold", 3, spec={"controllers": {"profile": "Core"}}))
+    assert "dedicatedmcm" not in await world.woken()
+
+
+async def test_who_runs_mcm_hears_of_the_control_plane_and_the_class_of_one() -> None:
+    world = World({})
+    world.stores.registrations.apply(obj("reg", 1, spec={"controlPlaneRef": {"name": "cp"}, "mode": "Dedicated"}))
+    await world.woken()
+    world.change(endpoint="https://cp.example")
+    assert await world.woken() == {"dedicatedmcm"}
+    world.stores.classes.apply(obj("gold", 3, spec={"controllers": {"profile": "Core"}}))
+    assert "dedicatedmcm" in await world.woken()
