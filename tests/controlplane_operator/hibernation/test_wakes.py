@@ -8,6 +8,7 @@ from kplane.api.names import LAST_USED_ANNOTATION, WAKE_REQUESTED_ANNOTATION
 from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
 
 AWAKE = {"endpoint": "https://acme"}
+INSTALLED = {"conditions": [{"type": "AddonsReady", "status": "True"}]}
 SLEEP = {"hibernation": {"since": "2026-11-23T12:00:00Z", "reason": "Idle"}}
 
 
@@ -48,10 +49,10 @@ async def test_a_request_to_wake_has_it_looked_at() -> None:
 async def test_its_sleep_concerns_its_registrations_its_endpoint_and_its_add_ons() -> None:
     for before, after in ((AWAKE, AWAKE | SLEEP), (AWAKE | SLEEP, AWAKE), ({}, AWAKE), ({}, AWAKE | SLEEP)):
         stores, queues = Stores(), Queues()
-        stores.control_planes.apply(control_plane(1, status=before))
-        stores.registrations.apply(registration(1, ready=True, controlPlaneUID="uid-acme"))
+        stores.control_planes.apply(control_plane(1, status=before | INSTALLED))
+        stores.registrations.apply(registration(1, ready=True, controlPlaneUID="uid-acme", mode="Dedicated"))
         connect(stores, queues=queues)
-        stores.control_planes.apply(control_plane(2, status=after))
+        stores.control_planes.apply(control_plane(2, status=after | INSTALLED))
         woken = lengths(queues)
         assert woken.keys() >= {
             "controlplane",
