@@ -53,7 +53,9 @@ _Object = Mapping[str, Any]
 @dataclass(frozen=True, slots=True)
 class _Known:
     versions: tuple[str, str | None]
-    route: Route
+    secret: str
+    """Name of its Secret, which takes a hash."""
+    route: Route | None
 
 
 class RouteTable:
@@ -66,18 +68,17 @@ class RouteTable:
         """Return the routes of all control planes that have a path. A damaged Secret keeps back its own route alone."""
         found: dict[str, _Known] = {}
         for entry in sorted(control_planes.entries(), key=lambda entry: entry.key):
-            secret = secrets.entry(gateway_secret_name(entry.name), namespace=namespace)
-            versions = entry.resource_version, secret.resource_version if secret is not None else None
             known = self._known.get(entry.uid)
+            name = known.secret if known is not None else gateway_secret_name(entry.name)
+            secret = secrets.entry(name, namespace=namespace)
+            versions = entry.resource_version, secret.resource_version if secret is not None else None
             if known is None or known.versions != versions:
                 control_plane = control_planes.get(entry.name)
-                route = route_of(control_plane, secrets.get(secret.name, namespace=namespace) if secret else None)
-                if route is None:
-                    continue
-                known = _Known(versions, route)
+                route = route_of(control_plane, secrets.get(name, namespace=namespace) if secret else None)
+                known = _Known(versions, name, route)
             found[entry.uid] = known
         self._known = found
-        return _unique(known.route for known in found.values())
+        return _unique(known.route for known in found.values() if known.route is not None)
 
 
 def route_of(control_plane: _Object | None, secret: _Object | None) -> Route | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,8 @@ _GATHERED_SECONDS: Final = 0.1
 """Changes of so long become one configuration."""
 _TOLD_SECONDS: Final = 0.02
 """Time between two looks at all routes for requests that wait."""
+_TOLD_REST: Final = 9
+"""So many times as long as a look takes is the pause after it: a look at a thousand takes 10 ms."""
 _LOOK_SECONDS: Final = 10.0
 """How often the serving certificate is looked at."""
 
@@ -64,7 +67,9 @@ class Controller:
         self._changed = asyncio.Event()
         self._seen = asyncio.Event()
         self._serving: Serving | None = None
-        self._applied: tuple[list[Route], list[Route], Serving] | None = None
+        self._applied: tuple[list[Route], Serving] | None = None
+        self._confirmed = 0.0
+        """When Envoy was asked last whether it serves them."""
         self.routes: list[Route] = []
         """Those that are served."""
         self.problem: str | None = "control planes have not been read yet"
@@ -81,9 +86,11 @@ class Controller:
     async def _tell(self) -> None:
         """Pass on what is known, before it is gathered and applied: requests wait for control planes that wake."""
         while True:
+            begun = time.monotonic()
             self._plane.know(self._routes())
+            pause = max(_TOLD_SECONDS, _TOLD_REST * (time.monotonic() - begun))
             await self._seen.wait()
-            await asyncio.sleep(_TOLD_SECONDS)
+            await asyncio.sleep(pause)
             self._seen.clear()
 
     async def _apply(self) -> None:
@@ -128,7 +135,10 @@ class Controller:
             self._serving = serving = await self._read(self._serving)
             routes = self._routes()
             wanted = self._plane.wanted(routes)
-            if (routes, wanted, serving) == self._applied and await self._plane.ready():
+            # Envoy knows nothing of those that sleep: they come and go without it.
+            if (wanted, serving) == self._applied and await self._is_served():
+                self._plane.know(routes)
+                self.routes = routes
                 return True
             refused = await self._plane.apply(routes, serving=serving)
         except (ConfigurationRejected, OSError, WorkloadsError) as error:
@@ -140,7 +150,8 @@ class Controller:
             logger.warning("Envoy refuses the route of %s: %s", names[key], why)
         self.routes = [route for route in routes if route.key not in refused]
         confirmed = await self._plane.ready()
-        self._applied = (routes, wanted, serving) if confirmed and not refused else None
+        self._applied = (wanted, serving) if confirmed and not refused else None
+        self._confirmed = time.monotonic()
         self.problem = None
         logger.info("serves %d control planes", sum(route.upstream is not None for route in self.routes))
         if not confirmed:
@@ -148,6 +159,15 @@ class Controller:
         elif refused:
             self.problem = f"Envoy refuses the routes of {', '.join(sorted(names[key] for key in refused))}"
         return self._applied is not None
+
+    async def _is_served(self) -> bool:
+        """Tell whether Envoy serves what it was told; its answer counts for a while."""
+        if time.monotonic() < self._confirmed + _LOOK_SECONDS:
+            return True
+        served = await self._plane.ready()
+        if served:
+            self._confirmed = time.monotonic()
+        return served
 
     async def _read(self, known: Serving | None) -> Serving:
         try:
