@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,12 +83,14 @@ async def given(queues: Queues, number: int) -> list[str]:
     async with asyncio.timeout(10.0):
         while len(found) < number:
             await take()
-    try:
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(0.1):
             while True:
                 await take()
-    except TimeoutError:
-        return sorted(found)
+    # On a busy machine a key may come in the moment that the time is over.
+    while len(queues.classes):
+        await take()
+    return sorted(found)
 
 
 async def test_many_control_planes_at_once_are_one_look_at_their_class(wired: tuple[Stores, Queues]) -> None:
