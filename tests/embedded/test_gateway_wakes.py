@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import dataclasses
 import shutil
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,7 @@ import pytest_asyncio
 from kubernetes import config as official_config
 from kubernetes.client import CoreV1Api
 
-from kplane.api.names import (
-    WAKE_REQUESTED_ANNOTATION,
-    kubeconfig_secret_name,
-    management_namespace,
-)
+from kplane.api.names import WAKE_REQUESTED_ANNOTATION, management_namespace
 from kplane.binaries.envoy import find_envoy
 from kplane.binaries.programs import Binaries
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities
@@ -32,10 +28,13 @@ from kplane.controlplane_operator.pki.store import AUTHORITIES_SECRET
 from kplane.embedded.cluster import ManagementCluster
 from kplane.gateway.control_planes import CONTROL_PLANES
 from kplane.provider import ApiError, Client, ClusterConfig, Event, Informer
-from kplane.provider.client.resources import NAMESPACES, SECRETS
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
 from kplane.workloads import find_processes
 
+from .behind_gateway import external_config, secret
+
 _SLEEPER = "globex"
+_ON_DEMAND = {"deletionPolicy": "Destroy", "virtual": {"start": "OnDemand"}}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -72,21 +71,10 @@ async def _refusal(config: ClusterConfig) -> str:
         return ""
 
 
-async def _secret(client: Client, name: str, namespace: str) -> dict[str, bytes]:
-    found = await client.get(SECRETS, name, namespace=namespace)
-    return {key: base64.b64decode(value) for key, value in found["data"].items()}
-
-
-async def _through(cluster: ManagementCluster, name: str) -> ClusterConfig:
-    """Return how a user with the published kubeconfig reaches a control plane through the gateway."""
-    published = await _secret(cluster.client, kubeconfig_secret_name(name), management_namespace(name))
-    return ClusterConfig.from_kubeconfig(published["kubeconfig-external"])
-
-
 async def _administrator(cluster: ManagementCluster, name: str) -> tuple[ClusterConfig, TenantAuthorities]:
     """Return how a user with a client certificate reaches a control plane, and its keys."""
-    through = await _through(cluster, name)
-    keys = await _secret(cluster.client, AUTHORITIES_SECRET, management_namespace(name))
+    through = await external_config(cluster.client, name)
+    keys = await secret(cluster.client, AUTHORITIES_SECRET, management_namespace(name))
     authorities = TenantAuthorities.from_secret(keys)
     pair = issue_client(authorities.client, user="admin", groups=("system:masters",))
     user = dataclasses.replace(through, token=None, client_certificate=pair.certificate, client_key=pair.key)
@@ -108,10 +96,9 @@ async def test_the_first_request_wakes_a_control_plane_and_is_answered(
             asked.add(value)
         return str(found.get("status", {}).get("phase"))
 
-    spec = {"deletionPolicy": "Destroy", "virtual": {"start": "OnDemand"}}
-    await client.create(CONTROL_PLANES, {"metadata": {"name": _SLEEPER}, "spec": spec})
+    await client.create(CONTROL_PLANES, {"metadata": {"name": _SLEEPER}, "spec": _ON_DEMAND})
     await eventually(phase, lambda found: found == "Hibernated")
-    through = await _through(cluster, _SLEEPER)
+    through = await external_config(client, _SLEEPER)
     administrator, authorities = await _administrator(cluster, _SLEEPER)
     kubeconfig = tmp_path / "kubeconfig"
     assert through.ca_data is not None
@@ -155,3 +142,56 @@ async def test_the_first_request_wakes_a_control_plane_and_is_answered(
     assert len(asked - {None}) == 1
     await client.delete(CONTROL_PLANES, _SLEEPER)
     await eventually(lambda: _code(through), lambda found: found == 404)
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.timeout(600)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_control_planes_that_come_and_go_disturb_no_other(
+    cluster: ManagementCluster, eventually: Callable[..., Any]
+) -> None:
+    client, made, stop = cluster.client, list[str](), asyncio.Event()
+    eventually = partial(eventually, timeout=240.0)
+    others = [[f"other-{number}-{each}" for each in range(10)] for number in range(2)]
+    await client.create(CONTROL_PLANES, {"metadata": {"name": "steady"}, "spec": _ON_DEMAND})
+    through = await eventually(lambda: external_config(client, "steady"))
+    await eventually(lambda: _code(through), lambda code: code == 200)
+
+    async def phases(names: list[str]) -> set[str]:
+        found = {each["metadata"]["name"]: each for each in (await client.list(CONTROL_PLANES)).items}
+        return {str(found[name].get("status", {}).get("phase")) for name in names if name in found}
+
+    async def come_and_go(names: list[str]) -> None:
+        for name in names:
+            await client.create(CONTROL_PLANES, {"metadata": {"name": name}, "spec": _ON_DEMAND})
+        await eventually(lambda: phases(names), lambda found: found == {"Hibernated"})
+        woken = await external_config(client, names[0])
+        await eventually(lambda: _code(woken), lambda code: code == 200)
+        for name in names:
+            await client.delete(CONTROL_PLANES, name)
+        await eventually(lambda: phases(names), lambda found: not found)
+
+    async with Client(through) as tenant:
+        informer = Informer(tenant, CONFIG_MAPS, namespace="default")
+        informer.start()
+        await informer.wait_synced()
+
+        async def load() -> None:
+            while not stop.is_set():
+                name = f"made-{len(made)}"
+                await tenant.create(CONFIG_MAPS, {"metadata": {"name": name, "namespace": "default"}})
+                made.append(name)
+
+        loading = asyncio.create_task(load())
+        try:
+            for names in others:
+                await come_and_go(names)
+        finally:
+            stop.set()
+        await loading
+        await eventually(lambda: informer.get(made[-1], namespace="default"))
+        assert not any(informer.restarts.values())
+        await informer.aclose()
+    assert len(made) > 10
+    await client.delete(CONTROL_PLANES, "steady")
