@@ -31,6 +31,7 @@ _WAKE_REQUESTED: Final = "controlplane.kplane.dev/wake-requested"
 _AHEAD: Final = timedelta(seconds=10)
 """A control plane wakes so long before its CronJob is due."""
 _LATE: Final = timedelta(seconds=5)
+_IDLE: Final = "2m"
 _HARMLESS: Final = "The manifest file is empty, ignoring."
 """What kube-controller-manager says of a file that it is not given."""
 
@@ -58,10 +59,10 @@ def platform(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Iter
         made.clean_up()
 
 
-def _sleeper(platform: Platform, stem: str) -> Tenant:
+def _sleeper(platform: Platform, stem: str, **spec: Any) -> Tenant:
     """Create a control plane that sleeps, and wait until the gateway knows it."""
     name = platform.name(stem)
-    platform.create("ControlPlane", name, deletionPolicy="Destroy", virtual={"start": "OnDemand"})
+    platform.create("ControlPlane", name, deletionPolicy="Destroy", virtual={"start": "OnDemand"}, **spec)
     _wait_phase(platform, name, "Hibernated")
     tenant = platform.tenant(name)
     # A request without credentials wakes nothing.
@@ -137,6 +138,17 @@ def test_the_first_answer_of_a_control_plane_that_sleeps_is_the_right_one(
     assert _WAKE_REQUESTED in woken["metadata"]["annotations"]
 
 
+@pytest.fixture(scope="module")
+def dozer(platform: Platform) -> Tenant:
+    """A control plane that had a client once, and falls asleep when it is idle."""
+    name = platform.name("drowsy")
+    platform.create("ControlPlaneClass", name, virtual={"idle": {"after": _IDLE}})
+    tenant = _sleeper(platform, "dozer", classRef={"name": name})
+    tenant.keep("before", "the sleep")
+    return tenant
+
+
+@pytest.mark.usefixtures("dozer")  # it gets idle meanwhile
 def test_a_cron_job_of_a_control_plane_that_sleeps_fires_in_time(platform: Platform) -> None:
     """The control plane wakes by itself a little earlier, and controllers create the Job."""
     tenant = _sleeper(platform, "nightly")
@@ -156,6 +168,13 @@ def test_a_cron_job_of_a_control_plane_that_sleeps_fires_in_time(platform: Platf
     assert due <= created <= due + _LATE
     # No client has woken it.
     assert awake["metadata"]["annotations"][_WAKE_REQUESTED] == asleep["metadata"]["annotations"][_WAKE_REQUESTED]
+
+
+def test_a_control_plane_sleeps_again_when_it_is_idle(platform: Platform, dozer: Tenant) -> None:
+    """The gateway reports its use, so that the operator knows the end of it. The next request wakes it again."""
+    asleep = _wait_phase(platform, dozer.name, "Hibernated", timeout_seconds=300)
+    assert asleep["status"]["hibernation"]["reason"] == "Idle"
+    assert dozer.kept("before") == "the sleep"
 
 
 def _cron_job(due: datetime) -> Object:
