@@ -12,7 +12,7 @@ from kplane.api import ControlPlane, ControlPlaneClass
 from kplane.api.names import GATEWAY_LIMITS_KEY
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.controlplanes.gateway import at_gateway, limits_entry
+from kplane.controlplane_operator.controlplanes.gateway import at_gateway, endpoint_policy, limits_entry
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.reasons import Reason
@@ -24,13 +24,34 @@ GATEWAY = Gateway(url="https://api.example.org", ca=b"CA of the gateway", namesp
 URL = "https://api.example.org/clusters/acme/control-plane"
 
 
-def published(gateway: Gateway | None, *, by_class: str | None = None, **spec: Any) -> Addresses:
-    control_plane = ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "1"}, "spec": spec})
+def _context(gateway: Gateway | None, *others: dict[str, Any]) -> OperatorContext:
+    """As `OperatorContext`, with these control planes, each of which wants the path `acme`."""
+    control_planes = SimpleNamespace(by=lambda index, value: others if (index, value) == ("path", "acme") else ())
+    return cast(
+        "OperatorContext", SimpleNamespace(gateway=gateway, stores=SimpleNamespace(control_planes=control_planes))
+    )
+
+
+def _other(*, at_gateway: bool, **spec: Any) -> dict[str, Any]:
+    endpoints = [{"type": "External", "url": URL if at_gateway else OWN.external}]
+    return {"metadata": {"name": "globex", "uid": "2"}, "spec": spec, "status": {"endpoints": endpoints}}
+
+
+def published(
+    gateway: Gateway | None,
+    *others: dict[str, Any],
+    by_class: str | None = None,
+    at_gateway_before: bool = False,
+    **spec: Any,
+) -> Addresses:
+    status = {"endpoints": [{"type": "External", "url": URL}]} if at_gateway_before else {}
+    metadata = {"name": "acme", "uid": "1"}
+    control_plane = ControlPlane.model_validate({"metadata": metadata, "spec": spec, "status": status})
     chosen = None
     if by_class is not None:
         chosen = ControlPlaneClass.model_validate({"metadata": {"name": "gold"}, "spec": {"endpointPolicy": by_class}})
     provision = Provision(OWN, administrator=ClusterConfig(server=OWN.internal), authorities=None)
-    context = cast("OperatorContext", SimpleNamespace(gateway=gateway))
+    context = _context(gateway, *others)
     return at_gateway(context, control_plane, provision=provision, chosen=chosen).addresses
 
 
@@ -42,7 +63,9 @@ def published(gateway: Gateway | None, *, by_class: str | None = None, **spec: A
         ("Own", {"endpointPolicy": "Gateway"}, URL, URL),
         ("Both", {}, URL, OWN.join),
         ("Gateway", {"endpointPolicy": "Own"}, OWN.external, OWN.join),
-        ("Gateway", {"mode": "Dedicated"}, OWN.external, OWN.join),
+        (None, {"mode": "Dedicated"}, OWN.external, OWN.join),
+        ("Gateway", {"mode": "Dedicated"}, URL, URL),
+        ("Own", {"mode": "Dedicated", "endpointPolicy": "Both"}, URL, OWN.join),
     ],
 )
 def test_spec_and_class_choose_the_addresses(
@@ -62,6 +85,46 @@ def test_a_gateway_that_is_not_there_is_refused(by_class: str | None, spec: dict
     with pytest.raises(ConditionError, match="start the operator with --gateway-url") as refused:
         published(None, by_class=by_class, **spec)
     assert refused.value.reason == Reason.NO_GATEWAY
+
+
+VIRTUAL = {"mode": "Virtual", "virtual": {"clusterPath": "acme"}}
+DEDICATED = {"mode": "Dedicated"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "before", "other"),
+    [
+        ("Dedicated", False, _other(at_gateway=False, **VIRTUAL)),
+        ("Dedicated", False, _other(at_gateway=True, **VIRTUAL)),
+        ("Dedicated", True, _other(at_gateway=True, **VIRTUAL)),
+        ("Virtual", False, _other(at_gateway=True, **DEDICATED)),
+    ],
+)
+def test_a_path_of_the_gateway_is_of_one_control_plane(mode: str, before: bool, other: dict[str, Any]) -> None:
+    with pytest.raises(ConditionError, match="is that of control plane globex") as refused:
+        published(GATEWAY, other, mode=mode, endpointPolicy="Gateway", at_gateway_before=before)
+    assert refused.value.reason == Reason.CLUSTER_PATH_IN_USE
+
+
+@pytest.mark.parametrize(
+    ("mode", "before", "other"),
+    [
+        ("Dedicated", True, _other(at_gateway=False, **VIRTUAL)),
+        ("Virtual", False, _other(at_gateway=False, **DEDICATED)),
+        ("Virtual", True, _other(at_gateway=True, **DEDICATED)),
+        ("Virtual", False, _other(at_gateway=True, endpointRef={"name": "elsewhere"})),
+    ],
+)
+def test_who_has_a_path_of_the_gateway_keeps_it(mode: str, before: bool, other: dict[str, Any]) -> None:
+    assert published(GATEWAY, other, mode=mode, endpointPolicy="Gateway", at_gateway_before=before).external == URL
+
+
+def test_a_name_that_cannot_be_a_path_is_refused() -> None:
+    spec = {"mode": "Dedicated", "endpointPolicy": "Gateway"}
+    control_plane = ControlPlane.model_validate({"metadata": {"name": "acme.example", "uid": "1"}, "spec": spec})
+    with pytest.raises(ConditionError, match="cannot be a path of the gateway") as refused:
+        endpoint_policy(_context(GATEWAY), control_plane, chosen=None)
+    assert refused.value.reason == Reason.INVALID_CLUSTER_PATH
 
 
 def test_the_gateway_knows_its_addresses() -> None:

@@ -137,6 +137,20 @@ async def test_a_control_plane_is_reached_as_long_as_it_is_there(
         await client.patch(CONTROL_PLANES, _NAME, {"spec": {"endpointPolicy": None}})
         await eventually(lambda: _code(through), lambda found: found == 200)
 
+        # One with an etcd of its own is served too, if it asks for that.
+        dedicated = {"mode": "Dedicated", "deletionPolicy": "Destroy", "endpointPolicy": "Gateway"}
+        await client.create(CONTROL_PLANES, {"metadata": {"name": "globex"}, "spec": dedicated})
+        published = await eventually(lambda: secret(kubeconfig_secret_name("globex"), management_namespace("globex")))
+        at_gateway = ClusterConfig.from_kubeconfig(published["kubeconfig-external"])
+        assert at_gateway.server == f"{cluster.handle.gateway_url}/clusters/globex/control-plane"
+        await eventually(lambda: _code(at_gateway), lambda found: found == 200)
+        keys = TenantAuthorities.from_secret(await secret(AUTHORITIES_SECRET, management_namespace("globex")))
+        pair = issue_client(keys.client, user="admin", groups=("system:masters",))
+        user = ClusterConfig(
+            server=at_gateway.server, ca_data=through.ca_data, client_certificate=pair.certificate, client_key=pair.key
+        )
+        assert await _code(user) == 200
+
         await client.delete(CONTROL_PLANES, _NAME)
         await eventually(lambda: _code(through), lambda found: found == 404)
         await eventually(gone)

@@ -54,6 +54,15 @@ def test_one_that_is_published_under_the_gateway_is_served_without_a_secret_too(
     assert found.upstream is None
 
 
+def test_one_of_mode_dedicated_is_served_where_it_is_published() -> None:
+    ours = {"type": "External", "url": "https://api.example.org/clusters/acme/control-plane"}
+    found = route_of(control_plane(mode="Dedicated", status={"clusterPath": None, "endpoints": [ours]}), secret())
+    assert found is not None
+    assert (found.cluster_path, found.upstream is not None) == ("acme", True)
+    own = {"type": "External", "url": "https://acme.example.org:6443"}
+    assert route_of(control_plane(mode="Dedicated", status={"clusterPath": None, "endpoints": [own]}), secret()) is None
+
+
 @pytest.mark.parametrize(
     "given",
     [

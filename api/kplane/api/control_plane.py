@@ -196,12 +196,6 @@ class ControlPlaneSpec(ApiModel):
                 for field in ("version", "resources", "endpointPolicy")
             ),
             Rule(
-                rule="!has(self.endpointPolicy) || self.mode == 'Virtual'",
-                message="spec.endpointPolicy is for spec.mode Virtual only: remove spec.endpointPolicy",
-                field_path=".endpointPolicy",
-                reason="FieldValueForbidden",
-            ),
-            Rule(
                 rule="!has(self.endpointRef) || !has(self.virtual) || !has(self.virtual.start)",
                 message=(
                     "spec.virtual.start is for API servers that kplane runs, and that of spec.endpointRef it does not:"
@@ -247,10 +241,10 @@ class ControlPlaneSpec(ApiModel):
     run the API server and provide the endpoint itself.
     """
     endpoint_policy: EndpointPolicy | None = None
-    """Which addresses kplane publishes for a control plane of mode Virtual. Gateway: people and nodes use that of the
-    gateway. Own: they use that of the API server, and the gateway does not serve it. Both: people use that of the
-    gateway, and nodes that of the API server. The default is that of the class. If the class has none, it is Gateway
-    if the operator has a gateway, otherwise Own.
+    """Which addresses kplane publishes for a control plane. Gateway: people and nodes use that of the gateway. Own:
+    they use that of the API server, and the gateway does not serve it. Both: people use that of the gateway, and nodes
+    that of the API server. The default is that of the class. If the class has none, it is Gateway for mode Virtual if
+    the operator has a gateway, otherwise Own.
     """
     deletion_policy: DeletionPolicy | None = None
     """What happens to the data on deletion: Retain keeps it, Destroy removes it for good. The default is the policy of
@@ -277,8 +271,6 @@ class ControlPlaneSpec(ApiModel):
         for mode, settings in ((ControlPlaneMode.VIRTUAL, self.virtual), (ControlPlaneMode.DEDICATED, self.dedicated)):
             if settings is not None and self.mode != mode:
                 raise ValueError(f"spec.{mode.lower()} is for spec.mode {mode} only")
-        if self.endpoint_policy is not None and self.mode is not ControlPlaneMode.VIRTUAL:
-            raise ValueError("spec.endpointPolicy is for spec.mode Virtual only")
         return self
 
     @model_validator(mode="after")

@@ -275,8 +275,8 @@ class ControlPlaneClassSpec(ApiModel):
     deletion_policy: DeletionPolicy | None = None
     """What happens to the data of a deleted control plane that sets no policy itself: Retain (default) or Destroy."""
     endpoint_policy: EndpointPolicy | None = None
-    """Which addresses kplane publishes for each control plane of mode Virtual that does not say it itself: Gateway, Own
-    or Both. It does not count for those with spec.endpointRef.
+    """Which addresses kplane publishes for each control plane that does not say it itself: Gateway, Own or Both. It
+    does not count for those with spec.endpointRef.
     """
     limits: RequestLimits | None = None
     """How much of the gateway each control plane of the class may use at one time; absent for no limit."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -43,6 +44,7 @@ CONTROL_PLANES: Final = Resource(
 )
 SECRETS_SELECTOR: Final = CONTROL_PLANE_LABEL
 
+_AT_GATEWAY: Final = re.compile("/clusters/([^/]+)/control-plane$")
 _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 _CLOCKS_DIFFER: Final = timedelta(minutes=1)
 """The operator does not act on a time that is further in the future than this."""
@@ -89,7 +91,8 @@ def route_of(control_plane: _Object | None, secret: _Object | None) -> Route | N
     if control_plane is None:
         return None
     status = control_plane.get("status") or {}
-    path = status.get("clusterPath")
+    # One of mode Dedicated has no clusterPath: it is published under its name.
+    path = status.get("clusterPath") or _published_path(status)
     if not path or "endpointRef" in (control_plane.get("spec") or {}) or _is_elsewhere(status, path=path):
         return None
     uid = control_plane["metadata"]["uid"]
@@ -114,6 +117,13 @@ def route_of(control_plane: _Object | None, secret: _Object | None) -> Route | N
         return Route(key=uid, cluster_path=path, upstream=None, why_absent="the gateway cannot reach it")
     except RouteInvalid:
         return None
+
+
+def _published_path(status: _Object) -> str | None:
+    """Return the path at the end of the External address, where that is a gateway's."""
+    urls = (str(each.get("url")) for each in status.get("endpoints") or () if each.get("type") == "External")
+    found = [_AT_GATEWAY.search(url) for url in urls]
+    return next((match[1] for match in found if match is not None), None)
 
 
 def _is_elsewhere(status: _Object, *, path: str) -> bool:

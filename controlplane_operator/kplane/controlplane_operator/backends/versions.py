@@ -11,7 +11,6 @@ from kplane.api import (
     Condition,
     ControlPlane,
     ControlPlaneClass,
-    ControlPlaneMode,
     KubernetesVersion,
     quantity,
 )
@@ -209,17 +208,7 @@ def not_held_to(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None
     """Say, in sentences, which settings of the API server are accepted and have no effect."""
     if control_plane.spec.endpoint_ref is not None:
         return _not_for_others(chosen)
-    return [
-        *_not_for_dedicated(control_plane, chosen=chosen),
-        *_not_for_processes(control_plane, chosen=chosen, runtime=runtime),
-    ]
-
-
-def _not_for_dedicated(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> list[str]:
-    """Say, in sentences, what of a class only counts for mode Virtual."""
-    if control_plane.spec.mode is ControlPlaneMode.VIRTUAL or chosen is None or chosen.spec.endpoint_policy is None:
-        return []
-    return [f"endpointPolicy of ControlPlaneClass {chosen.name} is not acted on: it is for mode Virtual"]
+    return _not_for_processes(control_plane, chosen=chosen, runtime=runtime)
 
 
 def _not_for_processes(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None, runtime: Runtime) -> list[str]:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from datetime import UTC, datetime
 
 from kplane.api import ControlPlane, ControlPlaneClass, ControlPlaneMode, EndpointPolicy
+from kplane.api.control_plane import CLUSTER_PATH_PATTERN, RESERVED_CLUSTER_PATHS
 from kplane.api.names import CA_KEY, GATEWAY_LIMITS_KEY, UID_ANNOTATION, gateway_secret_name
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.endpoints.addresses import Addresses
+from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.pki.authorities import FRONT_PROXY_USER
 from kplane.controlplane_operator.pki.entries import entries, find_pair, kept
 from kplane.controlplane_operator.pki.primitives import issue_client
 from kplane.controlplane_operator.pki.secrets import delete_secret, write_secret
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.partial import as_recorded
 
 __all__ = ["at_gateway", "endpoint_policy", "limits_entry", "write_gateway_secret"]
 
 _PAIR = "tls"
+_LONGEST_PATH = 63
 
 
 def endpoint_policy(
@@ -28,12 +33,17 @@ def endpoint_policy(
 ) -> EndpointPolicy:
     """Return which addresses are published, by the spec, or by the class.
 
-    Raises ConditionError (NoGateway) if they ask for a gateway that the operator does not have.
+    A control plane of mode Dedicated is at the gateway only if they say so. Raises ConditionError: NoGateway if they
+    ask for a gateway that the operator does not have, InvalidClusterPath if a name cannot be a path there.
     """
-    if control_plane.spec.mode is not ControlPlaneMode.VIRTUAL or control_plane.spec.endpoint_ref is not None:
+    if control_plane.spec.endpoint_ref is not None:
         return EndpointPolicy.OWN
     asked = control_plane.spec.endpoint_policy or (chosen.spec.endpoint_policy if chosen is not None else None)
+    if asked is None and control_plane.spec.mode is not ControlPlaneMode.VIRTUAL:
+        return EndpointPolicy.OWN
     if context.gateway is not None:
+        if asked is not EndpointPolicy.OWN:
+            _check_path(control_plane.cluster_path)
         return asked or EndpointPolicy.GATEWAY
     if asked not in {None, EndpointPolicy.OWN}:
         raise ConditionError(
@@ -47,14 +57,53 @@ def endpoint_policy(
 def at_gateway(
     context: OperatorContext, control_plane: ControlPlane, *, provision: Provision, chosen: ControlPlaneClass | None
 ) -> Provision:
-    """Return the provision with the addresses that are published. Raises as `endpoint_policy`."""
+    """Return the provision with the addresses that are published.
+
+    Raises as `endpoint_policy`, and ConditionError (ClusterPathInUse) if another control plane has the path there.
+    """
     policy = endpoint_policy(context, control_plane, chosen=chosen)
     gateway, own = context.gateway, provision.addresses
     if gateway is None or policy is EndpointPolicy.OWN:
         return provision
+    _check_unclaimed(context, control_plane, gateway=gateway)
     url = gateway.address(control_plane.cluster_path)
     join = own.join if policy is EndpointPolicy.BOTH else url
     return dataclasses.replace(provision, addresses=Addresses(internal=own.internal, external=url, join=join))
+
+
+def _check_path(path: str) -> None:
+    if len(path) > _LONGEST_PATH or not re.fullmatch(CLUSTER_PATH_PATTERN, path) or path in RESERVED_CLUSTER_PATHS:
+        raise ConditionError(
+            Reason.INVALID_CLUSTER_PATH,
+            f"{path!r} cannot be a path of the gateway, which has at most 63 lower-case letters, digits and '-'; set"
+            " spec.endpointPolicy to Own, or choose another name",
+        )
+
+
+def _check_unclaimed(context: OperatorContext, control_plane: ControlPlane, *, gateway: Gateway) -> None:
+    """Raise ConditionError if another control plane goes before this one at the gateway.
+
+    One that is published there goes before one that is not. Of two alike, that of mode Virtual goes first: the path is
+    its own by its clusterPath, while one of mode Dedicated has it by its name.
+    """
+    path = control_plane.cluster_path
+    url = gateway.address(path)
+
+    def rank(one: ControlPlane) -> tuple[bool, bool]:
+        published = any(endpoint.url == url for endpoint in one.status.endpoints)
+        return published, one.spec.mode is ControlPlaneMode.VIRTUAL
+
+    for obj in context.stores.control_planes.by("path", path):
+        other = as_recorded(obj)
+        if other.metadata.uid == control_plane.metadata.uid or other.spec.endpoint_ref is not None:
+            continue
+        if other.spec.mode is not control_plane.spec.mode and rank(other) > rank(control_plane):
+            raise ConditionError(
+                Reason.CLUSTER_PATH_IN_USE,
+                f"the path {path!r} of the gateway is that of control plane {other.name}; set spec.endpointPolicy to"
+                " Own, or create a control plane with another name or clusterPath",
+                waits_for_event=False,
+            )
 
 
 async def write_gateway_secret(
@@ -66,10 +115,11 @@ async def write_gateway_secret(
     Raises ConditionError (SecretsNotReadable) while the operator may not read the gateway's namespace.
     """
     gateway, authorities = context.gateway, provision.authorities
-    if gateway is None or authorities is None or control_plane.spec.mode is not ControlPlaneMode.VIRTUAL:
+    if gateway is None or authorities is None:
         return
-    await context.secrets.open(gateway.namespace)
-    name = gateway_secret_name(control_plane.name)
+    name, virtual = gateway_secret_name(control_plane.name), control_plane.spec.mode is ControlPlaneMode.VIRTUAL
+    if virtual or gateway.serves(provision.addresses.external):
+        await context.secrets.open(gateway.namespace)
     known = context.stores.secrets.get((gateway.namespace, name))
     if not gateway.serves(provision.addresses.external):
         if known is not None:
