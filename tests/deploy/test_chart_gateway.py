@@ -21,6 +21,13 @@ INSTALLED = {
     "gateway.certificateSecret": "gateway-certificate",
 }
 
+SCRAPED = {
+    "metrics.serviceMonitor.enabled": True,
+    "networkPolicy.metricsFrom": [
+        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    ],
+}
+
 
 def pod(rendered: Any, name: str = "kplane-gateway") -> dict[str, Any]:
     found: dict[str, Any] = rendered.one("Deployment", name)["spec"]["template"]["spec"]
@@ -36,6 +43,25 @@ def containers(rendered: Any, name: str = "kplane-gateway") -> tuple[dict[str, A
 
 def mounts(container: dict[str, Any]) -> set[str]:
     return {mount["name"] for mount in container["volumeMounts"]}
+
+
+def test_prometheus_finds_the_controllers_and_load_balancers_do_not(chart: Any) -> None:
+    rendered = chart.render(settings=INSTALLED | SCRAPED)
+    monitor = rendered.one("ServiceMonitor", "kplane-gateway")["spec"]
+    service = rendered.one("Service", "kplane-gateway-metrics")
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert (
+        not monitor["selector"]["matchLabels"].items()
+        <= rendered.one("Service", "kplane-gateway")["metadata"]["labels"].items()
+    )
+    (endpoint,), (port,) = monitor["endpoints"], service["spec"]["ports"]
+    assert endpoint["port"] == port["name"]
+    controller, envoy = containers(rendered)
+    assert port["targetPort"] in {each["name"] for each in controller["ports"]}
+    assert port["targetPort"] not in {each["name"] for each in envoy["ports"]}
+    assert service["spec"]["clusterIP"] == "None"
+    (public,) = rendered.one("Service", "kplane-gateway")["spec"]["ports"]
+    assert public["targetPort"] == "https"
 
 
 def test_both_programs_are_told_the_same(chart: Any, everything_on: Path, tmp_path: Path) -> None:

@@ -135,6 +135,9 @@ async def test_it_serves_what_is_published_and_survives_kills(
         assert await _code(process.config(acme, **identity)) == 200
     metrics = (await process.ask("/metrics"))[1]
     assert f'kplane_gateway_requests_total{{control_plane="{acme}"}}' in metrics
+    assert f'kplane_gateway_answers_total{{code="2xx",control_plane="{acme}"}} 2.0' in metrics
+    assert "kplane_gateway_requests_over_rate_total 0.0" in metrics
+    assert "kplane_gateway_held_control_planes 0.0" in metrics
     assert "kplane_gateway_control_planes 1.0" in metrics
     assert "kplane_gateway_waiting_requests 0.0" in metrics
     envoy = process.envoy

@@ -160,7 +160,7 @@ class DataPlane:
         """Return what Envoy counts of API servers. Raises OSError, aiohttp.ClientError or TimeoutError."""
         if self._administration is None:
             return {}
-        return await self._administration.numbers("^cluster\\.")
+        return await self._administration.numbers(r"^cluster\.|\.rate_limited$")
 
     async def stop(self) -> None:
         """End Envoy, if it runs by this data plane's runtime."""

@@ -18,14 +18,21 @@ from typing_extensions import override
 from kplane.api.configuration import HostPort
 from kplane.gateway.controller import Controller
 from kplane.gateway.data_plane import DataPlane
+from kplane.gateway.envoy.names import RATE_LIMIT
 from kplane.provider.serving.listening import listening
 
 __all__ = ["serve_status"]
 
-_CLUSTER: Final = re.compile(r"cluster\.([^./]+)(?:/front-proxy)?\.(upstream_[a-z_]+)")
+_CLUSTER: Final = re.compile(r"cluster\.([^./]+)(?:/front-proxy)?\.(upstream_[a-z_0-9]+)")
+_RATE_LIMITED: Final = f"{RATE_LIMIT}.http_local_rate_limit.rate_limited"
+_ANSWERS: Final = {f"upstream_rq_{code}": code for code in ("2xx", "4xx", "5xx")}
 _COUNTERS: Final = {
     "upstream_rq_total": ("kplane_gateway_requests", "Requests to the API server of a control plane"),
     "upstream_cx_connect_fail": ("kplane_gateway_failed_connections", "Connections to it that failed"),
+    "upstream_rq_pending_overflow": (
+        "kplane_gateway_requests_over_limit",
+        "Requests that were refused because too many were in flight",
+    ),
 }
 _GAUGES: Final = {
     "upstream_rq_active": ("kplane_gateway_requests_in_flight", "Requests in flight, watches among them"),
@@ -50,7 +57,7 @@ async def serve_status(listen: HostPort, *, controller: Controller, plane: DataP
 
     async def metrics(_: web.Request) -> web.Response:
         registry = CollectorRegistry()
-        registry.register(_Collected(controller, await _numbers(plane), waiting=plane.waiting))
+        registry.register(_Collected(controller, await _numbers(plane), waiting=plane.waiting, held=len(plane.held)))
         body = await asyncio.to_thread(generate_latest, registry)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
@@ -70,10 +77,11 @@ async def _numbers(plane: DataPlane) -> Mapping[str, int]:
 class _Collected(Collector):
     """What one scrape shows: a series for each control plane that is served, whatever other paths are asked for."""
 
-    def __init__(self, controller: Controller, numbers: Mapping[str, int], *, waiting: int) -> None:
+    def __init__(self, controller: Controller, numbers: Mapping[str, int], *, waiting: int, held: int) -> None:
         self._controller = controller
         self._numbers = numbers
         self._waiting = waiting
+        self._held = held
 
     @override
     def collect(self) -> Iterator[Metric]:
@@ -89,6 +97,16 @@ class _Collected(Collector):
             if found is not None and found[1] in names:
                 of = sums.setdefault(found[2], {})
                 of[names[found[1]]] = of.get(names[found[1]], 0) + value
+        text = "Control planes whose changes wait"
+        yield GaugeMetricFamily("kplane_gateway_held_control_planes", text, value=self._held)
+        text = "Requests that were refused because too many came in a second"
+        yield CounterMetricFamily("kplane_gateway_requests_over_rate", text, value=self._numbers.get(_RATE_LIMITED, 0))
+        text = "Answers of the API server of a control plane"
+        answers = CounterMetricFamily("kplane_gateway_answers", text, labels=["control_plane", "code"])
+        for stat, code in _ANSWERS.items():
+            for path, value in sums.get(stat, {}).items():
+                answers.add_metric([path, code], value)
+        yield answers
         for stat, (name, text) in _COUNTERS.items():
             counter = CounterMetricFamily(name, text, labels=["control_plane"])
             for path, value in sums.get(stat, {}).items():
