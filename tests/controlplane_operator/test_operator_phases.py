@@ -37,6 +37,7 @@ def reconciler() -> ControlPlaneReconciler:
         removal=parts,
         runtime=parts,
         monitors=parts,
+        room=parts,
     )
 
 

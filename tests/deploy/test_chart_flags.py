@@ -10,6 +10,7 @@ import yaml
 
 from kplane.controlplane_operator.config import OperatorConfig
 from kplane.controlplane_operator.gateway import Gateway
+from kplane.controlplane_operator.hibernation.room import Limits
 from kplane.controlplane_operator.pki.primitives import create_authority
 from kplane.mcm.placement.sharding import SHARDS
 from kplane.mcm.settings import Settings as McmSettings
@@ -69,6 +70,8 @@ def test_the_operator_is_told_everything_that_is_set(chart: Any, everything_on: 
         "10s",
         {"release": "prometheus"},
     )
+    assert settings.awake_limits == Limits(control_planes=24, memory_bytes=8 << 30)
+    assert settings.starts_at_once == 3
     assert settings.snapshot_bucket == "s3://backups/kplane"
     assert len(settings.snapshot_recipient) == 1
     assert (settings.snapshot_volume, settings.snapshot_bucket_region) == (None, "eu-central-1")

@@ -168,6 +168,16 @@ def test_one_that_sleeps_has_an_upstream_and_says_so() -> None:
     assert awake.asleep is None
 
 
+def test_one_that_waits_for_room_is_known_as_such() -> None:
+    for reason, crowded in (("WaitsForRoom", True), ("Hibernated", False)):
+        given = sleeper()
+        given["status"]["conditions"] = [{"type": "Hibernated", "status": "True", "reason": reason}]
+        found = route_of(given, secret())
+        assert found is not None
+        assert found.asleep is not None
+        assert found.asleep.crowded is crowded
+
+
 @pytest.mark.parametrize("requested", [None, "", "soon", "2026-11-23T13:00:00", "2026-11-23"])
 def test_what_is_no_time_with_a_zone_is_no_request(requested: str | None) -> None:
     found = route_of(sleeper(requested), secret())

@@ -178,6 +178,15 @@ async def test_it_does_not_wait_for_ever(operator: Operator) -> None:
     await waker.aclose()
 
 
+async def test_one_that_waits_for_room_has_its_clients_come_again(operator: Operator) -> None:
+    waker = _waker(operator, patience_seconds=0.01)
+    sleeping = route("a", asleep=EARLIER)
+    assert sleeping.asleep is not None
+    waker.know([replace(sleeping, asleep=replace(sleeping.asleep, crowded=True))])
+    assert await _code(waker) == 429
+    await waker.aclose()
+
+
 async def test_more_than_so_many_do_not_wait(operator: Operator) -> None:
     waker = _waker(operator, each=2, all_together=3)
     waker.know([route("a", asleep=EARLIER), route("b", asleep=EARLIER)])

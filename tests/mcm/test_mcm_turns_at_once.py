@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from kplane.mcm.instance.turns import StartBudget, usable_cpus
+from kplane.mcm.instance.turns import StartBudget
+from kplane.workloads.cpus import usable_cpus
 
 Eventually = Callable[..., Any]
 NEVER = 3600.0

@@ -27,6 +27,7 @@ __all__ = [
     "SUPPORTED",
     "SYNCED",
     "UP_TO_DATE",
+    "WAITS_FOR_ROOM",
     "Condition",
     "ConditionStatus",
     "Conditions",
@@ -63,7 +64,9 @@ UP_TO_DATE: Final = "UpToDate"
 """The condition that is there, and False, while an API server is not what its control plane asks for."""
 
 HIBERNATED: Final = "Hibernated"
-"""The condition of a control plane that has slept: True while it sleeps and no API server runs, False otherwise."""
+"""The condition of a control plane that may sleep: True while it sleeps and no API server runs, False otherwise."""
+WAITS_FOR_ROOM: Final = "WaitsForRoom"
+"""The reason of that condition while a control plane is to wake, and as many are awake as may be."""
 
 PAUSED: Final = "Paused"
 """The condition that is there, and True, while an object is paused."""

@@ -34,6 +34,8 @@ class HibernationReason(StrEnum):
     """Annotation `controlplane.kplane.dev/sleep-requested` asked for it."""
     IDLE = "Idle"
     """No client used it for as long as its class says."""
+    ROOM_NEEDED = "RoomNeeded"
+    """Others wait to wake, and no client has used any other one for longer."""
 
 
 class IdleSettings(ApiModel):

@@ -29,6 +29,7 @@ from kplane.controlplane_operator.failures import Failures
 from kplane.controlplane_operator.gc import ComponentCollector, GrantCollector, GrantWatcher
 from kplane.controlplane_operator.grants import Access
 from kplane.controlplane_operator.health import Check, serve_health
+from kplane.controlplane_operator.hibernation.room import Room
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.leadership import Leadership
 from kplane.controlplane_operator.metrics import OnFailure, Reconcile
@@ -63,6 +64,7 @@ from kplane.controlplane_operator.watch.feeds import KopfFeeds, Resync
 from kplane.provider import Client, ClusterConfig, Event, Informer, Result
 from kplane.provider.controllers.workers import Controller
 from kplane.workloads import ProcessRuntime
+from kplane.workloads.cpus import usable_cpus
 from kplane.workloads.pods import PodRuntime
 
 __all__ = ["run_operator"]
@@ -247,6 +249,12 @@ class _Assembly:
             switch=switch,
             runtime=runtime,
             monitors=ServiceMonitors(context, settings=settings.service_monitors),
+            room=Room(
+                context,
+                limits=settings.awake_limits,
+                at_once=settings.starts_at_once or 2 * usable_cpus(),
+                replicas=settings.pods.replicas if settings.pods is not None else 1,
+            ),
         )
         bundles = Bundles(context.stores.bundles, namespace=settings.namespace)
         sources = Sources(context, runtime=runtime, shared_etcd=self._shared_etcd)

@@ -27,6 +27,7 @@ from kplane.controlplane_operator.backup.storage import Bucket, Volume
 from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitorSettings
 from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.grants import Account
+from kplane.controlplane_operator.hibernation.room import Limits
 from kplane.controlplane_operator.secret_access import DEFAULT_SECRETS_ROLE
 from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
 from kplane.provider import ClusterConfig
@@ -252,6 +253,12 @@ class OperatorConfig(Configuration):
     """CAs of the serving certificate of the gateway, for kubeconfigs"""
     gateway_namespace: Annotated[str | None, Flag("NAMESPACE", default=GATEWAY_NAMESPACE)] = None
     """Existing namespace for the Secrets by which the gateway reaches control planes"""
+    awake_limit: Annotated[int | None, Field(ge=1), Flag("N", default="any number")] = None
+    """Number of control planes with start OnDemand that may be awake at once; beyond it, the longest idle one sleeps"""
+    awake_memory: Annotated[str | None, AfterValidator(lambda size: size and _size(size)), Flag("SIZE")] = None
+    """Memory that their API servers may take together, such as 8Gi: each counts with its memory request"""
+    starts_at_once: Annotated[int | None, Field(ge=1), Flag("N", default="two for each CPU")] = None
+    """Number of API servers that start at once for control planes that wake"""
     workers: Annotated[int, Field(ge=1), Flag("N")] = 16
     """Number of objects of a kind that are reconciled at once"""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -419,6 +426,12 @@ class OperatorConfig(Configuration):
             ca=_certificates(self.gateway_ca),
             namespace=self.gateway_namespace or GATEWAY_NAMESPACE,
         )
+
+    @property
+    def awake_limits(self) -> Limits:
+        """How many control planes may be awake that start on demand."""
+        memory = _storage_bytes(self.awake_memory) if self.awake_memory is not None else None
+        return Limits(self.awake_limit, memory)
 
     @cached_property
     def election(self) -> ElectionSettings | None:

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from kplane.api import ControlPlane, ControlPlanePhase
+from kplane.api.conditions import HIBERNATED, WAITS_FOR_ROOM
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Key, Store
 from kplane.provider import Result
@@ -140,7 +141,26 @@ class _Inventory(Collector):
         for phase in ControlPlanePhase:
             by_phase.add_metric([phase], phases[phase])
         yield by_phase
+        yield _on_demand(self._control_planes)
         depth = GaugeMetricFamily("workqueue_depth", "Keys that wait for a worker", labels=["name"])
         for name, queue in self._queues.items():
             depth.add_metric([name], len(queue))
         yield depth
+
+
+def _on_demand(control_planes: Store) -> Metric:
+    """Count the control planes that start on demand: condition Hibernated says so of each that is published."""
+    states: Tally[str] = Tally()
+    for obj in control_planes:
+        for condition in obj.get("status", {}).get("conditions", ()):
+            if condition["type"] == HIBERNATED:
+                waits = condition["reason"] == WAITS_FOR_ROOM
+                states["waiting" if waits else "asleep" if condition["status"] == "True" else "awake"] += 1
+    gauge = GaugeMetricFamily(
+        "kplane_on_demand_control_planes",
+        "Control planes that start on demand: awake, asleep, or waiting until others sleep",
+        labels=["state"],
+    )
+    for state in ("awake", "asleep", "waiting"):
+        gauge.add_metric([state], states[state])
+    return gauge

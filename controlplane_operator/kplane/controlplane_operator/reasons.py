@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Final, Self
 
 from kplane.api import ControlPlanePhase
+from kplane.api.conditions import WAITS_FOR_ROOM
 
 __all__ = ["EXPECTED", "Reason", "reason_tables"]
 
@@ -276,6 +277,11 @@ class Reason(StrEnum):
         "Waking",
         "wait: the API server starts",
         _in(_READY, _HIBERNATED, phase=ControlPlanePhase.WAKING, transient=True, expected=True),
+    )
+    WAITS_FOR_ROOM = (
+        WAITS_FOR_ROOM,
+        "wait, or raise `--awake-limit` or `--awake-memory`: as many control planes are awake as may be",
+        _in(_READY, _HIBERNATED, phase=ControlPlanePhase.HIBERNATED, transient=True, expected=True),
     )
     FALLING_ASLEEP = (
         "FallingAsleep",

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from kplane.api import ControlPlane, ControlPlaneMode, StartPolicy
-from kplane.api.conditions import HIBERNATED
+from kplane.api.conditions import HIBERNATED, WAITS_FOR_ROOM
 from kplane.api.names import (
     CONTROL_PLANE_LABEL,
     GATEWAY_LIMITS_KEY,
@@ -174,7 +174,9 @@ def _sleep(control_plane: _Object) -> Sleep | None:
     metadata = control_plane["metadata"]
     requested = (metadata.get("annotations") or {}).get(WAKE_REQUESTED_ANNOTATION)
     since = _time(found.get("since"))
-    return Sleep(name=metadata["name"], since=since or _BEGINNING, requested=_time(requested))
+    conditions = control_plane["status"].get("conditions") or ()
+    crowded = any(each["type"] == HIBERNATED and each["reason"] == WAITS_FOR_ROOM for each in conditions)
+    return Sleep(name=metadata["name"], since=since or _BEGINNING, requested=_time(requested), crowded=crowded)
 
 
 def _hold(secret: _Object) -> Hold | None:

@@ -161,6 +161,8 @@ class Sleep:
     since: datetime
     requested: datetime | None = None
     """When a wake was asked for last."""
+    crowded: bool = False
+    """It waits until others sleep: as many control planes are awake as may be."""
 
     def is_asked(self, now: datetime) -> bool:
         """Tell whether the end of this sleep was asked for already."""

@@ -102,8 +102,8 @@ class Waker:
     async def passage(self, key: str, *, change: bool = False) -> None:
         """Return when a request can be passed on to a control plane; has it wake if it sleeps.
 
-        One that changes something waits also while those are held. Raises Declined if there are too many that wait, or
-        it takes too long.
+        One that changes something waits also while those are held. Raises Declined if there are too many that wait,
+        requests or control planes, or it takes too long.
         """
         if not self._is_settled(key, change=change):
             await self._wait(key, change=change)
@@ -133,6 +133,9 @@ class Waker:
                             self.changed()
                         await self._news(key, held)
             except TimeoutError:
+                sleep = self._sleep_of(key)
+                if sleep is not None and sleep.crowded:
+                    raise Declined(429, "as many control planes are awake as may be; retry") from None
                 seconds = f"{self._patience_seconds:.0f}"
                 why = "did not start" if self._sleep_of(key) is not None else "was not to be used"
                 raise Declined(503, f"the API server of this control plane {why} within {seconds} s") from None

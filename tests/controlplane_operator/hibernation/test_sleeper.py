@@ -16,8 +16,9 @@ from kplane.controlplane_operator.errors import KeyspaceError
 from kplane.controlplane_operator.hibernation import sleeper
 from kplane.controlplane_operator.hibernation.decision import Decision
 from kplane.controlplane_operator.hibernation.inside import Inside
+from kplane.controlplane_operator.hibernation.room import Limits, Room
 from kplane.controlplane_operator.hibernation.sleeper import Sleeper
-from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.event_routing import Queues, Stores
 
 SLEEP = {"since": datetime.now(UTC).isoformat(), "reason": "Requested", "observedGeneration": 3}
 CHOSEN = ControlPlaneClass.model_validate({"metadata": {"name": "c"}, "spec": {"virtual": {"start": "OnDemand"}}})
@@ -51,8 +52,10 @@ class Backend:
 class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.stores, self.backend, self.inside = Stores(), Backend(), Inside(next_wake=DUE)
-        context = cast("OperatorContext", SimpleNamespace(stores=self.stores))
-        self.sleeper = Sleeper(context, backend=cast("Hibernating", self.backend))
+        self.queues = Queues()
+        context = cast("OperatorContext", SimpleNamespace(stores=self.stores, queues=self.queues))
+        room = Room(context, limits=Limits(), at_once=2)
+        self.sleeper = Sleeper(context, backend=cast("Hibernating", self.backend), room=room)
 
         async def look(*_: Any, **__: Any) -> Inside:
             return self.inside

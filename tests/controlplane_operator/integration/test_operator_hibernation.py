@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
+import aiohttp
 import pytest
 import pytest_asyncio
 
@@ -16,6 +17,7 @@ from kplane.api.names import SLEEP_REQUESTED_ANNOTATION, WAKE_REQUESTED_ANNOTATI
 from kplane.controlplane_operator.backends.template_making import TemplateMaker
 from kplane.controlplane_operator.component_names import apiserver_name
 from kplane.controlplane_operator.errors import TemplateFailed
+from kplane.controlplane_operator.hibernation import room as rooms
 from kplane.controlplane_operator.hibernation import sleeper as sleepers
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
@@ -278,3 +280,39 @@ async def test_an_operator_that_comes_back_continues_where_the_one_before_was(mo
         await wake(field, name)
         async with Client(config) as client:
             assert (await client.list(NAMESPACES)).items
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_scope="function")
+async def test_the_longest_idle_one_sleeps_for_one_that_wakes(
+    mortal_field: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    field, running = mortal_field
+    monkeypatch.setattr(rooms, "_IN_USE", timedelta(hours=1))
+    async with running(snapshots={"awake_limit": 1}) as url:
+        for name in ("early", "late"):
+            await field.create("ControlPlane", name, **_ON_DEMAND)
+            await field.becomes("ControlPlane", name, "Hibernated")
+        await wake(field, "early")
+        await annotate(field, "late", **{WAKE_REQUESTED_ANNOTATION: now()})
+        waits = await field.becomes("ControlPlane", "late", "WaitsForRoom")
+        assert (waits["status"]["phase"], condition(waits, "Ready")["status"]) == ("Hibernated", "True")
+        assert condition(waits, "Hibernated")["reason"] == "WaitsForRoom"
+        assert not await answers(field, "late")
+        counted = await scraped(url, "kplane_on_demand_control_planes")
+        assert counted == {'{state="awake"}': 1.0, '{state="asleep"}': 0.0, '{state="waiting"}': 1.0}
+        assert await field.reason("ControlPlane", "early") == "Reconciled"
+
+        # Now no client has used it for long enough.
+        monkeypatch.setattr(rooms, "_IN_USE", timedelta(0))
+        woken = await field.becomes("ControlPlane", "late", "Reconciled")
+        assert "hibernation" not in woken["status"]
+        slept = await field.becomes("ControlPlane", "early", "Hibernated")
+        assert slept["status"]["hibernation"]["reason"] == "RoomNeeded"
+        assert not await answers(field, "early")
+
+
+async def scraped(url: str, metric: str) -> dict[str, float]:
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as answer:
+        lines = (line.rsplit(" ", 1) for line in (await answer.text()).splitlines() if line.startswith(metric))
+        return {labels.removeprefix(metric): float(value) for labels, value in lines}

@@ -15,6 +15,7 @@ from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
 from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneReconciler, Provisioners
 from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitors
+from kplane.controlplane_operator.hibernation.room import Limits, Room
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.endpoint_switch import EndpointSwitch
@@ -72,6 +73,7 @@ class Run:
             removal=self.operator.removal,
             runtime=ProcessRuntime(Path("/nonexistent"), programs=()),
             monitors=ServiceMonitors(context, settings=None),
+            room=Room(context, limits=Limits(), at_once=1),
         )
         await self.operator.look(self.name)
         await reconciler.reconcile(("", self.name))

@@ -56,6 +56,7 @@ from kplane.controlplane_operator.finalizers import add_finalizer
 from kplane.controlplane_operator.hibernation.decision import Decision, start_of
 from kplane.controlplane_operator.hibernation.outcome import Outcome, begun, ended
 from kplane.controlplane_operator.hibernation.requests import Requests
+from kplane.controlplane_operator.hibernation.room import Room
 from kplane.controlplane_operator.hibernation.sleeper import Sleeper
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.endpoint_switch import EndpointSwitch
@@ -162,13 +163,14 @@ class ControlPlaneReconciler:
         removal: Removal,
         runtime: Runtime,
         monitors: ServiceMonitors,
+        room: Room,
     ) -> None:
         self.failures: Final = Failures(
             context, controller="controlplane", store=context.stores.control_planes, written=PartialControlPlane
         )
         self._context = context
         self._provisioners = provisioners
-        self._sleeper = Sleeper(context, backend=provisioners.virtual)
+        self._sleeper = Sleeper(context, backend=provisioners.virtual, room=room)
         self._namespaces = namespaces
         self._claims = claims
         self._issuer = CredentialIssuer(context)
@@ -202,6 +204,7 @@ class ControlPlaneReconciler:
                 except ConditionError as failure:
                     one.failure = failure
                 await self._report(one)
+            self._sleeper.reported(one.control_plane)
             await self._monitors.ensure(one.control_plane, provision=None if one.is_asleep else one.provision)
             if one.provision is not None and one.credentials is not None and one.published is not None:
                 # Last: what a rotation cannot do now must not keep back what was published.

@@ -24,7 +24,7 @@ from kplane.api.conditions import HIBERNATED
 from kplane.api.names import ROTATE_ANNOTATION
 from kplane.controlplane_operator.hibernation.requests import Requests
 
-__all__ = ["Decision", "decide", "idle_after", "start_of"]
+__all__ = ["Decision", "decide", "idle_after", "last_activity", "new_sleep", "start_of"]
 
 _ALWAYS: Final = "spec.virtual.start is Always"
 _ROTATED: Final = "its keys are rotated"
@@ -46,6 +46,8 @@ class Decision:
     """It never sleeps."""
     kept: bool = False
     """It was to sleep, and cannot."""
+    crowded: bool = False
+    """It is to wake, and waits for room: it sleeps until then."""
     waits: str | None = None
     """Its API server does not end yet: what it waits for, in a clause, or nothing where that goes without saying."""
     again: datetime | None = None
@@ -84,30 +86,40 @@ def decide(
     if control_plane.status.endpoint is None:
         if requests.wake is not None:
             return Decision(None, _WOKEN)
-        return Decision(_begun(control_plane, reason=HibernationReason.NOT_USED_YET, now=now))
+        return Decision(new_sleep(control_plane, reason=HibernationReason.NOT_USED_YET, now=now))
     return _while_awake(control_plane, requests=requests, idle=idle, now=now)
 
 
 def _while_awake(control_plane: ControlPlane, *, requests: Requests, idle: timedelta | None, now: datetime) -> Decision:
-    known = find_condition(control_plane.status.conditions, HIBERNATED)
-    woken = known.last_transition_time if known is not None else None
-    needed = _latest(requests.wake, woken)
+    needed = _latest(requests.wake, _woken(control_plane))
     if requests.sleep is not None and (needed is None or requests.sleep > needed):
-        return Decision(_begun(control_plane, reason=HibernationReason.REQUESTED, now=now), begins=True)
+        return Decision(new_sleep(control_plane, reason=HibernationReason.REQUESTED, now=now), begins=True)
     used = _latest(needed, requests.used)
     if idle is None or used is None or requests.used is None:
         # Without a gateway that notes its use, it is not known to be idle.
         return Decision(None, _IN_USE)
     if now >= used + idle:
-        return Decision(_begun(control_plane, reason=HibernationReason.IDLE, now=now), begins=True)
+        return Decision(new_sleep(control_plane, reason=HibernationReason.IDLE, now=now), begins=True)
     return Decision(None, _IN_USE, again=used + idle)
+
+
+def last_activity(control_plane: ControlPlane, *, now: datetime) -> datetime | None:
+    """Return when a control plane was used or woken last; None if that is not known."""
+    requests = Requests.of(control_plane, start=StartPolicy.ON_DEMAND, now=now)
+    return _latest(requests.wake, requests.used, _woken(control_plane))
+
+
+def _woken(control_plane: ControlPlane) -> datetime | None:
+    known = find_condition(control_plane.status.conditions, HIBERNATED)
+    return known.last_transition_time if known is not None else None
 
 
 def _latest(*times: datetime | None) -> datetime | None:
     return max((time for time in times if time is not None), default=None)
 
 
-def _begun(control_plane: ControlPlane, *, reason: HibernationReason, now: datetime) -> HibernationStatus:
+def new_sleep(control_plane: ControlPlane, *, reason: HibernationReason, now: datetime) -> HibernationStatus:
+    """Return what the status says of a sleep that begins now."""
     return HibernationStatus(since=now, reason=reason, observed_generation=control_plane.metadata.generation)
 
 

@@ -31,6 +31,7 @@ _WHY: Final = {
     HibernationReason.NOT_USED_YET: "no client has asked for it yet",
     HibernationReason.REQUESTED: f"annotation {SLEEP_REQUESTED_ANNOTATION} asked for that",
     HibernationReason.IDLE: "no client used it for as long as its class says",
+    HibernationReason.ROOM_NEEDED: "others wait to wake, and no client has used any other one for longer",
 }
 
 
@@ -85,6 +86,9 @@ def ended(
         return _awake(control_plane, decision, published=published, failure=failure)
     if not published:
         return Outcome(None)
+    if asleep and decision.crowded:
+        waits = Reason.WAITS_FOR_ROOM, f"it is to wake, because {decision.why}"
+        return Outcome(decision.sleep, told=("True", *waits), ready=waits if failure is None else None)
     if asleep:
         said = Reason.HIBERNATED, _asleep(decision.sleep)
         return Outcome(decision.sleep, told=("True", *said), ready=said if failure is None else None)

@@ -15,6 +15,7 @@ from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import KeyspaceError
 from kplane.controlplane_operator.hibernation.decision import Decision, decide, idle_after, start_of
 from kplane.controlplane_operator.hibernation.inside import Inside, look_inside
+from kplane.controlplane_operator.hibernation.room import Room
 from kplane.controlplane_operator.pki.kubeconfig import config_of
 from kplane.controlplane_operator.registrations.consumers import instances_of, registrations_of
 from kplane.controlplane_operator.tenant.client import tenant_client
@@ -45,10 +46,11 @@ class _Beginning:
 class Sleeper:
     """Looks only at control planes that begin to sleep: at what they need, and into them."""
 
-    def __init__(self, context: OperatorContext, *, backend: Hibernating) -> None:
+    def __init__(self, context: OperatorContext, *, backend: Hibernating, room: Room) -> None:
         self._context = context
         self._stores = context.stores
         self._backend = backend
+        self._room = room
         self._beginnings: dict[str, _Beginning] = {}
         """By uid."""
 
@@ -56,8 +58,9 @@ class Sleeper:
         """Decide whether the control plane sleeps. Raises ConditionError where it cannot be found out."""
         start, now = start_of(control_plane, chosen=chosen), datetime.now(UTC)
         decision = decide(control_plane, start=start, idle=idle_after(chosen), now=now)
+        decision = self._room.settle(control_plane, decision, chosen=chosen, now=now)
         if decision.sleep is None or _is_asleep(control_plane) or control_plane.status.endpoint is None:
-            self.forget(control_plane.metadata.uid)
+            self._beginnings.pop(control_plane.metadata.uid or "", None)
             return decision
         if not decision.begins and self._backend.is_ending(control_plane):
             # Pods take their time. Until they are gone, nothing answers a look inside.
@@ -74,6 +77,7 @@ class Sleeper:
                 return Decision(None, inside.kept, again=again)
             return replace(decision, waits=f"waiting for a look inside: {inside.kept}", again=again)
         if inside.kept:
+            self._room.spare(control_plane.metadata.uid)
             return Decision(None, inside.kept, kept=True, again=now + _ASKED_AGAIN)
         beginning.failing = None
         sleep = decision.sleep.model_copy(update={"next_wake": inside.next_wake})
@@ -84,8 +88,13 @@ class Sleeper:
         return replace(decision, sleep=sleep)
 
     def forget(self, uid: str | None) -> None:
-        """Remember nothing more of a control plane that is awake, asleep or gone."""
+        """Remember nothing more of a control plane that is gone."""
         self._beginnings.pop(uid or "", None)
+        self._room.forget(uid)
+
+    def reported(self, control_plane: ControlPlane) -> None:
+        """Have another control plane wake, if the status of this one says that there is room now."""
+        self._room.call_next(after=control_plane.metadata.uid)
 
     async def hibernate(self, control_plane: ControlPlane, decision: Decision) -> Provision | None:
         """Have no API server run for a control plane that is to sleep; None: one has to run now.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Final
 
-__all__ = ["StartBudget", "usable_cpus"]
+from kplane.workloads.cpus import usable_cpus
+
+__all__ = ["StartBudget"]
 
 _LANES: Final = 3
 """Of first starts and changes, of the first restart after an instance ended by itself, and of all later restarts."""
@@ -74,14 +74,3 @@ class StartBudget:
             await asyncio.sleep(max(0.0, self._not_before - loop.time()))
             await self._slots.acquire()
             self._not_before = loop.time() + self._stagger_seconds
-
-
-def usable_cpus(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """CPUs that this process may use, at least one: by its affinity, and by the quota of its control group (v2)."""
-    count = len(os.sched_getaffinity(0))
-    try:
-        share, period = quota.read_text().split()
-        limit = int(share) // int(period)
-    except (OSError, ValueError, ZeroDivisionError):  # no such group, or "max"
-        return count
-    return max(1, min(count, limit))

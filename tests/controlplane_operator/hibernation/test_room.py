@@ -1,0 +1,220 @@
+"""Who may wake, in which order, and who has to sleep for that."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kplane.api import ControlPlane, HibernationReason, StartPolicy
+from kplane.api.names import LAST_USED_ANNOTATION, WAKE_REQUESTED_ANNOTATION
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.hibernation import room as rooms
+from kplane.controlplane_operator.hibernation.decision import Decision, decide
+from kplane.controlplane_operator.hibernation.room import Holder, Limits, Room, displaced, fits
+from kplane.controlplane_operator.watch.event_routing import Queues, Stores
+
+NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
+MIB = 1 << 20
+
+
+def holder(name: str, *, idle: float | None = 300.0, memory: int = 256 * MIB, leaves: bool = False) -> Holder:
+    active = NOW - timedelta(seconds=idle) if idle is not None else None
+    return Holder(name, name, memory, active=active, leaves=leaves)
+
+
+def names(holders: list[Holder]) -> list[str]:
+    return [each.name for each in holders]
+
+
+def test_the_longest_idle_sleeps_first_and_no_more_than_needed() -> None:
+    awake = [holder("a", idle=200), holder("b", idle=400), holder("c", idle=300), holder("d", idle=10)]
+    new = holder("new", idle=None)
+    for count, expected in ((5, []), (4, ["b"]), (3, ["b", "c"]), (2, ["b", "c", "a"]), (1, [])):
+        assert names(displaced(awake, limits=Limits(count), now=NOW, newcomer=new)) == expected
+    # Without a newcomer, they make as much room as they can.
+    assert names(displaced(awake, limits=Limits(1), now=NOW)) == ["b", "c", "a"]
+    memory = Limits(memory_bytes=600 * MIB)
+    assert names(displaced(awake[:2], limits=memory, now=NOW, newcomer=new)) == ["b"]
+
+
+def test_one_that_leaves_already_makes_room_and_none_is_asked_twice() -> None:
+    awake = [holder("a"), holder("b", leaves=True)]
+    assert displaced(awake, limits=Limits(2), now=NOW, newcomer=holder("new")) == []
+    assert not fits([*awake, holder("new")], limits=Limits(2))
+
+
+def test_one_alone_may_be_larger_than_all_memory() -> None:
+    large = holder("large", memory=64 << 30)
+    limits = Limits(memory_bytes=1 << 30)
+    assert fits([large], limits=limits)
+    assert not fits([large, holder("a")], limits=limits)
+    assert names(displaced([holder("a")], limits=limits, now=NOW, newcomer=large)) == ["a"]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_whatever_is_awake_no_client_is_disturbed_and_the_limits_hold(seed: int) -> None:
+    chance = random.Random(seed)
+    awake = [
+        holder(
+            f"c{number}",
+            idle=chance.choice([None, 0.0, 89.0, 90.0, 500.0, 1000.0 + number]),
+            memory=chance.choice([128, 256, 1024]) * MIB,
+            leaves=chance.random() < 0.2,
+        )
+        for number in range(chance.randrange(8))
+    ]
+    limits = Limits(chance.choice([None, 1, 2, 4]), chance.choice([None, 512 * MIB, 2048 * MIB]))
+    new = chance.choice([None, holder("new", idle=None)])
+    chosen = displaced(awake, limits=limits, now=NOW, newcomer=new)
+    assert all(each.active is not None and NOW - each.active >= timedelta(seconds=90) for each in chosen)
+    assert not any(each.leaves for each in chosen)
+    left = [each.active for each in awake if each not in chosen and not each.leaves and each.active is not None]
+    idle = [active for active in left if NOW - active >= timedelta(seconds=90)]
+    assert all(each.active is not None and each.active <= active for each in chosen for active in idle)
+    staying = [each for each in awake if not each.leaves and each not in chosen] + ([new] if new is not None else [])
+    if chosen:
+        assert not fits([*staying, chosen[-1]], limits=limits)
+    if new is not None and chosen:
+        assert fits(staying, limits=limits)
+
+
+class World:
+    """Control planes of one operator, and when each of them is looked at."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, limits: Limits, at_once: int = 9) -> None:
+        self.stores, self.queues, self.now, self.seconds, self.version = Stores(), Queues(), NOW, 0.0, 0
+        context = SimpleNamespace(stores=self.stores, queues=self.queues)
+        self.room = Room(cast("OperatorContext", context), limits=limits, at_once=at_once)
+        monkeypatch.setattr(rooms.time, "monotonic", lambda: self.seconds)
+
+    def later(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+        self.seconds += seconds
+
+    def put(
+        self, name: str, *, asleep: bool = False, idle: float = 300.0, start: str = "OnDemand", **more: Any
+    ) -> None:
+        """Have a control plane be awake and unused for so long, or asleep and asked to wake so long ago."""
+        self.version += 1
+        time = (self.now - timedelta(seconds=idle)).isoformat()
+        asked = WAKE_REQUESTED_ANNOTATION if asleep else LAST_USED_ANNOTATION
+        condition = {"type": "Hibernated", "status": str(asleep), "reason": "x", "message": ""}
+        status: dict[str, Any] = {"endpoint": f"https://{name}"}
+        status["conditions"] = [condition | {"lastTransitionTime": (NOW - timedelta(days=1)).isoformat()}]
+        if asleep:
+            since = (self.now - timedelta(days=1)).isoformat()
+            status["hibernation"] = {"since": since, "reason": "Idle", "observedGeneration": 1}
+        metadata: dict[str, Any] = {"name": name, "uid": name, "generation": 1, "resourceVersion": str(self.version)}
+        metadata["annotations"] = {asked: time}
+        spec = {"virtual": {"start": start}}
+        self.stores.control_planes.apply({"metadata": metadata, "spec": spec, "status": status})
+
+    def turn(self, name: str) -> Decision:
+        obj = self.stores.control_planes.get(("", name))
+        assert obj is not None
+        control_plane = ControlPlane.model_validate(obj)
+        start = StartPolicy(obj["spec"]["virtual"]["start"])
+        decision = decide(control_plane, start=start, now=self.now)
+        settled = self.room.settle(control_plane, decision, chosen=None, now=self.now)
+        self.room.call_next(after=name)
+        return settled
+
+    def called(self) -> list[str]:
+        """Return which control planes are to be looked at."""
+        found = []
+        while (key := self.queues.control_planes.take()) is not None:
+            self.queues.control_planes.done(key)
+            found.append(key[1])
+        return found
+
+
+def test_those_that_wait_wake_in_the_order_in_which_they_were_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, limits=Limits(1))
+    world.put("busy", idle=5)
+    world.put("second", asleep=True, idle=20)
+    world.put("first", asleep=True, idle=30)
+    world.put("always", start="Always")
+    assert world.turn("second").crowded
+    assert world.turn("first").crowded
+    # It is in use, so it is not asked to sleep.
+    assert world.turn("busy").sleep is None
+    assert world.called() == ["first"]
+    for called in ([], ["busy"]):
+        world.later(45)
+        assert world.turn("second").crowded
+        assert world.called() == ["first"]
+        assert world.turn("first").crowded
+        assert world.called() == called
+    decision = world.turn("busy")
+    assert decision.begins
+    assert decision.sleep is not None
+    assert decision.sleep.reason is HibernationReason.ROOM_NEEDED
+    assert world.called() == ["first"]
+    assert world.turn("first").crowded
+    world.put("busy", asleep=True, idle=100_000)
+    assert world.turn("second").crowded
+    assert not world.turn("first").crowded
+    assert world.turn("second").crowded
+    world.put("first", idle=0)
+    assert world.turn("first").sleep is None
+    assert world.turn("second").crowded
+
+
+def test_so_many_start_at_once_and_one_that_hangs_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, limits=Limits(), at_once=2)
+    for number in range(4):
+        world.put(f"c{number}", asleep=True, idle=40 - number)
+    assert [world.turn(f"c{number}").crowded for number in range(4)] == [False, False, True, True]
+    assert not world.turn("c0").crowded
+    world.put("c0", idle=0)
+    assert world.turn("c0").sleep is None
+    assert "c2" in world.called()
+    assert [world.turn(f"c{number}").crowded for number in (3, 2)] == [True, False]
+    assert world.turn("c3").crowded
+    world.later(10)
+    assert not world.turn("c3").crowded
+
+
+def test_one_that_does_not_ask_any_more_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, limits=Limits(1))
+    world.put("busy", idle=5)
+    for name, idle in (("gone", 30), ("next", 20)):
+        world.put(name, asleep=True, idle=idle)
+        assert world.turn(name).crowded
+    world.put("busy", asleep=True, idle=100_000)
+    assert world.turn("next").crowded
+    world.later(61)
+    assert not world.turn("next").crowded
+
+
+def test_one_that_cannot_sleep_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, limits=Limits(1))
+    world.put("kept")
+    world.put("new", asleep=True, idle=1)
+    assert world.turn("new").crowded
+    assert world.turn("kept").begins
+    world.room.spare("kept")
+    assert world.turn("new").crowded
+    assert not world.turn("kept").begins
+
+
+def test_a_lower_limit_sends_the_longest_idle_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, limits=Limits(1))
+    world.put("a", idle=200)
+    world.put("b", idle=300)
+    world.put("always", start="Always", idle=900)
+    assert not world.turn("a").begins
+    assert world.called() == ["b"]
+    assert world.turn("b").begins
+
+
+def test_memory_counts_as_it_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, limits=Limits(memory_bytes=600 * MIB))
+    world.put("a", idle=1)
+    for name, crowded in (("b", False), ("c", True)):
+        world.put(name, asleep=True, idle=1)
+        assert world.turn(name).crowded is crowded
