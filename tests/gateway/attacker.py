@@ -60,6 +60,7 @@ async def exchange(
     certificate: Path | None = None,
     protocol: str = "http/1.1",
     to_the_end: bool = False,
+    host: str = "localhost",
 ) -> bytes:
     """Send bytes, and return the answer; `to_the_end`, all that comes until the server closes."""
     context = ssl.create_default_context(cadata=ca.decode())
@@ -69,7 +70,7 @@ async def exchange(
     ended = _ended if protocol == "h2" else _answered
     received = b""
     async with asyncio.timeout(_SECONDS):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=host)
         try:
             with contextlib.suppress(OSError, EOFError):
                 writer.write(sent)

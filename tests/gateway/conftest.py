@@ -63,6 +63,11 @@ class Gateway:
         )
         return Route(key=key or f"uid-{name}", cluster_path=path or name, upstream=upstream)
 
+    def host_route(self, name: str, *, key: str | None = None) -> Route:
+        """As `route`, by host name."""
+        upstream = Upstream.behind(self.tenants[name].server)
+        return Route(key=key or f"uid-{name}", cluster_path=name, upstream=upstream, host=f"{name}.example.org")
+
     async def serve(self, *served: Route) -> Any:
         self.routes = list(served)
         return await self.plane.apply(served, serving=self.serving)

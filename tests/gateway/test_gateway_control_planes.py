@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from kplane.api.names import UID_ANNOTATION, WAKE_REQUESTED_ANNOTATION
+from kplane.api.names import UID_ANNOTATION, WAKE_REQUESTED_ANNOTATION, WRITES_HELD_UNTIL_ANNOTATION
 from kplane.gateway.control_planes import route_of
-from kplane.gateway.routes import Limits
+from kplane.gateway.errors import RouteInvalid
+from kplane.gateway.routes import Limits, Route, Upstream
 
 from .fleet import route
 
@@ -143,6 +144,59 @@ def test_one_is_full_if_it_has_reached_its_quota(storage: Any, full: bool) -> No
     found = route_of(control_plane(status={"storage": storage}), secret())
     assert found is not None
     assert found.full is full
+
+
+ELSEWHERE = {"endpoints": [{"type": "External", "url": "https://acme.example.org"}]}
+
+
+def by_host(host: bytes = b"acme.example.org", server: bytes | None = b"https://127.0.0.1:6443") -> dict[str, Any]:
+    others = dict.fromkeys(("ca_crt", "client-ca.crt", "sa_pub", "tls_crt", "tls_key"), None)
+    return secret(host=host, server=server, **others)
+
+
+@pytest.mark.parametrize("status", [{}, ELSEWHERE])
+def test_one_with_a_host_name_in_its_secret_is_served_by_that_name(status: dict[str, Any]) -> None:
+    found = route_of(control_plane(status=status), by_host())
+    assert found is not None
+    assert (found.key, found.cluster_path, found.host, found.domain) == (UID, "acme", "acme.example.org", "example.org")
+    assert found.upstream is not None
+    assert (found.upstream.host, found.upstream.port, found.upstream.ca) == ("127.0.0.1", 6443, b"")
+    assert found.upstream.front_proxy is None
+
+
+def test_no_hold_of_one_by_host_name_is_confirmed() -> None:
+    """The gateway does not see its requests, so that it cannot tell when no change is in flight."""
+    given = by_host()
+    given["metadata"]["annotations"][WRITES_HELD_UNTIL_ANNOTATION] = "2026-11-23T12:00:00Z"
+    found = route_of(control_plane(), given)
+    assert found is not None
+    assert found.held is None
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        # The name of another control plane, and names that nothing leads to.
+        by_host(b"globex.example.org"),
+        by_host(b"example.org"),
+        by_host(b"acme"),
+        by_host(b"acme.*"),
+        by_host(b"acme.EXAMPLE.org"),
+        by_host(b"acme.example.org\n"),
+        by_host(b"acme." + b"a" * 250),
+        by_host(b""),
+        by_host(b"\xff"),
+        by_host(server=None),
+        by_host(server=b"https://127.0.0.1:6443/path"),
+    ],
+)
+def test_a_damaged_secret_with_a_host_name_is_not_served(given: dict[str, Any]) -> None:
+    assert route_of(control_plane(status=ELSEWHERE), given) is None
+
+
+def test_one_by_path_needs_the_ca_of_its_api_server() -> None:
+    with pytest.raises(RouteInvalid, match="not served by path"):
+        Route(key=UID, cluster_path="acme", upstream=Upstream.behind("https://127.0.0.1:6443"))
 
 
 SINCE = datetime(2026, 11, 23, 12, 0, 0, 250_000, tzinfo=UTC)

@@ -116,7 +116,7 @@ async def _run_tenant(runtime: ProcessRuntime, directory: Path, *, etcd: str, et
     certificates = TenantCertificates.renewed(
         None,
         authorities=authorities,
-        hosts=serving_hosts(address),
+        hosts=(*serving_hosts(address), f"{name}.example.org"),
         etcd_authority=etcd_ca,
         etcd_user=name,
         controllers_user=CONTROLLERS_USER,

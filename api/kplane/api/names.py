@@ -22,6 +22,7 @@ __all__ = [
     "DESTROY_DATA_ANNOTATION",
     "FINALIZER",
     "FINISH_ROTATION_ANNOTATION",
+    "GATEWAY_HOST_KEY",
     "GATEWAY_LEASE_LABEL",
     "GATEWAY_LIMITS_KEY",
     "GATEWAY_NAMESPACE",
@@ -182,6 +183,9 @@ Then no request is in flight that changes something."""
 GATEWAY_LIMITS_KEY: Final = "limits.json"
 """Key of the same Secret, with the limits of the control plane's class: its name as `class`, and fields of
 `spec.limits`. It is absent if there is no class."""
+
+GATEWAY_HOST_KEY: Final = "host"
+"""Key of that Secret for a control plane by host name: that name. It has `server` beside it, and no other key."""
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _MAX_LABEL = 63

@@ -60,8 +60,9 @@ class Authorizer:
 
     def serve(self, routes: Iterable[Route]) -> None:
         """Answer for these routes from now on."""
-        self._routes = {route.cluster_path: route for route in routes}
-        self._waker.know(self._routes.values())
+        known = list(routes)
+        self._routes = {route.cluster_path: route for route in known if not route.host}
+        self._waker.know(known)
 
     @contextlib.asynccontextmanager
     async def listening(self, socket: Path) -> AsyncIterator[None]:

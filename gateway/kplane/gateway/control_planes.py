@@ -15,6 +15,7 @@ from kplane.api import ControlPlane, ControlPlaneMode, StartPolicy
 from kplane.api.conditions import HIBERNATED, WAITS_FOR_ROOM
 from kplane.api.names import (
     CONTROL_PLANE_LABEL,
+    GATEWAY_HOST_KEY,
     GATEWAY_LIMITS_KEY,
     GATEWAY_SECRET_KEYS,
     LAST_USED_ANNOTATION,
@@ -91,11 +92,15 @@ def route_of(control_plane: _Object | None, secret: _Object | None) -> Route | N
     if control_plane is None:
         return None
     status = control_plane.get("status") or {}
+    if "endpointRef" in (control_plane.get("spec") or {}):
+        return None
+    uid, name = control_plane["metadata"]["uid"], control_plane["metadata"]["name"]
+    if secret is not None and _is_of(secret, uid) and GATEWAY_HOST_KEY in (secret.get("data") or {}):
+        return _by_host(control_plane, secret, path=status.get("clusterPath") or name)
     # One of mode Dedicated has no clusterPath: it is published under its name.
     path = status.get("clusterPath") or _published_path(status)
-    if not path or "endpointRef" in (control_plane.get("spec") or {}) or _is_elsewhere(status, path=path):
+    if not path or _is_elsewhere(status, path=path):
         return None
-    uid = control_plane["metadata"]["uid"]
     why = f"the control plane has no API server now; its phase is {status.get('phase') or 'unknown'}"
     try:
         if secret is None or not _is_of(secret, uid):
@@ -124,6 +129,21 @@ def _published_path(status: _Object) -> str | None:
     urls = (str(each.get("url")) for each in status.get("endpoints") or () if each.get("type") == "External")
     found = [_AT_GATEWAY.search(url) for url in urls]
     return next((match[1] for match in found if match is not None), None)
+
+
+def _by_host(control_plane: _Object, secret: _Object, *, path: str) -> Route | None:
+    """Return the route of a control plane that has a host name; None if its Secret is damaged.
+
+    Nothing of it is held or limited: the gateway does not see its requests.
+    """
+    metadata = control_plane["metadata"]
+    try:
+        host = _value(secret, GATEWAY_HOST_KEY).decode(errors="replace")
+        upstream, sleep = Upstream.behind(_server(secret)), _sleep(control_plane)
+        return Route(key=metadata["uid"], cluster_path=path, upstream=upstream, asleep=sleep, host=host)
+    except RouteInvalid as error:
+        logger.warning("control plane %s cannot be served: %s", metadata["name"], error)
+        return None
 
 
 def _is_elsewhere(status: _Object, *, path: str) -> bool:
@@ -225,8 +245,11 @@ def _upstream(secret: _Object) -> Upstream:
     front_proxy = FrontProxy(
         certificate=KeyPair(values["tls.crt"], values["tls.key"]), client_ca=values["client-ca.crt"]
     )
-    server = values["server"].decode(errors="replace")
-    return Upstream.at(server, ca=values["ca.crt"], front_proxy=front_proxy, token_keys=values["sa.pub"])
+    return Upstream.at(_server(secret), ca=values["ca.crt"], front_proxy=front_proxy, token_keys=values["sa.pub"])
+
+
+def _server(secret: _Object) -> str:
+    return _value(secret, "server").decode(errors="replace")
 
 
 def _unique(routes: Iterable[Route]) -> list[Route]:

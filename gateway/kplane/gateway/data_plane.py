@@ -18,6 +18,7 @@ from kplane.gateway.authorizer import Authorizer
 from kplane.gateway.envoy.clusters import changes_in_flight
 from kplane.gateway.envoy.listener import Serving
 from kplane.gateway.files import Publisher, Validator, Versions
+from kplane.gateway.holder import Holder
 from kplane.gateway.program import ENVOY, envoy_component
 from kplane.gateway.routes import Hold, Route
 from kplane.gateway.waker import Waker
@@ -47,6 +48,7 @@ class DataPlane:
         """`directory` is the gateway's alone. Without `runtime`, Envoy runs as a container of its own."""
         self._publisher = Publisher(directory, validate=validate)
         self._authorizer = Authorizer(waker)
+        self._holder = Holder(waker)
         self._waker = waker
         self._administration: Administration | None = None
         self._program = program
@@ -70,13 +72,14 @@ class DataPlane:
         async with (
             Administration(layout.administration) as self._administration,
             self._authorizer.listening(Path(layout.authorizer)),
+            self._holder.listening(Path(layout.holder)),
         ):
             await self._start()
             yield
 
     @property
     def waiting(self) -> int:
-        """Number of requests that wait for a control plane."""
+        """Number of requests and connections that wait for a control plane."""
         return self._waker.waiting
 
     def on_wake(self, changed: Callable[[], None]) -> None:
@@ -92,11 +95,15 @@ class DataPlane:
         served = [self._served(route) for route in routes]
         # Requests wait until Envoy knows the present address.
         self._waker.reach(self._reached.keys() - {route.key for route in served if self._is_moving(route)})
+        self._holder.serve(served)
         self._authorizer.serve(served)
 
     def wanted(self, routes: Iterable[Route]) -> list[Route]:
-        """Return those that Envoy is to reach now: of control planes that are awake or wake."""
-        return [route for route in routes if self._waker.wants(route)]
+        """Return those that Envoy is to know now: of control planes that are awake or wake, and all with host names.
+
+        Envoy finds what a host name leads to by that name alone, so that each has an entry, also while it sleeps.
+        """
+        return [route for route in routes if self._waker.wants(route) or (route.host and route.upstream is not None)]
 
     async def apply(self, routes: Sequence[Route], *, serving: Serving) -> Mapping[str, str]:
         """Serve these routes and no others, and return when that is so, or Envoy does not confirm it in time.
@@ -136,7 +143,8 @@ class DataPlane:
 
         Raises OSError, aiohttp.ClientError or TimeoutError.
         """
-        held = [route for route in self._confirmed if route.held is not None]
+        # By host name, the gateway cannot tell what changes something.
+        held = [route for route in self._confirmed if route.held is not None and not route.host]
         if not held or not await self.ready():
             return {}
         numbers = await self.numbers()

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 from kplane.gateway.envoy.bootstrap import Layout, bootstrap, candidate
 from kplane.gateway.envoy.clusters import clusters
+from kplane.gateway.envoy.host_names import domains_of
 from kplane.gateway.envoy.listener import Serving, listener, serving_files
 from kplane.gateway.envoy.messages import discovery_response, typed, version_of
 from kplane.gateway.envoy.routing import routing
@@ -122,11 +123,11 @@ class Publisher:
         layout = self.layout
         for name, content in serving_files(serving).items():
             _replace(layout.serving / name, content)
-        listening = listener(serving, routes=str(layout.routes), secrets=layout.serving)
+        listening = listener(serving, routes=str(layout.routes), secrets=layout.serving, domains=domains_of(routes))
         # What refers to something follows that which it refers to.
         files = {
             layout.clusters: discovery_response(
-                typed("envoy.config.cluster.v3.Cluster", **found) for found in clusters(routes)
+                typed("envoy.config.cluster.v3.Cluster", **found) for found in clusters(routes, holder=layout.holder)
             ),
             layout.routes: discovery_response([typed("envoy.config.route.v3.RouteConfiguration", **routing(routes))]),
             layout.listeners: discovery_response([typed("envoy.config.listener.v3.Listener", **listening)]),

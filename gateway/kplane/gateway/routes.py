@@ -21,6 +21,7 @@ __all__ = ["FrontProxy", "Hold", "KeyPair", "Limits", "Route", "Sleep", "Upstrea
 
 _CLUSTER_PATH: Final = re.compile(CLUSTER_PATH_PATTERN)
 _LONGEST_PATH: Final = 63
+_LONGEST_HOST: Final = 253
 _KEY: Final = re.compile("[a-z0-9][-a-z0-9]{0,62}")
 _HOST_NAME: Final = re.compile("[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _HTTPS_PORT: Final = 443
@@ -82,7 +83,7 @@ class Upstream:
     """An IP address, or a name that the resolver of the gateway's machine knows."""
     port: int
     ca: bytes
-    """CAs of its serving certificate, PEM."""
+    """CAs of its serving certificate, PEM; empty for a route with a `host`: its clients verify it."""
     front_proxy: FrontProxy | None = None
     """None: the gateway hands on no client certificates."""
     token_keys: tuple[bytes, ...] = ()
@@ -97,15 +98,19 @@ class Upstream:
     def at(cls, url: str, *, ca: bytes, front_proxy: FrontProxy | None = None, token_keys: bytes = b"") -> Self:
         """Return the API server at an https URL. Raises RouteInvalid if the URL has a path, or what is given is
         damaged."""
-        try:
-            parts = urlsplit(url)
-            host, port = (parts.hostname or "").lower(), parts.port or _HTTPS_PORT
-        except ValueError as error:
-            raise RouteInvalid(f"{url!r} cannot be the address of an API server: {error}") from error
-        if parts.scheme != "https" or not host or parts.path not in {"", "/"} or parts.query or parts.username:
-            raise RouteInvalid(f"{url!r} cannot be the address of an API server: https://HOST:PORT is needed")
+        host, port = _address(url)
         upstream = cls(host=host, port=port, ca=ca, front_proxy=front_proxy, token_keys=_public_keys(token_keys))
         upstream.check()
+        return upstream
+
+    @classmethod
+    def behind(cls, url: str) -> Self:
+        """Return the API server at an https URL for a route with a `host`: its clients speak TLS with it, and the
+        gateway needs nothing but its address. Raises RouteInvalid if the URL has a path.
+        """
+        host, port = _address(url)
+        upstream = cls(host=host, port=port, ca=b"")
+        upstream.check_host()
         return upstream
 
     @property
@@ -119,11 +124,15 @@ class Upstream:
 
     def check(self) -> None:
         """Raise RouteInvalid if a part is damaged: Envoy would reject it, or accept another server."""
-        if not self.is_address and not _HOST_NAME.fullmatch(self.host):
-            raise RouteInvalid(f"{self.host!r} cannot be an IP address or the name of a host")
+        self.check_host()
         _check_authorities(self.ca, of="the API server")
         if self.front_proxy is not None:
             self.front_proxy.check()
+
+    def check_host(self) -> None:
+        """Raise RouteInvalid if `host` is none."""
+        if not self.is_address and not _HOST_NAME.fullmatch(self.host):
+            raise RouteInvalid(f"{self.host!r} cannot be an IP address or the name of a host")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,19 +204,50 @@ class Route:
     limits: Limits = Limits()
     full: bool = False
     """Whether it has reached its storage quota: what would have it keep more is refused."""
+    host: str = ""
+    """The host name under which it is served, in the place of the path: `<clusterPath>.<domain>`. Its connections pass
+    through the gateway as they are. Empty: it is served by its path.
+    """
 
     def __post_init__(self) -> None:
-        """Raise RouteInvalid if key or path are no such: both stand in names of files and in patterns."""
+        """Raise RouteInvalid if key, path or host name are no such: they stand in names of files and in patterns."""
         if not _KEY.fullmatch(self.key):
             raise RouteInvalid(f"{self.key!r} cannot be the key of a route")
         path = self.cluster_path
         if len(path) > _LONGEST_PATH or not _CLUSTER_PATH.fullmatch(path) or path in RESERVED_CLUSTER_PATHS:
             raise RouteInvalid(f"{path!r} cannot be a clusterPath")
+        if self.host:
+            self._check_host()
+        elif self.upstream is not None and not self.upstream.ca:
+            raise RouteInvalid("without the CA of its API server, a control plane is not served by path")
+
+    def _check_host(self) -> None:
+        """Raise RouteInvalid unless the host name is of this clusterPath, which no other control plane has."""
+        label, _, domain = self.host.partition(".")
+        if label != self.cluster_path or len(self.host) > _LONGEST_HOST or not _HOST_NAME.fullmatch(domain):
+            raise RouteInvalid(f"{self.host!r} cannot be a host name of clusterPath {self.cluster_path}")
+
+    @property
+    def domain(self) -> str:
+        """What follows the clusterPath in the host name; empty if it has none."""
+        return self.host.partition(".")[2]
 
     @property
     def path(self) -> str:
         """The path under which the control plane is served, without a slash at the end."""
         return clusters_path(self.cluster_path)
+
+
+def _address(url: str) -> tuple[str, int]:
+    """Return host and port of an API server. Raises RouteInvalid unless the URL has nothing else."""
+    try:
+        parts = urlsplit(url)
+        host, port = (parts.hostname or "").lower(), parts.port or _HTTPS_PORT
+    except ValueError as error:
+        raise RouteInvalid(f"{url!r} cannot be the address of an API server: {error}") from error
+    if parts.scheme != "https" or not host or parts.path not in {"", "/"} or parts.query or parts.username:
+        raise RouteInvalid(f"{url!r} cannot be the address of an API server: https://HOST:PORT is needed")
+    return host, port
 
 
 def _check_authorities(certificates: bytes, *, of: str) -> None:

@@ -10,6 +10,7 @@ from typing import Final
 import orjson
 
 from kplane.gateway.envoy.clusters import clusters
+from kplane.gateway.envoy.host_names import domains_of
 from kplane.gateway.envoy.listener import Serving, listener
 from kplane.gateway.envoy.messages import Message, file_source, typed, unix_socket
 from kplane.gateway.envoy.names import AUTHORIZER
@@ -93,6 +94,11 @@ class Layout:
         return self.directory / "run" / "authorizer.sock"
 
     @property
+    def holder(self) -> PurePosixPath:
+        """Socket of the service that holds connections to control planes that sleep."""
+        return self.directory / "run" / "holder.sock"
+
+    @property
     def administration(self) -> PurePosixPath:
         """Socket on which Envoy answers the controller alone."""
         return self.directory / "run" / "envoy.sock"
@@ -115,8 +121,8 @@ def bootstrap(layout: Layout) -> bytes:
 def candidate(layout: Layout, *, serving: Serving, routes: Iterable[Route]) -> bytes:
     """Return one file with all that the files would say, by which Envoy can be asked whether it would take them."""
     listed = list(routes)
-    listeners = [listener(serving, routes=routing(listed), secrets=None)]
-    upstreams = [_authorizer(layout), *clusters(listed)]
+    listeners = [listener(serving, routes=routing(listed), secrets=None, domains=domains_of(listed))]
+    upstreams = [_authorizer(layout), *clusters(listed, holder=layout.holder)]
     return _text({**_common(layout), "static_resources": {"listeners": listeners, "clusters": upstreams}})
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath
 from typing import Final
 
+from kplane.gateway.envoy.host_names import host_cluster
 from kplane.gateway.envoy.messages import TLS, Message, certificate, typed
 from kplane.gateway.envoy.names import by_certificate, by_token
 from kplane.gateway.routes import Route, Upstream
@@ -24,8 +26,8 @@ _STREAM_WINDOW: Final = 256 << 10
 _CONNECTION_WINDOW: Final = 4 << 20
 
 
-def clusters(routes: Iterable[Route]) -> list[Message]:
-    """Return the clusters of all routes.
+def clusters(routes: Iterable[Route], *, holder: PurePosixPath) -> list[Message]:
+    """Return the clusters of all routes. `holder` is the socket for connections to control planes that sleep.
 
     Address, CA and certificate are in the cluster itself. In files of their own, Envoy would watch each by an inotify
     instance, of which a user has 128, and it aborts if there are no more. A cluster that changes is replaced: streams
@@ -34,6 +36,9 @@ def clusters(routes: Iterable[Route]) -> list[Message]:
     found = []
     for route in routes:
         if route.upstream is None:
+            continue
+        if route.host:
+            found.append(host_cluster(route, route.upstream, holder=holder))
             continue
         most = route.limits.requests_in_flight or _MANY
         found.append(_cluster(by_token(route.key), route.upstream, most=most))

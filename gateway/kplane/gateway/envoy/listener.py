@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
 
+from kplane.gateway.envoy.host_names import host_filter_chains, reading_host_names
 from kplane.gateway.envoy.messages import FILTERS, TLS, Message, certificate, discovery_response, file_source, typed
 from kplane.gateway.envoy.names import (
     AUTHORIZER,
@@ -88,9 +90,12 @@ def _file(secret: str) -> str:
     return f"{secret}.json"
 
 
-def listener(serving: Serving, *, routes: str | Message, secrets: PurePosixPath | None) -> Message:
+def listener(
+    serving: Serving, *, routes: str | Message, secrets: PurePosixPath | None, domains: Iterable[str] = ()
+) -> Message:
     """Return the listener. `routes` is the table or its file, `secrets` the directory of `serving_files`; None: the
-    certificate is in the listener itself, for a configuration that is only validated.
+    certificate is in the listener itself, for a configuration that is only validated. Connections to names below
+    `domains` pass through.
     """
     transport = typed(f"{TLS}.DownstreamTlsContext", **_tls(serving, secrets=secrets))
     manager = typed(f"{_MANAGER}.HttpConnectionManager", **_http(routes))
@@ -99,12 +104,14 @@ def listener(serving: Serving, *, routes: str | Message, secrets: PurePosixPath 
         "address": {"socket_address": {"address": serving.host, "port_value": serving.port}},
         "per_connection_buffer_limit_bytes": _CONNECTION_BUFFER,
         "tcp_keepalive": {"keepalive_time": 60, "keepalive_interval": 15, "keepalive_probes": 4},
+        "listener_filters": [reading_host_names()],
         "filter_chains": [
+            *host_filter_chains(domains),
             {
                 "transport_socket": {"name": "tls", "typed_config": transport},
                 "transport_socket_connect_timeout": "10s",
                 "filters": [{"name": "http", "typed_config": manager}],
-            }
+            },
         ],
     }
 

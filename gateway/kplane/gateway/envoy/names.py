@@ -12,6 +12,7 @@ __all__ = [
     "FULL_HEADER",
     "GROUP_HEADERS",
     "INTERNAL_PREFIX",
+    "KEY_TYPE",
     "LIMITED_BY_HEADER",
     "LISTENER",
     "LONGEST_HEADER",
@@ -24,6 +25,7 @@ __all__ = [
     "UPSTREAM_HEADER",
     "USER_HEADER",
     "by_certificate",
+    "by_host",
     "by_token",
 ]
 
@@ -62,6 +64,9 @@ AUTHORIZER_HEADERS: Final = (UPSTREAM_HEADER, TENANT_HEADER, LIMITED_BY_HEADER, 
 OWN_HEADERS: Final = ("x-envoy-external-address",)
 """What Envoy adds for itself, and an API server has no use for."""
 
+KEY_TYPE: Final = 0xE0
+"""Of the field in the header of the PROXY protocol with the key of the control plane that a connection is for."""
+
 USER_HEADER: Final = "x-remote-user"
 CREDENTIAL_HEADER: Final = "x-remote-extra-authentication.kubernetes.io%2fcredential-id"
 
@@ -80,3 +85,8 @@ def by_certificate(key: str) -> str:
     It has the front-proxy certificate: the API server takes for true who the gateway says the user is.
     """
     return f"{key}/front-proxy"
+
+
+def by_host(host: str) -> str:
+    """Name the cluster that connections to a host name go to. No client can name another kind of cluster by it."""
+    return f"host/{host}"

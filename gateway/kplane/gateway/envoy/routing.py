@@ -62,7 +62,7 @@ _HAS_NO_TOKEN: Final = negated(header_is("authorization", ".*"))
 
 def routing(routes: Iterable[Route]) -> Message:
     """Return the table of routes."""
-    listed = list(routes)
+    listed = [route for route in routes if not route.host]
     host = {"name": ROUTES, "domains": ["*"], "matcher": _matcher(listed)}
     return {
         "name": ROUTES,

@@ -1,0 +1,126 @@
+"""Control planes by host name: TLS passes through, and the name in it (SNI) says where to."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+from typing import Final
+
+from kplane.gateway.envoy.messages import FILTERS, Message, typed
+from kplane.gateway.envoy.names import KEY_TYPE, by_host
+from kplane.gateway.routes import Route, Upstream
+
+__all__ = ["domains_of", "host_cluster", "host_filter_chains", "reading_host_names"]
+
+_INSPECTOR: Final = f"{FILTERS}.listener.tls_inspector.v3"
+_STATE: Final = f"{FILTERS}.network.set_filter_state.v3"
+_PROXY: Final = f"{FILTERS}.network.tcp_proxy.v3"
+_PROXY_HEADER: Final = "envoy.extensions.transport_sockets.proxy_protocol.v3"
+_PLAIN: Final = "envoy.extensions.transport_sockets.raw_buffer.v3"
+_STDOUT: Final = "envoy.extensions.access_loggers.stream.v3.StdoutAccessLog"
+_NAME: Final = "%REQUESTED_SERVER_NAME%"
+_NONE: Final = "none"
+
+_CONNECT_TIMEOUT: Final = "10s"
+_MOST_CONNECTIONS: Final = 4096
+"""Of one control plane. Envoy's own limit is 1,024, and each client of client-go has one or two."""
+_KEEPALIVE: Final = {"keepalive_time": 30, "keepalive_interval": 10, "keepalive_probes": 3}
+
+_LOG: Final = {
+    "time": "%START_TIME%",
+    "host": _NAME,
+    "upstream": "%UPSTREAM_CLUSTER%",
+    "details": "%CONNECTION_TERMINATION_DETAILS%",
+    "flags": "%RESPONSE_FLAGS%",
+    "received": "%BYTES_RECEIVED%",
+    "sent": "%BYTES_SENT%",
+    "milliseconds": "%DURATION%",
+    "client": "%DOWNSTREAM_REMOTE_ADDRESS%",
+}
+
+
+def domains_of(routes: Iterable[Route]) -> list[str]:
+    """Return the domains of all host names: of one operator, there is one."""
+    return sorted({route.domain for route in routes if route.host})
+
+
+def reading_host_names() -> Message:
+    """Return the listener filter by which Envoy knows the host name that a client asks for.
+
+    It is there in any case: a listener whose filters change is replaced, with all connections.
+    """
+    return {"name": "host-names", "typed_config": typed(f"{_INSPECTOR}.TlsInspector")}
+
+
+def host_filter_chains(domains: Iterable[str]) -> list[Message]:
+    """Return what happens to connections below these domains; nothing of it depends on which names there are.
+
+    So control planes come and go without a change of the listener. Envoy closes connections to a name of which it has
+    no cluster.
+    """
+    names = [f"*.{domain}" for domain in domains]
+    if not names:
+        return []
+    cluster = {
+        "object_key": "envoy.tcp_proxy.cluster",
+        "format_string": {"text_format_source": {"inline_string": by_host(_NAME)}},
+    }
+    proxy = typed(
+        f"{_PROXY}.TcpProxy",
+        stat_prefix="hosts",
+        # The cluster that the state names counts; there is none of this name.
+        cluster=_NONE,
+        # Only its client and its server end a connection: a watch lasts for hours.
+        idle_timeout="0s",
+        access_log=[{"name": "stdout", "typed_config": typed(_STDOUT, log_format={"json_format": _LOG})}],
+    )
+    return [
+        {
+            "filter_chain_match": {"server_names": names},
+            "filters": [
+                {"name": "cluster", "typed_config": typed(f"{_STATE}.Config", on_new_connection=[cluster])},
+                {"name": "tcp", "typed_config": proxy},
+            ],
+        }
+    ]
+
+
+def host_cluster(route: Route, upstream: Upstream, *, holder: PurePosixPath) -> Message:
+    """Return the cluster of a host name: the API server, or the holder if the control plane sleeps.
+
+    The holder learns by the PROXY protocol which control plane a connection is for. It reads nothing that clients sent.
+    """
+    if route.asleep is None:
+        address: Message = {"socket_address": {"address": upstream.host, "port_value": upstream.port}}
+        leading: Message = {
+            "type": "STATIC" if upstream.is_address else "STRICT_DNS",
+            "upstream_connection_options": {"tcp_keepalive": _KEEPALIVE},
+        }
+    else:
+        address = {"pipe": {"path": str(holder)}}
+        leading = {"type": "STATIC", "transport_socket": {"name": "held", "typed_config": _proxy_header(route.key)}}
+    name = by_host(route.host)
+    return {
+        "name": name,
+        # What Envoy counts of it has the name under which the same is counted for requests by path.
+        "alt_stat_name": route.key,
+        **leading,
+        "connect_timeout": _CONNECT_TIMEOUT,
+        "load_assignment": {
+            "cluster_name": name,
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address}}]}],
+        },
+        "circuit_breakers": {
+            "thresholds": [dict.fromkeys(("max_connections", "max_pending_requests"), _MOST_CONNECTIONS)]
+        },
+    }
+
+
+def _proxy_header(key: str) -> Message:
+    field = {"type": KEY_TYPE, "value": base64.b64encode(key.encode()).decode()}
+    return typed(
+        f"{_PROXY_HEADER}.ProxyProtocolUpstreamTransport",
+        config={"version": "V2", "added_tlvs": [field]},
+        transport_socket={"name": "plain", "typed_config": typed(f"{_PLAIN}.RawBuffer")},
+    )

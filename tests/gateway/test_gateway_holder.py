@@ -1,0 +1,167 @@
+"""Connections to control planes that sleep, by host name: who waits, and what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kplane.gateway.holder import Holder
+from kplane.gateway.routes import Route, Sleep, Upstream
+from kplane.gateway.waker import Waker
+
+KEY = "uid-acme"
+_SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
+
+
+def header(key: str, *, addresses: bytes = b"\x11" + b"\x7f\0\0\1" * 2 + b"\0\1\0\2") -> bytes:
+    """As Envoy writes it: the family, the addresses, then fields."""
+    fields = b"".join(
+        bytes([kind]) + struct.pack(">H", len(value)) + value for kind, value in ((0x04, b"x"), (0xE0, key.encode()))
+    )
+    rest = addresses[1:] + fields
+    return _SIGNATURE + b"\x21" + addresses[:1] + struct.pack(">H", len(rest)) + rest
+
+
+class Service:
+    """A holder, an API server that repeats what it gets, and who was asked to wake."""
+
+    def __init__(self, socket: Path, **limits: Any) -> None:
+        self.socket = socket
+        self.port = 0
+        self.wakes: list[str] = []
+        self.clients: list[asyncio.StreamWriter] = []
+        self.waker = Waker(self._wake, **limits)
+        self.holder = Holder(self.waker)
+
+    async def _wake(self, route: Route, at: datetime) -> None:
+        self.wakes.append(route.key)
+
+    async def echo(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    def tell(self, *, asleep: bool) -> None:
+        upstream = Upstream.behind(f"https://127.0.0.1:{self.port}")
+        sleep = Sleep(name="acme", since=datetime.now(UTC)) if asleep else None
+        route = Route(key=KEY, cluster_path="acme", upstream=upstream, asleep=sleep, host="acme.example.org")
+        other = replace(route, key="uid-by-path", host="", upstream=replace(upstream, ca=b"x"))
+        self.waker.know([route, other])
+        self.holder.serve([route, other])
+        self.waker.reach([KEY, "uid-by-path"])
+
+    async def connect(self, sent: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_unix_connection(str(self.socket))
+        self.clients.append(writer)
+        writer.write(sent)
+        return reader, writer
+
+
+@pytest.fixture
+async def service(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Service]:
+    made = Service(tmp_path / "s", **getattr(request, "param", {}))
+    server = await asyncio.start_server(made.echo, "127.0.0.1", 0)
+    made.port = server.sockets[0].getsockname()[1]
+    made.tell(asleep=True)
+    async with made.holder.listening(made.socket):
+        yield made
+        for client in made.clients:
+            client.close()
+    await made.waker.aclose()
+    server.close()
+
+
+async def test_what_was_sent_arrives_when_the_control_plane_is_awake(
+    service: Service, eventually: Callable[..., Any]
+) -> None:
+    reader, writer = await service.connect(header(KEY) + b"hello")
+    await eventually(lambda: service.waker.waiting, lambda waiting: waiting == 1)
+    assert service.wakes == [KEY]
+    service.tell(asleep=False)
+    assert await reader.readexactly(5) == b"hello"
+    large = bytes(range(256)) * 4096
+    writer.write(large)
+    assert await reader.readexactly(len(large)) == large
+    # The end of one direction reaches the other side, and its end comes back.
+    writer.write_eof()
+    assert await reader.read() == b""
+    assert service.waker.waiting == 0
+
+
+async def test_a_client_that_goes_waits_no_more(service: Service, eventually: Callable[..., Any]) -> None:
+    _, writer = await service.connect(header(KEY) + b"hello")
+    await eventually(lambda: service.waker.waiting, lambda waiting: waiting == 1)
+    writer.close()
+    await eventually(lambda: service.waker.waiting, lambda waiting: waiting == 0)
+
+
+async def test_a_client_that_does_not_speak_tls_waits_no_more(service: Service) -> None:
+    reader, _ = await service.connect(header(KEY) + b"x" * 100_000)
+    with contextlib.suppress(ConnectionResetError):
+        assert await reader.read() == b""
+    assert service.waker.waiting == 0
+
+
+@pytest.mark.parametrize("service", [{"each": 2}], indirect=True)
+async def test_more_than_so_many_are_closed(service: Service, eventually: Callable[..., Any]) -> None:
+    waiting = [await service.connect(header(KEY) + b"hello") for _ in range(2)]
+    await eventually(lambda: service.waker.waiting, lambda found: found == 2)
+    reader, _ = await service.connect(header(KEY) + b"hello")
+    assert await reader.read() == b""
+    service.tell(asleep=False)
+    for reader, _ in waiting:
+        assert await reader.readexactly(5) == b"hello"
+
+
+@pytest.mark.parametrize("service", [{"patience_seconds": 0.05}], indirect=True)
+async def test_one_that_has_waited_long_enough_is_closed(service: Service) -> None:
+    reader, _ = await service.connect(header(KEY) + b"hello")
+    assert await reader.read() == b""
+    assert service.wakes == [KEY]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\nHost: acme.example.org\r\n\r\n",
+        header("uid-unknown"),
+        header("uid-by-path"),
+        header("\xff"),
+        _SIGNATURE + b"\x21\x11\0\0",
+        _SIGNATURE + b"\x21\x11\0\x03\xe0\xff\xff",
+        _SIGNATURE + b"\x21\xf1\0\0",
+        _SIGNATURE + b"\x11\x11\0\0",
+        header(KEY)[:-1],
+    ],
+)
+async def test_what_names_no_control_plane_by_host_name_is_closed(service: Service, sent: bytes) -> None:
+    service.tell(asleep=False)
+    reader, writer = await service.connect(sent)
+    writer.write_eof()
+    with contextlib.suppress(ConnectionResetError):
+        assert await reader.read() == b""
+    assert service.wakes == []
+
+
+@pytest.mark.parametrize("addresses", [b"\0", b"\x11" + bytes(12), b"\x21" + bytes(36), b"\x31" + bytes(216)])
+async def test_the_key_follows_addresses_of_each_family(service: Service, addresses: bytes) -> None:
+    service.tell(asleep=False)
+    reader, _ = await service.connect(header(KEY, addresses=addresses) + b"hello")
+    assert await reader.readexactly(5) == b"hello"
+
+
+async def test_an_api_server_that_is_not_there_closes_the_connection(service: Service) -> None:
+    service.port = 1
+    service.tell(asleep=False)
+    reader, _ = await service.connect(header(KEY) + b"hello")
+    assert await reader.read() == b""
