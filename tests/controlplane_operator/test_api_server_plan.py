@@ -255,3 +255,12 @@ def test_what_has_no_effect_is_told_only_where_somebody_set_it() -> None:
     theirs = control_plane(endpointRef={"name": "e"})
     [told] = not_held_to(theirs, chosen=chosen, runtime=in_pods)
     assert told.startswith("version and resources and allowedDestinations of ControlPlaneClass c are not acted on")
+
+
+def test_limits_do_not_count_where_the_gateway_sees_no_requests() -> None:
+    limits = {"requestsPerSecond": 50}
+    chosen = ControlPlaneClass.model_validate({"metadata": {"name": "c"}, "spec": {"limits": limits}})
+    runtime: Any = pods("v1.36.3")
+    assert not_held_to(control_plane(), chosen=chosen, runtime=runtime) == []
+    [told] = not_held_to(control_plane(endpointStyle="HostName"), chosen=chosen, runtime=runtime)
+    assert told.startswith("limits of ControlPlaneClass c are not acted on")

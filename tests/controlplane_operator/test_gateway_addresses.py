@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,18 +12,26 @@ import pytest
 
 from kplane.api import ControlPlane, ControlPlaneClass
 from kplane.api.names import GATEWAY_LIMITS_KEY
+from kplane.controlplane_operator.backends.apiserver import serving_hosts
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.gateway import at_gateway, endpoint_policy, limits_entry
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.gateway import Gateway
+from kplane.controlplane_operator.pki.authorities import TenantAuthorities, TenantCertificates
+from kplane.controlplane_operator.pki.primitives import hosts_of
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.provider import ClusterConfig
+from kplane.workloads import Address
 
 OWN = Addresses("https://10.0.0.1:6443", "https://acme.example.org", "https://acme.example.org")
 GATEWAY = Gateway(url="https://api.example.org", ca=b"CA of the gateway", namespace="kplane-gateway")
 URL = "https://api.example.org/clusters/acme/control-plane"
+NAMED = Gateway(
+    url="https://api.example.org:8443", ca=b"CA of the gateway", namespace="kplane-gateway", domain="cp.example.org"
+)
+BY_PATH, BY_HOST = "https://api.example.org:8443/clusters/acme/control-plane", "https://acme.cp.example.org:8443"
 
 
 def _context(gateway: Gateway | None, *others: dict[str, Any]) -> OperatorContext:
@@ -41,6 +51,7 @@ def published(
     gateway: Gateway | None,
     *others: dict[str, Any],
     by_class: str | None = None,
+    style_by_class: str | None = None,
     at_gateway_before: bool = False,
     **spec: Any,
 ) -> Addresses:
@@ -48,8 +59,9 @@ def published(
     metadata = {"name": "acme", "uid": "1"}
     control_plane = ControlPlane.model_validate({"metadata": metadata, "spec": spec, "status": status})
     chosen = None
-    if by_class is not None:
-        chosen = ControlPlaneClass.model_validate({"metadata": {"name": "gold"}, "spec": {"endpointPolicy": by_class}})
+    if by_class is not None or style_by_class is not None:
+        fields = {"endpointPolicy": by_class, "endpointStyle": style_by_class}
+        chosen = ControlPlaneClass.model_validate({"metadata": {"name": "gold"}, "spec": fields})
     provision = Provision(OWN, administrator=ClusterConfig(server=OWN.internal), authorities=None)
     context = _context(gateway, *others)
     return at_gateway(context, control_plane, provision=provision, chosen=chosen).addresses
@@ -73,6 +85,64 @@ def test_spec_and_class_choose_the_addresses(
 ) -> None:
     found = published(GATEWAY, by_class=by_class, **spec)
     assert (found.internal, found.external, found.join) == (OWN.internal, external, join)
+
+
+@pytest.mark.parametrize(
+    ("by_class", "style_by_class", "spec", "external", "join"),
+    [
+        (None, None, {}, BY_PATH, BY_PATH),
+        (None, None, {"endpointStyle": "HostName"}, BY_HOST, BY_HOST),
+        (None, "HostName", {}, BY_HOST, BY_HOST),
+        (None, "HostName", {"endpointStyle": "Path"}, BY_PATH, BY_PATH),
+        ("Both", "HostName", {}, BY_HOST, OWN.join),
+        ("Own", "HostName", {}, OWN.external, OWN.join),
+        ("Own", "HostName", {"endpointPolicy": "Gateway"}, BY_HOST, BY_HOST),
+        (None, "HostName", {"mode": "Dedicated"}, OWN.external, OWN.join),
+        ("Gateway", "HostName", {"mode": "Dedicated"}, BY_HOST, BY_HOST),
+        (None, None, {"mode": "Dedicated", "endpointStyle": "HostName"}, BY_HOST, BY_HOST),
+        (None, "HostName", {"virtual": {"clusterPath": "house"}}, *["https://house.cp.example.org:8443"] * 2),
+    ],
+)
+def test_spec_and_class_choose_the_style(
+    by_class: str | None, style_by_class: str | None, spec: dict[str, Any], external: str, join: str
+) -> None:
+    found = published(NAMED, by_class=by_class, style_by_class=style_by_class, **spec)
+    assert (found.internal, found.external, found.join) == (OWN.internal, external, join)
+
+
+def test_a_host_name_needs_a_domain_and_a_gateway() -> None:
+    assert NAMED.host_address("acme.cp.example.org") == BY_HOST
+    assert not NAMED.serves(BY_HOST)
+    with pytest.raises(ConditionError, match="start the operator with --gateway-domain, or set") as refused:
+        published(GATEWAY, endpointStyle="HostName")
+    assert refused.value.reason == Reason.NO_GATEWAY_DOMAIN
+    with pytest.raises(ConditionError, match="endpointStyle HostName needs a gateway") as refused:
+        published(None, style_by_class="HostName")
+    assert refused.value.reason == Reason.NO_GATEWAY
+    assert published(None, by_class="Own", style_by_class="HostName") == OWN
+
+
+def test_another_name_renews_the_certificate_of_the_api_server_alone() -> None:
+    authorities = TenantAuthorities.create("acme")
+
+    def renewed(previous: TenantCertificates | None, name: str | None) -> TenantCertificates:
+        return TenantCertificates.renewed(
+            previous,
+            authorities=authorities,
+            hosts=serving_hosts(Address("10.0.0.1", {"https": 6443}), published=name),
+            etcd_authority=authorities.etcd,
+            etcd_user="acme",
+            controllers_user="controllers",
+            now=datetime.now(UTC),
+        )
+
+    named = renewed(renewed(None, None), "acme.cp.example.org")
+    assert "acme.cp.example.org" in hosts_of(named.api_server.certificate)
+    assert renewed(named, "acme.cp.example.org") is named
+    moved = renewed(named, "acme.example.net")
+    assert "acme.example.net" in hosts_of(moved.api_server.certificate)
+    assert "acme.cp.example.org" not in hosts_of(moved.api_server.certificate)
+    assert dataclasses.replace(moved, api_server=named.api_server) == named
 
 
 @pytest.mark.parametrize("spec", [{}, {"endpointPolicy": "Own"}])

@@ -42,11 +42,20 @@ def test_a_gateway_has_a_url_and_a_ca(flags: list[str], tmp_path: Path) -> None:
     assert OperatorConfig.parse(flags).gateway is None
     gateway = OperatorConfig.parse([*flags, "--gateway-url=https://api.example.org/", f"--gateway-ca={ca}"]).gateway
     assert gateway == Gateway(url="https://api.example.org", ca=ca.read_bytes(), namespace="kplane-gateway")
+    named = [*flags, "--gateway-url=https://API.example.org", f"--gateway-ca={ca}"]
+    gateway = OperatorConfig.parse([*named, "--gateway-domain=cp.example.org"]).gateway
+    assert gateway is not None
+    assert gateway.domain == "cp.example.org"
     url = "--gateway-url=https://api.example.org"
     for wrong, told in (
         ([url], "--gateway-url needs --gateway-ca"),
         ([f"--gateway-ca={ca}"], "without --gateway-url"),
         (["--gateway-namespace=gateways"], "without --gateway-url"),
+        (["--gateway-domain=cp.example.org"], "without --gateway-url"),
+        ([url, f"--gateway-ca={ca}", "--gateway-domain=example.org"], "api.example.org of --gateway-url is below it"),
+        ([url, f"--gateway-ca={ca}", "--gateway-domain=Example.org"], "lower-case"),
+        ([url, f"--gateway-ca={ca}", "--gateway-domain=*.example.org"], "lower-case"),
+        ([url, f"--gateway-ca={ca}", f"--gateway-domain={'a.' * 94}aa"], "at most 189"),
         ([url, f"--gateway-ca={nonsense}"], "no certificate"),
         ([f"{url}/path", f"--gateway-ca={ca}"], "an https URL is needed"),
     ):

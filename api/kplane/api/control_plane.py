@@ -28,6 +28,7 @@ __all__ = [
     "DeletionPolicy",
     "EndpointAddress",
     "EndpointPolicy",
+    "EndpointStyle",
     "EndpointType",
     "EtcdSettings",
     "RememberedClass",
@@ -87,6 +88,13 @@ class EndpointPolicy(StrEnum):
     GATEWAY = "Gateway"
     OWN = "Own"
     BOTH = "Both"
+
+
+class EndpointStyle(StrEnum):
+    """Under which kind of address the gateway serves a control plane."""
+
+    PATH = "Path"
+    HOST_NAME = "HostName"
 
 
 class EndpointType(StrEnum):
@@ -193,7 +201,16 @@ class ControlPlaneSpec(ApiModel):
                     field_path=f".{field}",
                     reason="FieldValueForbidden",
                 )
-                for field in ("version", "resources", "endpointPolicy")
+                for field in ("version", "resources", "endpointPolicy", "endpointStyle")
+            ),
+            Rule(
+                rule="!has(self.endpointStyle) || !has(self.endpointPolicy) || self.endpointPolicy != 'Own'",
+                message=(
+                    "spec.endpointStyle is for the address of the gateway, which spec.endpointPolicy Own does not"
+                    " publish: remove one of the two"
+                ),
+                field_path=".endpointStyle",
+                reason="FieldValueForbidden",
             ),
             Rule(
                 rule="!has(self.endpointRef) || !has(self.virtual) || !has(self.virtual.start)",
@@ -246,6 +263,11 @@ class ControlPlaneSpec(ApiModel):
     that of the API server. The default is that of the class. If the class has none, it is Gateway for mode Virtual if
     the operator has a gateway, otherwise Own.
     """
+    endpoint_style: EndpointStyle | None = None
+    """What the address of the gateway looks like. Path: `https://HOST/clusters/<clusterPath>/control-plane`, where the
+    gateway ends TLS. HostName: `https://<clusterPath>.DOMAIN`, where TLS passes through to the API server, and the
+    operator needs a domain for that. The default is that of the class, and Path where that has none.
+    """
     deletion_policy: DeletionPolicy | None = None
     """What happens to the data on deletion: Retain keeps it, Destroy removes it for good. The default is the policy of
     the class, and Retain where that has none.
@@ -271,6 +293,8 @@ class ControlPlaneSpec(ApiModel):
         for mode, settings in ((ControlPlaneMode.VIRTUAL, self.virtual), (ControlPlaneMode.DEDICATED, self.dedicated)):
             if settings is not None and self.mode != mode:
                 raise ValueError(f"spec.{mode.lower()} is for spec.mode {mode} only")
+        if self.endpoint_style is not None and self.endpoint_policy is EndpointPolicy.OWN:
+            raise ValueError("spec.endpointStyle is for the address of the gateway, not for spec.endpointPolicy Own")
         return self
 
     @model_validator(mode="after")
@@ -286,6 +310,7 @@ class ControlPlaneSpec(ApiModel):
             ("version", self.version),
             ("resources", self.resources),
             ("endpointPolicy", self.endpoint_policy),
+            ("endpointStyle", self.endpoint_style),
             ("virtual.start", start),
         ):
             if value is not None and self.endpoint_ref is not None:

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model
 from kplane.api.api_server_settings import ApiServerSettings
 from kplane.api.compute_resources import ComputeResources, StorageAmount, quantity
 from kplane.api.conditions import Conditions
-from kplane.api.control_plane import ControlPlaneMode, DeletionPolicy, EndpointPolicy, EtcdSettings
+from kplane.api.control_plane import ControlPlaneMode, DeletionPolicy, EndpointPolicy, EndpointStyle, EtcdSettings
 from kplane.api.destinations import Destination
 from kplane.api.durations import duration_rules, duration_within, parse_duration
 from kplane.api.extensions import ATOMIC_LIST, Extension, Rule, rules
@@ -277,6 +277,10 @@ class ControlPlaneClassSpec(ApiModel):
     endpoint_policy: EndpointPolicy | None = None
     """Which addresses kplane publishes for each control plane that does not say it itself: Gateway, Own or Both. It
     does not count for those with spec.endpointRef.
+    """
+    endpoint_style: EndpointStyle | None = None
+    """What the address of the gateway looks like for each control plane that does not say it itself: Path or HostName.
+    It does not count for those with spec.endpointRef.
     """
     limits: RequestLimits | None = None
     """How much of the gateway each control plane of the class may use at one time; absent for no limit."""

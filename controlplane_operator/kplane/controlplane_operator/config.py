@@ -52,6 +52,9 @@ _QUANTITY: Final = re.compile(r"([1-9][0-9]*)(Mi|Gi|Ti|M|G|T)")
 _UNITS: Final = {"Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "M": 10**6, "G": 10**9, "T": 10**12}
 _INTERVAL: Final = re.compile(r"([0-9]+(ms|s|m|h))+")
 _HOST: Final = re.compile(r"[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?")
+_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_LONGEST_DOMAIN: Final = 189
+"""A host name has 253 characters, and a clusterPath up to 63 of them, with a dot."""
 _SET_BY_OPERATOR: Final = re.compile(
     r"-h|--|--(help|kubeconfig|state-dir|listen|(no-)?report-status|registration(-.*)?"
     r"|cluster-(source|kubeconfig-secret-template|namespace-scope|selector|sharding|shard-.*|lease-.*))"
@@ -99,6 +102,15 @@ def _https(url: str) -> str:
     if parts.scheme != "https" or not parts.hostname or parts.path.strip("/") or parts.port == 0:
         raise ValueError("an https URL is needed, such as https://10.0.0.5:2379")
     return url
+
+
+def _domain(name: str) -> str:
+    if len(name) > _LONGEST_DOMAIN or not all(_LABEL.fullmatch(label) for label in name.split(".")):
+        raise ValueError(
+            f"a domain of at most {_LONGEST_DOMAIN} lower-case letters, digits, '-' and '.' is needed, such as"
+            " cp.example.org"
+        )
+    return name
 
 
 def _etcd_credentials(directory: Path) -> Path:
@@ -253,6 +265,10 @@ class OperatorConfig(Configuration):
     """CAs of the serving certificate of the gateway, for kubeconfigs"""
     gateway_namespace: Annotated[str | None, Flag("NAMESPACE", default=GATEWAY_NAMESPACE)] = None
     """Existing namespace for the Secrets by which the gateway reaches control planes"""
+    gateway_domain: Annotated[
+        str | None, AfterValidator(lambda name: name and _domain(name)), Flag("DOMAIN", default="there are none")
+    ] = None
+    """Domain of the host names of control planes with endpointStyle HostName, such as cp.example.org"""
     awake_limit: Annotated[int | None, Field(ge=1), Flag("N", default="any number")] = None
     """Number of control planes with start OnDemand that may be awake at once; beyond it, the longest idle one sleeps"""
     awake_memory: Annotated[str | None, AfterValidator(lambda size: size and _size(size)), Flag("SIZE")] = None
@@ -416,15 +432,24 @@ class OperatorConfig(Configuration):
     def gateway(self) -> Gateway | None:
         """The gateway in front of virtual control planes; None: there is none."""
         if self.gateway_url is None:
-            if self.gateway_ca is not None or self.gateway_namespace is not None:
-                raise ValueError("--gateway-ca and --gateway-namespace are of no use without --gateway-url")
+            if any((self.gateway_ca, self.gateway_namespace, self.gateway_domain)):
+                raise ValueError(
+                    "--gateway-ca, --gateway-namespace and --gateway-domain are of no use without --gateway-url"
+                )
             return None
         if self.gateway_ca is None:
             raise ValueError("--gateway-url needs --gateway-ca, the CA that clients of the gateway trust")
+        host = (urlsplit(self.gateway_url).hostname or "").lower()
+        if self.gateway_domain is not None and host.endswith(f".{self.gateway_domain}"):
+            raise ValueError(
+                f"--gateway-domain {self.gateway_domain}: {host} of --gateway-url is below it, where the host names of"
+                " control planes are; take another domain for these"
+            )
         return Gateway(
             url=self.gateway_url.rstrip("/"),
             ca=_certificates(self.gateway_ca),
             namespace=self.gateway_namespace or GATEWAY_NAMESPACE,
+            domain=self.gateway_domain,
         )
 
     @property

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
-__all__ = ["Gateway"]
+from kplane.api import ControlPlane, ControlPlaneClass, ControlPlaneMode, EndpointPolicy, EndpointStyle
+
+__all__ = ["Gateway", "asked_policy", "endpoint_style", "host_name", "wants_host_name"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +20,54 @@ class Gateway:
     """CAs of its serving certificate."""
     namespace: str
     """Where it reads what it needs of control planes."""
+    domain: str | None = None
+    """Below which control planes have host names; None: they have none."""
 
     def address(self, cluster_path: str) -> str:
         """Return the URL of a control plane."""
         return f"{self.url}/clusters/{cluster_path}/control-plane"
 
+    def host_address(self, host: str) -> str:
+        """Return the URL of a control plane that has a host name. Its port is that of the gateway."""
+        port = urlsplit(self.url).port
+        return f"https://{host}:{port}" if port is not None else f"https://{host}"
+
     def serves(self, url: str) -> bool:
-        """Tell whether a URL is one of the gateway's."""
+        """Tell whether a URL is one of those where the gateway itself ends TLS."""
         return url.startswith(f"{self.url}/clusters/")
+
+
+def endpoint_style(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> EndpointStyle:
+    """Return what the address of the gateway is to look like, by the spec, or by the class."""
+    asked = control_plane.spec.endpoint_style or (chosen.spec.endpoint_style if chosen is not None else None)
+    return asked or EndpointStyle.PATH
+
+
+def asked_policy(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> EndpointPolicy | None:
+    """Return which addresses are asked for, by the spec, or by the class; None: neither says.
+
+    A control plane of mode Dedicated is at the gateway only if they say so, or its spec has a style for that.
+    """
+    spec = control_plane.spec
+    if spec.endpoint_ref is not None:
+        return EndpointPolicy.OWN
+    asked = spec.endpoint_policy or (chosen.spec.endpoint_policy if chosen is not None else None)
+    if asked is None and spec.mode is not ControlPlaneMode.VIRTUAL:
+        return EndpointPolicy.GATEWAY if spec.endpoint_style is not None else EndpointPolicy.OWN
+    return asked
+
+
+def wants_host_name(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> bool:
+    """Tell whether a control plane is to be published under a host name."""
+    style = endpoint_style(control_plane, chosen=chosen)
+    return style is EndpointStyle.HOST_NAME and asked_policy(control_plane, chosen=chosen) is not EndpointPolicy.OWN
+
+
+def host_name(gateway: Gateway | None, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> str | None:
+    """Return the host name under which a control plane is published; None: under none.
+
+    Its first label is the clusterPath, or the name of one of mode Dedicated.
+    """
+    if gateway is None or gateway.domain is None or not wants_host_name(control_plane, chosen=chosen):
+        return None
+    return f"{control_plane.cluster_path}.{gateway.domain}"

@@ -169,6 +169,11 @@ class Reason(StrEnum):
         "give the operator a gateway by `--gateway-url`, or set `spec.endpointPolicy: Own`",
         _in(_READY, waits=True),
     )
+    NO_GATEWAY_DOMAIN = (
+        "NoGatewayDomain",
+        "give the operator a domain by `--gateway-domain`, or set `spec.endpointStyle: Path`",
+        _in(_READY, waits=True),
+    )
     ETCD_REFUSED = ("EtcdRefused", "upgrade the shared etcd as the message says; the operator retries", _in(_READY))
     ENDPOINT_PENDING = (
         "EndpointPending",

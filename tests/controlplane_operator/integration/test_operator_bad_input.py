@@ -90,6 +90,7 @@ async def test_each_mistake_has_its_reason_and_harms_nobody(
             "no-class": ({"classRef": {"name": "absent"}}, "ClassNotFound"),
             "wrong-mode": ({"classRef": {"name": "strict"}}, "ModeNotAllowed"),
             "no-gateway": ({"endpointPolicy": "Gateway"}, "NoGateway"),
+            "no-name": ({"endpointStyle": "HostName"}, "NoGateway"),
             "second": ({"virtual": {"clusterPath": "house"}}, "ClusterPathInUse"),
             "root": ({}, "ClusterPathReserved"),
             "clusters": ({}, "ClusterPathReserved"),

@@ -19,7 +19,9 @@ from kplane.controlplane_operator.backends.etcd import EtcdAccess
 from kplane.controlplane_operator.backends.proxy import EgressProxies, ProxyProgram
 from kplane.controlplane_operator.backends.versions import ApiServerPlan
 from kplane.controlplane_operator.component_names import apiserver_name
+from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.endpoints.addresses import Addresses
+from kplane.controlplane_operator.gateway import host_name
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities, TenantCertificates
 from kplane.controlplane_operator.pki.primitives import KeyPair
 from kplane.controlplane_operator.pki.store import TenantKeys
@@ -61,7 +63,8 @@ class Ground:
 class ApiServerRunner:
     """Runs one API server for each control plane, whatever etcd it is on."""
 
-    def __init__(self, runtime: Runtime, *, keys: TenantKeys, proxy: ProxyProgram) -> None:
+    def __init__(self, context: OperatorContext, *, runtime: Runtime, keys: TenantKeys, proxy: ProxyProgram) -> None:
+        self._context = context
         self._runtime = runtime
         self._keys = keys
         self._proxies = EgressProxies(runtime, program=proxy)
@@ -78,6 +81,7 @@ class ApiServerRunner:
     ) -> Ground:
         """Reserve the addresses of API server and proxy, and have certificates for them, and for the etcd."""
         service_cidr = control_plane.status.service_cidr or DEFAULT_SERVICE_CIDR
+        host = host_name(self._context.gateway, control_plane, chosen=plan.chosen)
         address = await self._runtime.reserve(
             apiserver_name(control_plane.name), ports=API_SERVER_PORTS, exposed=exposure_of(plan.chosen)
         )
@@ -85,7 +89,7 @@ class ApiServerRunner:
         certificates = await self._keys.certificates(
             control_plane,
             authorities=authorities,
-            hosts=serving_hosts(address, service_cidr=service_cidr),
+            hosts=serving_hosts(address, service_cidr=service_cidr, published=host),
             etcd_authority=etcd_authority,
             egress_hosts=(way_out.host,) if way_out is not None else (),
             etcd_user=etcd_user,

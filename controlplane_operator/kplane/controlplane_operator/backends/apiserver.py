@@ -51,13 +51,16 @@ def dns_address(service_cidr: str) -> str:
     return str(ip_network(service_cidr)[10])
 
 
-def serving_hosts(address: Address, *, service_cidr: str = DEFAULT_SERVICE_CIDR) -> tuple[str, ...]:
-    """Names and addresses that the API server's certificate must be for."""
+def serving_hosts(
+    address: Address, *, service_cidr: str = DEFAULT_SERVICE_CIDR, published: str | None = None
+) -> tuple[str, ...]:
+    """Names and addresses that the API server's certificate must be for. `published` is its name at the gateway."""
     names = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
     external = (address.external.host,) if address.external is not None else ()
     # Kubernetes gives the Service default/kubernetes the first address.
     first = str(ip_network(service_cidr)[1])
-    return (address.host, *external, *names, "kubernetes.default.svc.cluster.local", first)
+    public = (published,) if published is not None else ()
+    return (address.host, *external, *public, *names, "kubernetes.default.svc.cluster.local", first)
 
 
 def server_url(address: Address) -> str:

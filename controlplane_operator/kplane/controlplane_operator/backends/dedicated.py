@@ -44,7 +44,7 @@ class DedicatedProvisioner:
         self._restorer = restorer
         self._keys = TenantKeys(context)
         self._planner = ApiServerPlanner(context, runtime=runtime)
-        self._api_servers = ApiServerRunner(runtime, keys=self._keys, proxy=proxy)
+        self._api_servers = ApiServerRunner(context, runtime=runtime, keys=self._keys, proxy=proxy)
         self._runtime = runtime
         self._etcd = DedicatedEtcd(runtime, quota_bytes=quota_bytes)
 

@@ -20,6 +20,7 @@ from kplane.controlplane_operator.backends.base import Provision, VersionLag
 from kplane.controlplane_operator.class_policy import class_in_force
 from kplane.controlplane_operator.component_names import apiserver_name
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.gateway import wants_host_name
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.errors import ConditionError
@@ -208,7 +209,18 @@ def not_held_to(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None
     """Say, in sentences, which settings of the API server are accepted and have no effect."""
     if control_plane.spec.endpoint_ref is not None:
         return _not_for_others(chosen)
-    return _not_for_processes(control_plane, chosen=chosen, runtime=runtime)
+    return [
+        *_not_for_host_names(control_plane, chosen=chosen),
+        *_not_for_processes(control_plane, chosen=chosen, runtime=runtime),
+    ]
+
+
+def _not_for_host_names(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> list[str]:
+    """Say, in a sentence, what of a class does not count where TLS passes through the gateway."""
+    if chosen is None or chosen.spec.limits is None or not wants_host_name(control_plane, chosen=chosen):
+        return []
+    why = "with endpointStyle HostName, the gateway does not see requests"
+    return [f"limits of ControlPlaneClass {chosen.name} are not acted on: {why}"]
 
 
 def _not_for_processes(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None, runtime: Runtime) -> list[str]:
@@ -235,6 +247,7 @@ def _not_for_others(chosen: ControlPlaneClass | None) -> list[str]:
         "allowedDestinations": spec.allowed_destinations,
         "etcd": spec.etcd,
         "endpointPolicy": spec.endpoint_policy,
+        "endpointStyle": spec.endpoint_style,
         "virtual": spec.virtual,
     }
     said = [name for name, value in fields.items() if value]

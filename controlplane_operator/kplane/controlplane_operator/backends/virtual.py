@@ -73,7 +73,7 @@ class VirtualProvisioner:
         self._runtime = runtime
         self._keys = TenantKeys(context)
         self._planner = ApiServerPlanner(context, runtime=runtime)
-        self._api_servers = ApiServerRunner(runtime, keys=self._keys, proxy=proxy)
+        self._api_servers = ApiServerRunner(context, runtime=runtime, keys=self._keys, proxy=proxy)
         self._etcd = self._parts(shared_etcd) if shared_etcd is not None else None
 
     def _parts(self, shared: SharedEtcd) -> _Etcd:

@@ -7,13 +7,13 @@ import json
 import re
 from datetime import UTC, datetime
 
-from kplane.api import ControlPlane, ControlPlaneClass, ControlPlaneMode, EndpointPolicy
+from kplane.api import ControlPlane, ControlPlaneClass, ControlPlaneMode, EndpointPolicy, EndpointStyle
 from kplane.api.control_plane import CLUSTER_PATH_PATTERN, RESERVED_CLUSTER_PATHS
-from kplane.api.names import CA_KEY, GATEWAY_LIMITS_KEY, UID_ANNOTATION, gateway_secret_name
+from kplane.api.names import CA_KEY, GATEWAY_HOST_KEY, GATEWAY_LIMITS_KEY, UID_ANNOTATION, gateway_secret_name
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.endpoints.addresses import Addresses
-from kplane.controlplane_operator.gateway import Gateway
+from kplane.controlplane_operator.gateway import Gateway, asked_policy, endpoint_style, host_name
 from kplane.controlplane_operator.pki.authorities import FRONT_PROXY_USER
 from kplane.controlplane_operator.pki.entries import entries, find_pair, kept
 from kplane.controlplane_operator.pki.primitives import issue_client
@@ -33,25 +33,31 @@ def endpoint_policy(
 ) -> EndpointPolicy:
     """Return which addresses are published, by the spec, or by the class.
 
-    A control plane of mode Dedicated is at the gateway only if they say so. Raises ConditionError: NoGateway if they
-    ask for a gateway that the operator does not have, InvalidClusterPath if a name cannot be a path there.
+    A control plane of mode Dedicated is at the gateway only if they say so. Raises ConditionError: NoGateway or
+    NoGatewayDomain if they ask for a gateway, or for a host name, that the operator does not have, InvalidClusterPath
+    if a name cannot be a path there.
     """
-    if control_plane.spec.endpoint_ref is not None:
-        return EndpointPolicy.OWN
-    asked = control_plane.spec.endpoint_policy or (chosen.spec.endpoint_policy if chosen is not None else None)
-    if asked is None and control_plane.spec.mode is not ControlPlaneMode.VIRTUAL:
-        return EndpointPolicy.OWN
-    if context.gateway is not None:
-        if asked is not EndpointPolicy.OWN:
-            _check_path(control_plane.cluster_path)
-        return asked or EndpointPolicy.GATEWAY
-    if asked not in {None, EndpointPolicy.OWN}:
+    asked = asked_policy(control_plane, chosen=chosen)
+    if asked is EndpointPolicy.OWN:
+        return asked
+    style = endpoint_style(control_plane, chosen=chosen)
+    if context.gateway is None:
+        if asked is None and style is EndpointStyle.PATH:
+            return EndpointPolicy.OWN
+        what = f"endpointPolicy {asked}" if asked is not None else f"endpointStyle {style}"
         raise ConditionError(
             Reason.NO_GATEWAY,
-            f"endpointPolicy {asked} needs a gateway, and this operator has none; start the operator with"
+            f"{what} needs a gateway, and this operator has none; start the operator with"
             " --gateway-url, or set spec.endpointPolicy to Own",
         )
-    return EndpointPolicy.OWN
+    if style is EndpointStyle.HOST_NAME and context.gateway.domain is None:
+        raise ConditionError(
+            Reason.NO_GATEWAY_DOMAIN,
+            f"endpointStyle {style} needs a domain, and the gateway of this operator has none; start the operator with"
+            " --gateway-domain, or set spec.endpointStyle to Path",
+        )
+    _check_path(control_plane.cluster_path)
+    return asked or EndpointPolicy.GATEWAY
 
 
 def at_gateway(
@@ -66,7 +72,8 @@ def at_gateway(
     if gateway is None or policy is EndpointPolicy.OWN:
         return provision
     _check_unclaimed(context, control_plane, gateway=gateway)
-    url = gateway.address(control_plane.cluster_path)
+    host = host_name(gateway, control_plane, chosen=chosen)
+    url = gateway.host_address(host) if host is not None else gateway.address(control_plane.cluster_path)
     join = own.join if policy is EndpointPolicy.BOTH else url
     return dataclasses.replace(provision, addresses=Addresses(internal=own.internal, external=url, join=join))
 
@@ -87,10 +94,12 @@ def _check_unclaimed(context: OperatorContext, control_plane: ControlPlane, *, g
     its own by its clusterPath, while one of mode Dedicated has it by its name.
     """
     path = control_plane.cluster_path
-    url = gateway.address(path)
+    urls = {gateway.address(path)}
+    if gateway.domain is not None:
+        urls.add(gateway.host_address(f"{path}.{gateway.domain}"))
 
     def rank(one: ControlPlane) -> tuple[bool, bool]:
-        published = any(endpoint.url == url for endpoint in one.status.endpoints)
+        published = any(endpoint.url in urls for endpoint in one.status.endpoints)
         return published, one.spec.mode is ControlPlaneMode.VIRTUAL
 
     for obj in context.stores.control_planes.by("path", path):
@@ -118,9 +127,15 @@ async def write_gateway_secret(
     if gateway is None or authorities is None:
         return
     name, virtual = gateway_secret_name(control_plane.name), control_plane.spec.mode is ControlPlaneMode.VIRTUAL
-    if virtual or gateway.serves(provision.addresses.external):
+    host = host_name(gateway, control_plane, chosen=chosen)
+    by_host = host is not None and provision.addresses.external == gateway.host_address(host)
+    if virtual or by_host or gateway.serves(provision.addresses.external):
         await context.secrets.open(gateway.namespace)
     known = context.stores.secrets.get((gateway.namespace, name))
+    if host is not None and by_host:
+        server = provision.addresses.internal
+        await _write_host(context, control_plane, name=name, namespace=gateway.namespace, server=server, host=host)
+        return
     if not gateway.serves(provision.addresses.external):
         if known is not None:
             await delete_secret(context, control_plane, name=name, namespace=gateway.namespace)
@@ -153,3 +168,17 @@ def limits_entry(chosen: ControlPlaneClass | None) -> dict[str, bytes]:
         if (longest := limits.request_bytes_asked) is not None:
             found["requestBytes"] = longest
     return {GATEWAY_LIMITS_KEY: json.dumps(found, sort_keys=True).encode()}
+
+
+async def _write_host(
+    context: OperatorContext, control_plane: ControlPlane, *, name: str, namespace: str, server: str, host: str
+) -> None:
+    """Have the gateway's Secret of a control plane that has a host name. Nothing in it opens the API server."""
+    await write_secret(
+        context,
+        control_plane,
+        name=name,
+        namespace=namespace,
+        data={"server": server.encode(), GATEWAY_HOST_KEY: host.encode()},
+        annotations={UID_ANNOTATION: control_plane.metadata.uid or ""},
+    )
