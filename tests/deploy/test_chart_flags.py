@@ -52,7 +52,7 @@ def test_the_operator_is_told_everything_that_is_set(chart: Any, everything_on: 
     assert settings.kubeconfig is None
     assert settings.mcm_service_account == ("kplane-system", "my-kplane-mcm")
     assert (settings.workers, settings.log_level, settings.listen.port) == (4, "DEBUG", 8080)
-    assert settings.gateway == Gateway("https://api.example.org", CA, "kube-node-lease")
+    assert settings.gateway == Gateway("https://api.example.org", CA, "kube-node-lease", "cp.example.org")
     assert settings.election is not None
     assert (settings.election.namespace, settings.election.name) == ("kplane-system", "my-kplane-operator")
     pods = settings.pods

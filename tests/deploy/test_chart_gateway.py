@@ -147,11 +147,23 @@ def test_kubeconfigs_get_the_ca_of_the_certificate_unless_another_is_named(chart
         ({"gateway.enabled": True, "gateway.url": "https://a"}, "gateway.certificateSecret is empty"),
         ({"gateway.url": "https://a"}, "gateway.caSecret is empty"),
         ({"gateway.url": "https://a/path", "gateway.caSecret": "a"}, "does not match pattern"),
+        ({"gateway.domain": "cp.example.org"}, "gateway.domain is set, and gateway.url is empty"),
+        ({**INSTALLED, "gateway.domain": "example.org"}, "api.example.org, is below it"),
+        ({**INSTALLED, "gateway.domain": "*.example.org"}, "does not match pattern"),
     ],
 )
 def test_half_a_gateway_is_refused(chart: Any, settings: dict[str, Any], says: str) -> None:
     with pytest.raises(chart.refused, match=says):
         chart.render(settings=settings)
+
+
+def test_host_names_need_no_other_way_in(chart: Any) -> None:
+    named = chart.render(settings={**INSTALLED, "gateway.domain": "cp.example.org"})
+    operator = named.one("Deployment", "kplane-operator")["spec"]["template"]["spec"]["containers"][0]
+    assert "--gateway-domain=cp.example.org" in operator["args"]
+    without = chart.render(settings=INSTALLED)
+    for kind in ("Service", "NetworkPolicy", "Deployment"):
+        assert named.one(kind, "kplane-gateway") == without.one(kind, "kplane-gateway")
 
 
 def test_without_it_nothing_of_it_is_installed(chart: Any) -> None:

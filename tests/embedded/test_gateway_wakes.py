@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import shutil
 import sys
 import tempfile
@@ -11,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
@@ -27,13 +29,14 @@ from kplane.controlplane_operator.pki.signatures import sign_claims
 from kplane.controlplane_operator.pki.store import AUTHORITIES_SECRET
 from kplane.embedded.cluster import ManagementCluster
 from kplane.gateway.control_planes import CONTROL_PLANES
-from kplane.provider import ApiError, Client, ClusterConfig, Event, Informer
+from kplane.provider import ApiError, Client, ClusterConfig, Event, Informer, Unreachable
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
 from kplane.workloads import find_processes
 
 from .behind_gateway import external_config, secret
 
 _SLEEPER = "globex"
+_NAMED = "umbrella"
 _ON_DEMAND = {"deletionPolicy": "Destroy", "virtual": {"start": "OnDemand"}}
 
 
@@ -195,3 +198,36 @@ async def test_control_planes_that_come_and_go_disturb_no_other(
         await informer.aclose()
     assert len(made) > 10
     await client.delete(CONTROL_PLANES, "steady")
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_first_connection_to_a_host_name_wakes_a_control_plane(
+    cluster: ManagementCluster, eventually: Callable[..., Any], kubectl: Callable[..., Any], tmp_path: Path
+) -> None:
+    client = cluster.client
+
+    async def phase() -> str:
+        found = await client.get(CONTROL_PLANES, _NAMED)
+        return str(found.get("status", {}).get("phase"))
+
+    spec = {"deletionPolicy": "Destroy", "virtual": {"start": "OnDemand"}, "endpointStyle": "HostName"}
+    await client.create(CONTROL_PLANES, {"metadata": {"name": _NAMED}, "spec": spec})
+    await eventually(phase, lambda found: found == "Hibernated")
+    administrator, _ = await _administrator(cluster, _NAMED)
+    parts = urlsplit(administrator.server)
+    assert parts.hostname == f"{_NAMED}.localhost"
+    # Not every resolver knows names below localhost.
+    user = dataclasses.replace(administrator, server=f"https://127.0.0.1:{parts.port}", tls_server_name=parts.hostname)
+    unknown = dataclasses.replace(user, tls_server_name="hooli.localhost")
+    with pytest.raises(Unreachable):
+        await _code(unknown)
+    assert await phase() == "Hibernated"
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(json.dumps(user.to_kubeconfig()))
+    # Until the gateway knows the name, it closes connections to it; kubectl would not try again.
+    await eventually(lambda: _code(user), lambda code: code == 200)
+    assert "namespace/kube-system" in await kubectl(kubeconfig, "get", "namespaces", "-o", "name")
+    await eventually(phase, lambda found: found == "Ready")
+    await client.delete(CONTROL_PLANES, _NAMED)

@@ -39,6 +39,8 @@ from kplane.workloads import Address, Component, Phase, ProcessRuntime, end_proc
 __all__ = ["ManagementCluster"]
 
 _HOST: Final = "127.0.0.1"
+_GATEWAY_DOMAIN: Final = "localhost"
+"""Many resolvers have all names below it lead to this machine."""
 _READY_SECONDS: Final = 180.0
 _HOPELESS_RESTARTS: Final = 4
 _TENANT_GRACE_SECONDS: Final = 3.0
@@ -219,7 +221,10 @@ class ManagementCluster:
 
     async def _start_operators(self, handle: Handle, addresses: Mapping[str, Address]) -> None:
         programs = [f"--programs-dir={directory}" for directory in dict.fromkeys(handle.programs)]
-        gateway = [f"--gateway-url={handle.gateway_url}", f"--gateway-ca={handle.gateway_ca}"] if self._envoy else []
+        gateway = []
+        if self._envoy is not None:
+            gateway = [f"--gateway-url={handle.gateway_url}", f"--gateway-ca={handle.gateway_ca}"]
+            gateway += [f"--gateway-domain={_GATEWAY_DOMAIN}"]
         self._operator = components.python(
             components.OPERATOR,
             module="kplane.controlplane_operator.main",

@@ -88,7 +88,7 @@ class _Collected(Collector):
         """Yield the metrics."""
         served = sum(route.upstream is not None for route in self._controller.routes)
         yield GaugeMetricFamily("kplane_gateway_control_planes", "Control planes that are served", value=served)
-        text = "Requests that wait for control planes that wake"
+        text = "Requests and connections that wait for control planes that wake"
         yield GaugeMetricFamily("kplane_gateway_waiting_requests", text, value=self._waiting)
         names = {route.key: route.cluster_path for route in self._controller.routes}
         sums: dict[str, dict[str, int]] = {}
