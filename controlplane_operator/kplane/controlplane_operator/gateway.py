@@ -44,7 +44,7 @@ def endpoint_style(control_plane: ControlPlane, *, chosen: ControlPlaneClass | N
 
 
 def asked_policy(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> EndpointPolicy | None:
-    """Return which addresses are asked for, by the spec, or by the class; None: neither says.
+    """Return which addresses are asked for, by the spec, or by the class; None if they say nothing.
 
     A control plane of mode Dedicated is at the gateway only if they say so, or its spec has a style for that.
     """
