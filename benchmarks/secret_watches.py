@@ -26,7 +26,7 @@ from benchmarks.surroundings import start_api_server
 from kplane.api.names import CONTROL_PLANE_LABEL, management_namespace
 from kplane.binaries.programs import resolve
 from kplane.controlplane_operator.secret_access import SecretAccess
-from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import Client, Informer
 from kplane.provider.client.resources import NAMESPACES, SECRETS
 from kplane.workloads import ProcessRuntime, find_processes

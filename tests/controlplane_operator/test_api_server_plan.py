@@ -22,7 +22,7 @@ from kplane.controlplane_operator.backends.versions import (
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import Client, ClusterConfig
 from kplane.workloads import ComponentState, Phase, Resources
 from kplane.workloads.pods import Image, PodRuntime, PodSettings

@@ -14,7 +14,9 @@ from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.classes.reconciler import ControlPlaneClassReconciler
 from kplane.controlplane_operator.watch import event_routing
 from kplane.controlplane_operator.watch.class_usage import named, unserved
-from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
+from kplane.controlplane_operator.watch.event_routing import connect
+from kplane.controlplane_operator.watch.queues import Queues
+from kplane.controlplane_operator.watch.stores import Stores
 
 from .queues import taken
 

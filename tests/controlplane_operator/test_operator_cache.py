@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from kplane.controlplane_operator.watch import event_routing
 from kplane.controlplane_operator.watch.cache import Change, Store
-from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect, wake_all
+from kplane.controlplane_operator.watch.event_routing import connect, wake_all
+from kplane.controlplane_operator.watch.queues import Queues
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider.client.resources import SECRETS
 
 from .queues import taken

@@ -19,7 +19,8 @@ from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.partial import PartialControlPlane, PartialRegistration
 from kplane.controlplane_operator.status.writer import StatusWriter
-from kplane.controlplane_operator.watch.event_routing import Queues, Stores
+from kplane.controlplane_operator.watch.queues import Queues
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import Client, Conflict, Result, Unreachable
 from kplane.provider.controllers.queue import FairQueue
 from kplane.provider.controllers.rate_limiter import ItemBackoff

@@ -23,7 +23,9 @@ from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.partial import PartialRegistration
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.cache import Key, UIDTracker
-from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect, wake_by_component
+from kplane.controlplane_operator.watch.event_routing import connect, wake_by_component
+from kplane.controlplane_operator.watch.queues import Queues
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import Client, NotFound
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.controllers.queue import FairQueue

@@ -21,7 +21,9 @@ from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.cache import Key
-from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
+from kplane.controlplane_operator.watch.event_routing import connect
+from kplane.controlplane_operator.watch.queues import Queues
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import CLUSTER_ROLES
 from kplane.workloads import Phase, Runtime, RuntimeFailure

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from kplane.api import ControlPlane
 from kplane.controlplane_operator.expiry_metrics import ExpiryMetrics
 from kplane.controlplane_operator.metrics import Metrics
-from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.stores import Stores
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "controlplane_operator" / "kplane" / "controlplane_operator"

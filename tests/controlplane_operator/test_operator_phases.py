@@ -18,7 +18,7 @@ from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.errors import RoleMissing
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import ClusterConfig
 
 _URL = "https://acme"

@@ -16,7 +16,9 @@ from kplane.controlplane_operator.watch.addresses import (
     held_addresses,
     written_addresses,
 )
-from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
+from kplane.controlplane_operator.watch.event_routing import connect
+from kplane.controlplane_operator.watch.queues import Queues
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import ClusterConfig
 
 _LEFT, _RIGHT = "https://left:443", "https://right:443"

@@ -15,7 +15,7 @@ from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.credentials import CredentialIssuer
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.pki.primitives import create_authority
-from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import ClusterConfig
 
 _OLD, _NEW = "https://old.example", "https://new.example"

@@ -9,8 +9,8 @@ import pytest
 
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANE_REGISTRATIONS
 from kplane.controlplane_operator.watch import feeds as resync
-from kplane.controlplane_operator.watch.event_routing import Stores
 from kplane.controlplane_operator.watch.feeds import Resync
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import Client, Resource, Unreachable
 from kplane.provider.client.client import ObjectList
 

@@ -14,7 +14,7 @@ from kplane.controlplane_operator.class_policy import check_class, check_cluster
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims, Claim, check_unclaimed
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.addresses import etcd_address
-from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.stores import Stores
 
 _EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
+from kplane.controlplane_operator.watch.event_routing import connect
+from kplane.controlplane_operator.watch.queues import Queues
+from kplane.controlplane_operator.watch.stores import Stores
 
 
 def control_plane(name: str, *, deleting: bool) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kplane.controlplane_operator.watch.event_routing import Stores
 from kplane.controlplane_operator.watch.secrets import FOR_ENDPOINTS, FOR_REGISTRATIONS, OWN, Watched, listen, wanted
+from kplane.controlplane_operator.watch.stores import Stores
 
 _OWN = Watched("kplane-system", OWN)
 

@@ -20,7 +20,7 @@ from kplane.controlplane_operator.registrations.service_claims import (
 )
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import PartialRegistration
-from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.stores import Stores
 
 _BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -17,7 +17,7 @@ from kplane.controlplane_operator.pki.authorities import TenantAuthorities
 from kplane.controlplane_operator.pki.primitives import issued_by
 from kplane.controlplane_operator.pki.secrets import data_of
 from kplane.controlplane_operator.status.events import Events
-from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import ClusterConfig, NotFound, Resource
 from kplane.provider.client.resources import SECRETS
 from kplane.provider.errors import ServerError

@@ -20,7 +20,7 @@ from kplane.controlplane_operator.component_names import template_name
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import TemplateFailed
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.data import Original, Owner, Template
 from kplane.workloads import RuntimeFailure
 

@@ -51,16 +51,10 @@ from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.storage_metrics import StorageMetrics
 from kplane.controlplane_operator.watch.cache import Key, Store
-from kplane.controlplane_operator.watch.event_routing import (
-    BUNDLES,
-    LABEL_SELECTORS,
-    Queues,
-    Stores,
-    connect,
-    wake_all,
-    wake_by_component,
-)
+from kplane.controlplane_operator.watch.event_routing import connect, wake_all, wake_by_component
 from kplane.controlplane_operator.watch.feeds import KopfFeeds, Resync
+from kplane.controlplane_operator.watch.queues import Queues
+from kplane.controlplane_operator.watch.stores import BUNDLES, LABEL_SELECTORS, Stores
 from kplane.provider import Client, ClusterConfig, Event, Informer, Result
 from kplane.provider.controllers.workers import Controller
 from kplane.workloads import ProcessRuntime

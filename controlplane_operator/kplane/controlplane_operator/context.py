@@ -10,7 +10,8 @@ from kplane.controlplane_operator.metrics import Metrics
 from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
-from kplane.controlplane_operator.watch.event_routing import Queues, Stores
+from kplane.controlplane_operator.watch.queues import Queues
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import Client
 from kplane.provider.client.connections import Connections
 

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from kplane.api.names import controllers_secret_name, kubeconfig_secret_name, management_namespace
 from kplane.controlplane_operator.pki.issuing import expires_at
-from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.stores import Stores
 
 __all__ = ["ExpiryMetrics"]
 

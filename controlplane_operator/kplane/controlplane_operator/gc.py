@@ -19,8 +19,9 @@ from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMc
 from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.watch.backoff import jittered, retry_backoff
 from kplane.controlplane_operator.watch.cache import Key, key_of
-from kplane.controlplane_operator.watch.event_routing import Queues, Stores
 from kplane.controlplane_operator.watch.feeds import Resync
+from kplane.controlplane_operator.watch.queues import Queues
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import Client, Event, Informer, ProviderError
 from kplane.provider.client.resources import (
     CLUSTER_ROLE_BINDINGS,

@@ -17,7 +17,6 @@ from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.backoff import retry_backoff
 from kplane.controlplane_operator.watch.cache import Change, Key, Object
-from kplane.controlplane_operator.watch.event_routing import Stores
 from kplane.controlplane_operator.watch.secrets import (
     FOR_ENDPOINTS,
     FOR_REGISTRATIONS,
@@ -28,6 +27,7 @@ from kplane.controlplane_operator.watch.secrets import (
     listen,
     wanted,
 )
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import Client, ClusterNotReady, Event, Informer, NotFound, ProviderError, Resource
 from kplane.provider.client.resources import ROLE_BINDINGS
 from kplane.provider.controllers.queue import FairQueue

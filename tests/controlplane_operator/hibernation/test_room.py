@@ -15,7 +15,8 @@ from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.hibernation import room as rooms
 from kplane.controlplane_operator.hibernation.decision import Decision, decide
 from kplane.controlplane_operator.hibernation.room import Holder, Limits, Room, displaced, fits
-from kplane.controlplane_operator.watch.event_routing import Queues, Stores
+from kplane.controlplane_operator.watch.queues import Queues
+from kplane.controlplane_operator.watch.stores import Stores
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 MIB = 1 << 20

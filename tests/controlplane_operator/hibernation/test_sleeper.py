@@ -18,7 +18,8 @@ from kplane.controlplane_operator.hibernation.decision import Decision
 from kplane.controlplane_operator.hibernation.inside import Inside
 from kplane.controlplane_operator.hibernation.room import Limits, Room
 from kplane.controlplane_operator.hibernation.sleeper import Sleeper
-from kplane.controlplane_operator.watch.event_routing import Queues, Stores
+from kplane.controlplane_operator.watch.queues import Queues
+from kplane.controlplane_operator.watch.stores import Stores
 
 SLEEP = {"since": datetime.now(UTC).isoformat(), "reason": "Requested", "observedGeneration": 3}
 CHOSEN = ControlPlaneClass.model_validate({"metadata": {"name": "c"}, "spec": {"virtual": {"start": "OnDemand"}}})

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from kplane.api.names import LAST_USED_ANNOTATION, WAKE_REQUESTED_ANNOTATION
-from kplane.controlplane_operator.watch.event_routing import Queues, Stores, connect
+from kplane.controlplane_operator.watch.event_routing import connect
+from kplane.controlplane_operator.watch.queues import Queues
+from kplane.controlplane_operator.watch.stores import Stores
 
 AWAKE = {"endpoint": "https://acme"}
 INSTALLED = {"conditions": [{"type": "AddonsReady", "status": "True"}]}

@@ -15,7 +15,8 @@ from kplane.controlplane_operator.gc import GrantWatcher
 from kplane.controlplane_operator.grants import Access, Account
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS
 from kplane.controlplane_operator.registrations.identities import McmIdentities
-from kplane.controlplane_operator.watch.event_routing import Queues, Stores
+from kplane.controlplane_operator.watch.queues import Queues
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.embedded.handle import Handle
 from kplane.provider import Client, ClusterConfig, Resource
 from kplane.provider.client.client import ObjectList

@@ -13,7 +13,8 @@ from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
-from kplane.controlplane_operator.watch.event_routing import Queues, Stores
+from kplane.controlplane_operator.watch.queues import Queues
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.embedded.handle import Handle
 from kplane.provider import Client, ClusterConfig, NotFound
 from kplane.provider.client.resources import NAMESPACES, SECRETS

@@ -13,8 +13,8 @@ import pytest
 from kplane.api.names import CONTROL_PLANE_LABEL, GATEWAY_NAMESPACE
 from kplane.controlplane_operator.secret_access import DEFAULT_SECRETS_ROLE, SecretAccess
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.watch.event_routing import Stores
 from kplane.controlplane_operator.watch.secrets import OWN, SecretWatches, Watched
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.embedded.handle import Handle
 from kplane.provider import Client, ClusterConfig, NotFound
 from kplane.provider.access.impersonation import Impersonation

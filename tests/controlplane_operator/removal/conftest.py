@@ -27,7 +27,8 @@ from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.addresses import etcd_address
-from kplane.controlplane_operator.watch.event_routing import LABEL_SELECTORS, Queues, Stores
+from kplane.controlplane_operator.watch.queues import Queues
+from kplane.controlplane_operator.watch.stores import LABEL_SELECTORS, Stores
 from kplane.data import Usage
 from kplane.embedded.handle import Handle
 from kplane.provider import Client, ClusterConfig, NotFound, Resource, Result

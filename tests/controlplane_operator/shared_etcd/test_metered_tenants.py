@@ -6,7 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from kplane.controlplane_operator.backends.virtual import VirtualProvisioner
-from kplane.controlplane_operator.watch.event_routing import Queues, Stores
+from kplane.controlplane_operator.watch.queues import Queues
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.data import Usage
 
 

@@ -13,7 +13,7 @@ from kplane.controlplane_operator.kinds import CONTROL_PLANE_SNAPSHOTS
 from kplane.controlplane_operator.schedule import Schedule
 from kplane.controlplane_operator.snapshots.metrics import SnapshotMetrics
 from kplane.controlplane_operator.snapshots.scheduler import SnapshotScheduler
-from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import Client, Resource
 
 NOON = datetime(2026, 5, 5, 12, 0, tzinfo=UTC)

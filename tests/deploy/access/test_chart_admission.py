@@ -12,7 +12,7 @@ import pytest
 from kplane.controlplane_operator.controlplanes.retained_data import POD_SECURITY
 from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.embedded.handle import Handle
 from kplane.embedded.kubectl import Kubectl
 from kplane.provider import Client

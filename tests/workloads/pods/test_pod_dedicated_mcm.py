@@ -16,7 +16,8 @@ from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
-from kplane.controlplane_operator.watch.event_routing import LABEL_SELECTORS, Queues, Stores
+from kplane.controlplane_operator.watch.queues import Queues
+from kplane.controlplane_operator.watch.stores import LABEL_SELECTORS, Stores
 from kplane.provider.client.resources import CLUSTER_ROLES, PODS, SECRETS, SERVICE_ACCOUNTS, SERVICES, STATEFUL_SETS
 from kplane.workloads.pods import Image, PodRuntime, PodSettings
 

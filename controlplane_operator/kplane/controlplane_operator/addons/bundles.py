@@ -11,7 +11,7 @@ from kplane.controlplane_operator.errors import BundleInvalid
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.cache import Store
-from kplane.controlplane_operator.watch.event_routing import BUNDLES
+from kplane.controlplane_operator.watch.stores import BUNDLES
 
 __all__ = ["Bundles"]
 

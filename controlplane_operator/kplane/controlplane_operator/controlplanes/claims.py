@@ -22,7 +22,7 @@ from kplane.controlplane_operator.watch.addresses import (
     held_addresses,
     is_etcd_address,
 )
-from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.stores import Stores
 
 __all__ = ["AddressClaims", "Claim", "check_unclaimed"]
 

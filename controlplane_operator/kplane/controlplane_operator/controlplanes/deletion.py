@@ -29,7 +29,7 @@ from kplane.controlplane_operator.status.partial import as_recorded
 from kplane.controlplane_operator.tenant.revocation import revoke_issued
 from kplane.controlplane_operator.watch.backoff import KeyedBackoff
 from kplane.controlplane_operator.watch.cache import Change, Object
-from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import ClusterConfig, Conflict, ProviderError, Result
 
 __all__ = ["DeletedRegistrations", "Progress", "Removal", "Retention"]

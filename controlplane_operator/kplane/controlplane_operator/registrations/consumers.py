@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kplane.api import ControlPlane
 from kplane.controlplane_operator.status.partial import PartialRegistration
-from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.stores import Stores
 
 __all__ = ["instances_of", "registrations_of"]
 

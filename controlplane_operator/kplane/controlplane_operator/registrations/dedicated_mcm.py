@@ -30,7 +30,8 @@ from kplane.controlplane_operator.status.errors import management_refusal
 from kplane.controlplane_operator.status.partial import PartialRegistration, as_recorded
 from kplane.controlplane_operator.watch.backoff import jittered
 from kplane.controlplane_operator.watch.cache import Key, UIDTracker, key_of
-from kplane.controlplane_operator.watch.event_routing import Stores, is_hibernated
+from kplane.controlplane_operator.watch.event_routing import is_hibernated
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import ClusterConfig, Conflict, Invalid, Result
 from kplane.provider.errors import Forbidden
 from kplane.provider.logs import log_fields

@@ -20,7 +20,8 @@ from kplane.controlplane_operator.registrations.resolution import Resolution
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import PartialRegistration
 from kplane.controlplane_operator.watch.cache import Change
-from kplane.controlplane_operator.watch.event_routing import Queues, Stores
+from kplane.controlplane_operator.watch.queues import Queues
+from kplane.controlplane_operator.watch.stores import Stores
 
 __all__ = ["EndpointSwitch"]
 

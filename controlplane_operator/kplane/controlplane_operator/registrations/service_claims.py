@@ -27,7 +27,7 @@ from kplane.controlplane_operator.status.conditions import is_paused
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import PartialRegistration
 from kplane.controlplane_operator.watch.cache import Object
-from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.stores import Stores
 
 __all__ = ["ServiceClaim", "check_services", "default_services", "holders", "may_run"]
 

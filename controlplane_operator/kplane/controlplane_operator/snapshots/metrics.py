@@ -13,7 +13,7 @@ from kplane.api import SnapshotPhase
 from kplane.controlplane_operator.schedule import Schedule
 from kplane.controlplane_operator.snapshots.scheduler import scheduled_of, settings_of
 from kplane.controlplane_operator.status.partial import as_recorded
-from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.stores import Stores
 
 __all__ = ["SnapshotMetrics"]
 

@@ -22,8 +22,8 @@ from kplane.controlplane_operator.schedule import Schedule
 from kplane.controlplane_operator.status.conditions import is_paused
 from kplane.controlplane_operator.status.partial import as_recorded
 from kplane.controlplane_operator.watch.cache import Key, Object
-from kplane.controlplane_operator.watch.event_routing import Stores
 from kplane.controlplane_operator.watch.predicates import may_need_snapshots
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import AlreadyExists, NotFound, Result
 from kplane.provider.logs import log_fields
 

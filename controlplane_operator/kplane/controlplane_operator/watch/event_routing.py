@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from kplane.api.conditions import DEDICATED_READY, RUNNING
-from kplane.api.names import (
-    BUNDLE_LABEL,
-    CLUSTER_PATH_ANNOTATION,
-    CONTROL_PLANE_LABEL,
-    LAST_USED_ANNOTATION,
-    PAUSED_ANNOTATION,
-    SCHEDULED_FOR_ANNOTATION,
-    management_namespace,
-)
-from kplane.controlplane_operator.component_names import components_of, mark_of, mcm_mark, place
-from kplane.controlplane_operator.kinds import (
-    CONTROL_PLANE_CLASSES,
-    CONTROL_PLANE_ENDPOINTS,
-    CONTROL_PLANE_REGISTRATIONS,
-    CONTROL_PLANE_SNAPSHOTS,
-    CONTROL_PLANES,
-)
-from kplane.controlplane_operator.watch.addresses import held_addresses, written_addresses
+from kplane.api.names import LAST_USED_ANNOTATION, PAUSED_ANNOTATION
+from kplane.controlplane_operator.component_names import mark_of, place
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.watch.addresses import held_addresses
 from kplane.controlplane_operator.watch.cache import Change, Key, Object, Store, key_of
 from kplane.controlplane_operator.watch.class_usage import concerned_classes
 from kplane.controlplane_operator.watch.predicates import concerns_mcm, concerns_schedule, has_addons, may_need_mcm
-from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, SECRETS
-from kplane.provider.controllers.queue import FairQueue
-from kplane.provider.controllers.rate_limiter import ItemBackoff
+from kplane.controlplane_operator.watch.queues import Queues
+from kplane.controlplane_operator.watch.stores import (
+    Stores,
+    cluster_paths,
+    field_of,
+    mcm_marks,
+    recorded_path,
+    served_uids,
+    uid_of,
+)
 
 __all__ = [
-    "BUNDLES",
-    "LABEL_SELECTORS",
-    "Queues",
-    "Stores",
     "connect",
     "is_hibernated",
     "refused_since",
@@ -44,181 +33,12 @@ __all__ = [
     "wake_by_component",
 ]
 
-
-def _field(*path: str) -> Callable[[Object], list[str]]:
-    def values(obj: Object) -> list[str]:
-        value: Any = obj
-        for name in path:
-            value = value.get(name) if isinstance(value, dict) else None
-        return [value] if isinstance(value, str) and value else []
-
-    return values
-
-
-def _cluster_path(obj: Object) -> list[str]:
-    wanted = _field("spec", "virtual", "clusterPath")(obj) or [obj["metadata"]["name"]]
-    return list({*wanted, *_field("status", "clusterPath")(obj)})
-
-
-_recorded_path: Final = _field("metadata", "annotations", CLUSTER_PATH_ANNOTATION)
-
-
-def _namespace(obj: Object) -> list[str]:
-    return [management_namespace(obj["metadata"]["name"])]
-
-
-def _addons(obj: Object) -> list[str]:
-    return [addon for addon in obj.get("spec", {}).get("addons") or () if isinstance(addon, str)]
-
-
-def _components(obj: Object) -> list[str]:
-    return components_of(obj["metadata"]["name"])
-
-
-def _kubeconfig_secret(obj: Object) -> list[str]:
-    secrets = (obj.get("spec", {}).get("kubeconfigSecretRef"), obj.get("status", {}).get("resolvedKubeconfigSecretRef"))
-    return [_reference(secret) for secret in secrets if secret]
-
-
-_uid: Final = _field("metadata", "uid")
-
-
-def _marks(obj: Object) -> list[str]:
-    return [mcm_mark(uid) for uid in _uid(obj)]
-
-
-def _served(obj: Object) -> list[str]:
-    resolved, working = _field("status", "controlPlaneUID"), _field("status", "instance", "controlPlaneUID")
-    return list({*resolved(obj), *working(obj)})
-
-
-def _reference(secret: Object) -> str:
-    return f"{secret.get('namespace')}/{secret.get('name')}"
-
-
-@dataclass(frozen=True, slots=True)
-class Stores:
-    """What is known of the management cluster."""
-
-    control_planes: Store = field(
-        default_factory=lambda: Store(
-            CONTROL_PLANES,
-            indexers={
-                "class": _field("spec", "classRef", "name"),
-                "endpoint": _field("spec", "endpointRef", "name"),
-                "snapshot": _field("spec", "source", "snapshotRef", "name"),
-                "path": _cluster_path,
-                "address": held_addresses,
-                "namespace": _namespace,
-                "component": _components,
-                "uid": _field("metadata", "uid"),
-            },
-        )
-    )
-    classes: Store = field(default_factory=lambda: Store(CONTROL_PLANE_CLASSES, indexers={"addon": _addons}))
-    endpoints: Store = field(
-        default_factory=lambda: Store(
-            CONTROL_PLANE_ENDPOINTS,
-            indexers={
-                "credentials": lambda obj: [
-                    _reference(secret) for secret in [obj["spec"].get("credentialsSecretRef")] if secret
-                ],
-                "address": written_addresses,
-            },
-        )
-    )
-    registrations: Store = field(
-        default_factory=lambda: Store(
-            CONTROL_PLANE_REGISTRATIONS,
-            indexers={
-                "control plane": _field("spec", "controlPlaneRef", "name"),
-                "endpoint": _field("spec", "endpointRef", "name"),
-                "secret": _kubeconfig_secret,
-                "served": _served,
-                "mcm": _marks,
-            },
-        )
-    )
-    snapshots: Store = field(
-        default_factory=lambda: Store(
-            CONTROL_PLANE_SNAPSHOTS,
-            indexers={
-                "control plane": _field("spec", "controlPlaneRef", "name"),
-                "scheduled for": _field("metadata", "annotations", SCHEDULED_FOR_ANNOTATION),
-            },
-        )
-    )
-    namespaces: Store = field(default_factory=lambda: Store(NAMESPACES, indexers={"path": _recorded_path}))
-    secrets: Store = field(default_factory=lambda: Store(SECRETS))
-    """Those of control planes."""
-    allowed_secrets: Store = field(default_factory=lambda: Store(SECRETS))
-    """Those that their owners opened to registrations."""
-    endpoint_secrets: Store = field(default_factory=lambda: Store(SECRETS))
-    """Those that their owners opened to endpoints."""
-    bundles: Store = field(default_factory=lambda: Store(CONFIG_MAPS))
-    """Manifests of add-ons."""
-
-    def watched(self) -> tuple[Store, ...]:
-        """Return the stores of what is followed as a whole, or by `LABEL_SELECTORS`."""
-        return (*self.fed_by_kopf(), *self.fed_by_informers())
-
-    def fed_by_kopf(self) -> tuple[Store, ...]:
-        """Return the stores of the kind that only people write, and rarely."""
-        return (self.classes,)
-
-    def fed_by_informers(self) -> tuple[Store, ...]:
-        """Return the stores of the busy kinds: most of their events are the operator's own writes.
-
-        An Informer takes a tenth of what kopf takes for an event, and next to nothing for one that is known already.
-        """
-        return (self.control_planes, self.endpoints, self.registrations, self.snapshots, self.namespaces)
-
-
 _WORDS_SECONDS: Final = 1.0
 _CREDENTIALS_REFUSED: Final = "CredentialsRefused"
 """A reason of mcm."""
 
-LABEL_SELECTORS: Final = {NAMESPACES: CONTROL_PLANE_LABEL}
-"""So that no other Namespace of the cluster is read."""
-
 _CLASS_SECONDS: Final = 1.0
 """So long a class waits for more of what its status tells, so that many control planes at once are one write."""
-
-BUNDLES: Final = f"{BUNDLE_LABEL}=true"
-
-
-def _queue() -> FairQueue[Key]:
-    return FairQueue(rate_limiter=ItemBackoff(maximum_seconds=60.0))
-
-
-@dataclass(frozen=True, slots=True)
-class Queues:
-    """Keys that wait for their reconciler, one queue a kind."""
-
-    control_planes: FairQueue[Key] = field(default_factory=_queue)
-    classes: FairQueue[Key] = field(default_factory=_queue)
-    endpoints: FairQueue[Key] = field(default_factory=_queue)
-    registrations: FairQueue[Key] = field(default_factory=_queue)
-    addons: FairQueue[Key] = field(default_factory=_queue)
-    """Of control planes."""
-    mcms: FairQueue[Key] = field(default_factory=_queue)
-    """Of registrations, which may have an mcm of their own."""
-    snapshots: FairQueue[Key] = field(default_factory=_queue)
-    schedules: FairQueue[Key] = field(default_factory=_queue)
-    """Of control planes, whose class may have snapshots made."""
-
-    def by_name(self) -> dict[str, FairQueue[Key]]:
-        """Return them by the names of their controllers."""
-        return {
-            "controlplane": self.control_planes,
-            "controlplaneclass": self.classes,
-            "controlplaneendpoint": self.endpoints,
-            "controlplaneregistration": self.registrations,
-            "controlplaneaddons": self.addons,
-            "dedicatedmcm": self.mcms,
-            "controlplanesnapshot": self.snapshots,
-            "snapshotschedule": self.schedules,
-        }
 
 
 def connect(stores: Stores, *, queues: Queues) -> None:
@@ -288,8 +108,8 @@ def _reached(obj: Object | None) -> set[tuple[str, bool]]:
     """
     if obj is None:
         return set()
-    named = _field("spec", "endpointRef", "name")(obj)
-    own = [obj["metadata"]["name"]] if _field("status", "endpoint")(obj) else []
+    named = field_of("spec", "endpointRef", "name")(obj)
+    own = [obj["metadata"]["name"]] if field_of("status", "endpoint")(obj) else []
     return {(name, not is_hibernated(obj)) for name in named or own}
 
 
@@ -349,7 +169,7 @@ class _EventRouter:
             self.queues.classes.add_after(("", name), _CLASS_SECONDS)
         if matters:
             self._registrations("control plane", change.key[1])
-            uids = {uid for obj in (change.old, change.new) if obj for uid in _uid(obj)}
+            uids = {uid for obj in (change.old, change.new) if obj for uid in uid_of(obj)}
             served = [obj for uid in uids for obj in self.stores.registrations.by("served", uid)]
             # Its mcm is where the control plane is, and no longer than that.
             self._mcms([*self.stores.registrations.by("control plane", change.key[1]), *served])
@@ -366,7 +186,7 @@ class _EventRouter:
         left = set(held_addresses(change.old or {})) - set(held_addresses(change.new or {}))
         if change.old is not None and (left or change.new is None):
             # Its clusterPath or its address is free now: control planes that were refused because of it are reconciled.
-            for path in _cluster_path(change.old):
+            for path in cluster_paths(change.old):
                 self._control_planes("path", path)
             for endpoint in [found for place in left for found in self.stores.endpoints.by("address", place)]:
                 self._control_planes("endpoint", endpoint["metadata"]["name"])
@@ -399,13 +219,13 @@ class _EventRouter:
             self.queues.mcms.add(change.key)
         seen = [obj for obj in (change.old, change.new) if obj]
         # Of those whose mcm would have one name only the eldest may have any, so each hears when another comes or goes.
-        for mark in set(_marks(change.old or {})) ^ set(_marks(change.new or {})):
+        for mark in set(mcm_marks(change.old or {})) ^ set(mcm_marks(change.new or {})):
             for obj in self.stores.registrations.by("mcm", mark):
                 self.queues.registrations.add(key_of(obj))
                 self.queues.mcms.add(key_of(obj))
-        names = {name for obj in seen for name in _field("spec", "controlPlaneRef", "name")(obj)}
+        names = {name for obj in seen for name in field_of("spec", "controlPlaneRef", "name")(obj)}
         # One that was moved names another one already, and its instance may still be at the former.
-        served = [self.stores.control_planes.by("uid", uid) for obj in seen for uid in _served(obj)]
+        served = [self.stores.control_planes.by("uid", uid) for obj in seen for uid in served_uids(obj)]
         changed = _wish(change.old) != _wish(change.new)
         if refused_since(change.new) not in {None, refused_since(change.old)}:
             # Rights inside the control plane may be missing, which the operator repairs.
@@ -448,13 +268,13 @@ class _EventRouter:
             self._control_planes("snapshot", change.key[1])
         for obj in (change.new, change.old):
             if obj is not None:
-                for name in _field("spec", "controlPlaneRef", "name")(obj):
+                for name in field_of("spec", "controlPlaneRef", "name")(obj):
                     self.queues.schedules.add(("", name))
                 return
 
     def namespace(self, change: Change) -> None:
         self._control_planes("namespace", change.key[1])
-        kept = {path for obj in (change.old, change.new) if obj for path in _recorded_path(obj)}
+        kept = {path for obj in (change.old, change.new) if obj for path in recorded_path(obj)}
         for path in kept:
             # Control planes that were refused because of data under their clusterPath are reconciled.
             self._control_planes("path", path)

@@ -20,7 +20,7 @@ import uvloop
 
 from kplane.controlplane_operator.watch.backoff import jittered, retry_backoff
 from kplane.controlplane_operator.watch.cache import Object, Store
-from kplane.controlplane_operator.watch.event_routing import Stores
+from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import Client, ClusterConfig, ProviderError, Resource
 from kplane.provider.client.tls import ssl_context
 from kplane.provider.contrib.kopf.sockets import KopfSockets

@@ -1,0 +1,177 @@
+"""What is known of the management cluster, and what it is looked up by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kplane.api.names import (
+    BUNDLE_LABEL,
+    CLUSTER_PATH_ANNOTATION,
+    CONTROL_PLANE_LABEL,
+    SCHEDULED_FOR_ANNOTATION,
+    management_namespace,
+)
+from kplane.controlplane_operator.component_names import components_of, mcm_mark
+from kplane.controlplane_operator.kinds import (
+    CONTROL_PLANE_CLASSES,
+    CONTROL_PLANE_ENDPOINTS,
+    CONTROL_PLANE_REGISTRATIONS,
+    CONTROL_PLANE_SNAPSHOTS,
+    CONTROL_PLANES,
+)
+from kplane.controlplane_operator.watch.addresses import held_addresses, written_addresses
+from kplane.controlplane_operator.watch.cache import Object, Store
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, SECRETS
+
+__all__ = [
+    "BUNDLES",
+    "LABEL_SELECTORS",
+    "Stores",
+    "cluster_paths",
+    "field_of",
+    "mcm_marks",
+    "recorded_path",
+    "served_uids",
+    "uid_of",
+]
+
+LABEL_SELECTORS: Final = {NAMESPACES: CONTROL_PLANE_LABEL}
+"""So that no other Namespace of the cluster is read."""
+
+BUNDLES: Final = f"{BUNDLE_LABEL}=true"
+
+
+def field_of(*path: str) -> Callable[[Object], list[str]]:
+    """Return what reads the text at this path of an object: one value, or none."""
+
+    def values(obj: Object) -> list[str]:
+        value: Any = obj
+        for name in path:
+            value = value.get(name) if isinstance(value, dict) else None
+        return [value] if isinstance(value, str) and value else []
+
+    return values
+
+
+def cluster_paths(obj: Object) -> list[str]:
+    """Return the clusterPaths that a control plane wants and has."""
+    wanted = field_of("spec", "virtual", "clusterPath")(obj) or [obj["metadata"]["name"]]
+    return list({*wanted, *field_of("status", "clusterPath")(obj)})
+
+
+recorded_path: Final = field_of("metadata", "annotations", CLUSTER_PATH_ANNOTATION)
+
+
+def _namespace(obj: Object) -> list[str]:
+    return [management_namespace(obj["metadata"]["name"])]
+
+
+def _addons(obj: Object) -> list[str]:
+    return [addon for addon in obj.get("spec", {}).get("addons") or () if isinstance(addon, str)]
+
+
+def _components(obj: Object) -> list[str]:
+    return components_of(obj["metadata"]["name"])
+
+
+def _kubeconfig_secret(obj: Object) -> list[str]:
+    secrets = (obj.get("spec", {}).get("kubeconfigSecretRef"), obj.get("status", {}).get("resolvedKubeconfigSecretRef"))
+    return [_reference(secret) for secret in secrets if secret]
+
+
+uid_of: Final = field_of("metadata", "uid")
+
+
+def mcm_marks(obj: Object) -> list[str]:
+    """Return the mark of the mcm that a registration may have."""
+    return [mcm_mark(uid) for uid in uid_of(obj)]
+
+
+def served_uids(obj: Object) -> list[str]:
+    """Return the uids of the control planes that a registration serves, or is to serve."""
+    resolved, working = field_of("status", "controlPlaneUID"), field_of("status", "instance", "controlPlaneUID")
+    return list({*resolved(obj), *working(obj)})
+
+
+def _reference(secret: Object) -> str:
+    return f"{secret.get('namespace')}/{secret.get('name')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """What is known of the management cluster."""
+
+    control_planes: Store = field(
+        default_factory=lambda: Store(
+            CONTROL_PLANES,
+            indexers={
+                "class": field_of("spec", "classRef", "name"),
+                "endpoint": field_of("spec", "endpointRef", "name"),
+                "snapshot": field_of("spec", "source", "snapshotRef", "name"),
+                "path": cluster_paths,
+                "address": held_addresses,
+                "namespace": _namespace,
+                "component": _components,
+                "uid": field_of("metadata", "uid"),
+            },
+        )
+    )
+    classes: Store = field(default_factory=lambda: Store(CONTROL_PLANE_CLASSES, indexers={"addon": _addons}))
+    endpoints: Store = field(
+        default_factory=lambda: Store(
+            CONTROL_PLANE_ENDPOINTS,
+            indexers={
+                "credentials": lambda obj: [
+                    _reference(secret) for secret in [obj["spec"].get("credentialsSecretRef")] if secret
+                ],
+                "address": written_addresses,
+            },
+        )
+    )
+    registrations: Store = field(
+        default_factory=lambda: Store(
+            CONTROL_PLANE_REGISTRATIONS,
+            indexers={
+                "control plane": field_of("spec", "controlPlaneRef", "name"),
+                "endpoint": field_of("spec", "endpointRef", "name"),
+                "secret": _kubeconfig_secret,
+                "served": served_uids,
+                "mcm": mcm_marks,
+            },
+        )
+    )
+    snapshots: Store = field(
+        default_factory=lambda: Store(
+            CONTROL_PLANE_SNAPSHOTS,
+            indexers={
+                "control plane": field_of("spec", "controlPlaneRef", "name"),
+                "scheduled for": field_of("metadata", "annotations", SCHEDULED_FOR_ANNOTATION),
+            },
+        )
+    )
+    namespaces: Store = field(default_factory=lambda: Store(NAMESPACES, indexers={"path": recorded_path}))
+    secrets: Store = field(default_factory=lambda: Store(SECRETS))
+    """Those of control planes."""
+    allowed_secrets: Store = field(default_factory=lambda: Store(SECRETS))
+    """Those that their owners opened to registrations."""
+    endpoint_secrets: Store = field(default_factory=lambda: Store(SECRETS))
+    """Those that their owners opened to endpoints."""
+    bundles: Store = field(default_factory=lambda: Store(CONFIG_MAPS))
+    """Manifests of add-ons."""
+
+    def watched(self) -> tuple[Store, ...]:
+        """Return the stores of what is followed as a whole, or by `LABEL_SELECTORS`."""
+        return (*self.fed_by_kopf(), *self.fed_by_informers())
+
+    def fed_by_kopf(self) -> tuple[Store, ...]:
+        """Return the stores of the kind that only people write, and rarely."""
+        return (self.classes,)
+
+    def fed_by_informers(self) -> tuple[Store, ...]:
+        """Return the stores of the busy kinds: most of their events are the operator's own writes.
+
+        An Informer takes a tenth of what kopf takes for an event, and next to nothing for one that is known already.
+        """
+        return (self.control_planes, self.endpoints, self.registrations, self.snapshots, self.namespaces)
