@@ -48,6 +48,9 @@ class Api:
         metadata = {**known["metadata"], "resourceVersion": str(next(_versions))}
         return {**known, "metadata": metadata, "status": body["status"]}
 
+    async def create(self, _: Any, body: dict[str, Any]) -> dict[str, Any]:
+        return body
+
     async def delete(self, *_: Any, **__: Any) -> None:
         raise NotFound(404, "NotFound", "not found")
 

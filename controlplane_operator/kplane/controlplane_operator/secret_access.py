@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 
 from kplane.api import SecretReference
 from kplane.api.names import GROUP, management_namespace
-from kplane.controlplane_operator.grants import RBAC, Account, apply_rbac, is_as_written
+from kplane.controlplane_operator.grants import RBAC, Account, create_rbac, is_as_written
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.backoff import retry_backoff
@@ -202,7 +202,8 @@ class SecretAccess:
                 _log.warning("failed to open namespace %s: %s; its control plane retries", namespace, error)
 
     def _namespace_changed(self, change: Change) -> None:
-        self._queue.add(change.key)
+        # A new one is bound by `open`, when its control plane is reconciled.
+        self._queue.add_after(change.key, _RESTORED_SECONDS if change.old is None else 0.0)
 
     def _seen(self, event: Event) -> None:
         """Take in a change of a binding; what the operator writes itself comes as it was written."""
@@ -229,7 +230,7 @@ class SecretAccess:
 
     async def _bind(self, namespace: str) -> None:
         try:
-            await apply_rbac(self._client, ROLE_BINDINGS, self._body(namespace))
+            await create_rbac(self._client, ROLE_BINDINGS, self._body(namespace))
         except NotFound:
             return  # the namespace is gone
         self._bound[namespace] = True

@@ -43,20 +43,21 @@ class Ground:
     certificates: TenantCertificates
     service_cidr: str
 
-    def provision(self) -> Provision:
-        """Describe how to get in at the address."""
+    def provision(self, *, asleep_as: str | None = None) -> Provision:
+        """Describe how to get in at the address; nobody gets in if it sleeps. `asleep_as` is its version then."""
         url, external = server_url(self.address), external_url(self.address)
-        administrator = self.authorities.issue_administrator()
+        administrator = self.authorities.issue_administrator() if asleep_as is None else None
         return Provision(
             addresses=Addresses(internal=url, external=external, join=external),
             administrator=ClusterConfig(
                 server=url,
                 ca_data=self.authorities.serving_trust,
-                client_certificate=administrator.certificate,
-                client_key=administrator.key,
+                client_certificate=administrator.certificate if administrator is not None else None,
+                client_key=administrator.key if administrator is not None else None,
             ),
             authorities=self.authorities,
             controllers=self.certificates.controllers,
+            asleep_as=asleep_as,
         )
 
 

@@ -48,6 +48,7 @@ class Provision:
 
     addresses: Addresses
     administrator: ClusterConfig
+    """Without credentials while the control plane sleeps."""
     authorities: TenantAuthorities | None
     """None for an adopted control plane, whose keys kplane does not have."""
     controllers: KeyPair | None = None

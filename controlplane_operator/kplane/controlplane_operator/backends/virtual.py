@@ -151,11 +151,10 @@ class VirtualProvisioner:
                 await self._api_servers.stop(control_plane)
         etcd.access.forget(etcd_user(control_plane.metadata.uid))
         return replace(
-            ground.provision(),
+            ground.provision(asleep_as=control_plane.status.version or await self._version(ground.plan)),
             lag=ground.plan.refused,
             fresh=fresh,
             account_uid=self._accounts(control_plane, plan=ground.plan),
-            asleep_as=control_plane.status.version or await self._version(ground.plan),
         )
 
     def is_ending(self, control_plane: ControlPlane) -> bool:
