@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +95,18 @@ async def test_a_grant_goes_on_where_it_was_cut_off(shared_etcd: Any, path: str,
         await tenant.put(f"/clusters/{path}/key".encode(), b"1")
 
 
-async def test_an_etcd_that_never_answers_is_an_error_that_names_it(shared_etcd: Any) -> None:
+async def test_an_etcd_that_never_answers_is_an_error_that_names_it(
+    shared_etcd: Any, eventually: Callable[..., Any]
+) -> None:
+    connections = set()
+
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        writer.close()
+        connections.add(writer)
+        try:
+            await reader.read()
+        finally:
+            writer.close()
+            connections.discard(writer)
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     async with server:
@@ -109,6 +117,8 @@ async def test_an_etcd_that_never_answers_is_an_error_that_names_it(shared_etcd:
                 await keyspace.count("/clusters/a/")
             assert url in (await keyspace.problem() or "")
         await keyspace.close()
+        # The client tries again and again, also at the very end.
+        await eventually(lambda: not connections)
 
 
 @pytest.mark.parametrize("prefix", ["", "/", "/clusters/", "/clusters/a", "/clusters/a/b/", "/registry/"])
