@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from kplane.controlplane_operator.gateway_trust import CERTIFICATE
 from kplane.gateway.envoy.bootstrap import Layout
 from kplane.gateway.settings import Settings
 
@@ -140,11 +141,20 @@ def test_kubeconfigs_get_the_ca_of_the_certificate_unless_another_is_named(chart
         assert volume["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
 
 
+def test_without_a_certificate_that_of_the_operator_is_served(chart: Any) -> None:
+    rendered = chart.render(settings=INSTALLED | {"gateway.certificateSecret": ""})
+    (volume,) = [each["secret"] for each in pod(rendered)["volumes"] if each["name"] == "certificate"]
+    assert volume["secretName"] == CERTIFICATE
+    operator = rendered.one("Deployment", "kplane-operator")["spec"]["template"]["spec"]
+    assert "gateway" not in {each["name"] for each in operator["volumes"]}
+    assert not [each for each in operator["containers"][0]["args"] if each.startswith("--gateway-ca")]
+    assert "gateway" not in {each["name"] for each in operator["containers"][0]["volumeMounts"]}
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
         ({"gateway.enabled": True, "gateway.certificateSecret": "a"}, "gateway.url is empty"),
-        ({"gateway.enabled": True, "gateway.url": "https://a"}, "gateway.certificateSecret is empty"),
         ({"gateway.url": "https://a"}, "gateway.caSecret is empty"),
         ({"gateway.url": "https://a/path", "gateway.caSecret": "a"}, "does not match pattern"),
         ({"gateway.domain": "cp.example.org"}, "gateway.domain is set, and gateway.url is empty"),

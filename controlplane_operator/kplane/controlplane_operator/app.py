@@ -26,6 +26,7 @@ from kplane.controlplane_operator.endpoints.reconciler import ControlPlaneEndpoi
 from kplane.controlplane_operator.errors import BackupFailed
 from kplane.controlplane_operator.expiry_metrics import ExpiryMetrics
 from kplane.controlplane_operator.failures import Failures
+from kplane.controlplane_operator.gateway_trust import GatewayTrust
 from kplane.controlplane_operator.gc import ComponentCollector, GrantCollector, GrantWatcher
 from kplane.controlplane_operator.grants import Access
 from kplane.controlplane_operator.health import Check, serve_health
@@ -205,6 +206,9 @@ class _Assembly:
         self._settings = settings
         self._context = context
         self._runtime = runtime
+        self._trust = (
+            GatewayTrust(context, context.gateway, ca_file=settings.gateway_ca) if context.gateway is not None else None
+        )
         self._shared_etcd, self._keeper = _shared_etcd(context.client, settings)
         self._virtual = VirtualProvisioner(
             context, runtime=runtime, shared_etcd=self._shared_etcd, proxy=settings.egress_proxy
@@ -350,6 +354,7 @@ class _Assembly:
                 "shared etcd": self._virtual.run(),
                 "snapshots": self._snapshot_jobs.run(),
                 "restores": self._restore_jobs.run(),
+                **({"gateway's certificate": self._trust.run()} if self._trust is not None else {}),
                 **({"shared etcd's credentials": self._keeper.run()} if self._keeper is not None else {}),
                 **{f"{name} controller": self._control(name) for name in context.queues.by_name()},
             }
@@ -369,6 +374,8 @@ class _Assembly:
         await self._bundles.synced.wait()
         await self._context.secrets.synced.wait()
         await self._runtime.synced()
+        if self._trust is not None:
+            await self._trust.known.wait()
         self._known.set()
         kind, reconcile, on_failure = self._reconcilers[name]
         controller = Controller(

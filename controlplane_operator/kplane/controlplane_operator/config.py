@@ -261,8 +261,8 @@ class OperatorConfig(Configuration):
         str | None, AfterValidator(lambda url: url and _https(url)), Flag("URL", default="there is no gateway")
     ] = None
     """URL under which clients reach kplane-gateway, such as https://api.example.org"""
-    gateway_ca: Annotated[File | None, Flag("FILE")] = None
-    """CAs of the serving certificate of the gateway, for kubeconfigs"""
+    gateway_ca: Annotated[File | None, Flag("FILE", default="the operator issues the certificate")] = None
+    """CAs of the serving certificate of the gateway, for kubeconfigs; the file is read again when it changes"""
     gateway_namespace: Annotated[str | None, Flag("NAMESPACE", default=GATEWAY_NAMESPACE)] = None
     """Existing namespace for the Secrets by which the gateway reaches control planes"""
     gateway_domain: Annotated[
@@ -437,8 +437,6 @@ class OperatorConfig(Configuration):
                     "--gateway-ca, --gateway-namespace and --gateway-domain are of no use without --gateway-url"
                 )
             return None
-        if self.gateway_ca is None:
-            raise ValueError("--gateway-url needs --gateway-ca, the CA that clients of the gateway trust")
         host = (urlsplit(self.gateway_url).hostname or "").lower()
         if self.gateway_domain is not None and host.endswith(f".{self.gateway_domain}"):
             raise ValueError(
@@ -447,7 +445,7 @@ class OperatorConfig(Configuration):
             )
         return Gateway(
             url=self.gateway_url.rstrip("/"),
-            ca=_certificates(self.gateway_ca),
+            ca=_certificates(self.gateway_ca) if self.gateway_ca is not None else b"",
             namespace=self.gateway_namespace or GATEWAY_NAMESPACE,
             domain=self.gateway_domain,
         )

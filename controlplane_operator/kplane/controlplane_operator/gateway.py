@@ -10,14 +10,14 @@ from kplane.api import ControlPlane, ControlPlaneClass, ControlPlaneMode, Endpoi
 __all__ = ["Gateway", "asked_policy", "endpoint_style", "host_name", "wants_host_name"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Gateway:
     """One address for all control planes that it serves."""
 
     url: str
     """Without a path and without a slash at its end."""
     ca: bytes
-    """CAs of its serving certificate."""
+    """CAs of its serving certificate, as they are now; empty until the operator has issued them."""
     namespace: str
     """Where it reads what it needs of control planes."""
     domain: str | None = None

@@ -1,0 +1,147 @@
+"""Keeps what clients of the gateway trust: the CA of its serving certificate, which the operator issues or reads."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, NoReturn
+from urllib.parse import urlsplit
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.errors import CredentialsInvalid
+from kplane.controlplane_operator.gateway import Gateway
+from kplane.controlplane_operator.pki.entries import entries, kept, read_pair
+from kplane.controlplane_operator.pki.primitives import (
+    KeyPair,
+    check_pair,
+    create_authority,
+    expiry,
+    issue_serving,
+    renewal_due,
+)
+from kplane.controlplane_operator.pki.secrets import data_of
+from kplane.controlplane_operator.watch.backoff import jittered
+from kplane.controlplane_operator.watch.event_routing import wake_all
+from kplane.provider import NotFound, ProviderError
+from kplane.provider.client.resources import SECRETS
+
+__all__ = ["AUTHORITY", "CERTIFICATE", "GatewayTrust"]
+
+AUTHORITY: Final = "kplane-gateway-authority"
+"""Secret in the operator's namespace with the CA and its key; `ca.crt` has the former CA too until that ends."""
+CERTIFICATE: Final = "kplane-gateway-certificate"
+"""Secret there with the serving certificate, as cert-manager would write it."""
+
+_PAIR: Final = "tls"
+_LOOK_SECONDS: Final = 30.0
+
+_log: Final = logging.getLogger(__name__)
+
+
+class GatewayTrust:
+    """Has the gateway's CA in use be the present one. After a change, everything that is published is written again."""
+
+    def __init__(self, context: OperatorContext, gateway: Gateway, *, ca_file: Path | None) -> None:
+        """Without `ca_file`, CA and serving certificate are the operator's own."""
+        self._context = context
+        self._gateway = gateway
+        self._ca_file = ca_file
+        self._problem: str | None = None
+        self.known = asyncio.Event()
+        """Set when the gateway's CA is known."""
+
+    async def run(self) -> NoReturn:
+        """Look again and again until cancelled. The log says what fails; the CA of before stays in use."""
+        while True:
+            try:
+                await self.look()
+                self._problem = None
+            except (ProviderError, CredentialsInvalid, OSError, ValueError) as error:
+                if str(error) != self._problem:
+                    _log.warning("failed to look after the certificate of the gateway: %s; retrying", error)
+                self._problem = str(error)
+            await asyncio.sleep(jittered(_LOOK_SECONDS))
+
+    async def look(self) -> None:
+        """Read or issue what is to be in use now."""
+        ca = await (self._issue() if self._ca_file is None else asyncio.to_thread(_read, self._ca_file))
+        changed = self.known.is_set() and ca != self._gateway.ca
+        self._gateway.ca = ca
+        self.known.set()
+        if changed:
+            _log.info("the CA of the gateway has changed; kubeconfigs are written again")
+            wake_all(self._context.stores, queues=self._context.queues)
+
+    async def _issue(self) -> bytes:
+        """Keep CA and serving certificate; returns the CAs that clients are to trust."""
+        now = datetime.now(UTC)
+        known = await self._data(AUTHORITY)
+        authority, trust = _authority(known, now=now)
+        wanted = {**entries(_PAIR, authority), "ca.crt": trust}
+        if known != wanted:
+            await self._write(AUTHORITY, wanted)
+        hosts = [urlsplit(self._gateway.url).hostname or ""]
+        present = await self._data(CERTIFICATE)
+        pair = kept(_pair(present), authority, now=now, hosts=hosts)
+        if pair is None:
+            pair = issue_serving(authority, common_name="kplane-gateway", hosts=hosts)
+        wanted = {**entries(_PAIR, pair), "ca.crt": trust}
+        if present != wanted:
+            await self._write(CERTIFICATE, wanted)
+        return trust
+
+    async def _data(self, name: str) -> Mapping[str, bytes]:
+        try:
+            return data_of(await self._context.client.get(SECRETS, name, namespace=self._context.namespace))
+        except NotFound:
+            return {}
+
+    async def _write(self, name: str, data: Mapping[str, bytes]) -> None:
+        metadata = {"name": name, "namespace": self._context.namespace}
+        encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
+        await self._context.client.apply(SECRETS, {"metadata": metadata, "data": encoded})
+
+
+def _authority(data: Mapping[str, bytes], *, now: datetime) -> tuple[KeyPair, bytes]:
+    """Return the CA in use, and all that clients are to trust: after a change, for a while the former one too."""
+    known = _pair(data)
+    trusted = [known.certificate] if known is not None else []
+    if known is None or renewal_due(known.certificate, now=now):
+        known = create_authority("kplane-gateway")
+        trusted.insert(0, known.certificate)
+    elif "ca.crt" in data:
+        trusted = [each for each in _split(data["ca.crt"]) if expiry(each) > now]
+        if known.certificate not in trusted:
+            trusted.insert(0, known.certificate)
+    return known, b"".join(trusted)
+
+
+def _split(bundle: bytes) -> list[bytes]:
+    try:
+        return [each.public_bytes(Encoding.PEM) for each in x509.load_pem_x509_certificates(bundle)]
+    except ValueError:
+        return []
+
+
+def _pair(data: Mapping[str, bytes]) -> KeyPair | None:
+    """Return a pair that can be used; None for one that is absent or damaged."""
+    try:
+        pair = read_pair(data, _PAIR)
+        check_pair(pair)
+    except CredentialsInvalid:
+        return None
+    return pair
+
+
+def _read(file: Path) -> bytes:
+    """Read CAs. Raises OSError, or ValueError if there are none."""
+    content = file.read_bytes()
+    x509.load_pem_x509_certificates(content)
+    return content

@@ -1,0 +1,120 @@
+"""The gateway's certificate, which the operator issues, and its CA, which clients are told."""
+
+from __future__ import annotations
+
+import base64
+import ssl
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kplane.controlplane_operator import gateway_trust
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.gateway import Gateway
+from kplane.controlplane_operator.gateway_trust import AUTHORITY, CERTIFICATE, GatewayTrust
+from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, hosts_of, issued_by
+from kplane.provider import NotFound
+
+
+class Secrets:
+    """Stands for the management cluster: keeps Secrets, and counts what is written."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, dict[str, str]] = {}
+        self.written: list[str] = []
+
+    async def get(self, _: Any, name: str, *, namespace: str) -> dict[str, Any]:
+        assert namespace == "kplane-system"
+        if name not in self.kept:
+            raise NotFound(404, "NotFound", "no such Secret")
+        return {"data": self.kept[name]}
+
+    async def apply(self, _: Any, body: dict[str, Any]) -> None:
+        self.kept[body["metadata"]["name"]] = body["data"]
+        self.written.append(body["metadata"]["name"])
+
+    def data(self, name: str) -> dict[str, bytes]:
+        return {key: base64.b64decode(value) for key, value in self.kept[name].items()}
+
+
+@pytest.fixture
+def woken(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    found: list[Any] = []
+    monkeypatch.setattr(gateway_trust, "wake_all", lambda stores, *, queues: found.append(stores))
+    return found
+
+
+def _trust(secrets: Secrets, *, ca_file: Path | None = None) -> tuple[GatewayTrust, Gateway]:
+    gateway = Gateway(url="https://api.example.org:8443", ca=b"", namespace="kplane-gateway")
+    context = SimpleNamespace(client=secrets, namespace="kplane-system", stores="all", queues=None, gateway=gateway)
+    return GatewayTrust(cast("OperatorContext", context), gateway, ca_file=ca_file), gateway
+
+
+async def test_the_operator_issues_a_certificate_once(woken: list[Any]) -> None:
+    secrets = Secrets()
+    trust, gateway = _trust(secrets)
+    await trust.look()
+    assert trust.known.is_set()
+    certificate, authority = secrets.data(CERTIFICATE), secrets.data(AUTHORITY)
+    assert hosts_of(certificate["tls.crt"]) == {"api.example.org"}
+    assert certificate["ca.crt"] == authority["tls.crt"] == gateway.ca
+    # The gateway does not get the key of the CA.
+    assert authority["tls.key"] not in certificate.values()
+    assert issued_by(certificate["tls.crt"], authority=KeyPair(authority["tls.crt"], authority["tls.key"]))
+    ssl.create_default_context(cadata=gateway.ca.decode())
+    await trust.look()
+    again, other = _trust(secrets)
+    await again.look()
+    assert other.ca == gateway.ca
+    assert (secrets.written, woken) == ([AUTHORITY, CERTIFICATE], [])
+
+
+async def test_a_damaged_certificate_is_issued_again(woken: list[Any]) -> None:
+    secrets = Secrets()
+    trust, gateway = _trust(secrets)
+    await trust.look()
+    before = gateway.ca
+    secrets.kept[CERTIFICATE]["tls.key"] = secrets.kept[AUTHORITY]["tls.key"]
+    await trust.look()
+    assert secrets.written == [AUTHORITY, CERTIFICATE, CERTIFICATE]
+    assert (gateway.ca, woken) == (before, [])
+
+
+async def test_a_ca_that_is_deleted_or_old_gets_a_successor(woken: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = Secrets()
+    trust, gateway = _trust(secrets)
+    await trust.look()
+    first = gateway.ca
+    monkeypatch.setattr(gateway_trust, "renewal_due", lambda certificate, *, now: certificate == first)
+    await trust.look()
+    # For a while, clients trust both.
+    assert gateway.ca.endswith(first)
+    assert gateway.ca != first
+    second = secrets.data(AUTHORITY)
+    assert issued_by(secrets.data(CERTIFICATE)["tls.crt"], authority=KeyPair(second["tls.crt"], second["tls.key"]))
+    await trust.look()
+    assert gateway.ca == secrets.data(CERTIFICATE)["ca.crt"]
+    assert len(woken) == 1
+    del secrets.kept[AUTHORITY]
+    await trust.look()
+    assert first not in gateway.ca
+    assert len(woken) == 2
+
+
+async def test_a_ca_in_a_file_is_read_again(woken: list[Any], tmp_path: Path) -> None:
+    file, secrets = tmp_path / "ca.crt", Secrets()
+    first, second = create_authority("one").certificate, create_authority("two").certificate
+    file.write_bytes(first)
+    trust, gateway = _trust(secrets, ca_file=file)
+    await trust.look()
+    assert (gateway.ca, woken) == (first, [])
+    file.write_bytes(second)
+    await trust.look()
+    assert (gateway.ca, woken) == (second, ["all"])
+    file.write_bytes(b"none")
+    with pytest.raises(ValueError, match="PEM"):
+        await trust.look()
+    assert gateway.ca == second
+    assert secrets.written == []
