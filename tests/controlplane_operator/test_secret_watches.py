@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from kplane.controlplane_operator.watch.secrets import FOR_ENDPOINTS, FOR_REGISTRATIONS, OWN, Watched, listen, wanted
+from kplane.controlplane_operator.watch.secrets import (
+    FOR_ENDPOINTS,
+    FOR_REGISTRATIONS,
+    OWN,
+    Watched,
+    listen,
+    sleeps,
+    wanted,
+)
 from kplane.controlplane_operator.watch.stores import Stores
 
 _OWN = Watched("kplane-system", OWN)
@@ -51,8 +59,8 @@ def test_namespaces_of_users_are_those_that_are_named() -> None:
 
 
 def test_only_a_change_of_what_is_followed_calls_back() -> None:
-    stores, calls = Stores(), list[int]()
-    listen(stores, lambda: calls.append(1))
+    stores, calls, turned = Stores(), list[int](), list[str]()
+    listen(stores, lambda: calls.append(1), turned.append)
     secret = {"name": "admin", "namespace": "platform"}
     stores.endpoints.apply(obj("hooli", credentialsSecretRef=secret))
     stores.control_planes.apply(obj("acme"))
@@ -65,4 +73,14 @@ def test_only_a_change_of_what_is_followed_calls_back() -> None:
     stores.endpoints.apply(obj("hooli", 3))
     stores.control_planes.remove(obj("acme", 3))
     stores.namespaces.remove(obj("kplane-cp-acme", 3))
-    assert len(calls) == 6
+    assert (len(calls), turned) == (6, [])
+
+
+def test_a_control_plane_that_falls_asleep_or_wakes_calls_back() -> None:
+    stores, calls = Stores(), list[tuple[str, bool]]()
+    listen(stores, lambda: None, lambda namespace: calls.append((namespace, sleeps(stores, namespace))))
+    for number, state in enumerate(("False", "True", "True", "False"), start=1):
+        condition = {"type": "Hibernated", "status": state, "reason": "x"}
+        stores.control_planes.apply(obj("acme", number) | {"status": {"conditions": [condition]}})
+    assert calls == [("kplane-cp-acme", True), ("kplane-cp-acme", False)]
+    assert not sleeps(stores, "kplane-cp-globex")

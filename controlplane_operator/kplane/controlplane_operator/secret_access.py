@@ -7,6 +7,7 @@ The installation opens the operator's own namespace and that of the gateway. Oth
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from typing import Any, Final, NoReturn
 
@@ -25,6 +26,7 @@ from kplane.controlplane_operator.watch.secrets import (
     Watched,
     is_managed_namespace,
     listen,
+    sleeps,
     wanted,
 )
 from kplane.controlplane_operator.watch.stores import Stores
@@ -79,6 +81,10 @@ class SecretAccess:
         self._bound: dict[str, bool] = {}
         """By management namespace: whether its binding is as the operator writes it, as far as that is known."""
         self._changed = asyncio.Event()
+        self._stale = True
+        """What is to be followed may be other namespaces than before."""
+        self._turned: set[str] = set()
+        """Namespaces of control planes that fell asleep or woke."""
         self._bindings = Informer(client, ROLE_BINDINGS, label_selector=_LABEL)
         self._queue: FairQueue[Key] = FairQueue(rate_limiter=ItemBackoff(maximum_seconds=30.0))
         self._watches = SecretWatches(
@@ -88,13 +94,14 @@ class SecretAccess:
                 FOR_REGISTRATIONS: stores.allowed_secrets,
                 FOR_ENDPOINTS: stores.endpoint_secrets,
             },
+            asleep=functools.partial(sleeps, stores),
         )
 
     async def run(self, *, listed: asyncio.Event) -> NoReturn:
         """Bind and follow until cancelled. `listed` is set once the stores of all kinds are filled."""
         self._subject = await self._who_am_i()
         self._identified.set()
-        listen(self._stores, self._changed.set)
+        listen(self._stores, self._change, self._turn)
         self._stores.namespaces.listen(self._namespace_changed)
         controller = Controller("secretaccess", self._reconcile, queue=self._queue, workers=_WORKERS)
         async with asyncio.TaskGroup() as group:
@@ -105,7 +112,11 @@ class SecretAccess:
             self._stores.namespaces.replay(self._namespace_changed)
             group.create_task(controller.run(), name="secretaccess controller")
             while True:
-                await self._watches.become(wanted(self._stores, installed=self._installed, bound=self._bound))
+                if self._stale:
+                    self._stale = False
+                    await self._watches.become(wanted(self._stores, installed=self._installed, bound=self._bound))
+                while self._turned:
+                    await self._watches.turn(Watched(self._turned.pop(), OWN))
                 await self._changed.wait()
                 self._changed.clear()
 
@@ -201,6 +212,14 @@ class SecretAccess:
             except (ConditionError, ProviderError) as error:
                 _log.warning("failed to open namespace %s: %s; its control plane retries", namespace, error)
 
+    def _change(self) -> None:
+        self._stale = True
+        self._changed.set()
+
+    def _turn(self, namespace: str) -> None:
+        self._turned.add(namespace)
+        self._changed.set()
+
     def _namespace_changed(self, change: Change) -> None:
         # A new one is bound by `open`, when its control plane is reconciled.
         self._queue.add_after(change.key, _RESTORED_SECONDS if change.old is None else 0.0)
@@ -213,7 +232,7 @@ class SecretAccess:
         whole = event.kind != "DELETED" and is_as_written(event.object, self._body(namespace))
         if whole:
             self._bound[namespace] = True
-            self._changed.set()
+            self._change()
         else:
             # The namespace is followed still: the binding is back in a moment, or the namespace goes.
             self._bound[namespace] = False
@@ -224,7 +243,7 @@ class SecretAccess:
         found = self._stores.namespaces.get(key)
         if found is None or not is_managed_namespace(namespace):
             self._bound.pop(namespace, None)
-            self._changed.set()
+            self._change()
         elif "deletionTimestamp" not in found["metadata"] and not self._bound.get(namespace):
             await self._bind(namespace)
 
@@ -234,7 +253,7 @@ class SecretAccess:
         except NotFound:
             return  # the namespace is gone
         self._bound[namespace] = True
-        self._changed.set()
+        self._change()
 
     def _body(self, namespace: str) -> Object:
         return {

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from kplane.api.names import SLEEP_REQUESTED_ANNOTATION, WAKE_REQUESTED_ANNOTATION
+from kplane.api.names import SLEEP_REQUESTED_ANNOTATION, WAKE_REQUESTED_ANNOTATION, management_namespace
 from kplane.controlplane_operator.backends.template_making import TemplateMaker
 from kplane.controlplane_operator.component_names import apiserver_name
 from kplane.controlplane_operator.errors import TemplateFailed
@@ -21,9 +21,10 @@ from kplane.controlplane_operator.hibernation import room as rooms
 from kplane.controlplane_operator.hibernation import sleeper as sleepers
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
+from kplane.controlplane_operator.watch import secrets
 from kplane.data import Owner, is_clone
 from kplane.provider import Client, Resource
-from kplane.provider.client.resources import NAMESPACES
+from kplane.provider.client.resources import NAMESPACES, SECRETS
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -33,10 +34,15 @@ _ON_DEMAND = {"virtual": {"start": "OnDemand"}, "deletionPolicy": "Destroy"}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def heard_soon() -> Iterator[None]:
-    """Nothing here passes requests on, so that API servers need not wait until it has heard of a sleep."""
+def impatience() -> Iterator[None]:
+    """Nothing here passes requests on, so that API servers need not wait until it has heard of a sleep.
+
+    Secrets of those that sleep are read every two seconds.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sleepers, "_HEARD_SECONDS", 0.1)
+        patch.setattr(secrets, "_COMPARE_SECONDS", 2.0)
+        patch.setattr(secrets, "_READ_SECONDS", 0.0)
         yield
 
 
@@ -110,6 +116,26 @@ async def test_nothing_runs_for_it_and_nothing_looks_for_it(field: Any, sleeper:
         return await field.reason("ControlPlaneEndpoint", sleeper, "Reachable")
 
     await field.eventually(reachable, lambda found: found == "Hibernated")
+
+    def followed() -> set[str]:
+        return {task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("follow Secrets")}
+
+    namespace = management_namespace(sleeper)
+    await field.eventually(followed, lambda found: not any(name.endswith(f" in {namespace}") for name in found))
+    assert any(name.endswith(" in kplane-system") for name in followed())
+
+
+async def test_a_secret_of_it_that_a_user_deletes_comes_back(field: Any, sleeper: str) -> None:
+    secret = (await field.get("ControlPlane", sleeper))["status"]["kubeconfigSecretRef"]
+    where = {"namespace": secret["namespace"]}
+    before = await field.client.get(SECRETS, secret["name"], **where)
+    await field.client.delete(SECRETS, secret["name"], **where)
+
+    async def uid() -> str:
+        return str((await field.client.get(SECRETS, secret["name"], **where))["metadata"]["uid"])
+
+    await field.eventually(uid, lambda found: found not in {"", before["metadata"]["uid"]})
+    assert await field.reason("ControlPlane", sleeper) == "Hibernated"
 
 
 async def test_it_wakes_by_request_with_the_credentials_that_it_had(field: Any, sleeper: str) -> None:

@@ -124,16 +124,18 @@ class Store:
         elif self.lacks(event.entry.key, resource_version=event.resource_version):
             self.apply(event.object)
 
-    def replace(self, objects: Iterable[Object], *, resource_version: str) -> None:
+    def replace(self, objects: Iterable[Object], *, resource_version: str, namespace: str | None = None) -> None:
         """Take in a complete list: what it lacks is gone, unless it came after the list was made."""
         listed = int(resource_version)
         seen = set()
         for obj in objects:
             seen.add(key_of(obj))
             self.apply(obj)
-        for key, obj in list(self._objects.items()):
+        for key, obj in list((self._objects if namespace is None else self._namespaces.get(namespace, {})).items()):
             if key not in seen and _version(obj) <= listed:
                 self._set(key, None)
+        if namespace is not None:
+            return
         self._gone = {key: version for key, version in self._gone.items() if version > listed}
 
     def of_namespace(self, namespace: str) -> list[Object]:

@@ -1,13 +1,18 @@
-"""Follows the Secrets of single namespaces, each by a watch of its own that begins and ends with its namespace."""
+"""Follows the Secrets of single namespaces, each by a watch of its own that begins and ends with its namespace.
+
+A watch costs memory here and in the API server. So the Secrets of control planes that sleep are read now and then.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple, NoReturn
 
+from kplane.api.conditions import HIBERNATED
 from kplane.api.names import (
     ALLOW_ENDPOINT_LABEL,
     ALLOW_REGISTRATION_LABEL,
@@ -19,7 +24,7 @@ from kplane.api.names import (
 from kplane.controlplane_operator.watch.backoff import jittered
 from kplane.controlplane_operator.watch.cache import Change, Key, Object, Store, key_of
 from kplane.controlplane_operator.watch.stores import Stores
-from kplane.provider import Client, Informer
+from kplane.provider import Client, ClusterNotReady, Informer, ProviderError
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import end_tasks
 from kplane.provider.cache.feed import Streaming
@@ -33,6 +38,7 @@ __all__ = [
     "Watched",
     "is_managed_namespace",
     "listen",
+    "sleeps",
     "wanted",
 ]
 
@@ -44,6 +50,10 @@ _USERS_WATCH_SECONDS: Final = 60.0
 """In users' namespaces, where a right may be revoked: an API server asks when a watch begins, and not later."""
 _RETRY_SECONDS: Final = 15.0
 _COMPARE_SECONDS: Final = 60.0
+_READ_SECONDS: Final = 600.0
+"""So often the Secrets of a control plane that sleeps are read."""
+_ANSWER_SECONDS: Final = 10.0
+_READ_AT_ONCE: Final = 4
 
 OWN: Final = CONTROL_PLANE_LABEL
 """The label of Secrets that the operator writes."""
@@ -78,6 +88,16 @@ def wanted(stores: Stores, *, installed: Iterable[str], bound: Iterable[str]) ->
     return found
 
 
+def sleeps(stores: Stores, namespace: str) -> bool:
+    """Tell whether a namespace is of a control plane that sleeps: condition Hibernated is True."""
+    return any(map(_is_asleep, stores.control_planes.by("namespace", namespace)))
+
+
+def _is_asleep(control_plane: Object | None) -> bool:
+    conditions = ((control_plane or {}).get("status") or {}).get("conditions") or ()
+    return any(each["type"] == HIBERNATED and each["status"] == "True" for each in conditions)
+
+
 def _named_by(obj: Object | None) -> set[Watched]:
     """Return where an endpoint or a registration names a Secret that kplane did not make for its control plane."""
     spec = (obj or {}).get("spec") or {}
@@ -95,12 +115,16 @@ def _named_by(obj: Object | None) -> set[Watched]:
     return found
 
 
-def listen(stores: Stores, changed: Callable[[], None]) -> None:
-    """Have every change call back that may change what `wanted` returns."""
+def listen(stores: Stores, changed: Callable[[], None], turned: Callable[[str], None]) -> None:
+    """Have every change call `changed` that may change what `wanted` returns, and `turned` what `sleeps` returns."""
 
     def came_or_went(change: Change) -> None:
         if change.old is None or change.new is None:
             changed()
+
+    def fell_asleep_or_woke(change: Change) -> None:
+        if _is_asleep(change.old) != _is_asleep(change.new):
+            turned(management_namespace(change.key[1]))
 
     def named(change: Change) -> None:
         if _named_by(change.old) != _named_by(change.new):
@@ -108,14 +132,68 @@ def listen(stores: Stores, changed: Callable[[], None]) -> None:
 
     for store in (stores.namespaces, stores.control_planes):
         store.listen(came_or_went)
+    stores.control_planes.listen(fell_asleep_or_woke)
     for store in (stores.endpoints, stores.registrations):
         store.listen(named)
+
+
+class _Reading:
+    """The Secrets of a control plane that sleeps: read at times, and not followed."""
+
+    def __init__(self, client: Client, watched: Watched, *, store: Store, known: bool) -> None:
+        """`known`: they were followed until now."""
+        self.synced: Final = asyncio.Event()
+        self.error = ""
+        self.ended = False
+        self._client = client
+        self._watched = watched
+        self._store = store
+        self._turn = asyncio.Lock()
+        self._due = time.monotonic()
+        if known:
+            self.synced.set()
+            self._due += jittered(_READ_SECONDS)
+
+    @property
+    def due(self) -> bool:
+        """Whether they are to be read again."""
+        return time.monotonic() >= self._due
+
+    async def known(self) -> None:
+        """Read them, unless they were read once. Raises ClusterNotReady if that fails."""
+        async with self._turn:
+            if not self.synced.is_set():
+                await self._read()
+        if not self.synced.is_set():
+            raise ClusterNotReady(self.error)
+
+    async def read(self) -> None:
+        """Read them; a failure is kept, and a later call retries."""
+        async with self._turn:
+            await self._read()
+
+    async def _read(self) -> None:
+        namespace = self._watched.namespace
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                found = await self._client.list(SECRETS, namespace=namespace, label_selector=self._watched.label)
+        except (ProviderError, TimeoutError) as error:
+            self.error = str(error) or "no answer in time"
+            return
+        if not self.ended:
+            self._store.replace(found.items, resource_version=found.resource_version, namespace=namespace)
+            self.error, self._due = "", time.monotonic() + jittered(_READ_SECONDS)
+            self.synced.set()
 
 
 class _Watch:
     """One informer, the task that runs it, and the store that it feeds."""
 
-    def __init__(self, client: Client, watched: Watched, *, store: Store, streaming: Streaming) -> None:
+    def __init__(
+        self, client: Client, watched: Watched, *, store: Store, streaming: Streaming, known: bool = False
+    ) -> None:
+        """`known`: they were read before the watch."""
+        self._known = known
         users = watched.label != OWN
         self.informer: Final = Informer(
             client,
@@ -145,11 +223,15 @@ class _Watch:
                 _log.exception("failed to follow the Secrets of namespace %s", self._watched.namespace)
             await asyncio.sleep(jittered(_RETRY_SECONDS))
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the Secrets were read once."""
+        return self._known or self.informer.synced.is_set()
+
     async def end(self) -> None:
-        """Stop, and forget the Secrets."""
+        """Stop; the store keeps the Secrets."""
         await end_tasks([self.task])
         await self.informer.aclose()
-        self._store.forget(self._watched.namespace)
 
     def compare(self) -> None:
         """Drop Secrets that are stored, and that the API server lacked at this call and at the one before.
@@ -176,10 +258,14 @@ class _Watch:
 class SecretWatches:
     """The watches that run, by namespace and label. One that fails retries by itself, and holds up no other one."""
 
-    def __init__(self, client: Client, stores: Mapping[str, Store]) -> None:
-        """`stores` are by the label that their Secrets have."""
+    def __init__(
+        self, client: Client, stores: Mapping[str, Store], *, asleep: Callable[[str], bool] = lambda _: False
+    ) -> None:
+        """`stores` are by the label that their Secrets have. `asleep` tells whether a namespace needs no watch now."""
         self._client = client
         self._stores = stores
+        self._asleep = asleep
+        self._readings: dict[Watched, _Reading] = {}
         self._watches: dict[Watched, _Watch] = {}
         self._streaming = Streaming()
 
@@ -190,36 +276,80 @@ class SecretWatches:
                 await asyncio.sleep(jittered(_COMPARE_SECONDS))
                 for watch in self._watches.values():
                     watch.compare()
+                await self._read([reading for reading in self._readings.values() if reading.due])
         finally:
             await end_tasks([watch.task for watch in self._watches.values()])
 
+    async def _read(self, due: Iterable[_Reading]) -> None:
+        slots = asyncio.Semaphore(_READ_AT_ONCE)
+
+        async def read(one: _Reading) -> None:
+            async with slots:
+                await one.read()
+
+        await asyncio.gather(*map(read, due))
+
     def start(self, watched: Watched) -> None:
-        """Follow these Secrets, unless they are followed."""
-        if watched not in self._watches:
-            store = self._stores[watched.label]
-            self._watches[watched] = _Watch(self._client, watched, store=store, streaming=self._streaming)
+        """Follow these Secrets, or read them at times, unless that is done."""
+        if watched in self._watches or watched in self._readings:
+            return
+        if self._sleeps(watched):
+            self._readings[watched] = self._reading(watched, known=False)
+        else:
+            self._watches[watched] = self._watch(watched, known=False)
 
     async def stop(self, watched: Watched) -> None:
         """Follow these Secrets no longer, and forget them."""
-        if (watch := self._watches.pop(watched, None)) is not None:
+        reading, watch = self._readings.pop(watched, None), self._watches.pop(watched, None)
+        if reading is not None:
+            reading.ended = True
+        if watch is not None:
             await watch.end()
+        if reading is not None or watch is not None:
+            self._stores[watched.label].forget(watched.namespace)
 
     async def become(self, watched: set[Watched]) -> None:
-        """Follow these, and no others."""
-        for each in watched - self._watches.keys():
+        """Follow these, or read those of control planes that sleep, and no others."""
+        for each in watched - self._watches.keys() - self._readings.keys():
             self.start(each)
-        for each in self._watches.keys() - watched:
+        for each in (self._watches.keys() | self._readings.keys()) - watched:
             await self.stop(each)
+
+    async def turn(self, watched: Watched) -> None:
+        """Read at times what was followed, because its control plane sleeps now, or follow it again."""
+        reading, watch = self._readings.get(watched), self._watches.get(watched)
+        if reading is not None and not self._sleeps(watched):
+            # What was read stays, so that a wake does not wait for it.
+            reading.ended = True
+            del self._readings[watched]
+            self._watches[watched] = self._watch(watched, known=reading.synced.is_set())
+        elif watch is not None and watch.is_known and self._sleeps(watched):
+            del self._watches[watched]
+            self._readings[watched] = self._reading(watched, known=True)
+            await watch.end()
 
     async def known(self, watched: Watched) -> None:
         """Wait until these Secrets were read once. Raises ClusterNotReady if they are followed no longer."""
         self.start(watched)
-        await self._watches[watched].informer.wait_synced()
+        if (reading := self._readings.get(watched)) is not None:
+            await reading.known()
+        elif not self._watches[watched].is_known:
+            await self._watches[watched].informer.wait_synced()
 
     def is_known(self, watched: Watched) -> bool:
         """Tell whether these Secrets were read once."""
-        watch = self._watches.get(watched)
-        return watch is not None and watch.informer.synced.is_set()
+        watch, reading = self._watches.get(watched), self._readings.get(watched)
+        return (watch is not None and watch.is_known) or (reading is not None and reading.synced.is_set())
+
+    def _sleeps(self, watched: Watched) -> bool:
+        return watched.label == OWN and self._asleep(watched.namespace)
+
+    def _reading(self, watched: Watched, *, known: bool) -> _Reading:
+        return _Reading(self._client, watched, store=self._stores[watched.label], known=known)
+
+    def _watch(self, watched: Watched, *, known: bool) -> _Watch:
+        store = self._stores[watched.label]
+        return _Watch(self._client, watched, store=store, streaming=self._streaming, known=known)
 
     def is_lost(self, watched: Watched) -> bool:
         """Tell whether these Secrets are followed, and cannot be read now."""
@@ -228,5 +358,5 @@ class SecretWatches:
 
     def error(self, watched: Watched) -> str:
         """Return why these Secrets cannot be read; empty if that is not known."""
-        watch = self._watches.get(watched)
-        return watch.informer.error if watch is not None else ""
+        watch, reading = self._watches.get(watched), self._readings.get(watched)
+        return watch.informer.error if watch is not None else reading.error if reading is not None else ""
