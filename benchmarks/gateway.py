@@ -7,7 +7,7 @@ through the gateway, in turns. Prints JSON:
 - by how much Envoy and its controller grow while clients hold many watches open.
 
 There is one process of clients, with uvloop and an HTTP/1.1 of its own. `client_milliseconds_each` is its processor
-time for a request: where that is much less than the API server's, it is not the limit. All share this machine.
+time for a request. It is not the limit where that is much less than the API server takes. All share this machine.
 """
 
 from __future__ import annotations

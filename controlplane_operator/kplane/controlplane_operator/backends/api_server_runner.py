@@ -44,7 +44,7 @@ class Ground:
     service_cidr: str
 
     def provision(self, *, asleep_as: str | None = None) -> Provision:
-        """Describe how to get in at the address; nobody gets in if it sleeps. `asleep_as` is its version then."""
+        """Describe how to get in at the address. `asleep_as` is the version of one that sleeps: there is no way in."""
         url, external = server_url(self.address), external_url(self.address)
         administrator = self.authorities.issue_administrator() if asleep_as is None else None
         return Provision(
