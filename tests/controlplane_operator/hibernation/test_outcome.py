@@ -24,7 +24,7 @@ def control_plane(*, sleep: bool = False, told: str | None = None, since: float 
     if sleep:
         status["hibernation"] = SLEEP.model_dump(mode="json", by_alias=True)
     if told is not None:
-        transition = (NOW - timedelta(seconds=since)).isoformat()
+        transition = (datetime.now(UTC) - timedelta(seconds=since)).isoformat()
         hibernated = {"type": "Hibernated", "status": told, "reason": "FallingAsleep", "message": ""}
         status["conditions"] = [hibernated | {"lastTransitionTime": transition}]
     metadata = {"name": "acme", "uid": "1", "generation": 3}
