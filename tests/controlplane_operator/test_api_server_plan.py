@@ -264,3 +264,12 @@ def test_limits_do_not_count_where_the_gateway_sees_no_requests() -> None:
     assert not_held_to(control_plane(), chosen=chosen, runtime=runtime) == []
     [told] = not_held_to(control_plane(endpointStyle="HostName"), chosen=chosen, runtime=runtime)
     assert told.startswith("limits of ControlPlaneClass c are not acted on")
+
+
+def test_a_style_of_the_gateway_does_not_count_without_it() -> None:
+    runtime: Any = pods("v1.36.3")
+    own = ControlPlaneClass.model_validate({"metadata": {"name": "c"}, "spec": {"endpointPolicy": "Own"}})
+    styled = control_plane(endpointStyle="HostName")
+    [told] = not_held_to(styled, chosen=own, runtime=runtime)
+    assert told.startswith("spec.endpointStyle has no effect")
+    assert not_held_to(styled, chosen=None, runtime=runtime) == []

@@ -189,6 +189,13 @@ def test_who_has_a_path_of_the_gateway_keeps_it(mode: str, before: bool, other: 
     assert published(GATEWAY, other, mode=mode, endpointPolicy="Gateway", at_gateway_before=before).external == URL
 
 
+def test_who_has_a_host_name_of_the_gateway_keeps_it() -> None:
+    other = _other(at_gateway=False, **DEDICATED) | {"status": {"endpoints": [{"type": "External", "url": BY_HOST}]}}
+    with pytest.raises(ConditionError) as refused:
+        published(NAMED, other, mode="Virtual", endpointPolicy="Gateway")
+    assert refused.value.reason == Reason.CLUSTER_PATH_IN_USE
+
+
 def test_a_name_that_cannot_be_a_path_is_refused() -> None:
     spec = {"mode": "Dedicated", "endpointPolicy": "Gateway"}
     control_plane = ControlPlane.model_validate({"metadata": {"name": "acme.example", "uid": "1"}, "spec": spec})

@@ -173,6 +173,11 @@ async def test_a_control_plane_is_reached_as_long_as_it_is_there(
             server=at_gateway.server, ca_data=through.ca_data, client_certificate=pair.certificate, client_key=pair.key
         )
         assert await _code(user) == 200
+        await client.patch(CONTROL_PLANES, "globex", {"spec": {"endpointStyle": "HostName"}})
+        user = dataclasses.replace(
+            user, server=address.geturl(), tls_server_name="globex.localhost", ca_data=keys.serving_trust
+        )
+        await eventually(lambda: _code(user), lambda found: found == 200)
 
         await client.delete(CONTROL_PLANES, _NAME)
         await eventually(lambda: _code(through), lambda found: found == 404)

@@ -164,6 +164,13 @@ def test_one_with_a_host_name_in_its_secret_is_served_by_that_name(status: dict[
     assert found.upstream.front_proxy is None
 
 
+def test_a_dedicated_one_is_served_by_the_host_name_that_begins_with_its_name() -> None:
+    dedicated = control_plane(mode="Dedicated", status={**ELSEWHERE, "clusterPath": None})
+    found = route_of(dedicated, by_host())
+    assert found is not None
+    assert (found.cluster_path, found.host) == ("acme", "acme.example.org")
+
+
 def test_no_hold_of_one_by_host_name_is_confirmed() -> None:
     """The gateway does not see its requests, so that it cannot tell when no change is in flight."""
     given = by_host()

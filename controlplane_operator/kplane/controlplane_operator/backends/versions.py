@@ -11,6 +11,7 @@ from kplane.api import (
     Condition,
     ControlPlane,
     ControlPlaneClass,
+    EndpointPolicy,
     KubernetesVersion,
     quantity,
 )
@@ -20,7 +21,7 @@ from kplane.controlplane_operator.backends.base import Provision, VersionLag
 from kplane.controlplane_operator.class_policy import class_in_force
 from kplane.controlplane_operator.component_names import apiserver_name
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.gateway import wants_host_name
+from kplane.controlplane_operator.gateway import asked_policy, wants_host_name
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.errors import ConditionError
@@ -210,17 +211,21 @@ def not_held_to(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None
     if control_plane.spec.endpoint_ref is not None:
         return _not_for_others(chosen)
     return [
-        *_not_for_host_names(control_plane, chosen=chosen),
+        *_not_for_gateway(control_plane, chosen=chosen),
         *_not_for_processes(control_plane, chosen=chosen, runtime=runtime),
     ]
 
 
-def _not_for_host_names(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> list[str]:
-    """Say, in a sentence, what of a class does not count where TLS passes through the gateway."""
-    if chosen is None or chosen.spec.limits is None or not wants_host_name(control_plane, chosen=chosen):
-        return []
-    why = "with endpointStyle HostName, the gateway does not see requests"
-    return [f"limits of ControlPlaneClass {chosen.name} are not acted on: {why}"]
+def _not_for_gateway(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> list[str]:
+    """Say, in sentences, what does not count for the addresses that are asked for."""
+    told = []
+    asked = asked_policy(control_plane, chosen=chosen)
+    if control_plane.spec.endpoint_style is not None and asked is EndpointPolicy.OWN:
+        told.append("spec.endpointStyle has no effect: the endpointPolicy in force is Own")
+    if chosen is not None and chosen.spec.limits is not None and wants_host_name(control_plane, chosen=chosen):
+        why = "with endpointStyle HostName, the gateway does not see requests"
+        told.append(f"limits of ControlPlaneClass {chosen.name} are not acted on: {why}")
+    return told
 
 
 def _not_for_processes(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None, runtime: Runtime) -> list[str]:
