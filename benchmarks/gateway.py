@@ -6,8 +6,8 @@ through the gateway, in turns. Prints JSON:
 - the same for a list of many objects;
 - by how much Envoy and its controller grow while clients hold many watches open.
 
-There is one process of clients, with uvloop and an HTTP/1.1 of its own. `client_milliseconds_each` is its processor
-time for a request. It is not the limit where that is much less than the API server takes. All share this machine.
+There is one process of clients, with uvloop and an HTTP/1.1 of its own. `processor_milliseconds_each` has
+the processor time of a request. It is no limit where the API server takes much more. All programs share this machine.
 """
 
 from __future__ import annotations

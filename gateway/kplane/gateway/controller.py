@@ -31,8 +31,8 @@ _GATHERED_SECONDS: Final = 0.1
 """Changes of so long become one configuration."""
 _TOLD_SECONDS: Final = 0.02
 """Time between two looks at all routes for requests that wait."""
-_TOLD_REST: Final = 9
-"""So many times as long as a look takes is the pause after it: a look at a thousand takes 10 ms."""
+_TOLD_REST: Final = 24
+"""So many times as long as a look takes is the time to the next one, while change follows change."""
 _LOOK_SECONDS: Final = 10.0
 """How often the serving certificate is looked at."""
 
@@ -88,9 +88,11 @@ class Controller:
         while True:
             begun = time.monotonic()
             self._plane.know(self._routes())
-            pause = max(_TOLD_SECONDS, _TOLD_REST * (time.monotonic() - begun))
+            ended = time.monotonic()
             await self._seen.wait()
-            await asyncio.sleep(pause)
+            # A look takes the longer the more there are. After a pause the next one is at once.
+            rest = ended + _TOLD_REST * (ended - begun) - time.monotonic()
+            await asyncio.sleep(max(_TOLD_SECONDS, rest))
             self._seen.clear()
 
     async def _apply(self) -> None:
