@@ -21,7 +21,8 @@ from kplane.controlplane_operator.pki.signatures import sign_claims
 from kplane.gateway.authorizer import Authorizer
 from kplane.gateway.envoy.listener import AUTHORIZER_SECONDS
 from kplane.gateway.envoy.replies import DECLINED
-from kplane.gateway.routes import Route
+from kplane.gateway.errors import Declined
+from kplane.gateway.routes import Route, Upstream
 from kplane.gateway.waker import PATIENCE_SECONDS, Waker
 
 from .fleet import CLIENT_CA, TOKEN_KEY, route
@@ -36,8 +37,8 @@ def _certificate(user: str = "jane", groups: tuple[str, ...] = ()) -> dict[str, 
 
 @pytest.fixture
 async def ask(tmp_path: Path) -> AsyncIterator[Any]:
-    """`await ask(path, headers, method="GET")` returns code, headers and text. `ask.serve` takes the routes, and
-    `ask.woken` has who was asked to wake.
+    """`await ask(path, headers, method="GET")` returns code, headers and text. `ask.serve` takes the routes,
+    `ask.update` those that change, and `ask.woken` has who was asked to wake.
     """
     woken: list[str] = []
 
@@ -63,7 +64,8 @@ async def ask(tmp_path: Path) -> AsyncIterator[Any]:
             async with session.request(method, f"http://x{path}", headers=dict(headers)) as answer:
                 return answer.status, answer.headers, await answer.text()
 
-        send.serve, send.woken, send.waker = serve, woken, waker  # type: ignore[attr-defined]
+        send.serve, send.update = serve, authorizer.update  # type: ignore[attr-defined]
+        send.woken, send.waker = woken, waker  # type: ignore[attr-defined]
         yield send
 
 
@@ -102,6 +104,34 @@ async def test_a_successor_of_a_path_has_nothing_of_who_had_it_before(ask: Any) 
     ask.serve(route("a", key="uid-2"))
     _, headers, _ = await ask(PATH, _certificate())
     assert headers["x-kplane-upstream"] == "uid-2/front-proxy"
+
+
+async def test_what_changes_is_told_alone(ask: Any, eventually: Any) -> None:
+    ask.serve(route("a", asleep=NOW), route("b"))
+    request = asyncio.create_task(ask(PATH, _certificate()))
+    await eventually(lambda: ask.woken, lambda woken: woken == ["uid-a"])
+    ask.update({"a": route("a")})
+    assert (await request)[0] == 200
+    other = PATH.replace("/a/", "/b/")
+    assert (await ask(other, _certificate()))[0] == 200
+    # By host name, it is not served by its path any more, and connections to it may wait.
+    upstream = Upstream.behind("https://127.0.0.1:6443")
+    by_host = Route(key="uid-b", cluster_path="b", upstream=upstream, host="b.example.org")
+    ask.update({"b": by_host})
+    assert (await ask(other, _certificate()))[0] == 404
+    assert await ask.waker.passage("uid-b") is by_host
+    ask.update({"a": None, "b": None})
+    assert (await ask(PATH, _certificate()))[0] == 404
+    for key in ("uid-a", "uid-b"):
+        with pytest.raises(Declined, match="no control plane"):
+            await ask.waker.passage(key)
+
+
+async def test_a_control_plane_that_changes_its_path_stays_known(ask: Any) -> None:
+    ask.serve(route("b", key="uid-a"))
+    for changed in ({"b": None, "a": route("a")}, {"b": route("b", key="uid-a"), "a": None}):
+        ask.update(changed)
+        assert (await ask.waker.passage("uid-a")).cluster_path in changed
 
 
 async def test_long_chains_and_long_paths_are_read(ask: Any) -> None:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import base64
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from kplane.api.names import UID_ANNOTATION, WAKE_REQUESTED_ANNOTATION, WRITES_HELD_UNTIL_ANNOTATION
-from kplane.gateway.control_planes import route_of
+from kplane.api.names import (
+    UID_ANNOTATION,
+    WAKE_REQUESTED_ANNOTATION,
+    WRITES_HELD_UNTIL_ANNOTATION,
+    gateway_secret_name,
+)
+from kplane.gateway.control_planes import RouteTable, route_of
 from kplane.gateway.errors import RouteInvalid
 from kplane.gateway.routes import Limits, Route, Upstream
+from kplane.provider import Informer
 
 from .fleet import route
 
@@ -251,3 +257,109 @@ def test_one_that_sleeps_without_a_secret_is_absent() -> None:
     found = route_of(sleeper(), None)
     assert found is not None
     assert (found.upstream, found.asleep) == (None, None)
+
+
+class Known:
+    """Stands for an informer: what is known, and how often it was decoded."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, dict[str, Any]] = {}
+        self.decoded: list[str] = []
+
+    def get(self, name: str, *, namespace: str | None = None) -> dict[str, Any] | None:
+        self.decoded.append(name)
+        return self.objects.get(name)
+
+
+class Cluster:
+    """Control planes and their Secrets, and a table that follows them."""
+
+    def __init__(self) -> None:
+        self.control_planes, self.secrets = Known(), Known()
+        informers = cast("tuple[Informer, Informer]", (self.control_planes, self.secrets))
+        self.table = RouteTable(*informers, namespace="kplane-gateway")
+
+    def put(self, name: str, *, path: str | None = None, uid: str | None = None, **status: Any) -> None:
+        made = control_plane(status={"clusterPath": path or name} | status)
+        made["metadata"] = {"name": name, "uid": uid or f"uid-{name}"}
+        self.control_planes.objects[name] = made
+        self.table.control_plane(name)
+
+    def publish(self, name: str, *, host: bytes | None = None) -> None:
+        made = by_host(host) if host is not None else secret()
+        made["metadata"]["annotations"][UID_ANNOTATION] = f"uid-{name}"
+        self.secrets.objects[gateway_secret_name(name)] = made
+        self.table.secret(gateway_secret_name(name))
+
+    def delete(self, name: str) -> None:
+        del self.control_planes.objects[name]
+        self.table.control_plane(name)
+
+    @property
+    def paths(self) -> list[tuple[str, str]]:
+        return [(route.cluster_path, route.key) for route in self.table.routes]
+
+
+def test_a_change_of_one_makes_one_route_anew() -> None:
+    cluster = Cluster()
+    for name in ("acme", "globex", "initech"):
+        cluster.put(name)
+    assert cluster.table.renew().keys() == {"acme", "globex", "initech"}
+    cluster.control_planes.decoded.clear()
+    cluster.publish("globex")
+    (changed,) = cluster.table.renew().items()
+    assert changed[0] == "globex"
+    assert changed[1] is not None
+    assert changed[1].upstream is not None
+    assert cluster.control_planes.decoded == ["globex"]
+    # What says the same is no change, and Secrets of others are none of its business.
+    cluster.put("globex", phase="Ready")
+    cluster.table.secret("another")
+    assert cluster.table.renew() == {}
+    cluster.delete("globex")
+    assert cluster.table.renew() == {"globex": None}
+    assert cluster.paths == [("acme", "uid-acme"), ("initech", "uid-initech")]
+
+
+def test_a_path_is_of_the_first_and_then_of_the_next() -> None:
+    cluster = Cluster()
+    cluster.put("globex", path="shared")
+    cluster.table.renew()
+    cluster.put("acme", path="shared")
+    (first,) = cluster.table.renew().values()
+    assert first is not None
+    assert first.key == "uid-acme"
+    cluster.put("acme", path="own")
+    assert {path: route and route.key for path, route in cluster.table.renew().items()} == {
+        "shared": "uid-globex",
+        "own": "uid-acme",
+    }
+    assert cluster.paths == [("own", "uid-acme"), ("shared", "uid-globex")]
+    # A successor of the same name is another one.
+    cluster.put("acme", path="own", uid="uid-2")
+    (second,) = cluster.table.renew().values()
+    assert second is not None
+    assert second.key == "uid-2"
+
+
+def test_a_host_name_is_of_the_first_and_then_of_the_next() -> None:
+    """A host name begins with the clusterPath. So who has the path has the host name too."""
+    cluster = Cluster()
+    for name, host in (("acme", None), ("globex", b"shared.example.org"), ("initech", b"shared.example.com")):
+        cluster.put(name, path="shared")
+        cluster.publish(name, host=host)
+    cluster.table.renew()
+    assert cluster.paths == [("shared", "uid-acme")]
+    for gone, expected in (("acme", "shared.example.org"), ("globex", "shared.example.com")):
+        cluster.delete(gone)
+        (served,) = cluster.table.renew().values()
+        assert served is not None
+        assert served.host == expected
+    # The Secret alone decides whether it is served by its path.
+    cluster.publish("initech")
+    (served,) = cluster.table.renew().values()
+    assert served is not None
+    assert (served.key, served.host) == ("uid-initech", "")
+    cluster.publish("initech", host=b"another.example.org")
+    assert cluster.table.renew() == {"shared": None}
+    assert cluster.paths == []

@@ -57,7 +57,6 @@ class Service:
         route = Route(key=KEY, cluster_path="acme", upstream=upstream, asleep=sleep, host="acme.example.org")
         other = replace(route, key="uid-by-path", host="", upstream=replace(upstream, ca=b"x"))
         self.waker.know([route, other])
-        self.holder.serve([route, other])
         self.waker.reach([KEY, "uid-by-path"])
 
     async def connect(self, sent: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

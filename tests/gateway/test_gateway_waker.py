@@ -45,7 +45,7 @@ def _waker(operator: Operator, **settings: Any) -> Waker:
     return Waker(operator, clock=lambda: NOW, **settings)
 
 
-def _waiting(waker: Waker, key: str = "uid-a", *, number: int = 1) -> list[asyncio.Task[None]]:
+def _waiting(waker: Waker, key: str = "uid-a", *, number: int = 1) -> list[asyncio.Task[Route]]:
     return [asyncio.create_task(waker.passage(key)) for _ in range(number)]
 
 

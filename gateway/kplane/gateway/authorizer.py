@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -60,9 +60,21 @@ class Authorizer:
 
     def serve(self, routes: Iterable[Route]) -> None:
         """Answer for these routes from now on."""
-        known = list(routes)
-        self._routes = {route.cluster_path: route for route in known if not route.host}
-        self._waker.know(known)
+        self._routes = {route.cluster_path: route for route in routes}
+        self._waker.know(self._routes.values())
+
+    def update(self, changed: Mapping[str, Route | None]) -> None:
+        """Answer for these routes, given by path, as they are now; None: there is none any more. The others stay."""
+        routes = self._routes if self._routes is not None else {}
+        keys: dict[str, Route | None] = {}
+        for path, route in changed.items():
+            former = routes.pop(path, None)
+            if former is not None:
+                keys.setdefault(former.key, None)
+            if route is not None:
+                routes[path] = keys[route.key] = route
+        self._routes = routes
+        self._waker.learn(keys)
 
     @contextlib.asynccontextmanager
     async def listening(self, socket: Path) -> AsyncIterator[None]:
@@ -102,7 +114,7 @@ class Authorizer:
             raise Declined(UNAVAILABLE, "the gateway does not know its control planes yet")
         path = tenant_of(request.raw_path)
         route = self._routes.get(path) if path is not None else None
-        if route is None:
+        if route is None or route.host:
             raise Declined(404, "the gateway serves no control plane at this path")
         return route
 

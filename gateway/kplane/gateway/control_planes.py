@@ -6,8 +6,7 @@ import base64
 import binascii
 import logging
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -53,35 +52,77 @@ _CLOCKS_DIFFER: Final = timedelta(minutes=1)
 _Object = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    versions: tuple[str, str | None]
-    secret: str
-    """Name of its Secret, which takes a hash."""
-    route: Route | None
-
-
 class RouteTable:
-    """Makes routes, each anew only if its object or its Secret has changed."""
+    """Makes routes of control planes and their Secrets, and only of those that have changed."""
 
-    def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
+    def __init__(self, control_planes: Informer, secrets: Informer, *, namespace: str) -> None:
+        """`namespace` holds the Secrets."""
+        self._control_planes = control_planes
+        self._secrets = secrets
+        self._namespace = namespace
+        self._known: dict[str, Route] = {}
+        """By name of the control plane."""
+        self._at_path: dict[str, set[str]] = {}
+        """Names of control planes by clusterPath. A host name begins with it: this says who has that too."""
+        self._of_secret: dict[str, str] = {}
+        self._changed: set[str] = set()
 
-    def routes(self, control_planes: Informer, secrets: Informer, *, namespace: str) -> list[Route]:
-        """Return the routes of all control planes that have a path. A damaged Secret keeps back its own route alone."""
-        found: dict[str, _Known] = {}
-        for entry in sorted(control_planes.entries(), key=lambda entry: entry.key):
-            known = self._known.get(entry.uid)
-            name = known.secret if known is not None else gateway_secret_name(entry.name)
-            secret = secrets.entry(name, namespace=namespace)
-            versions = entry.resource_version, secret.resource_version if secret is not None else None
-            if known is None or known.versions != versions:
-                control_plane = control_planes.get(entry.name)
-                route = route_of(control_plane, secrets.get(name, namespace=namespace) if secret else None)
-                known = _Known(versions, name, route)
-            found[entry.uid] = known
-        self._known = found
-        return _unique(known.route for known in found.values() if known.route is not None)
+    @property
+    def routes(self) -> list[Route]:
+        """Routes of all control planes that have a path, in the order of their names."""
+        return [self._known[name] for name in sorted(map(min, self._at_path.values()))]
+
+    def control_plane(self, name: str) -> None:
+        """Note that a control plane came, changed or went."""
+        self._of_secret[gateway_secret_name(name)] = name
+        self._changed.add(name)
+
+    def secret(self, name: str) -> None:
+        """Note the same of a Secret."""
+        if name in self._of_secret:
+            self._changed.add(self._of_secret[name])
+
+    def renew(self) -> Mapping[str, Route | None]:
+        """Make the routes anew that may have changed; returns those that have, by path. None: it has no route any more.
+
+        A damaged Secret keeps back its own route alone. Of two control planes with one path, the first is served.
+        """
+        names, self._changed = self._changed, set()
+        before: dict[str, Route | None] = {}
+        for name in sorted(names):
+            former, route = self._known.get(name), self._made(name)
+            for path in {each.cluster_path for each in (former, route) if each is not None}:
+                before.setdefault(path, self._served(path))
+            self._put(name, former, route)
+        found = {path: self._served(path) for path in before}
+        return {path: route for path, route in found.items() if route != before[path]}
+
+    def _made(self, name: str) -> Route | None:
+        secret = gateway_secret_name(name)
+        control_plane = self._control_planes.get(name)
+        if control_plane is None:
+            self._of_secret.pop(secret, None)
+            return None
+        return route_of(control_plane, self._secrets.get(secret, namespace=self._namespace))
+
+    def _put(self, name: str, former: Route | None, route: Route | None) -> None:
+        if former is not None:
+            del self._known[name]
+            names = self._at_path[former.cluster_path]
+            names.discard(name)
+            if not names:
+                del self._at_path[former.cluster_path]
+        if route is not None:
+            self._known[name] = route
+            names = self._at_path.setdefault(route.cluster_path, set())
+            names.add(name)
+            if len(names) > 1:
+                # The operator grants each path once.
+                logger.warning("clusterPath %s is of two control planes; the first one is served", route.cluster_path)
+
+    def _served(self, path: str) -> Route | None:
+        names = self._at_path.get(path)
+        return self._known[min(names)] if names else None
 
 
 def route_of(control_plane: _Object | None, secret: _Object | None) -> Route | None:
@@ -250,13 +291,3 @@ def _upstream(secret: _Object) -> Upstream:
 
 def _server(secret: _Object) -> str:
     return _value(secret, "server").decode(errors="replace")
-
-
-def _unique(routes: Iterable[Route]) -> list[Route]:
-    """Leave out routes of a path that another route has. The operator grants each path once."""
-    by_path: dict[str, Route] = {}
-    for route in routes:
-        other = by_path.setdefault(route.cluster_path, route)
-        if other is not route:
-            logger.warning("clusterPath %s is of two control planes; the first one is served", route.cluster_path)
-    return list(by_path.values())

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,7 @@ from kplane.gateway.errors import CertificateInvalid, ConfigurationRejected
 from kplane.gateway.routes import Route
 from kplane.gateway.serving_certificate import read_certificate
 from kplane.gateway.usage import UsageReporter
-from kplane.provider import Client, Informer
+from kplane.provider import Client, Event, Informer
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.client.resources import SECRETS
 from kplane.workloads import WorkloadsError
@@ -30,9 +31,7 @@ logger = logging.getLogger(__name__)
 _GATHERED_SECONDS: Final = 0.1
 """Changes of so long become one configuration."""
 _TOLD_SECONDS: Final = 0.02
-"""Time between two looks at all routes for requests that wait."""
-_TOLD_REST: Final = 24
-"""So many times as long as a look takes is the time to the next one, while change follows change."""
+"""Changes of so long are told together to requests that wait."""
 _LOOK_SECONDS: Final = 10.0
 """How often the serving certificate is looked at."""
 
@@ -56,14 +55,13 @@ class Controller:
         That a control plane is in use is reported once in `usage_seconds`.
         """
         self._plane = plane
-        self._namespace = namespace
         self._host = host
         self._port = port
         self._certificates = certificates
         self._control_planes = Informer(client, CONTROL_PLANES)
         self._secrets = Informer(client, SECRETS, namespace=namespace, label_selector=SECRETS_SELECTOR)
         self._usage = UsageReporter(client, self._control_planes, numbers=plane.numbers, interval_seconds=usage_seconds)
-        self._table = RouteTable()
+        self._table = RouteTable(self._control_planes, self._secrets, namespace=namespace)
         self._changed = asyncio.Event()
         self._seen = asyncio.Event()
         self._serving: Serving | None = None
@@ -86,13 +84,9 @@ class Controller:
     async def _tell(self) -> None:
         """Pass on what is known, before it is gathered and applied: requests wait for control planes that wake."""
         while True:
-            begun = time.monotonic()
-            self._plane.know(self._routes())
-            ended = time.monotonic()
+            self._plane.update(self._table.renew())
             await self._seen.wait()
-            # A look takes the longer the more there are. After a pause the next one is at once.
-            rest = ended + _TOLD_REST * (ended - begun) - time.monotonic()
-            await asyncio.sleep(max(_TOLD_SECONDS, rest))
+            await asyncio.sleep(_TOLD_SECONDS)
             self._seen.clear()
 
     async def _apply(self) -> None:
@@ -115,21 +109,26 @@ class Controller:
         try:
             for informer in (self._control_planes, self._secrets):
                 informer.start()
-            for informer in (self._control_planes, self._secrets):
+            for informer, note in (
+                (self._control_planes, self._table.control_plane),
+                (self._secrets, self._table.secret),
+            ):
                 await informer.wait_synced()
-                informer.add_handler(lambda _: self._see())
+                await informer.add_handler(partial(self._see, note)).synced.wait()
             self._plane.on_wake(self._changed.set)
             yield
         finally:
             await self._control_planes.aclose()
             await self._secrets.aclose()
 
-    def _see(self) -> None:
+    def _see(self, note: Callable[[str], None], event: Event) -> None:
+        note(event.name)
         self._seen.set()
         self._changed.set()
 
     def _routes(self) -> list[Route]:
-        return self._table.routes(self._control_planes, self._secrets, namespace=self._namespace)
+        self._plane.update(self._table.renew())
+        return self._table.routes
 
     async def _pass(self) -> bool:
         """Have everything served as it is now; False if that needs a retry."""
@@ -139,6 +138,7 @@ class Controller:
             wanted = self._plane.wanted(routes)
             # Envoy knows nothing of those that sleep: they come and go without it.
             if (wanted, serving) == self._applied and await self._is_served():
+                # When `apply` ended, it told what was known as it began.
                 self._plane.know(routes)
                 self.routes = routes
                 return True

@@ -57,6 +57,8 @@ class DataPlane:
         self._published: Versions | None = None
         self._reached: dict[str, tuple[str, int]] = {}
         """By key, the addresses that Envoy has confirmed."""
+        self._moving: set[str] = set()
+        """Keys of those that have another address now."""
         self._held: Mapping[str, Hold] = {}
         """By key, those of which Envoy has the authorizer asked about changes."""
         self._confirmed: Sequence[Route] = ()
@@ -94,9 +96,17 @@ class DataPlane:
         """Take up which of these routes sleep, at once: requests wait for that."""
         served = [self._served(route) for route in routes]
         # Requests wait until Envoy knows the present address.
-        self._waker.reach(self._reached.keys() - {route.key for route in served if self._is_moving(route)})
-        self._holder.serve(served)
+        self._moving = {route.key for route in served if self._is_moving(route)}
+        self._waker.reach(self._reached.keys() - self._moving)
         self._authorizer.serve(served)
+
+    def update(self, changed: Mapping[str, Route | None]) -> None:
+        """Take up those routes that have changed, by path; None: there is none any more."""
+        served = {path: self._served(route) if route is not None else None for path, route in changed.items()}
+        if moving := {route.key for route in served.values() if route is not None and self._is_moving(route)}:
+            self._moving |= moving
+            self._waker.reach(self._reached.keys() - self._moving)
+        self._authorizer.update(served)
 
     def wanted(self, routes: Iterable[Route]) -> list[Route]:
         """Return those that Envoy is to know now: of control planes that are awake or wake, and all with host names.

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
 from kplane.gateway.envoy.names import KEY_TYPE
 from kplane.gateway.errors import Declined
-from kplane.gateway.routes import Route, Upstream
+from kplane.gateway.routes import Upstream
 from kplane.gateway.waker import Waker
 from kplane.provider.aio.cancellation import end_tasks
 
@@ -47,12 +47,7 @@ class Holder:
     def __init__(self, waker: Waker) -> None:
         """`waker` has connections wait, as requests do, and bounds how many."""
         self._waker = waker
-        self._upstreams: Mapping[str, Upstream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-
-    def serve(self, routes: Iterable[Route]) -> None:
-        """Lead to these API servers from now on."""
-        self._upstreams = {route.key: route.upstream for route in routes if route.host and route.upstream is not None}
 
     @contextlib.asynccontextmanager
     async def listening(self, path: Path) -> AsyncIterator[None]:
@@ -76,19 +71,19 @@ class Holder:
         try:
             async with asyncio.timeout(_HEADER_SECONDS):
                 key = await _key_of(reader)
-            greeting = await self._hold(key, reader)
-            upstream = self._upstreams.get(key)
-            if greeting is not None and upstream is not None:
+            if (held := await self._hold(key, reader)) is not None:
+                upstream, greeting = held
                 await _connect(reader, writer, upstream=upstream, greeting=greeting)
         except (Declined, OSError, TimeoutError, _Unreadable) as error:
             logger.debug("closed a connection by host name: %s", error)
         finally:
             writer.close()
 
-    async def _hold(self, key: str, reader: asyncio.StreamReader) -> bytes | None:
-        """Return what the client has sent when the control plane is awake; None if the client has gone.
+    async def _hold(self, key: str, reader: asyncio.StreamReader) -> tuple[Upstream, bytes] | None:
+        """Return the API server, and what the client has sent, when the control plane is awake.
 
-        Raises Declined if it must not wait, or has waited long enough.
+        None if the client has gone, or the control plane has no host name. Raises Declined if the connection must not
+        wait, or has waited long enough.
         """
         greeting = bytearray()
         passage = asyncio.create_task(self._waker.passage(key), name=f"wait for {key}")
@@ -97,10 +92,10 @@ class Holder:
             await asyncio.wait((passage, reading), return_when=asyncio.FIRST_COMPLETED)
             if not passage.done():
                 return None
-            await passage
+            route = await passage
         finally:
             await end_tasks((passage, reading))
-        return bytes(greeting)
+        return (route.upstream, bytes(greeting)) if route.host and route.upstream is not None else None
 
 
 async def _read(reader: asyncio.StreamReader, *, into: bytearray) -> None:

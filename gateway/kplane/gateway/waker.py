@@ -70,7 +70,7 @@ class Waker:
         self._all = all_together
         self._clock = clock
         self._backoff = backoff
-        self._routes: Mapping[str, Route] = {}
+        self._routes: dict[str, Route] = {}
         self._reached: frozenset[str] = frozenset()
         self._held: dict[str, _Held] = {}
         self._closed = False
@@ -93,14 +93,24 @@ class Waker:
             if before.get(key) != self._routes.get(key):
                 held.tell()
 
+    def learn(self, changed: Mapping[str, Route | None]) -> None:
+        """Take up what has changed, by key; None: it is gone."""
+        for key, route in changed.items():
+            if route is None:
+                self._routes.pop(key, None)
+            else:
+                self._routes[key] = route
+            if (held := self._held.get(key)) is not None:
+                held.tell()
+
     def reach(self, keys: Iterable[str]) -> None:
         """Take up which control planes Envoy reaches now."""
         self._reached = frozenset(keys)
         for held in self._held.values():
             held.tell()
 
-    async def passage(self, key: str, *, change: bool = False) -> None:
-        """Return when a request can be passed on to a control plane; has it wake if it sleeps.
+    async def passage(self, key: str, *, change: bool = False) -> Route:
+        """Return the route when a request can be passed on to its control plane; has it wake if it sleeps.
 
         One that changes something waits also while those are held. Raises Declined if there are too many that wait,
         requests or control planes, or it takes too long.
@@ -114,6 +124,7 @@ class Waker:
             raise Declined(404, "the gateway serves no control plane at this path")
         if route.upstream is None:
             raise Declined(503, route.why_absent or "this control plane has no API server now")
+        return route
 
     async def aclose(self) -> None:
         """Have all that wait go, and ask no more."""
