@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-async def test_a_small_density_is_measured(binaries: object, tmp_path: Path) -> None:
+async def test_a_small_density_is_measured(binaries: object, measure: Any) -> None:
     arguments = (
         *("--control-planes", "1", "2", "--samples=1", "--settle-seconds=1", "--rest-seconds=2"),
         *("--profile=Core", "--profile=Nodeless"),
     )
-    with (tmp_path / "errors").open("wb") as errors:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "benchmarks.density", *arguments, stdout=asyncio.subprocess.PIPE, stderr=errors
-        )
-        try:
-            printed, _ = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.terminate()
-                await process.wait()
-    assert process.returncode == 0, (tmp_path / "errors").read_text()
-    found = json.loads(printed)
+    found = await measure("density", *arguments)
     assert [run["control_planes"] for run in found["runs"]] == [1, 2]
     for run in found["runs"]:
         assert run["registered_to_first_write_seconds"]["n"] == 1

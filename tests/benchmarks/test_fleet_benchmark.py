@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-async def test_a_small_fleet_is_measured(binaries: object, tmp_path: Path) -> None:
+async def test_a_small_fleet_is_measured(binaries: object, measure: Any) -> None:
     arguments = ("--control-planes=3", "--settle-seconds=1", "--rest-seconds=1", "--deadline-seconds=240")
-    with (tmp_path / "errors").open("wb") as errors:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "benchmarks.fleet", *arguments, stdout=asyncio.subprocess.PIPE, stderr=errors
-        )
-        try:
-            printed, _ = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.terminate()
-                await process.wait()
-    assert process.returncode == 0, (tmp_path / "errors").read_text()
-    (run,) = json.loads(printed)["runs"]
+    (run,) = (await measure("fleet", *arguments))["runs"]
     for what in ("ready", "resolved"):
         assert run["seconds"][what]["n"] == 3
         assert run["seconds"][what]["all"] > 0

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,20 +29,9 @@ def test_an_answer_is_complete_when_its_last_byte_is_there(received: bytes, comp
 @pytest.mark.integration
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_a_short_measurement(binaries: object, tmp_path: Path) -> None:
+async def test_a_short_measurement(binaries: object, measure: Any) -> None:
     arguments = ("--rounds=1", "--seconds=1", "--watches=5", "--objects=10")
-    with (tmp_path / "errors").open("wb") as errors:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "benchmarks.gateway", *arguments, stdout=asyncio.subprocess.PIPE, stderr=errors
-        )
-        try:
-            printed, _ = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.terminate()
-                await process.wait()
-    assert process.returncode == 0, (tmp_path / "errors").read_text()
-    found = json.loads(printed)
+    found = await measure("gateway", *arguments)
     for compared in (*found["small_by_connections"].values(), found["lists"]):
         for way in ("direct", "gateway"):
             assert compared[way]["requests_a_second"] > 0

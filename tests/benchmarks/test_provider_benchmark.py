@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,20 +10,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-async def test_a_small_fleet_is_measured(binaries: object, tmp_path: Path, processes: int) -> None:
+async def test_a_small_fleet_is_measured(binaries: object, measure: Any, processes: int) -> None:
     arguments = ("--clusters=4", "--burst=5", "--churn=3", f"--processes={processes}", "--deadline-seconds=240")
-    with (tmp_path / "errors").open("wb") as errors:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "benchmarks.provider", *arguments, stdout=asyncio.subprocess.PIPE, stderr=errors
-        )
-        try:
-            printed, _ = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.terminate()
-                await process.wait()
-    assert process.returncode == 0, (tmp_path / "errors").read_text()
-    (run,) = json.loads(printed)["runs"]
+    (run,) = (await measure("provider", *arguments))["runs"]
     assert (run["clusters"], run["processes"]) == (4, processes)
     assert run["engaged"]["reconciles"] == 4 * 11
     assert run["burst"]["reconciles"] == 4 * 5

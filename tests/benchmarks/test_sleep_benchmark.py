@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,21 +20,9 @@ def test_percentiles_are_of_the_answers() -> None:
 @pytest.mark.integration
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_a_few_control_planes_are_measured(binaries: object, tmp_path: Path) -> None:
+async def test_a_few_control_planes_are_measured(binaries: object, measure: Any, tmp_path: Path) -> None:
     arguments = ("--control-planes=2", "--wakes=1", "--in-use=2", "--minutes=0.4", "--settle-seconds=1")
-    with (tmp_path / "errors").open("wb") as errors:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "benchmarks.sleep", *arguments, stdout=asyncio.subprocess.PIPE, stderr=errors
-        )
-        try:
-            printed, _ = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.terminate()
-                await process.wait()
-    said = (tmp_path / "errors").read_text()
-    assert process.returncode == 0, said
-    found = json.loads(printed)
+    found = await measure("sleep", *arguments)
     for figure in ("ready_seconds", "wake_p50_seconds", "wake_p99_seconds"):
         assert found[figure] > 0
     assert {"mib_each", "disk_mib_each"} <= found.keys()
@@ -45,5 +31,6 @@ async def test_a_few_control_planes_are_measured(binaries: object, tmp_path: Pat
     assert {"etcd", "operator", "mcm", "gateway", "envoy"} <= found["memory_mib"]["each"].keys()
     assert found["wakes"]["errors"] == found["woken_at_once"]["errors"] == found["in_use"]["errors"] == []
     assert found["in_use"]["turns"] >= 2
+    said = (tmp_path / "errors").read_text()
     directory = said.rpartition("cluster runs in ")[2].split()[0]
     assert not Path(directory).exists()
