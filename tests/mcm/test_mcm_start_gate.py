@@ -168,7 +168,8 @@ async def test_an_api_server_that_takes_longer_to_answer_than_a_turn_has_its_ins
     world.server.after_seconds = 0.3
     await world.add()
     await eventually(lambda: world.summary().pid)
-    assert world.server.asked == (3 if waits else 2)  # the first look reads the Lease and takes it
+    # The first look reads the Lease and takes it. An answer of before the turn counts only while it is fresh.
+    assert world.server.asked > 2 if waits else world.server.asked == 2
     assert Reason.API_SERVER_UNREACHABLE not in [reason for _, reason, _ in world.heard.told]
 
 
