@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kplane.controlplane_operator.expiry_metrics import ExpiryMetrics
@@ -20,6 +20,7 @@ from kplane.controlplane_operator.snapshots.metrics import SnapshotMetrics
 from kplane.controlplane_operator.storage_metrics import StorageMetrics
 from kplane.controlplane_operator.watch.cache import Store
 from kplane.embedded.handle import Handle
+from kplane.gateway.status import Collected
 from kplane.mcm.describe.controllers import PROGRAM
 from kplane.mcm.instance.lifecycle import Origin, Target
 from kplane.mcm.serving.metric_allowlist import SERIES
@@ -110,6 +111,16 @@ async def mcm_series() -> Series:
     return read((await McmMetrics(overview, scraper=scraper).render()).decode())
 
 
+def gateway_series() -> Series:
+    route: Any = SimpleNamespace(key="a", cluster_path="a", upstream=object())
+    stats = ("2xx", "total", "active", "pending_overflow")
+    numbers = {f"cluster.a.upstream_rq_{stat}": 1 for stat in stats} | {"cluster.a.upstream_cx_connect_fail": 1}
+    controller: Any = SimpleNamespace(routes=[route])
+    registry = CollectorRegistry()
+    registry.register(Collected(controller, numbers, waiting=1, held=1))
+    return read(generate_latest(registry).decode())
+
+
 async def api_server_series(api_server: Handle, eventually: Any) -> Series:
     """Have webhooks fail, and read what the API server says, with the label that its ServiceMonitor adds."""
     name, labels = "test-series", {"test": "series"}
@@ -142,10 +153,12 @@ async def api_server_series(api_server: Handle, eventually: Any) -> Series:
 
 
 async def every_series(etcd: Any, api_server: Handle, eventually: Any) -> Series:
-    """Merge the series of the operator, of mcm, of a running etcd and API server, and of kube-state-metrics."""
+    """Merge the series of operator, mcm, gateway, a running etcd and API server, and kube-state-metrics."""
     known: Series = {}
     told = await operator_series(), await mcm_series(), read(await eventually(etcd.metrics, timeout=120))
     served = await api_server_series(api_server, eventually)
-    for name, labels in (item for found in (*told, served, KUBE_STATE_METRICS) for item in found.items()):
+    for name, labels in (
+        item for found in (*told, gateway_series(), served, KUBE_STATE_METRICS) for item in found.items()
+    ):
         known.setdefault(name, set()).update(labels)
     return known

@@ -82,7 +82,8 @@ def test_the_dashboard_has_a_panel_for_each_alert(chart: Any) -> None:
 
 def test_jobs_are_those_that_prometheus_gives(chart: Any) -> None:
     """A job has the name of its Service, or the one that its ServiceMonitor sets."""
-    settings = ON | {"metrics.serviceMonitor.enabled": True, "networkPolicy.metricsFrom": [{"podSelector": {}}]}
+    monitored = {"metrics.serviceMonitor.enabled": True, "networkPolicy.metricsFrom": [{"podSelector": {}}]}
+    settings = ON | monitored | {"gateway.enabled": True, "gateway.url": "https://api.example.org"}
     rendered = chart.render(release="prod", settings=settings)
     jobs = set(rendered.names("Service"))
     for monitor in (item for item in rendered.manifests if item["kind"] == "ServiceMonitor"):
@@ -92,7 +93,7 @@ def test_jobs_are_those_that_prometheus_gives(chart: Any) -> None:
     jobs |= {flag.removeprefix(_JOB) for flag in operator["args"] if flag.startswith(_JOB)}
     text = json.dumps(rendered.one("PrometheusRule", "prod-kplane"))
     asked = {job for found in re.findall(r'job=\\"([^"\\]+)', text) for job in [found]}
-    programs = ("operator", "mcm", "etcd-peers", "etcd-dedicated", "apiserver")
+    programs = ("operator", "mcm", "gateway-metrics", "etcd-peers", "etcd-dedicated", "apiserver")
     assert asked == {f"prod-kplane-{program}" for program in programs}
     assert asked <= jobs
     assert "RELEASE" not in text

@@ -21,7 +21,7 @@ from kplane.gateway.data_plane import DataPlane
 from kplane.gateway.envoy.names import RATE_LIMIT
 from kplane.provider.serving.listening import listening
 
-__all__ = ["serve_status"]
+__all__ = ["Collected", "serve_status"]
 
 _CLUSTER: Final = re.compile(r"cluster\.([^./]+)(?:/front-proxy)?\.(upstream_[a-z_0-9]+)")
 _RATE_LIMITED: Final = f"{RATE_LIMIT}.http_local_rate_limit.rate_limited"
@@ -57,7 +57,7 @@ async def serve_status(listen: HostPort, *, controller: Controller, plane: DataP
 
     async def metrics(_: web.Request) -> web.Response:
         registry = CollectorRegistry()
-        registry.register(_Collected(controller, await _numbers(plane), waiting=plane.waiting, held=len(plane.held)))
+        registry.register(Collected(controller, await _numbers(plane), waiting=plane.waiting, held=len(plane.held)))
         body = await asyncio.to_thread(generate_latest, registry)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
@@ -74,7 +74,7 @@ async def _numbers(plane: DataPlane) -> Mapping[str, int]:
         return {}
 
 
-class _Collected(Collector):
+class Collected(Collector):
     """What one scrape shows: a series for each control plane that is served, whatever other paths are asked for."""
 
     def __init__(self, controller: Controller, numbers: Mapping[str, int], *, waiting: int, held: int) -> None:
