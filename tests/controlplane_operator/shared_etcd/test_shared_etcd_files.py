@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from kplane.api import ControlPlane
+from kplane.controlplane_operator.backends.virtual import VirtualProvisioner
 from kplane.controlplane_operator.errors import KeyspaceError
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.certificates import authority_of, create_credentials
 from kplane.controlplane_operator.shared_etcd.files import write_credentials
+from kplane.controlplane_operator.status.errors import ConditionError
 
 NAMES = {"ca.crt", "client.crt", "client.key"}
 
@@ -63,3 +68,13 @@ def test_a_directory_that_others_keep_is_used_as_it_is(tmp_path: Path) -> None:
     assert etcd.authority == authority_of(credentials)
     assert etcd.keyspace.credentials == tmp_path
     assert etcd.keyspace.endpoint == "https://etcd.example:2379"
+
+
+async def test_an_operator_starts_before_they_are_there() -> None:
+    """On a cluster it makes them itself, after its start."""
+    context: Any = SimpleNamespace(client=None, stores=None, queues=None, events=None)
+    runtime: Any = None
+    virtual = VirtualProvisioner(context, runtime=runtime, shared_etcd=SharedEtcd("https://kplane-etcd:2379"))
+    acme = ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "1"}, "spec": {}})
+    with pytest.raises(ConditionError, match="https://kplane-etcd:2379 are not there yet"):
+        await virtual.take_over(acme, former="2")

@@ -8,6 +8,7 @@ from kplane.controlplane_operator.backends.base import runtime_errors
 from kplane.controlplane_operator.errors import PrefixNotOwned
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.access_control import AccessControl
 from kplane.controlplane_operator.shared_etcd.keyspace import Keyspace, key_prefix
 from kplane.controlplane_operator.status.errors import ConditionError
@@ -19,10 +20,15 @@ __all__ = ["PrefixClaims", "etcd_user", "owner_of", "prefix_of", "whose"]
 class PrefixClaims:
     """Claims prefixes for control planes, before anything is made below them, and gives them up."""
 
-    def __init__(self, keyspace: Keyspace, *, keys: TenantKeys, access: AccessControl) -> None:
-        self._keyspace = keyspace
+    def __init__(self, shared: SharedEtcd, *, keys: TenantKeys, access: AccessControl) -> None:
+        self._shared = shared
         self._keys = keys
         self._access = access
+
+    @property
+    def _keyspace(self) -> Keyspace:
+        # Each time: its credentials may come later than the operator starts.
+        return self._shared.keyspace
 
     async def claim(self, control_plane: ControlPlane) -> None:
         """Make the prefix the control plane's. Raises ConditionError (DataNotOwned)."""

@@ -81,7 +81,7 @@ class VirtualProvisioner:
         return _Etcd(
             shared,
             access,
-            PrefixClaims(shared.keyspace, keys=self._keys, access=access),
+            PrefixClaims(shared, keys=self._keys, access=access),
             EtcdHealth(shared),
             StorageMeter(shared, tenants=self._tenants, is_full=self._is_full, measured=self._measured),
             Templates(self._context, runtime=self._runtime, shared=shared, access=access),
