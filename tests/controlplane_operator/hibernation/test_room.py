@@ -112,7 +112,7 @@ class World:
         metadata: dict[str, Any] = {"name": name, "uid": name, "generation": 1, "resourceVersion": str(self.version)}
         metadata["annotations"] = {asked: time}
         spec = {"virtual": {"start": start}}
-        self.stores.control_planes.apply({"metadata": metadata, "spec": spec, "status": status})
+        self.stores.control_planes.apply({"metadata": metadata, "spec": spec, "status": status | more})
 
     def turn(self, name: str) -> Decision:
         obj = self.stores.control_planes.get(("", name))
@@ -201,6 +201,18 @@ def test_one_that_cannot_sleep_is_left_alone_for_a_while(monkeypatch: pytest.Mon
     world.room.spare("kept")
     assert world.turn("new").crowded
     assert not world.turn("kept").begins
+
+
+def test_one_whose_keys_are_rotated_is_not_asked_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, limits=Limits(2))
+    rotation = {"value": "1", "phase": "Overlapping", "startedAt": NOW.isoformat(), "phaseStartedAt": NOW.isoformat()}
+    world.put("rotated", idle=500, rotation=rotation)
+    world.put("idle", idle=300)
+    world.put("new", asleep=True, idle=1)
+    assert world.turn("new").crowded
+    assert world.called() == ["idle"]
+    assert not world.turn("rotated").begins
+    assert world.turn("idle").begins
 
 
 def test_a_lower_limit_sends_the_longest_idle_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from kplane.api.conditions import HIBERNATED
 from kplane.api.names import ROTATE_ANNOTATION
 from kplane.controlplane_operator.hibernation.requests import Requests
 
-__all__ = ["Decision", "decide", "idle_after", "last_activity", "new_sleep", "start_of"]
+__all__ = ["Decision", "decide", "idle_after", "is_rotated", "last_activity", "new_sleep", "start_of"]
 
 _ALWAYS: Final = "spec.virtual.start is Always"
 _ROTATED: Final = "its keys are rotated"
@@ -77,7 +77,7 @@ def decide(
     sleep = control_plane.status.hibernation
     if start is StartPolicy.ALWAYS:
         return Decision(None, _ALWAYS, always=True)
-    if _is_rotated(control_plane):
+    if is_rotated(control_plane):
         return Decision(None, _ROTATED)
     requests = Requests.of(control_plane, start=start, now=now)
     if sleep is not None:
@@ -136,7 +136,7 @@ def _why_wake(
     return None
 
 
-def _is_rotated(control_plane: ControlPlane) -> bool:
+def is_rotated(control_plane: ControlPlane) -> bool:
     """Tell whether its CAs and its ServiceAccount key are being exchanged, or are to be."""
     latest, value = control_plane.status.rotation, control_plane.metadata.annotations.get(ROTATE_ANNOTATION)
     if latest is not None and latest.phase is not RotationPhase.DONE:

@@ -17,7 +17,7 @@ from kplane.api.conditions import HIBERNATED
 from kplane.controlplane_operator.backends.versions import resources_of
 from kplane.controlplane_operator.class_policy import class_in_force
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.hibernation.decision import Decision, last_activity, new_sleep, start_of
+from kplane.controlplane_operator.hibernation.decision import Decision, is_rotated, last_activity, new_sleep, start_of
 from kplane.controlplane_operator.hibernation.requests import Requests
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.conditions import is_paused
@@ -239,7 +239,8 @@ class Room:
         uid, sleep = control_plane.metadata.uid or "", control_plane.status.hibernation
         told = find_condition(control_plane.status.conditions, HIBERNATED)
         falls = sleep is not None and told is not None and told.reason == Reason.FALLING_ASLEEP
-        fixed = sleep is not None or is_paused(control_plane) or self._spared.get(uid, 0.0) > time.monotonic()
+        kept = is_rotated(control_plane) or self._spared.get(uid, 0.0) > time.monotonic()
+        fixed = kept or sleep is not None or is_paused(control_plane)
         return Holder(
             uid,
             control_plane.name,
