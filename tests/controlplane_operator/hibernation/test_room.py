@@ -215,6 +215,28 @@ def test_one_whose_keys_are_rotated_is_not_asked_to_sleep(monkeypatch: pytest.Mo
     assert world.turn("idle").begins
 
 
+@pytest.mark.parametrize("how", ["falls asleep", "is deleted"])
+def test_one_that_does_not_come_to_its_end_holds_up_no_other(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    world = World(monkeypatch, limits=Limits(2))
+    world.put("other", idle=300)
+    if how == "falls asleep":
+        falls = {"type": "Hibernated", "status": "False", "reason": "FallingAsleep", "message": ""}
+        sleep = {"since": NOW.isoformat(), "reason": "Idle", "observedGeneration": 1}
+        told = [falls | {"lastTransitionTime": NOW.isoformat()}]
+        world.put("stuck", idle=500, hibernation=sleep, conditions=told)
+    else:
+        world.put("stuck", idle=500)
+        obj = world.stores.control_planes.get(("", "stuck"))
+        assert obj is not None
+        obj["metadata"]["deletionTimestamp"] = NOW.isoformat()
+    world.put("new", asleep=True, idle=1)
+    assert world.turn("new").crowded
+    assert world.called() == []
+    world.later(61)
+    assert world.turn("new").crowded
+    assert world.called() == ["other"]
+
+
 def test_a_lower_limit_sends_the_longest_idle_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, limits=Limits(1))
     world.put("a", idle=200)

@@ -37,6 +37,8 @@ _FORGOTTEN_SECONDS: Final = 60.0
 """One that has not asked for so long does not want to wake any more."""
 _SPARED_SECONDS: Final = 60.0
 """So long one that cannot sleep is not asked to."""
+_LEAVES_SECONDS: Final = 60.0
+"""So long others count on the room of one that falls asleep or is being deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Holder:
     active: datetime | None = None
     """When it was used or woken last; None: that is not known, or it cannot sleep now."""
     leaves: bool = False
-    """It falls asleep, or is being deleted."""
+    """It falls asleep or is being deleted, and has not for long."""
 
 
 def fits(holders: Collection[Holder], *, limits: Limits) -> bool:
@@ -239,14 +241,16 @@ class Room:
         uid, sleep = control_plane.metadata.uid or "", control_plane.status.hibernation
         told = find_condition(control_plane.status.conditions, HIBERNATED)
         falls = sleep is not None and told is not None and told.reason == Reason.FALLING_ASLEEP
+        # It may wait for ever, such as for a registration that is paused. Others make room then.
+        begun = control_plane.metadata.deletion_timestamp or (sleep.since if sleep is not None and falls else None)
         kept = is_rotated(control_plane) or self._spared.get(uid, 0.0) > time.monotonic()
-        fixed = kept or sleep is not None or is_paused(control_plane)
+        fixed = kept or sleep is not None or control_plane.deleting or is_paused(control_plane)
         return Holder(
             uid,
             control_plane.name,
             self._memory_bytes(control_plane, chosen=chosen),
             active=None if fixed else last_activity(control_plane, now=now),
-            leaves=control_plane.deleting or falls,
+            leaves=begun is not None and now - begun < timedelta(seconds=_LEAVES_SECONDS),
         )
 
     def _memory_bytes(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> int:
