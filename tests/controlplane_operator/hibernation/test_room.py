@@ -215,6 +215,27 @@ def test_one_whose_keys_are_rotated_is_not_asked_to_sleep(monkeypatch: pytest.Mo
     assert world.turn("idle").begins
 
 
+def test_one_that_is_asked_and_does_not_sleep_is_asked_once_and_then_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, limits=Limits(2))
+    world.put("silent", idle=500)
+    world.put("other", idle=300)
+    world.put("new", asleep=True, idle=1)
+    assert world.turn("new").crowded
+    assert world.called() == ["silent"]
+    for _ in range(2):
+        # A look inside fails: the status says nothing of a sleep, and a later pass begins it.
+        assert world.turn("silent").begins
+        assert world.called() == ["new"]
+        assert world.turn("new").crowded
+        assert world.called() == []
+        world.later(22)
+    world.later(1)
+    assert world.turn("new").crowded
+    assert world.turn("new").crowded
+    assert world.called() == ["other"]
+    assert not world.turn("silent").begins
+
+
 @pytest.mark.parametrize("how", ["falls asleep", "is deleted"])
 def test_one_that_does_not_come_to_its_end_holds_up_no_other(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     world = World(monkeypatch, limits=Limits(2))

@@ -37,6 +37,8 @@ _FORGOTTEN_SECONDS: Final = 60.0
 """One that has not asked for so long does not want to wake any more."""
 _SPARED_SECONDS: Final = 60.0
 """So long one that cannot sleep is not asked to."""
+_ASKED_SECONDS: Final = 45.0
+"""So long one that is asked to sleep may take until it begins to. A look inside that fails is repeated meanwhile."""
 _LEAVES_SECONDS: Final = 60.0
 """So long others count on the room of one that falls asleep or is being deleted."""
 
@@ -122,8 +124,8 @@ class Room:
         self._waiting: dict[str, _Waiting] = {}
         self._starting: dict[str, tuple[float, Holder]] = {}
         """When those were let in that are not awake yet."""
-        self._leaving: set[str] = set()
-        """Those that are asked to sleep at their next pass."""
+        self._leaving: dict[str, float] = {}
+        """Since when those are asked to sleep that do not yet."""
         self._spared: dict[str, float] = {}
         """Until when those that cannot sleep are left alone."""
 
@@ -146,12 +148,12 @@ class Room:
     def spare(self, uid: str | None) -> None:
         """Leave a control plane alone for a while, because something keeps it awake."""
         self._spared[uid or ""] = time.monotonic() + _SPARED_SECONDS
+        self._leaving.pop(uid or "", None)
 
     def forget(self, uid: str | None) -> None:
         """Remember nothing of a control plane that sleeps, or is gone."""
-        for known in (self._waiting, self._starting, self._spared):
+        for known in (self._waiting, self._starting, self._leaving, self._spared):
             known.pop(uid or "", None)
-        self._leaving.discard(uid or "")
 
     def call_next(self, *, after: str | None) -> None:
         """Have the first one that waits ask again, after the pass of another one: there may be room now."""
@@ -198,7 +200,6 @@ class Room:
         """Send a control plane to sleep that is awake, if others need its room and no client uses it."""
         uid = control_plane.metadata.uid or ""
         asked = uid in self._leaving
-        self._leaving.discard(uid)
         first = self._first()
         holders = self._holders(now=now)
         if first is None:
@@ -209,15 +210,21 @@ class Room:
         if asked and mine is not None and mine.active is not None and now - mine.active >= _IN_USE:
             sleep = new_sleep(control_plane, reason=HibernationReason.ROOM_NEEDED, now=now)
             return Decision(sleep, begins=True)
+        self._leaving.pop(uid, None)
         if first is not None or fits(holders, limits=self._limits):
             return decision
         later = now + timedelta(seconds=_LATER_SECONDS)
         return Decision(None, decision.why, again=min(later, decision.again or later))
 
     def _ask_to_sleep(self, holders: Iterable[Holder]) -> None:
+        """Ask each once. One that does not sleep for so long is left alone, so that others are asked."""
+        now = time.monotonic()
         for holder in holders:
-            self._leaving.add(holder.uid)
-            self._queue.add(("", holder.name))
+            if holder.uid not in self._leaving:
+                self._leaving[holder.uid] = now
+                self._queue.add(("", holder.name))
+            elif now - self._leaving[holder.uid] >= _ASKED_SECONDS:
+                self.spare(holder.uid)
 
     def _first(self) -> str | None:
         oldest = time.monotonic() - _FORGOTTEN_SECONDS
