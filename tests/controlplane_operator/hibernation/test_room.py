@@ -180,6 +180,16 @@ def test_so_many_start_at_once_and_one_that_hangs_holds_up_no_other(monkeypatch:
     assert not world.turn("c3").crowded
 
 
+def test_one_whose_passes_fail_before_it_wakes_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, limits=Limits(1))
+    for name, idle in (("fails", 30), ("next", 20)):
+        world.put(name, asleep=True, idle=idle)
+    assert not world.turn("fails").crowded
+    assert world.turn("next").crowded
+    world.later(11)
+    assert not world.turn("next").crowded
+
+
 def test_one_that_does_not_ask_any_more_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, limits=Limits(1))
     world.put("busy", idle=5)

@@ -165,7 +165,7 @@ class Room:
         self, control_plane: ControlPlane, decision: Decision, *, chosen: ControlPlaneClass | None, now: datetime
     ) -> Decision:
         uid = control_plane.metadata.uid or ""
-        if uid in self._starting:
+        if uid in self._starts():
             return decision
         memory = self._memory_bytes(control_plane, chosen=chosen)
         newcomer = Holder(uid, control_plane.name, memory)
@@ -185,8 +185,7 @@ class Room:
         """Say in a clause why a control plane cannot wake yet; None if it can."""
         if self._first() != newcomer.uid:
             return "others were asked to wake before it"
-        oldest = time.monotonic() - _START_SECONDS
-        if sum(since > oldest for since, _ in self._starting.values()) >= self._at_once:
+        if len(self._starts()) >= self._at_once:
             return f"{self._at_once} API servers start, and no more do at once"
         if not self._limits.any:
             return None
@@ -238,7 +237,13 @@ class Room:
         for obj in self._stores.control_planes:
             if _may_be_awake(obj) and (holder := self._holder(obj, now=now)) is not None:
                 found[holder.uid] = holder
-        return [*found.values(), *(each for uid, (_, each) in self._starting.items() if uid not in found)]
+        return [*found.values(), *(each for uid, (_, each) in self._starts().items() if uid not in found)]
+
+    def _starts(self) -> dict[str, tuple[float, Holder]]:
+        """Return those that were let in a moment ago. One that got no further by then has no API server."""
+        oldest = time.monotonic() - _START_SECONDS
+        self._starting = {uid: start for uid, start in self._starting.items() if start[0] > oldest}
+        return self._starting
 
     def _holder(self, obj: Object, *, now: datetime) -> Holder | None:
         control_plane = as_recorded(obj)
