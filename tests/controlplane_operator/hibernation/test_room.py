@@ -165,6 +165,19 @@ def test_those_that_wait_wake_in_the_order_in_which_they_were_asked(monkeypatch:
     assert world.turn("second").crowded
 
 
+def test_a_request_of_an_earlier_sleep_gives_no_place_in_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, limits=Limits(1))
+    world.put("busy", idle=5)
+    due = {"since": (NOW - timedelta(hours=1)).isoformat(), "nextWake": NOW.isoformat(), "reason": "Idle"}
+    world.put("due", asleep=True, idle=100_000, hibernation=due | {"observedGeneration": 1})
+    world.put("asked", asleep=True, idle=5)
+    assert world.turn("due").crowded
+    assert world.turn("asked").crowded
+    world.put("busy", asleep=True, idle=100_000)
+    assert world.turn("due").crowded
+    assert not world.turn("asked").crowded
+
+
 def test_so_many_start_at_once_and_one_that_hangs_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, limits=Limits(), at_once=2)
     for number in range(4):

@@ -169,8 +169,7 @@ class Room:
             return decision
         memory = self._memory_bytes(control_plane, chosen=chosen)
         newcomer = Holder(uid, control_plane.name, memory)
-        asked = Requests.of(control_plane, start=StartPolicy.ON_DEMAND, now=now).wake
-        since = self._waiting[uid].since if uid in self._waiting else min(asked or now, now)
+        since = self._waiting[uid].since if uid in self._waiting else _asked(control_plane, now=now)
         self._waiting[uid] = _Waiting(control_plane.name, since, time.monotonic())
         obstacle = self._obstacle(newcomer, now=now)
         if obstacle is None:
@@ -268,6 +267,15 @@ class Room:
     def _memory_bytes(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> int:
         """Return what its API servers are guaranteed of memory. Processes are not, and count as much."""
         return int(quantity(resources_of(control_plane, chosen=chosen).memory_request)) * self._replicas
+
+
+def _asked(control_plane: ControlPlane, *, now: datetime) -> datetime:
+    """Return since when a control plane is to wake: a client asked during this sleep, or something came up now."""
+    wake, sleep = (
+        Requests.of(control_plane, start=StartPolicy.ON_DEMAND, now=now).wake,
+        control_plane.status.hibernation,
+    )
+    return min(wake, now) if wake is not None and sleep is not None and wake > sleep.since else now
 
 
 def _may_be_awake(obj: Object) -> bool:
