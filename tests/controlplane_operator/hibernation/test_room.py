@@ -178,6 +178,20 @@ def test_a_request_of_an_earlier_sleep_gives_no_place_in_the_line(monkeypatch: p
     assert not world.turn("asked").crowded
 
 
+def test_one_that_took_long_to_start_is_not_asked_to_sleep_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, limits=Limits(1))
+    wakes = {"since": (NOW - timedelta(days=1)).isoformat(), "reason": "Idle", "observedGeneration": 0}
+    world.put("slow", idle=100, hibernation=wakes)
+    assert world.turn("slow").sleep is None
+    world.put("slow", idle=100)
+    world.put("new", asleep=True, idle=1)
+    assert world.turn("new").crowded
+    assert world.called() == []
+    world.later(61)
+    assert world.turn("new").crowded
+    assert world.called() == ["slow"]
+
+
 def test_so_many_start_at_once_and_one_that_hangs_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, limits=Limits(), at_once=2)
     for number in range(4):

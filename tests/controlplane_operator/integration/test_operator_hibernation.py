@@ -315,6 +315,7 @@ async def test_the_longest_idle_one_sleeps_for_one_that_wakes(
 ) -> None:
     field, running = mortal_field
     monkeypatch.setattr(rooms, "_IN_USE", timedelta(hours=1))
+    monkeypatch.setattr(rooms, "_SPARED_SECONDS", 0.0)
     async with running(snapshots={"awake_limit": 1}) as url:
         for name in ("early", "late"):
             await field.create("ControlPlane", name, **_ON_DEMAND)

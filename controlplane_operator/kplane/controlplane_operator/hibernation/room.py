@@ -141,6 +141,8 @@ class Room:
             return self._wake(control_plane, decision, chosen=chosen, now=now)
         self._waiting.pop(uid, None)
         if status.hibernation is not None:
+            # A start may take as long as others count as in use. Its clients come after that.
+            self.spare(uid)
             return decision
         self._starting.pop(uid, None)
         return self._stay(control_plane, decision, now=now) if self._limits.any else decision
