@@ -97,7 +97,14 @@ class World:
         self.seconds += seconds
 
     def put(
-        self, name: str, *, asleep: bool = False, idle: float = 300.0, start: str = "OnDemand", **more: Any
+        self,
+        name: str,
+        *,
+        asleep: bool = False,
+        idle: float = 300.0,
+        start: str = "OnDemand",
+        memory: str = "256Mi",
+        **more: Any,
     ) -> None:
         """Have a control plane be awake and unused for so long, or asleep and asked to wake so long ago."""
         self.version += 1
@@ -111,7 +118,7 @@ class World:
             status["hibernation"] = {"since": since, "reason": "Idle", "observedGeneration": 1}
         metadata: dict[str, Any] = {"name": name, "uid": name, "generation": 1, "resourceVersion": str(self.version)}
         metadata["annotations"] = {asked: time}
-        spec = {"virtual": {"start": start}}
+        spec = {"virtual": {"start": start}, "resources": {"requests": {"memory": memory}}}
         self.stores.control_planes.apply({"metadata": metadata, "spec": spec, "status": status | more})
 
     def turn(self, name: str) -> Decision:
@@ -303,6 +310,38 @@ def test_a_lower_limit_sends_the_longest_idle_to_sleep(monkeypatch: pytest.Monke
     assert not world.turn("a").begins
     assert world.called() == ["b"]
     assert world.turn("b").begins
+
+
+def test_a_large_one_without_room_holds_up_small_ones_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, limits=Limits(memory_bytes=1024 * MIB))
+    world.put("busy", idle=0)
+    world.put("large", asleep=True, idle=2, memory="1Gi")
+    world.put("small", asleep=True, idle=1)
+    for _ in range(2):
+        assert [world.turn(name).crowded for name in ("large", "small")] == [True, True]
+        world.later(30)
+    world.put("busy", idle=0)
+    assert [world.turn(name).crowded for name in ("large", "small")] == [True, False]
+    # As soon as there is room for it, it goes before all others.
+    for name in ("busy", "small"):
+        world.put(name, asleep=True, idle=100_000)
+        assert world.turn(name).sleep is not None
+    world.put("next", asleep=True, idle=1)
+    assert [world.turn(name).crowded for name in ("next", "large")] == [True, False]
+
+
+def test_none_goes_before_another_one_of_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, limits=Limits(2))
+    for name in ("busy", "ends"):
+        world.put(name, idle=0)
+    world.put("first", asleep=True, idle=2)
+    world.put("second", asleep=True, idle=1)
+    for _ in range(2):
+        assert [world.turn(name).crowded for name in ("first", "second")] == [True, True]
+        world.later(45)
+        world.put("busy", idle=0)
+    world.put("ends", asleep=True, idle=100_000)
+    assert [world.turn(name).crowded for name in ("second", "first")] == [True, False]
 
 
 def test_memory_counts_as_it_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:

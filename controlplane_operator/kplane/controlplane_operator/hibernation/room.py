@@ -33,6 +33,8 @@ _START_SECONDS: Final = 10.0
 _NEXT_SECONDS: Final = 1.0
 _LATER_SECONDS: Final = 20.0
 """When the first of those that wait asks again, and when the others do. They hear of it too when one has started."""
+_FIRST_SECONDS: Final = 60.0
+"""So long the first one of those that wait holds up smaller ones that fit: its requests wait no longer."""
 _FORGOTTEN_SECONDS: Final = 60.0
 """One that has not asked for so long does not want to wake any more."""
 _SPARED_SECONDS: Final = 60.0
@@ -102,10 +104,12 @@ def displaced(
 
 @dataclass(slots=True)
 class _Waiting:
-    name: str
+    holder: Holder
     since: datetime
     asked: float
     """When it asked last, by the clock that never goes back."""
+    first: float | None = None
+    """Since when no other one was asked to wake before it, by that clock."""
 
 
 class Room:
@@ -161,7 +165,7 @@ class Room:
         """Have the first one that waits ask again, after the pass of another one: there may be room now."""
         first = self._first()
         if first is not None and first != after:
-            self._queue.add(("", self._waiting[first].name))
+            self._queue.add(("", self._waiting[first].holder.name))
 
     def _wake(
         self, control_plane: ControlPlane, decision: Decision, *, chosen: ControlPlaneClass | None, now: datetime
@@ -171,8 +175,8 @@ class Room:
             return decision
         memory = self._memory_bytes(control_plane, chosen=chosen)
         newcomer = Holder(uid, control_plane.name, memory)
-        since = self._waiting[uid].since if uid in self._waiting else _asked(control_plane, now=now)
-        self._waiting[uid] = _Waiting(control_plane.name, since, time.monotonic())
+        waiting = self._waiting.setdefault(uid, _Waiting(newcomer, _asked(control_plane, now=now), 0.0))
+        waiting.holder, waiting.asked = newcomer, time.monotonic()
         obstacle = self._obstacle(newcomer, now=now)
         if obstacle is None:
             del self._waiting[uid]
@@ -184,7 +188,8 @@ class Room:
 
     def _obstacle(self, newcomer: Holder, *, now: datetime) -> str | None:
         """Say in a clause why a control plane cannot wake yet; None if it can."""
-        if self._first() != newcomer.uid:
+        first = self._first()
+        if first is not None and first != newcomer.uid and not self._passes(newcomer, self._waiting[first], now=now):
             return "others were asked to wake before it"
         if len(self._starts()) >= self._at_once:
             return f"{self._at_once} API servers start, and no more do at once"
@@ -195,6 +200,13 @@ class Room:
             return None
         self._ask_to_sleep(displaced(holders, limits=self._limits, now=now, newcomer=newcomer))
         return "as many control planes are awake as may be"
+
+    def _passes(self, newcomer: Holder, first: _Waiting, *, now: datetime) -> bool:
+        """Tell whether a control plane goes before the first one: that had its time, and there is no room for it."""
+        if first.first is None or time.monotonic() - first.first < _FIRST_SECONDS:
+            return False
+        holders, limits = self._holders(now=now), self._limits
+        return fits([*holders, newcomer], limits=limits) and not fits([*holders, first.holder], limits=limits)
 
     def _stay(self, control_plane: ControlPlane, decision: Decision, *, now: datetime) -> Decision:
         """Send a control plane to sleep that is awake, if others need its room and no client uses it."""
@@ -230,7 +242,10 @@ class Room:
         oldest = time.monotonic() - _FORGOTTEN_SECONDS
         for uid in [uid for uid, waiting in self._waiting.items() if waiting.asked < oldest]:
             del self._waiting[uid]
-        return min(self._waiting, key=lambda uid: (self._waiting[uid].since, uid), default=None)
+        first = min(self._waiting, key=lambda uid: (self._waiting[uid].since, uid), default=None)
+        if first is not None and self._waiting[first].first is None:
+            self._waiting[first].first = time.monotonic()
+        return first
 
     def _holders(self, *, now: datetime) -> list[Holder]:
         """Return all control planes that start on demand and are not asleep, by what is known of them now."""
