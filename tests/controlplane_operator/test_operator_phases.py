@@ -19,7 +19,7 @@ from kplane.controlplane_operator.errors import RoleMissing
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.stores import Stores
-from kplane.provider import ClusterConfig
+from kplane.provider import ClusterConfig, Result
 
 _URL = "https://acme"
 _PUBLISHED = {"endpoint": _URL, "version": "v1.36.3"}
@@ -95,3 +95,13 @@ def test_what_is_published_is_renewed_while_a_person_is_needed(reconciler: Contr
     taken = ConditionError(Reason.ENDPOINT_INVALID, "another one's")
     status = reconciler._status(look(status={"endpoint": "https://old"}, failure=taken, **published()))
     assert (status.phase, status.endpoint, status.conditions[0].reason) == ("Failed", _URL, "EndpointInvalid")
+
+
+@pytest.mark.parametrize("again", [Result(60.0), None])
+def test_what_is_due_is_looked_at_also_while_a_person_is_needed(
+    reconciler: ControlPlaneReconciler, monkeypatch: pytest.MonkeyPatch, again: Result | None
+) -> None:
+    metrics = SimpleNamespace(condition_failed=lambda *_, **__: None)
+    monkeypatch.setattr(reconciler._context, "metrics", metrics, raising=False)
+    failure = ConditionError(Reason.NO_GATEWAY_DOMAIN, "no domain")
+    assert reconciler._next(("", "acme"), look(failure=failure, again=again)) == again

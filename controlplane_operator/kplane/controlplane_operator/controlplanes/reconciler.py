@@ -419,7 +419,8 @@ class ControlPlaneReconciler:
             return one.again
         self._context.metrics.condition_failed("controlplane", reason=one.failure.reason)
         if one.failure.waits_for_event:
-            return None
+            # What is published is renewed, and wakes when something inside is due, although a person is needed.
+            return one.again
         # By reason: an API server that starts is looked at often, also after a long silence.
         return Result(self._backoff.next(key, reason=one.failure.reason))
 
