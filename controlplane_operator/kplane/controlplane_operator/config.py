@@ -271,8 +271,10 @@ class OperatorConfig(Configuration):
     """Domain of the host names of control planes with endpointStyle HostName, such as cp.example.org"""
     awake_limit: Annotated[int | None, Field(ge=1), Flag("N", default="any number")] = None
     """Number of control planes with start OnDemand that may be awake at once; beyond it, the longest idle one sleeps"""
-    awake_memory: Annotated[str | None, AfterValidator(lambda size: size and _size(size)), Flag("SIZE")] = None
-    """Memory that their API servers may take together, such as 8Gi: each counts with its memory request"""
+    awake_memory: Annotated[
+        str | None, AfterValidator(lambda size: size and _size(size)), Flag("SIZE", default="any amount")
+    ] = None
+    """Memory that API servers of control planes with start OnDemand may request together, such as 8Gi"""
     starts_at_once: Annotated[int | None, Field(ge=1), Flag("N", default="two for each CPU")] = None
     """Number of API servers that start at once for control planes that wake"""
     workers: Annotated[int, Field(ge=1), Flag("N")] = 16

@@ -31,7 +31,7 @@ _WHY: Final = {
     HibernationReason.NOT_USED_YET: "no client has asked for it yet",
     HibernationReason.REQUESTED: f"annotation {SLEEP_REQUESTED_ANNOTATION} asked for that",
     HibernationReason.IDLE: "no client used it for as long as its class says",
-    HibernationReason.ROOM_NEEDED: "others wait to wake, and no client has used any other one for longer",
+    HibernationReason.ROOM_NEEDED: "the limit of awake control planes is reached, and this one is idle for longest",
 }
 
 
