@@ -302,6 +302,19 @@ def test_one_that_does_not_come_to_its_end_holds_up_no_other(monkeypatch: pytest
     assert world.called() == ["other"]
 
 
+def test_one_whose_api_server_never_gets_ready_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, limits=Limits(1))
+    wakes = {"type": "Hibernated", "status": "False", "reason": "Waking", "message": ""}
+    sleep = {"since": (NOW - timedelta(hours=1)).isoformat(), "reason": "Idle", "observedGeneration": 1}
+    told = [wakes | {"lastTransitionTime": NOW.isoformat()}]
+    world.put("broken", idle=500, hibernation=sleep, conditions=told)
+    world.put("new", asleep=True, idle=1)
+    world.later(299)
+    assert world.turn("new").crowded
+    world.later(1)
+    assert not world.turn("new").crowded
+
+
 def test_a_lower_limit_sends_the_longest_idle_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, limits=Limits(1))
     world.put("a", idle=200)

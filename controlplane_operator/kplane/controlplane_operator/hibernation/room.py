@@ -30,6 +30,8 @@ _IN_USE: Final = timedelta(seconds=90)
 """The gateway says once a minute that a control plane is in use."""
 _START_SECONDS: Final = 10.0
 """So long a start counts at most: an API server that does not get ready holds up no other one."""
+_BROKEN_SECONDS: Final = 300.0
+"""So long one that wakes takes room. Its API server may never get ready, and then it cannot be sent to sleep."""
 _NEXT_SECONDS: Final = 1.0
 _LATER_SECONDS: Final = 20.0
 """When the first of those that wait asks again, and when the others do. They hear of it too when one has started."""
@@ -268,9 +270,14 @@ class Room:
             return None
         uid, sleep = control_plane.metadata.uid or "", control_plane.status.hibernation
         told = find_condition(control_plane.status.conditions, HIBERNATED)
-        falls = sleep is not None and told is not None and told.reason == Reason.FALLING_ASLEEP
+        if sleep is not None and told is not None and told.reason == Reason.WAKING:
+            # Where a sleep ends before its API server did, the condition was False before.
+            begun = max(told.last_transition_time, sleep.since)
+            if now - begun >= timedelta(seconds=_BROKEN_SECONDS):
+                return None
+        falls = told is not None and told.reason == Reason.FALLING_ASLEEP
         # It may wait for ever, such as for a registration that is paused. Others make room then.
-        begun = control_plane.metadata.deletion_timestamp or (sleep.since if sleep is not None and falls else None)
+        ends = control_plane.metadata.deletion_timestamp or (sleep.since if sleep is not None and falls else None)
         kept = is_rotated(control_plane) or self._spared.get(uid, 0.0) > time.monotonic()
         fixed = kept or sleep is not None or control_plane.deleting or is_paused(control_plane)
         return Holder(
@@ -278,7 +285,7 @@ class Room:
             control_plane.name,
             self._memory_bytes(control_plane, chosen=chosen),
             active=None if fixed else last_activity(control_plane, now=now),
-            leaves=begun is not None and now - begun < timedelta(seconds=_LEAVES_SECONDS),
+            leaves=ends is not None and now - ends < timedelta(seconds=_LEAVES_SECONDS),
         )
 
     def _memory_bytes(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> int:
@@ -288,10 +295,8 @@ class Room:
 
 def _asked(control_plane: ControlPlane, *, now: datetime) -> datetime:
     """Return since when a control plane is to wake: a client asked during this sleep, or something came up now."""
-    wake, sleep = (
-        Requests.of(control_plane, start=StartPolicy.ON_DEMAND, now=now).wake,
-        control_plane.status.hibernation,
-    )
+    sleep = control_plane.status.hibernation
+    wake = Requests.of(control_plane, start=StartPolicy.ON_DEMAND, now=now).wake
     return min(wake, now) if wake is not None and sleep is not None and wake > sleep.since else now
 
 
