@@ -275,7 +275,7 @@ class OperatorConfig(Configuration):
         str | None, AfterValidator(lambda size: size and _size(size)), Flag("SIZE", default="any amount")
     ] = None
     """Memory that API servers of control planes with start OnDemand may request together, such as 8Gi"""
-    starts_at_once: Annotated[int | None, Field(ge=1), Flag("N", default="two for each CPU")] = None
+    starts_at_once: Annotated[int | None, Field(ge=1), Flag("N", default="two for each CPU of the operator")] = None
     """Number of API servers that start at once for control planes that wake"""
     workers: Annotated[int, Field(ge=1), Flag("N")] = 16
     """Number of objects of a kind that are reconciled at once"""
