@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kplane.controlplane_operator.gateway_trust import CERTIFICATE
+from kplane.controlplane_operator.gateway_trust import AUTHORITY, CERTIFICATE
 from kplane.gateway.envoy.bootstrap import Layout
 from kplane.gateway.settings import Settings
 
@@ -149,6 +149,14 @@ def test_without_a_certificate_that_of_the_operator_is_served(chart: Any) -> Non
     assert "gateway" not in {each["name"] for each in operator["volumes"]}
     assert not [each for each in operator["containers"][0]["args"] if each.startswith("--gateway-ca")]
     assert "gateway" not in {each["name"] for each in operator["containers"][0]["volumeMounts"]}
+
+
+def test_the_operator_may_write_the_certificate_that_it_issues(chart: Any) -> None:
+    rendered = chart.render(settings=INSTALLED | {"gateway.certificateSecret": ""})
+    policy = rendered.one("ValidatingAdmissionPolicy", "kplane-operator")["spec"]
+    variables = {each["name"]: each["expression"] for each in policy["variables"]}
+    assert f"request.name in ['{AUTHORITY}', '{CERTIFICATE}']" in variables["isCertificateOfGateway"]
+    assert "variables.isCertificateOfGateway" in policy["validations"][0]["expression"]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kplane.controlplane_operator.controlplanes.retained_data import POD_SECURITY
+from kplane.controlplane_operator.gateway_trust import AUTHORITY, CERTIFICATE
 from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.stores import Stores
@@ -76,6 +77,8 @@ ALLOWED = [
     ("create", secret("kplane-system", f"{RELEASE}-etcd-server", type="Opaque")),
     ("create", secret("kplane-system", f"{RELEASE}-etcd-credentials", type="Opaque")),
     ("create", secret("kplane-system", "kplane-saved-keys-a-uid", type="Opaque")),
+    ("apply", secret("kplane-system", AUTHORITY)),
+    ("apply", secret("kplane-system", CERTIFICATE)),
     ("create", for_gateway(GATEWAY)),
     ("apply", for_gateway(GATEWAY, "cp-long-0123456789abcdef")),
     ("create", role(OTHER, name="kplane-registration-4567")),
@@ -113,6 +116,7 @@ DENIED = [
     ("create", secret("kplane-system", "another")),
     ("create", secret("kplane-system", f"{RELEASE}-etcd-server", type="example.org/other")),
     ("create", secret("kplane-system", "kplane-saved-keys-a-uid", type="example.org/other")),
+    ("create", secret("kplane-system", CERTIFICATE, type="example.org/other")),
     # for a gateway: elsewhere, by another name, of nothing, of something else, and anything but Secrets
     ("create", for_gateway("kplane-system")),
     ("create", for_gateway(GATEWAY, "another")),
