@@ -46,8 +46,10 @@ def woken(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def _trust(secrets: Secrets, *, ca_file: Path | None = None) -> tuple[GatewayTrust, Gateway]:
-    gateway = Gateway(url="https://api.example.org:8443", ca=b"", namespace="kplane-gateway")
+def _trust(
+    secrets: Secrets, *, ca_file: Path | None = None, url: str = "https://api.example.org:8443"
+) -> tuple[GatewayTrust, Gateway]:
+    gateway = Gateway(url=url, ca=b"", namespace="kplane-gateway")
     context = SimpleNamespace(client=secrets, namespace="kplane-system", stores="all", queues=None, gateway=gateway)
     return GatewayTrust(cast("OperatorContext", context), gateway, ca_file=ca_file), gateway
 
@@ -69,6 +71,16 @@ async def test_the_operator_issues_a_certificate_once(woken: list[Any]) -> None:
     await again.look()
     assert other.ca == gateway.ca
     assert (secrets.written, woken) == ([AUTHORITY, CERTIFICATE], [])
+
+
+@pytest.mark.usefixtures("woken")
+async def test_an_address_is_found_in_the_certificate_however_it_is_written() -> None:
+    secrets = Secrets()
+    trust, _ = _trust(secrets, url="https://[2001:DB8:0::0001]:8443")
+    await trust.look()
+    await trust.look()
+    assert hosts_of(secrets.data(CERTIFICATE)["tls.crt"]) == {"2001:db8::1"}
+    assert secrets.written == [AUTHORITY, CERTIFICATE]
 
 
 async def test_a_damaged_certificate_is_issued_again(woken: list[Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import ipaddress
 import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -87,7 +88,7 @@ class GatewayTrust:
         wanted = {**entries(_PAIR, authority), "ca.crt": trust}
         if known != wanted:
             await self._write(AUTHORITY, wanted)
-        hosts = [urlsplit(self._gateway.url).hostname or ""]
+        hosts = [_host(self._gateway.url)]
         present = await self._data(CERTIFICATE)
         pair = kept(_pair(present), authority, now=now, hosts=hosts)
         if pair is None:
@@ -107,6 +108,15 @@ class GatewayTrust:
         metadata = {"name": name, "namespace": self._context.namespace}
         encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
         await self._context.client.apply(SECRETS, {"metadata": metadata, "data": encoded})
+
+
+def _host(url: str) -> str:
+    """Return the host of a URL, and an address as certificates write it."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return host
 
 
 def _authority(data: Mapping[str, bytes], *, now: datetime) -> tuple[KeyPair, bytes]:
