@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +18,7 @@ from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.gateway_trust import AUTHORITY, CERTIFICATE, GatewayTrust
 from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, hosts_of, issued_by
 from kplane.provider import NotFound
+from kplane.provider.errors import Forbidden
 
 
 class Secrets:
@@ -130,3 +133,21 @@ async def test_a_ca_in_a_file_is_read_again(woken: list[Any], tmp_path: Path) ->
         await trust.look()
     assert gateway.ca == second
     assert secrets.written == []
+
+
+async def test_who_asks_why_nothing_happens_hears_that_the_ca_is_not_known(eventually: Callable[..., Any]) -> None:
+    class Denied(Secrets):
+        async def apply(self, _: Any, body: dict[str, Any]) -> None:
+            raise Forbidden(403, "Forbidden", f"denied: {body['metadata']['name']}")
+
+    trust, _ = _trust(Denied())
+    assert trust.problem() == "the CA of the gateway is not known yet"
+    running = asyncio.create_task(trust.run())
+    try:
+        await eventually(trust.problem, lambda problem: f"denied: {AUTHORITY}" in problem)
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+    trust, _ = _trust(Secrets())
+    await trust.look()
+    assert trust.problem() is None

@@ -402,7 +402,9 @@ class _Assembly:
         known = self._known.is_set() or not self._working
         if known:
             return self._resync.problem()
-        return self._context.secrets.problem() or "the management cluster was not listed yet"
+        trust = self._trust.problem() if self._trust is not None else None
+        problem = self._context.secrets.problem() or self._resync.problem() or trust
+        return problem or "the management cluster was not listed yet"
 
     def _etcd_problem(self) -> str | None:
         # Only the leader keeps its credentials.

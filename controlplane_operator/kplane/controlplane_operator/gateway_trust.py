@@ -70,6 +70,12 @@ class GatewayTrust:
                 self._problem = str(error)
             await asyncio.sleep(jittered(_LOOK_SECONDS))
 
+    def problem(self) -> str | None:
+        """Return why the CA is not known yet: until it is, nothing is reconciled."""
+        if self.known.is_set():
+            return None
+        return f"the CA of the gateway is not known yet{f': {self._problem}' if self._problem else ''}"
+
     async def look(self) -> None:
         """Read or issue what is to be in use now."""
         ca = await (self._issue() if self._ca_file is None else asyncio.to_thread(_read, self._ca_file))
