@@ -165,6 +165,8 @@ def test_the_operator_may_write_the_certificate_that_it_issues(chart: Any) -> No
         ({"gateway.enabled": True, "gateway.certificateSecret": "a"}, "gateway.url is empty"),
         ({"gateway.url": "https://a"}, "gateway.caSecret is empty"),
         ({"gateway.url": "https://a/path", "gateway.caSecret": "a"}, "does not match pattern"),
+        ({**INSTALLED, "gateway.certificateSecret": "", "gateway.caSecret": "a"}, "gateway.certificateSecret is empty"),
+        ({**INSTALLED, "gateway.namespace": "kplane-system"}, "give it another one"),
         ({"gateway.domain": "cp.example.org"}, "gateway.domain is set, and gateway.url is empty"),
         ({**INSTALLED, "gateway.domain": "example.org"}, "api.example.org, is below it"),
         ({**INSTALLED, "gateway.domain": "*.example.org"}, "does not match pattern"),
