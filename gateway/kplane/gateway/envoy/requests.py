@@ -39,16 +39,20 @@ _CREATED_IN_SPITE: Final = (
 )
 
 _UPDATED_IN_SPITE: Final = (
-    # Subresources of an object (status, scale, finalize), and Leases.
-    f"{_BEGINNING}/(?:(?:api/{_NAME}|apis/{_NAME}/{_NAME})/(?:namespaces/{_NAME}/{_NAME}/{_NAME}/{_NAME}"
-    f"|{_NAME}/{_NAME}/{_NAME})"
-    f"|apis/coordination[.]k8s[.]io/{_NAME}/namespaces/{_NAME}/leases/{_NAME}){_END}"
+    # Subresources of an object (status, scale, finalize).
+    f"{_BEGINNING}/(?:api/{_NAME}|apis/{_NAME}/{_NAME})/(?:namespaces/{_NAME}/{_NAME}/{_NAME}/{_NAME}"
+    f"|{_NAME}/{_NAME}/{_NAME}){_END}"
 )
+
+_LEASE: Final = f"{_BEGINNING}/apis/coordination[.]k8s[.]io/{_NAME}/namespaces/{_NAME}/leases/{_NAME}{_END}"
+"""A PUT creates one that is not there. So each may have few bytes."""
 
 _PATCHES: Final = "application/(?:json-patch|merge-patch|strategic-merge-patch)[+]json(?: *;.*)?"
 """Those that create nothing, as server-side apply does."""
 _SMALL: Final = "[0-9]{1,3}"
 """A length in bytes: room for a patch that removes a finalizer."""
+_FEW: Final = "[0-9]{1,4}"
+"""A length in bytes: room for a Lease, and for a request for a certificate."""
 _MODERATE: Final = "[0-9]{1,5}"
 """A length in bytes: room for the status of a node."""
 
@@ -83,7 +87,20 @@ CHANGES: Final = every(negated(header_is(":method", _READS)), negated(header_is(
 GROWS: Final = every(
     CHANGES,
     negated(header_is(":method", "DELETE")),
-    negated(every(header_is(":method", "POST"), header_is(":path", _CREATED_IN_SPITE))),
+    negated(
+        every(
+            header_is(":method", "POST"),
+            header_is(":path", _CREATED_IN_SPITE),
+            header_is("content-length", _FEW),
+        )
+    ),
+    negated(
+        every(
+            header_is(":method", "PUT|PATCH"),
+            header_is(":path", _LEASE),
+            header_is("content-length", _FEW),
+        )
+    ),
     negated(
         every(
             header_is(":method", "PUT|PATCH"),
