@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from unittest.mock import AsyncMock
 
 import pytest
 
 from kplane.gateway.data_plane import DataPlane
+from kplane.gateway.routes import Hold
+from kplane.gateway.waker import Waker
 
 from .fleet import no_waker, route, serving
 
@@ -30,3 +34,28 @@ async def test_requests_wait_for_those_that_move_and_for_no_others(
         assert waker.waiting == 2
         assert await plane.apply([*moved.values(), route("c")], serving=serving()) == {}
         assert await asyncio.gather(*waiting) == [*moved.values()]
+
+
+async def test_a_hold_that_has_ended_or_is_lifted_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = until = datetime(2026, 11, 23, 12, tzinfo=UTC)
+    waker = Waker(AsyncMock(), clock=lambda: now)
+    plane = DataPlane(tmp_path / "g", validate=AsyncMock(), program=Path("envoy"), runtime=None, waker=waker)
+    monkeypatch.setattr(plane, "ready", AsyncMock(return_value=True))
+    numbers = AsyncMock(return_value={})
+    monkeypatch.setattr(plane, "numbers", numbers)
+    held = replace(route("a"), held=Hold(until=until, asked="noon"))
+    async with plane.running():
+        now = until - timedelta(seconds=1)
+        await plane.apply([held], serving=serving())
+        assert await plane.quiet() == {"uid-a": "noon"}
+        now = until
+        assert (await plane.quiet(), plane.held) == ({}, {})
+        now = until - timedelta(seconds=1)
+
+        async def lifted() -> dict[str, int]:
+            await plane.apply([route("a")], serving=serving())
+            return {}
+
+        # While Envoy answers what it counts, it gets a table that holds nothing.
+        numbers.side_effect = lifted
+        assert await plane.quiet() == {}

@@ -157,13 +157,17 @@ class DataPlane:
         held = [route for route in self._confirmed if route.held is not None and not route.host]
         if not held or not await self.ready():
             return {}
-        numbers = await self.numbers()
-        return {route.key: route.held.asked for route in held if route.held and not changes_in_flight(route, numbers)}
+        numbers, present = await self.numbers(), self.held
+        return {
+            route.key: route.held.asked
+            for route in held
+            if route.held == present.get(route.key) and route.held and not changes_in_flight(route, numbers)
+        }
 
     @property
     def held(self) -> Mapping[str, Hold]:
-        """By key, the holds of which Envoy was told."""
-        return self._held
+        """By key, the holds of which Envoy was told and that have not ended by themselves."""
+        return {key: hold for key, hold in self._held.items() if self._waker.is_in_force(hold)}
 
     async def ready(self) -> bool:
         """Whether Envoy takes connections, and serves what it was last told to."""

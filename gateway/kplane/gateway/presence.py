@@ -71,8 +71,10 @@ class Presence:
             if told is not None and not swept:
                 await self._sweep()
                 swept = True
-            waits = told is not None and any(hold.asked != told.get(key) for key, hold in self._plane.held.items())
-            delay = _LOOK_SECONDS if waits else max(0.0, renew - loop.time())
+            held = self._plane.held
+            waits = told is not None and any(hold.asked != told.get(key) for key, hold in held.items())
+            ends = [(hold.until - self._clock()).total_seconds() for hold in held.values()]
+            delay = _LOOK_SECONDS if waits else max(0.0, min([renew - loop.time(), *ends]))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):
                     await self._changed.wait()

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from kplane.gateway.errors import Declined
-from kplane.gateway.routes import Route, Sleep
+from kplane.gateway.routes import Hold, Route, Sleep
 from kplane.provider import ProviderError
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import end_tasks
@@ -85,6 +85,10 @@ class Waker:
     def wants(self, route: Route) -> bool:
         """Tell whether Envoy is to reach a control plane: one that is awake, or that wakes."""
         return route.upstream is not None and (route.asleep is None or self._is_woken(route.key))
+
+    def is_in_force(self, hold: Hold) -> bool:
+        """Tell whether a hold has not ended by itself."""
+        return hold.until > self._clock()
 
     def know(self, routes: Iterable[Route]) -> None:
         """Take up what is known of all control planes now."""
