@@ -18,6 +18,7 @@ from kplane.gateway.routes import Route, Sleep, Upstream
 from kplane.gateway.waker import Waker
 
 KEY = "uid-acme"
+HOLDS = "hold a connection"
 _SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
 
 
@@ -49,6 +50,8 @@ class Service:
             while data := await reader.read(65536):
                 writer.write(data)
                 await writer.drain()
+                if data == b"bye":
+                    break
         writer.close()
 
     def tell(self, *, asleep: bool) -> None:
@@ -95,6 +98,13 @@ async def test_what_was_sent_arrives_when_the_control_plane_is_awake(
     writer.write_eof()
     assert await reader.read() == b""
     assert service.waker.waiting == 0
+
+
+async def test_a_client_that_stays_keeps_no_connection(service: Service, eventually: Callable[..., Any]) -> None:
+    service.tell(asleep=False)
+    reader, _ = await service.connect(header(KEY) + b"bye")
+    assert await reader.read() == b"bye"
+    await eventually(lambda: {task.get_name() for task in asyncio.all_tasks()}, lambda names: HOLDS not in names)
 
 
 async def test_a_client_that_goes_waits_no_more(service: Service, eventually: Callable[..., Any]) -> None:

@@ -126,7 +126,10 @@ async def _key_of(reader: asyncio.StreamReader) -> str:
 async def _connect(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, upstream: Upstream, greeting: bytes
 ) -> None:
-    """Carry bytes in both directions until both ends are done. Raises OSError or TimeoutError."""
+    """Carry bytes in both directions until the server is done: a client that stays would keep both connections.
+
+    Raises OSError or TimeoutError.
+    """
     async with asyncio.timeout(_CONNECT_SECONDS):
         answers, server = await asyncio.open_connection(upstream.host, upstream.port, limit=_CHUNK)
     try:
@@ -136,8 +139,9 @@ async def _connect(
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
         server.write(greeting)
         async with asyncio.TaskGroup() as both:
-            both.create_task(_carry(reader, server), name="carry requests")
-            both.create_task(_carry(answers, writer), name="carry answers")
+            requests = both.create_task(_carry(reader, server), name="carry requests")
+            await _carry(answers, writer)
+            requests.cancel()
     except* OSError as lost:
         raise lost.exceptions[0] from None
     finally:
