@@ -15,7 +15,12 @@ from kplane.api.names import GATEWAY_LIMITS_KEY
 from kplane.controlplane_operator.backends.apiserver import serving_hosts
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.controlplanes.gateway import at_gateway, endpoint_policy, limits_entry
+from kplane.controlplane_operator.controlplanes.gateway import (
+    at_gateway,
+    endpoint_policy,
+    limits_entry,
+    still_at_gateway,
+)
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities, TenantCertificates
@@ -120,6 +125,27 @@ def test_a_host_name_needs_a_domain_and_a_gateway() -> None:
         published(None, style_by_class="HostName")
     assert refused.value.reason == Reason.NO_GATEWAY
     assert published(None, by_class="Own", style_by_class="HostName") == OWN
+
+
+@pytest.mark.parametrize(
+    ("reason", "external", "join", "kept"),
+    [
+        (Reason.NO_GATEWAY_DOMAIN, URL, URL, (URL, URL)),
+        (Reason.NO_GATEWAY_DOMAIN, URL, "https://10.0.0.9:6443", (URL, OWN.join)),
+        (Reason.NO_GATEWAY_DOMAIN, BY_HOST, BY_HOST, (OWN.external, OWN.join)),
+        # Another control plane has that address now.
+        (Reason.CLUSTER_PATH_IN_USE, URL, URL, (OWN.external, OWN.join)),
+    ],
+)
+def test_a_style_that_cannot_be_had_takes_no_address(
+    reason: Reason, external: str, join: str, kept: tuple[str, str]
+) -> None:
+    endpoints = [{"type": "External", "url": external}, {"type": "Join", "url": join}]
+    before = ControlPlane.model_validate({"metadata": {"name": "acme"}, "spec": {}, "status": {"endpoints": endpoints}})
+    provision = Provision(OWN, administrator=ClusterConfig(server=OWN.internal), authorities=None)
+    failure = ConditionError(reason, "it cannot be had")
+    found = still_at_gateway(_context(GATEWAY), before, provision=provision, failure=failure).addresses
+    assert (found.internal, found.external, found.join) == (OWN.internal, *kept)
 
 
 def test_another_name_renews_the_certificate_of_the_api_server_alone() -> None:

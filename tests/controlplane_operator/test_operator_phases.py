@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from kplane.api import ControlPlane, find_condition
+from kplane.api import ControlPlane, ControlPlaneClass, find_condition
 from kplane.api.conditions import SYNCED
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.class_policy import ClassInForce
@@ -16,6 +17,7 @@ from kplane.controlplane_operator.controlplanes.credentials import Credentials
 from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneReconciler, Pass
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.errors import RoleMissing
+from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.stores import Stores
@@ -105,3 +107,21 @@ def test_what_is_due_is_looked_at_also_while_a_person_is_needed(
     monkeypatch.setattr(reconciler._context, "metrics", metrics, raising=False)
     failure = ConditionError(Reason.NO_GATEWAY_DOMAIN, "no domain")
     assert reconciler._next(("", "acme"), look(failure=failure, again=again)) == again
+
+
+async def test_a_class_that_asks_for_host_names_without_a_domain_takes_no_address(
+    reconciler: ControlPlaneReconciler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = Gateway(url="https://api.example.org", ca=b"", namespace="kplane-gateway")
+    by_path = gateway.address("acme")
+    one = look(status={"endpoint": _URL, "endpoints": [{"type": "External", "url": by_path}]})
+    chosen = ControlPlaneClass.model_validate({"metadata": {"name": "gold"}, "spec": {"endpointStyle": "HostName"}})
+    one.followed = ClassInForce(chosen)
+    own = Provision(Addresses(_URL, _URL, _URL), ClusterConfig(server=_URL), authorities=cast("Any", "some"))
+    monkeypatch.setattr(reconciler._sleeper, "hibernate", AsyncMock(return_value=own))
+    monkeypatch.setattr(reconciler._claims, "confirm", Mock(), raising=False)
+    monkeypatch.setattr(reconciler._context, "gateway", gateway, raising=False)
+    found = await reconciler._backend(one, cast("Any", None), decision=cast("Any", None))
+    assert found.addresses == Addresses(_URL, by_path, _URL)
+    assert one.failure is not None
+    assert one.failure.reason is Reason.NO_GATEWAY_DOMAIN

@@ -7,7 +7,14 @@ import json
 import re
 from datetime import UTC, datetime
 
-from kplane.api import ControlPlane, ControlPlaneClass, ControlPlaneMode, EndpointPolicy, EndpointStyle
+from kplane.api import (
+    ControlPlane,
+    ControlPlaneClass,
+    ControlPlaneMode,
+    EndpointPolicy,
+    EndpointStyle,
+    EndpointType,
+)
 from kplane.api.control_plane import CLUSTER_PATH_PATTERN, RESERVED_CLUSTER_PATHS
 from kplane.api.names import CA_KEY, GATEWAY_HOST_KEY, GATEWAY_LIMITS_KEY, UID_ANNOTATION, gateway_secret_name
 from kplane.controlplane_operator.backends.base import Provision
@@ -22,7 +29,7 @@ from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import as_recorded
 
-__all__ = ["at_gateway", "endpoint_policy", "limits_entry", "write_gateway_secret"]
+__all__ = ["at_gateway", "endpoint_policy", "limits_entry", "still_at_gateway", "write_gateway_secret"]
 
 _PAIR = "tls"
 _LONGEST_PATH = 63
@@ -76,6 +83,22 @@ def at_gateway(
     url = gateway.host_address(host) if host is not None else gateway.address(control_plane.cluster_path)
     join = own.join if policy is EndpointPolicy.BOTH else url
     return dataclasses.replace(provision, addresses=Addresses(internal=own.internal, external=url, join=join))
+
+
+def still_at_gateway(
+    context: OperatorContext, control_plane: ControlPlane, *, provision: Provision, failure: ConditionError
+) -> Provision:
+    """Return the provision with the path at the gateway that was published, if only the domain for another is missing.
+
+    So a class that asks for host names by mistake takes no address from anybody.
+    """
+    published = {endpoint.type: endpoint.url for endpoint in control_plane.status.endpoints}
+    external, gateway, own = published.get(EndpointType.EXTERNAL, ""), context.gateway, provision.addresses
+    if failure.reason is not Reason.NO_GATEWAY_DOMAIN or gateway is None or not gateway.serves(external):
+        return provision
+    join = published.get(EndpointType.JOIN, own.join)
+    join = join if gateway.serves(join) else own.join
+    return dataclasses.replace(provision, addresses=Addresses(internal=own.internal, external=external, join=join))
 
 
 def _check_path(path: str) -> None:

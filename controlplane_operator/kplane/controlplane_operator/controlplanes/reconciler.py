@@ -39,7 +39,12 @@ from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
 from kplane.controlplane_operator.controlplanes.credentials import CredentialIssuer, Credentials
 from kplane.controlplane_operator.controlplanes.deletion import Removal
-from kplane.controlplane_operator.controlplanes.gateway import at_gateway, endpoint_policy, write_gateway_secret
+from kplane.controlplane_operator.controlplanes.gateway import (
+    at_gateway,
+    endpoint_policy,
+    still_at_gateway,
+    write_gateway_secret,
+)
 from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
 from kplane.controlplane_operator.controlplanes.publish import (
     ensure_default_registration,
@@ -320,6 +325,7 @@ class ControlPlaneReconciler:
             if not one.was_published:
                 raise
             one.failure = taken  # credentials are still renewed
+            provision = still_at_gateway(self._context, one.control_plane, provision=provision, failure=taken)
         return provision
 
     async def _credentials(self, one: Pass, provision: Provision) -> Credentials:
