@@ -7,6 +7,7 @@ import json
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -20,6 +21,7 @@ from kplane.controlplane_operator.controlplanes.gateway import (
     endpoint_policy,
     limits_entry,
     still_at_gateway,
+    write_gateway_secret,
 )
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.gateway import Gateway
@@ -247,3 +249,25 @@ def test_the_gateway_is_told_the_limits_of_a_class() -> None:
     limits = {"requestsInFlight": 10, "requestsPerSecond": 20, "requestBytes": "1Mi"}
     assert told(limits=limits) == {"class": "gold"} | limits | {"requestBytes": 1 << 20}
     assert told(limits={"requestsPerSecond": 5}) == {"class": "gold", "requestsPerSecond": 5}
+
+
+async def test_one_that_leaves_the_gateway_leaves_no_secret_there() -> None:
+    """As an operator finds it that started since: it has not read the namespace of the gateway."""
+    kept: dict[Any, Any] = {}
+
+    async def opened(namespace: str) -> None:
+        kept[namespace, "controlplane-acme"] = {"metadata": {"name": "controlplane-acme"}}
+
+    client = SimpleNamespace(delete=AsyncMock())
+    context: Any = SimpleNamespace(
+        gateway=NAMED, client=client, secrets=SimpleNamespace(open=opened), stores=SimpleNamespace(secrets=kept)
+    )
+    provision = Provision(OWN, ClusterConfig(server=OWN.internal), authorities=cast("Any", "some"))
+    for external, deletions in ((OWN.external, 0), (BY_PATH, 1), (BY_HOST, 1)):
+        kept.clear()
+        client.delete.reset_mock()
+        status = {"endpoints": [{"type": "External", "url": external}]}
+        spec = {"mode": "Dedicated"}
+        one = ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "1"}, "spec": spec, "status": status})
+        await write_gateway_secret(context, one, provision=provision, chosen=None)
+        assert client.delete.await_count == deletions

@@ -117,13 +117,9 @@ def _check_unclaimed(context: OperatorContext, control_plane: ControlPlane, *, g
     its own by its clusterPath, while one of mode Dedicated has it by its name.
     """
     path = control_plane.cluster_path
-    urls = {gateway.address(path)}
-    if gateway.domain is not None:
-        urls.add(gateway.host_address(f"{path}.{gateway.domain}"))
 
     def rank(one: ControlPlane) -> tuple[bool, bool]:
-        published = any(endpoint.url in urls for endpoint in one.status.endpoints)
-        return published, one.spec.mode is ControlPlaneMode.VIRTUAL
+        return _is_published(one, path=path, gateway=gateway), one.spec.mode is ControlPlaneMode.VIRTUAL
 
     for obj in context.stores.control_planes.by("path", path):
         other = as_recorded(obj)
@@ -136,6 +132,14 @@ def _check_unclaimed(context: OperatorContext, control_plane: ControlPlane, *, g
                 " Own, or create a control plane with another name or clusterPath",
                 waits_for_event=False,
             )
+
+
+def _is_published(control_plane: ControlPlane, *, path: str, gateway: Gateway) -> bool:
+    """Tell whether the status names the address that the gateway has for a path."""
+    urls = {gateway.address(path)}
+    if gateway.domain is not None:
+        urls.add(gateway.host_address(f"{path}.{gateway.domain}"))
+    return any(endpoint.url in urls for endpoint in control_plane.status.endpoints)
 
 
 async def write_gateway_secret(
@@ -152,7 +156,9 @@ async def write_gateway_secret(
     name, virtual = gateway_secret_name(control_plane.name), control_plane.spec.mode is ControlPlaneMode.VIRTUAL
     host = host_name(gateway, control_plane, chosen=chosen)
     by_host = host is not None and provision.addresses.external == gateway.host_address(host)
-    if virtual or by_host or gateway.serves(provision.addresses.external):
+    wanted = by_host or gateway.serves(provision.addresses.external)
+    # Of one that is published there no more, a Secret may be left.
+    if virtual or wanted or _is_published(control_plane, path=control_plane.cluster_path, gateway=gateway):
         await context.secrets.open(gateway.namespace)
     known = context.stores.secrets.get((gateway.namespace, name))
     if host is not None and by_host:
