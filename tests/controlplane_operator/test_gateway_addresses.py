@@ -271,3 +271,29 @@ async def test_one_that_leaves_the_gateway_leaves_no_secret_there() -> None:
         one = ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "1"}, "spec": spec, "status": status})
         await write_gateway_secret(context, one, provision=provision, chosen=None)
         assert client.delete.await_count == deletions
+
+
+async def test_one_that_has_no_class_any_more_has_no_limits() -> None:
+    written: list[Any] = []
+
+    async def apply(_: Any, body: dict[str, Any]) -> dict[str, Any]:
+        written.append(body)
+        return body
+
+    kept: dict[Any, Any] = {}
+    secrets = SimpleNamespace(
+        get=kept.get, apply=lambda body: kept.update({("kplane-gateway", "controlplane-acme"): body})
+    )
+    context: Any = SimpleNamespace(
+        gateway=GATEWAY,
+        client=SimpleNamespace(apply=apply),
+        secrets=SimpleNamespace(open=AsyncMock()),
+        stores=SimpleNamespace(secrets=secrets),
+    )
+    one = ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "1"}, "spec": {}})
+    addresses = Addresses(OWN.internal, URL, URL)
+    provision = Provision(addresses, ClusterConfig(server=OWN.internal), authorities=TenantAuthorities.create("acme"))
+    small = ControlPlaneClass.model_validate({"metadata": {"name": "small"}, "spec": {}})
+    for chosen in (small, small, None, None):
+        await write_gateway_secret(context, one, provision=provision, chosen=chosen)
+    assert [GATEWAY_LIMITS_KEY in body["data"] for body in written] == [True, False]

@@ -170,6 +170,7 @@ async def write_gateway_secret(
             await delete_secret(context, control_plane, name=name, namespace=gateway.namespace)
         return
     pair = kept(find_pair(known, _PAIR), authorities.front_proxy, now=datetime.now(UTC), user=FRONT_PROXY_USER)
+    limits = limits_entry(chosen)
     await write_secret(
         context,
         control_plane,
@@ -180,10 +181,11 @@ async def write_gateway_secret(
             CA_KEY: authorities.serving_trust,
             "client-ca.crt": authorities.client_trust,
             "sa.pub": authorities.service_account_trust,
-            **limits_entry(chosen),
+            **limits,
             **entries(_PAIR, pair or issue_client(authorities.front_proxy, user=FRONT_PROXY_USER)),
         },
         annotations={UID_ANNOTATION: control_plane.metadata.uid or ""},
+        never=() if limits else (GATEWAY_LIMITS_KEY,),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from kplane.api import ControlPlane, SecretReference
@@ -94,9 +94,10 @@ async def write_secret(
     data: Mapping[str, bytes],
     annotations: Mapping[str, str] | None = None,
     namespace: str | None = None,
+    never: Collection[str] = (),
 ) -> None:
     """Have a Secret carry exactly this, in the control plane's namespace if no other is given; nothing is written where
-    it does.
+    it does. `never` names former entries of ours: other entries that are not in `data` are left alone.
 
     One that cannot be changed, because somebody made it immutable or of another type, is replaced.
     """
@@ -109,7 +110,7 @@ async def write_secret(
         metadata={"annotations": dict(annotations or {}), "ownerReferences": [owner_reference(control_plane)]},
     )
     known = context.stores.secrets.get((namespace, name))
-    if known is not None and _carries(known, body):
+    if known is not None and _carries(known, body) and not set(never) & (known.get("data") or {}).keys():
         return
     try:
         written = await context.client.apply(SECRETS, body)
