@@ -62,7 +62,7 @@ def test_whatever_is_awake_no_client_is_disturbed_and_the_limits_hold(seed: int)
     awake = [
         holder(
             f"c{number}",
-            idle=chance.choice([None, 0.0, 89.0, 90.0, 500.0, 1000.0 + number]),
+            idle=chance.choice([None, 0.0, 179.0, 180.0, 500.0, 1000.0 + number]),
             memory=chance.choice([128, 256, 1024]) * MIB,
             leaves=chance.random() < 0.2,
         )
@@ -71,10 +71,10 @@ def test_whatever_is_awake_no_client_is_disturbed_and_the_limits_hold(seed: int)
     limits = Limits(chance.choice([None, 1, 2, 4]), chance.choice([None, 512 * MIB, 2048 * MIB]))
     new = chance.choice([None, holder("new", idle=None)])
     chosen = displaced(awake, limits=limits, now=NOW, newcomer=new)
-    assert all(each.active is not None and NOW - each.active >= timedelta(seconds=90) for each in chosen)
+    assert all(each.active is not None and NOW - each.active >= timedelta(minutes=3) for each in chosen)
     assert not any(each.leaves for each in chosen)
     left = [each.active for each in awake if each not in chosen and not each.leaves and each.active is not None]
-    idle = [active for active in left if NOW - active >= timedelta(seconds=90)]
+    idle = [active for active in left if NOW - active >= timedelta(minutes=3)]
     assert all(each.active is not None and each.active <= active for each in chosen for active in idle)
     staying = [each for each in awake if not each.leaves and each not in chosen] + ([new] if new is not None else [])
     if chosen:
@@ -151,7 +151,7 @@ def test_those_that_wait_wake_in_the_order_in_which_they_were_asked(monkeypatch:
     # It is in use, so it is not asked to sleep.
     assert world.turn("busy").sleep is None
     assert world.called() == ["first"]
-    for called in ([], ["busy"]):
+    for called in ([], [], [], ["busy"]):
         world.later(45)
         assert world.turn("second").crowded
         assert world.called() == ["first"]
@@ -188,9 +188,9 @@ def test_a_request_of_an_earlier_sleep_gives_no_place_in_the_line(monkeypatch: p
 def test_one_that_took_long_to_start_is_not_asked_to_sleep_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, limits=Limits(1))
     wakes = {"since": (NOW - timedelta(days=1)).isoformat(), "reason": "Idle", "observedGeneration": 0}
-    world.put("slow", idle=100, hibernation=wakes)
+    world.put("slow", idle=200, hibernation=wakes)
     assert world.turn("slow").sleep is None
-    world.put("slow", idle=100)
+    world.put("slow", idle=200)
     world.put("new", asleep=True, idle=1)
     assert world.turn("new").crowded
     assert world.called() == []

@@ -26,8 +26,8 @@ from kplane.controlplane_operator.watch.cache import Object
 
 __all__ = ["Holder", "Limits", "Room", "displaced", "fits"]
 
-_IN_USE: Final = timedelta(seconds=90)
-"""The gateway says once a minute that a control plane is in use."""
+_IN_USE: Final = timedelta(minutes=3)
+"""The gateway says once a minute that a control plane is in use; one or two reports may be lost."""
 _START_SECONDS: Final = 10.0
 """So long a start counts at most: an API server that does not get ready holds up no other one."""
 _BROKEN_SECONDS: Final = 300.0

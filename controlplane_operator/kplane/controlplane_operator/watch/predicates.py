@@ -56,7 +56,7 @@ def _class_may_say(control_plane: Object, field: str, *, classes: Store) -> bool
     reference = (control_plane.get("spec") or {}).get("classRef")
     if reference is None:
         return False
-    named = classes.get(("", reference["name"]))
+    named = classes.get(("", reference.get("name", "")))
     followed = (named, (control_plane.get("status") or {}).get("rememberedClass") or {})
     return any(each is None or bool((each.get("spec") or {}).get(field)) for each in followed)
 

@@ -180,6 +180,10 @@ class _Reading:
         except (ProviderError, TimeoutError) as error:
             self.error = str(error) or "no answer in time"
             return
+        except Exception as error:  # noqa: BLE001 - one namespace must not end what reads the others
+            _log.exception("failed to read the Secrets of %s", namespace)
+            self.error = f"the operator failed: {error}"
+            return
         if not self.ended:
             self._store.replace(found.items, resource_version=found.resource_version, namespace=namespace)
             self.error, self._due = "", time.monotonic() + jittered(_READ_SECONDS)
