@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kplane.provider import ProviderError
-from kplane.provider.client.resources import DEPLOYMENTS, NAMESPACES, PODS
+from kplane.provider.client.resources import CLUSTER_ROLES, DEPLOYMENTS, NAMESPACES, PODS
 
 
 def test_paths():
@@ -14,6 +14,7 @@ def test_paths():
     assert PODS.path(namespace="ns") == "/api/v1/namespaces/ns/pods"
     assert PODS.path() == "/api/v1/pods"
     assert PODS.path("a", namespace="ns", subresource="status") == "/api/v1/namespaces/ns/pods/a/status"
+    assert CLUSTER_ROLES.path("system:node_a~") == "/apis/rbac.authorization.k8s.io/v1/clusterroles/system%3Anode_a~"
     assert DEPLOYMENTS.path("a b", namespace="ns") == "/apis/apps/v1/namespaces/ns/deployments/a%20b"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -29,8 +30,18 @@ def encode(body: Any) -> bytes:
 
 def query_of(params: Mapping[str, str | int | bool | None]) -> str:
     """Return a query string; leaves out None."""
-    plain = {key: str(value).lower() if isinstance(value, bool) else value for key, value in params.items()}
-    return urlencode({key: value for key, value in plain.items() if value is not None}, quote_via=quote)
+    plain = tuple(
+        (key, str(value).lower() if isinstance(value, bool) else str(value))
+        for key, value in params.items()
+        if value is not None
+    )
+    return _encoded(plain)
+
+
+@functools.lru_cache(maxsize=64)
+def _encoded(params: tuple[tuple[str, str], ...]) -> str:
+    # Most requests have one of a few query strings.
+    return urlencode(params, quote_via=quote)
 
 
 def name_of(body: dict[str, Any]) -> str:

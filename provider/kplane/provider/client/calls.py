@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -103,7 +103,8 @@ class Calls:
     async def _exchange(
         self, request: HttpRequest, read: Callable[[aiohttp.ClientResponse], Awaitable[T]], *, seconds: float | None
     ) -> T:
-        async with asyncio.timeout(seconds), self._transport.exchange(request) as response:
+        deadline: AbstractAsyncContextManager[object] = nullcontext() if seconds is None else asyncio.timeout(seconds)
+        async with deadline, self._transport.exchange(request) as response:
             if not 200 <= response.status < 300:
                 with self._limits.intake(server=self._transport.config.server) as intake:
                     raise await error_of(response, intake=intake, asked=str(request))

@@ -97,6 +97,11 @@ class Client:
         return self._transport
 
     @property
+    def field_manager(self) -> str:
+        """Under this name the API server notes which fields were written."""
+        return self._field_manager
+
+    @property
     def limits(self) -> AnswerLimits:
         """Bounds of the answers."""
         return self._limits

@@ -79,7 +79,13 @@ class Resource:
         return "/".join(parts)
 
 
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+"""What a path can hold as it is: nearly all names."""
+
+
 def _segment(value: str, *, what: str) -> str:
+    if _PLAIN.fullmatch(value):
+        return value
     if not value or value in {".", ".."} or "/" in value or "%" in value:
         raise ProviderError(
             f"{value!r} cannot be the {what}: it is empty or has characters that a URL path gives a meaning"
