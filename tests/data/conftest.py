@@ -99,12 +99,29 @@ def etcd(binaries: Binaries, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         etcd.stop()
 
 
+@pytest.fixture
+async def other(binaries: Binaries, tmp_path: Path, hold_port: Callable[[], int]) -> AsyncIterator[Etcd]:
+    """A second etcd, for one test, which may stop it. Everybody with a certificate is its administrator."""
+    etcd = Etcd(binaries.path("etcd"), tmp_path, hold_port())
+    etcd.start()
+    try:
+        async with Client(etcd.url, credentials=etcd.credentials("root", tmp_path / "root")) as client:
+            await _answering(client)
+        yield etcd
+    finally:
+        etcd.stop()
+
+
+async def _answering(client: Client) -> None:
+    deadline = time.monotonic() + 60
+    while (problem := await client.problem()) is not None:
+        assert time.monotonic() < deadline, problem
+        await asyncio.sleep(0.05)
+
+
 async def _prepare(etcd: Etcd) -> None:
     async with Client(etcd.url, credentials=etcd.credentials("root", etcd.directory / "root")) as client:
-        deadline = time.monotonic() + 60
-        while (problem := await client.problem()) is not None:
-            assert time.monotonic() < deadline, problem
-            await asyncio.sleep(0.05)
+        await _answering(client)
         await client.access.add_user("root")
         await client.access.add_role("root")
         await client.access.grant_role("root", "root")

@@ -8,17 +8,20 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from kplane.data import (
-    Absent,
     ArchiveDamaged,
     ArchiveReader,
     Client,
-    ConditionNotMet,
     Credentials,
     KeyValue,
+    Owner,
     Page,
+    Pair,
     archive,
+    claim,
     digest,
-    write_archived,
+    is_copy,
+    lacks_data,
+    write_copy,
 )
 
 from .conftest import Etcd
@@ -33,7 +36,7 @@ class Pages(Client):
     def __init__(self, *pages: list[KeyValue]) -> None:
         self._pages = pages
 
-    async def pages(self, prefix: str, *, size: int = 500) -> AsyncIterator[Page]:
+    async def pages(self, prefix: str, *, size: int = 500, revision: int = 0) -> AsyncIterator[Page]:
         for items in self._pages:
             yield Page(7, tuple(items))
 
@@ -78,7 +81,7 @@ async def test_what_ends_by_itself_or_says_where_the_api_server_is_is_left_out()
         "services/endpoints/default/kubernetes": b"3",
         "endpointslices/default/kubernetes": b"4",
     }
-    kept = {"leases/kube-system/kube-controller-manager": b"5", "services/endpoints/default/shop": b"6"}
+    kept = {"leases/kube-system/kube-controller-manager": b"5", "services/endpoints/default/kubernetes-too": b"6"}
     content = await packed(Pages(keys(own), keys({"events/shop/x": b"7"}, lease=3), keys(kept)))
     assert {key.decode(): value for key, value in ArchiveReader().feed(content)} == kept
 
@@ -114,7 +117,7 @@ async def test_neither_side_holds_more_than_a_page() -> None:
         def __init__(self) -> None:
             pass
 
-        async def pages(self, prefix: str, *, size: int = 500) -> AsyncIterator[Page]:
+        async def pages(self, prefix: str, *, size: int = 500, revision: int = 0) -> AsyncIterator[Page]:
             for page in range(64):
                 yield Page(7, tuple(KeyValue(f"/a/{page}-{n}".encode(), bytes(1 << 16), 1) for n in range(16)))
 
@@ -136,15 +139,48 @@ async def test_an_archive_of_a_real_etcd_is_written_to_another_prefix(
 ) -> None:
     for key, value in VALUES.items():
         await client.put(f"{prefix}{key}".encode(), value)
-    await client.put(f"{prefix}masterleases/1".encode(), b"own")
-    other, reader = new_prefix(), ArchiveReader()
-    guard = [Absent(f"{prefix}stop".encode())]
-    await write_archived(client, other, reader.feed(await packed(client, prefix)), only_if=guard)
+    for key in ("masterleases/1", ".copy", ".follow"):
+        await client.put(f"{prefix}{key}".encode(), b"own")
+    other, reader, owner = new_prefix(), ArchiveReader(), Owner("uid-1")
+    packages = await packed(client, prefix)
+
+    async def pairs() -> AsyncIterator[list[Pair]]:
+        yield reader.feed(packages[:1000])
+        yield reader.feed(packages[1000:])
+
+    async def check() -> None:
+        assert await digest(client, other) == reader.end().digest
+        assert not await is_copy(client, other, owner=owner)
+
+    await claim(client, other, owner=owner)
+    assert await write_copy(client, pairs(), other, owner=owner, check=check)
+    assert await is_copy(client, other, owner=owner)
     assert await digest(client, other) == reader.end().digest
-    await client.put(f"{prefix}stop".encode(), b"")
-    with pytest.raises(ConditionNotMet):
-        await write_archived(client, other, [(b"late", b"")], only_if=guard)
-    assert await client.get(f"{other}late".encode()) is None
+
+
+@pytest.mark.integration
+async def test_a_copy_of_what_is_not_whole_stays_unfinished(client: Client, prefix: str) -> None:
+    owner = Owner("uid-1")
+    await claim(client, prefix, owner=owner)
+
+    async def damaged() -> AsyncIterator[list[Pair]]:
+        yield [(key.encode(), value) for key, value in VALUES.items()]
+        raise ArchiveDamaged("cut")
+
+    async def refused() -> None:
+        raise ArchiveDamaged("other data")
+
+    async def whole() -> AsyncIterator[list[Pair]]:
+        yield [(b"configmaps/a", b"1")]
+
+    with pytest.raises(ArchiveDamaged, match="cut"):
+        await write_copy(client, damaged(), prefix, owner=owner)
+    assert await client.count(prefix) > 100
+    with pytest.raises(ArchiveDamaged, match="other data"):
+        await write_copy(client, whole(), prefix, owner=owner, check=refused)
+    assert await lacks_data(client, prefix, owner=owner)
+    assert await write_copy(client, whole(), prefix, owner=owner)
+    assert await client.count(prefix) == 2
 
 
 @pytest.mark.integration

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -13,22 +15,26 @@ from hypothesis import strategies as st
 
 from kplane.data import (
     Client,
+    Cloning,
     Credentials,
     DataError,
     NotOwned,
     Original,
     Owner,
     Template,
+    ValueEncrypted,
     ValueUnreadable,
     claim,
     clone,
     delete_owned,
     discard_unfinished,
-    is_clone,
+    is_copy,
     lacks_data,
     uid_of,
+    usage,
 )
 from kplane.data.rpc import TXN
+from kplane.data.template import COPY_MARK
 
 from .conftest import Etcd
 from .test_data_uids import UID, field, protobuf
@@ -76,7 +82,7 @@ def test_the_placeholder_becomes_what_the_copy_is_told() -> None:
     original = Original.of(bound, placeholder=PLACEHOLDER)
     (copy,) = [value for _, value in original.copied(replaced=OWNER.uid)]
     assert f"user:{OWNER.uid}".encode() in copy
-    with pytest.raises(ValueError, match="length of a uid"):
+    with pytest.raises(ValueUnreadable, match="form of a uid"):
         dict(original.copied(replaced="short"))
 
 
@@ -98,6 +104,77 @@ def test_a_copy_may_leave_keys_out() -> None:
     copy = dict(original.copied(without={b"namespaces/a"}))
     assert copy.keys() == {b"namespaces/b"}
     assert UID.encode() not in copy[b"namespaces/b"]
+
+
+def secret(kind: str, *, rest: bytes = b"") -> bytes:
+    return protobuf(field(5, str(uuid.uuid4()).encode()), field(2, rest) + field(3, kind.encode()))
+
+
+def cloned(*groups: dict[bytes, bytes], **settings: Any) -> dict[bytes, bytes]:
+    cloning = Cloning(**settings)
+    for each in groups:
+        cloning.learn(each.items())
+    return dict(pair for each in groups for pair in cloning.copied(each.items()))
+
+
+def test_a_clone_has_fresh_uids_in_keys_and_values_alike() -> None:
+    """The owner may be read after its dependents, and a volume has the uid of its claim in its name."""
+    claim = str(uuid.uuid4())
+    volume = b"persistentvolumes/pvc-" + claim.encode()
+    first = {
+        volume: stored(UID, rest=b"pvc-" + claim.encode()),
+        b"pods/a": stored(str(uuid.uuid4()), rest=UID.encode()),
+    }
+    last = {
+        b"persistentvolumeclaims/b": stored(claim),
+        b"configmaps/c": stored(str(uuid.uuid4()), rest=NO_UID.encode()),
+    }
+    found = cloned(first, last, replaced=(PLACEHOLDER, OWNER.uid))
+    for former in (UID, claim):
+        assert not [key for key, value in found.items() if former.encode() in key + value]
+    (name,) = [key for key in found if key.startswith(b"persistentvolumes/")]
+    fresh = uid_of(found[b"persistentvolumeclaims/b"]) or ""
+    assert name == b"persistentvolumes/pvc-" + fresh.encode()
+    assert b"pvc-" + fresh.encode() in found[name]
+    assert (uid_of(found[name]) or "").encode() in found[b"pods/a"]
+    assert NO_UID.encode() in found[b"configmaps/c"]
+
+
+@pytest.mark.parametrize("nodes", [False, True])
+def test_a_clone_leaves_out_what_was_issued_and_what_ends_by_itself(nodes: bool) -> None:
+    kept = {
+        b"secrets/default/mine": secret("Opaque", rest=b"kubernetes.io/service-account-token"),
+        b"configmaps/default/kube-root-ca.crt.mine": stored(str(uuid.uuid4())),
+        b"configmaps/default/cluster-info": stored(str(uuid.uuid4())),
+        b"shop.example.org/leases/default/a": json.dumps({"metadata": {"uid": str(uuid.uuid4())}}).encode(),
+        b"ranges/serviceips": protobuf(b""),
+    }
+    left_out = {
+        b"secrets/default/token": secret("kubernetes.io/service-account-token"),
+        b"secrets/kube-system/bootstrap-token-abcdef": secret("bootstrap.kubernetes.io/token"),
+        b"configmaps/default/kube-root-ca.crt": stored(str(uuid.uuid4())),
+        b"configmaps/kube-public/cluster-info": stored(str(uuid.uuid4())),
+        b"configmaps/kube-system/extension-apiserver-authentication": stored(str(uuid.uuid4())),
+        b"certificatesigningrequests/a": stored(str(uuid.uuid4())),
+        b"leases/kube-system/kube-controller-manager": stored(str(uuid.uuid4())),
+        b"events/default/a": b"k8s:enc:secretbox:v1:kplane:",
+        b"masterleases/10.0.0.1": b"",
+        b"services/endpoints/default/kubernetes": stored(str(uuid.uuid4())),
+        b".copy": b"finished",
+    }
+    of_nodes = {b"minions/a": stored(str(uuid.uuid4())), b"csinodes/a": stored(str(uuid.uuid4()))}
+    expected = kept | (of_nodes if nodes else {})
+    assert cloned(kept | left_out | of_nodes, nodes=nodes).keys() == expected.keys()
+
+
+def test_what_is_encrypted_is_not_cloned(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueEncrypted, match="secrets/default/a is encrypted at rest"):
+        cloned({b"secrets/default/a": b"k8s:enc:secretbox:v1:kplane:\x00"})
+    with pytest.raises(ValueUnreadable, match="things/a: "):
+        cloned({b"things/a": b"nothing"})
+    monkeypatch.setattr(sys.modules[Cloning.__module__], "MOST_CLONED", 2)
+    with pytest.raises(DataError, match="more than 2 objects"):
+        cloned({b"pods/%d" % number: stored(str(uuid.uuid4())) for number in range(3)})
 
 
 def test_a_template_with_a_value_that_cannot_be_read_is_refused() -> None:
@@ -156,18 +233,32 @@ async def _is_whole(client: Client, prefix: str, source: Template) -> None:
 
 
 @pytest.mark.integration
+async def test_the_size_of_a_copy_is_known_before_it_is_made(client: Client, prefix: str) -> None:
+    original, left_out = Original.of(many(20)), [b"pods/3"]
+    await claim(client, prefix, owner=OWNER)
+    await clone(client, original, prefix, owner=OWNER, without=left_out)
+    found, told = await usage(client, prefix, share=1.0), original.usage(prefix, without=left_out)
+    values = await _values(client, prefix)
+    mark = len(prefix) + len(COPY_MARK) + len(values.pop(COPY_MARK))
+    assert (told.keys, told.bytes) == (19, sum(len(prefix) + len(key) + len(value) for key, value in values.items()))
+    # With what etcd keeps of each key besides.
+    assert found.keys == told.keys + 1
+    assert told.bytes + mark < found.bytes < told.bytes + mark + found.keys * 40
+
+
+@pytest.mark.integration
 @pytest.mark.parametrize("count", [0, 1, 118, 119, 300])
 async def test_a_copy_is_made_once(client: Client, prefix: str, count: int) -> None:
     source = many(count)
     await claim(client, prefix, owner=OWNER)
-    assert not await is_clone(client, prefix, owner=OWNER)
+    assert not await is_copy(client, prefix, owner=OWNER)
     assert await lacks_data(client, prefix, owner=OWNER)
     assert await clone(client, Original.of(source), prefix, owner=OWNER)
     assert not await lacks_data(client, prefix, owner=OWNER)
     await _is_whole(client, prefix, source)
     made = await _values(client, prefix)
     assert await clone(client, Original.of(source), prefix, owner=OWNER)
-    assert await is_clone(client, prefix, owner=OWNER)
+    assert await is_copy(client, prefix, owner=OWNER)
     assert await _values(client, prefix) == made
     assert await delete_owned(client, prefix, owner=OWNER) == count + 1
 
@@ -201,7 +292,7 @@ async def test_the_copy_of_an_earlier_owner_is_data_like_any_other(client: Clien
     await client.put(b"/kplane.dev/owners" + prefix.encode(), OWNER.encode())
     before = await _values(client, prefix)
     assert not await clone(client, original, prefix, owner=OWNER)
-    assert not await is_clone(client, prefix, owner=OWNER)
+    assert not await is_copy(client, prefix, owner=OWNER)
     assert await _values(client, prefix) == before
 
 
@@ -244,7 +335,7 @@ async def test_a_copy_that_was_cut_off_is_begun_again_and_its_late_calls_change_
         former = group.create_task(_quietly(clone(killed, original, prefix, owner=OWNER)))
         await killed.reached.wait()
         finished = at == 3 and sent
-        assert await is_clone(client, prefix, owner=OWNER) is finished
+        assert await is_copy(client, prefix, owner=OWNER) is finished
         assert await lacks_data(client, prefix, owner=OWNER) is not finished
         nothing_written = at == 1 and not sent
         assert await lacks_data(client, prefix, owner=NAMESAKE) is nothing_written

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kplane.data import ValueUnreadable, uid_of
+from kplane.data import ValueEncrypted, ValueUnreadable, uid_of
+from kplane.data.uids import secret_type_of
 
 UID = "0c6d3b8e-1f5e-4f0e-9a8b-2d1c3e4f5a6b"
 _OTHER = "ffffffff-1f5e-4f0e-9a8b-2d1c3e4f5a6b"
@@ -59,12 +60,22 @@ def test_the_uid_of_an_owner_or_of_other_json_is_not_the_objects() -> None:
     assert uid_of(b'{"metadata": {"name": "a"}}') is None
 
 
+def test_the_type_of_a_secret_is_not_what_its_data_say() -> None:
+    data = field(2, field(1, b"type") + field(2, b"other"))
+    assert secret_type_of(protobuf(b"", data + field(3, b"Opaque"))) == "Opaque"
+    assert secret_type_of(protobuf(b"", data)) == ""
+    assert secret_type_of(b'{"data": {"type": "b3RoZXI="}, "type": "Opaque"}') == "Opaque"
+    with pytest.raises(ValueEncrypted):
+        secret_type_of(b"k8s:enc:secretbox:v1:kplane:\x01\x02")
+
+
 @pytest.mark.parametrize(
     "value",
     [
         b"k8s:enc:secretbox:v1:kplane:\x01\x02",
         b"",
         b"[1]",
+        b"[" * 100_000,
         b"nothing",
         b"k8s\0\x12\x05\x0a",
         b"k8s\0\x07",

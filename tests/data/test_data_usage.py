@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kplane.data import Client, Credentials, InvalidPrefix, Put, TimedOut, TooLarge, Usage, Weight, usage
+from kplane.data import Client, Credentials, InvalidPrefix, Put, TimedOut, TooLarge, Usage, Weight, estimate, usage
 
 from .conftest import Etcd
 
@@ -33,6 +33,13 @@ async def test_keys_and_values_of_a_prefix_count_and_those_of_its_neighbours_do_
     # With what etcd keeps of each key besides.
     assert bare < found.bytes < bare + 700 * 40
     assert (await usage(client, empty, share=1.0)).keys == 0
+
+    assert await estimate(client, prefix, seconds=60.0) == found
+    # After the first step, the others count like it.
+    estimated = await estimate(client, prefix, seconds=0.0)
+    assert estimated.keys == 700
+    assert abs(estimated.bytes - found.bytes) < found.bytes / 100
+    assert (await estimate(client, empty, seconds=0.0)).keys == 0
     with pytest.raises(InvalidPrefix):
         await usage(client, "/", share=1.0)
 

@@ -1,7 +1,7 @@
 """A tenant's keys in etcd: read, write, put back to a template, compare. See README.md of this component."""
 
 from kplane.data.access import Access, Permission, Status
-from kplane.data.archive import Archive, Archived, ArchiveReader, Pair, archive, write_archived
+from kplane.data.archive import Archive, Archived, ArchiveReader, Pair, archive
 from kplane.data.client import (
     MAX_OPERATIONS,
     Absent,
@@ -18,8 +18,9 @@ from kplane.data.client import (
     Put,
     Weight,
 )
-from kplane.data.clone import Original, clone, discard_unfinished, is_clone, lacks_data
+from kplane.data.clone import Cloning, Original, clone
 from kplane.data.compare import Digest, digest
+from kplane.data.copying import discard_unfinished, is_copy, lacks_data, write_copy
 from kplane.data.credentials import Credentials, HeldCredentials
 from kplane.data.errors import (
     AlreadyExists,
@@ -34,12 +35,16 @@ from kplane.data.errors import (
     NotFound,
     NotOwned,
     PermissionDenied,
+    RevisionTooFar,
     SnapshotDamaged,
     TimedOut,
     TooLarge,
     Unreachable,
+    ValueEncrypted,
     ValueUnreadable,
 )
+from kplane.data.fence import fence, is_fenced, lift_fence, prepare_fence
+from kplane.data.follow import Comparison, Follower, Place, open_place
 from kplane.data.members import Member, Members
 from kplane.data.owner import (
     Owner,
@@ -52,13 +57,15 @@ from kplane.data.owner import (
     release,
     take_over,
 )
+from kplane.data.revision import MOST_RAISED, raise_revision
 from kplane.data.snapshot import Snapshot
 from kplane.data.template import Reset, Template, reset
 from kplane.data.uids import uid_of
-from kplane.data.usage import Usage, usage
+from kplane.data.usage import Usage, estimate, usage
 
 __all__ = [
     "MAX_OPERATIONS",
+    "MOST_RAISED",
     "Absent",
     "Access",
     "AlreadyExists",
@@ -68,7 +75,9 @@ __all__ = [
     "ArchiveReader",
     "Archived",
     "Client",
+    "Cloning",
     "Compacted",
+    "Comparison",
     "Condition",
     "ConditionNotMet",
     "Credentials",
@@ -80,6 +89,7 @@ __all__ = [
     "Empty",
     "Equals",
     "EtcdError",
+    "Follower",
     "HeldCredentials",
     "InvalidPrefix",
     "KeyValue",
@@ -95,8 +105,10 @@ __all__ = [
     "Pair",
     "Permission",
     "PermissionDenied",
+    "Place",
     "Put",
     "Reset",
+    "RevisionTooFar",
     "Snapshot",
     "SnapshotDamaged",
     "Status",
@@ -105,6 +117,7 @@ __all__ = [
     "TooLarge",
     "Unreachable",
     "Usage",
+    "ValueEncrypted",
     "ValueUnreadable",
     "Weight",
     "archive",
@@ -113,16 +126,23 @@ __all__ = [
     "delete_owned",
     "digest",
     "discard_unfinished",
-    "is_clone",
+    "estimate",
+    "fence",
+    "is_copy",
+    "is_fenced",
     "lacks_data",
+    "lift_fence",
+    "open_place",
     "owned_below",
     "owned_by",
     "owner_key",
     "owner_of",
+    "prepare_fence",
+    "raise_revision",
     "release",
     "reset",
     "take_over",
     "uid_of",
     "usage",
-    "write_archived",
+    "write_copy",
 ]

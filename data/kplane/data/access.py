@@ -32,6 +32,11 @@ class Permission:
     range_end: bytes = b""
 
     @classmethod
+    def everything(cls, *, kind: Kind = "readwrite") -> Self:
+        """Allow all keys."""
+        return cls(kind, b"\0", b"\0")
+
+    @classmethod
     def below(cls, prefix: str, *, kind: Kind = "readwrite") -> Self:
         """Allow all keys of a prefix. Raises InvalidPrefix."""
         key = prefixes.checked(prefix)
@@ -63,6 +68,10 @@ class Access:
     async def enable(self) -> None:
         """Turn access control on. The user `root` with the role `root` must exist."""
         await self._call(rpc.AUTH_ENABLE, pb.AuthEnableRequest())
+
+    async def disable(self) -> None:
+        """Turn access control off: each client certificate may do everything. Users and roles stay as they are."""
+        await self._call(rpc.AUTH_DISABLE, pb.AuthDisableRequest())
 
     async def add_user(self, name: str) -> None:
         """Add a user without a password: the CN of a client certificate is its name. Raises AlreadyExists."""

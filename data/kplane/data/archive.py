@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kplane.data import prefix as prefixes
-from kplane.data.client import MAX_OPERATIONS, Client, Condition, KeyValue, Put
+from kplane.data.api_server import is_place
+from kplane.data.client import Client, KeyValue
 from kplane.data.compare import Digest
 from kplane.data.errors import ArchiveDamaged, DataError
+from kplane.data.template import is_mark
 
-__all__ = ["Archive", "ArchiveReader", "Archived", "Pair", "archive", "write_archived"]
+__all__ = ["Archive", "ArchiveReader", "Archived", "Pair", "archive"]
 
 Pair = tuple[bytes, bytes]
 """A key without its prefix, and its value."""
@@ -32,18 +34,7 @@ _END: Final = 3
 _BATCH: Final = 1 << 18
 _LARGEST: Final = 16 << 20
 """Bytes of a frame. A value in etcd has 1.5 MiB, unless its administrator allows more."""
-_MAX_BYTES: Final = 1 << 20
-"""Keys and values in one transaction; etcd takes requests of 1.5 MiB."""
 _PAGE: Final = 200
-
-_OF_API_SERVERS: Final = (
-    b"masterleases/",
-    b"peerserverleases/",
-    b"leases/kube-system/apiserver-",
-    b"services/endpoints/default/kubernetes",
-    b"endpointslices/default/kubernetes",
-)
-"""What says where a running API server is. The next one writes its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +110,7 @@ def archive(client: Client, prefix: str, *, header: Mapping[str, Any]) -> Archiv
     """Read the keys of a prefix, at one revision, as an archive.
 
     Left out are keys with a lease of etcd (Events, and what API servers say of themselves): they end by themselves, and
-    long before most archives are used. Left out as well is what says where the API server is.
+    long before most archives are used. Left out as well are marks of kplane's own and the API server's address.
     """
     return Archive(client, prefix, header)
 
@@ -188,25 +179,8 @@ class ArchiveReader:
                 raise ArchiveDamaged("the archive is damaged: it has a frame of an unknown kind")
 
 
-async def write_archived(client: Client, prefix: str, pairs: Iterable[Pair], *, only_if: Iterable[Condition]) -> None:
-    """Write pairs of an archive below a prefix, if the conditions hold in each transaction.
-
-    Raises ConditionNotMet, and DataError.
-    """
-    head, conditions = prefixes.checked(prefix), list(only_if)
-    batch, size = list[Put](), 0
-    for key, value in pairs:
-        if batch and (len(batch) == MAX_OPERATIONS or size + len(key) + len(value) > _MAX_BYTES):
-            await client.apply(batch, only_if=conditions)
-            batch, size = [], 0
-        batch.append(Put(head + key, value))
-        size += len(key) + len(value)
-    if batch:
-        await client.apply(batch, only_if=conditions)
-
-
 def _is_left_out(item: KeyValue, *, key: bytes) -> bool:
-    return bool(item.lease) or key.startswith(_OF_API_SERVERS)
+    return bool(item.lease) or is_place(key) or is_mark(key)
 
 
 def _frame(kind: int, content: bytes) -> bytes:

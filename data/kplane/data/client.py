@@ -76,6 +76,8 @@ class Put:
 
     key: bytes
     value: bytes
+    lease: int = 0
+    """Of etcd, with which the key ends; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,10 @@ class Client:
         """Return the bytes that the database of the member that answers has in use, history included."""
         return (await self._call(rpc.STATUS, pb.StatusRequest())).dbSizeInUse
 
+    async def revision(self) -> int:
+        """Return the revision of the last change of any key."""
+        return (await self._call(rpc.RANGE, pb.RangeRequest(key=b"health", count_only=True))).header.revision
+
     async def weigh(self, start: bytes, end: bytes, *, limit: int) -> Weight:
         """Weigh the first keys from `start` up to and without `end`, as the member that answers has them."""
         request = pb.RangeRequest(key=start, range_end=end, limit=limit, serializable=True)
@@ -207,14 +213,16 @@ class Client:
         answer = await self._call(rpc.RANGE, pb.RangeRequest(key=key))
         return _item(answer.kvs[0]) if answer.kvs else None
 
-    async def pages(self, prefix: str, *, size: int = _PAGE) -> AsyncIterator[Page]:
+    async def pages(self, prefix: str, *, size: int = _PAGE, revision: int = 0) -> AsyncIterator[Page]:
         """Read the keys of a prefix at one revision, in pages: at least one, and all of the same revision.
+
+        0 stands for the present revision.
 
         A page that is larger than the connection takes is asked for again with fewer keys. Raises InvalidPrefix, and
         Compacted if etcd compacted the revision before the last page was read.
         """
         start = prefixes.checked(prefix)
-        end, revision = prefixes.range_end(start), 0
+        end = prefixes.range_end(start)
         while True:
             request = pb.RangeRequest(key=start, range_end=end, limit=size, revision=revision)
             try:
@@ -268,6 +276,14 @@ class Client:
         request = pb.DeleteRangeRequest(key=start, range_end=prefixes.range_end(start))
         return (await self._call(rpc.DELETE_RANGE, request)).deleted
 
+    async def grant_lease(self, seconds: int) -> int:
+        """Make a lease, with which keys end after so many seconds, and return its number."""
+        return (await self._call(rpc.LEASE_GRANT, pb.LeaseGrantRequest(TTL=seconds))).ID
+
+    async def lease_seconds(self, lease: int) -> int:
+        """Return the seconds that a lease has left; 0 or less if it has ended."""
+        return (await self._call(rpc.LEASE_TIME_TO_LIVE, pb.LeaseTimeToLiveRequest(ID=lease))).TTL
+
     async def _call(self, method: rpc.Method[rpc.RequestT, rpc.ResponseT], request: rpc.RequestT) -> rpc.ResponseT:
         return await self.connection.call(method, request, timeout_seconds=self._timeout_seconds)
 
@@ -280,7 +296,7 @@ def _operations(operations: Sequence[Operation]) -> Iterable[pb.RequestOp]:
     for each in operations:
         match each:
             case Put():
-                yield pb.RequestOp(request_put=pb.PutRequest(key=each.key, value=each.value))
+                yield pb.RequestOp(request_put=pb.PutRequest(key=each.key, value=each.value, lease=each.lease))
             case Delete():
                 yield pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=each.key))
             case DeleteRange():

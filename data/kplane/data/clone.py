@@ -1,31 +1,47 @@
-"""Clones: the keys of a template below another prefix, with a fresh uid for each object.
+"""Clones: keys of a control plane for another one, with a fresh uid for each object.
 
-All uids have one length. So a uid is replaced byte by byte wherever it occurs, in protobuf and in JSON. That includes
-the owner references of other objects.
+All uids have one length. So a uid is replaced byte by byte wherever it occurs, in keys, in protobuf and in JSON. That
+includes the owner references of other objects.
 """
 
 from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Self
 
-from kplane.data import prefix as prefixes
-from kplane.data.client import MAX_OPERATIONS, Client, Condition, DeleteRange, Empty, Equals, Operation, Put
-from kplane.data.errors import ConditionNotMet, NotOwned, ValueUnreadable
-from kplane.data.owner import Owner, owned_by, owner_of
-from kplane.data.template import COPY_MARK, Template, batches
-from kplane.data.uids import uid_of
+from kplane.data.api_server import is_place
+from kplane.data.archive import Pair
+from kplane.data.client import Client
+from kplane.data.copying import write_copy
+from kplane.data.errors import DataError, ValueEncrypted, ValueUnreadable
+from kplane.data.owner import Owner
+from kplane.data.template import Template, is_mark, is_transient
+from kplane.data.uids import secret_type_of, uid_of
+from kplane.data.usage import Usage
 
-__all__ = ["Original", "clone", "discard_unfinished", "is_clone", "lacks_data"]
+__all__ = ["MOST_CLONED", "Cloning", "Original", "clone"]
 
+MOST_CLONED: Final = 200_000
+"""Objects of a control plane that is cloned. Their uids are held in memory, some 250 bytes for each; values are not."""
+
+_HEX: Final = rb"[0-9a-f]"
+_FORM: Final = re.compile(_HEX + rb"{8}(?:-" + _HEX + rb"{4}){3}-" + _HEX + rb"{12}")
+_DASHES: Final = re.compile(rb"(?:-" + _HEX + rb"{4}){3}-")
+_BEFORE: Final = 8
+"""Bytes of a uid before its dashes, between which `_DASHES` looks."""
 _UID_LENGTH: Final = 36
 _OF_ONE_API_SERVER: Final = (b"configmaps/kube-system/extension-apiserver-authentication",)
 """What an API server writes about its own certificates. It adds to what it finds there, so a copy would trust them."""
-_UNFINISHED: Final = b"unfinished "
-_FINISHED: Final = b"finished "
+_ISSUED: Final = (b"certificatesigningrequests/", b"podcertificaterequests/")
+_ISSUED_SECRETS: Final = frozenset({"kubernetes.io/service-account-token", "bootstrap.kubernetes.io/token"})
+_OF_ONE_AUTHORITY: Final = b"configmaps/kube-public/cluster-info"
+"""Names address and CA for those who join, signed with bootstrap tokens. kubeadm's add-on writes it."""
+_ROOT_CA: Final = re.compile(rb"configmaps/[^/]+/kube-root-ca[.]crt")
+"""Names the CA in each namespace. kube-controller-manager writes it."""
+_OF_NODES: Final = (b"minions/", b"csinodes/", b"volumeattachments/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,26 +54,21 @@ class Original:
 
     @classmethod
     def of(cls, template: Template, *, placeholder: str = "") -> Self:
-        """Read a template. A copy has a string of its own in the place of `placeholder`, which is as long as a uid.
+        """Read a template. A copy has a string of its own in the place of `placeholder`, which has the form of a uid.
 
         Raises ValueUnreadable if the template has a value whose uid cannot be told.
         """
         values = {key: value for key, value in template.values.items() if key not in _OF_ONE_API_SERVER}
-        uids = frozenset(uid.encode() for uid in map(uid_of, values.values()) if uid is not None)
-        replaced = uids | ({placeholder.encode()} if placeholder else set())
-        if strange := [uid for uid in replaced if len(uid) != _UID_LENGTH]:
-            raise ValueUnreadable(f"{strange[0]!r} does not have the length of a uid")
-        if not replaced:
-            return cls(uids, tuple((key, (value,)) for key, value in values.items()))
-        cut = re.compile(b"(" + b"|".join(map(re.escape, sorted(replaced))) + b")")
-        return cls(uids, tuple((key, tuple(cut.split(value))) for key, value in values.items()))
+        uids = frozenset(uid for value in values.values() if (uid := _uid_in(value)) is not None)
+        replaced = uids | ({_checked(placeholder)} if placeholder else set())
+        return cls(uids, tuple((key, tuple(_cut(value, replaced))) for key, value in values.items()))
 
-    def copied(self, *, replaced: str = "", without: Collection[bytes] = ()) -> Iterator[tuple[bytes, bytes]]:
+    def copied(self, *, replaced: str = "", without: Collection[bytes] = ()) -> Iterator[Pair]:
         """Make a copy: keys without prefix and values, each uid fresh, and `replaced` in the place of the placeholder.
 
-        The keys `without` are left out. Raises ValueError unless `replaced` is as long as a uid.
+        The keys `without` are left out. Raises ValueUnreadable unless `replaced` has the form of a uid.
         """
-        fresh = {uid: str(uuid.uuid4()).encode() for uid in self.uids}
+        fresh = {uid: _fresh() for uid in self.uids}
         for key, pieces in self._pieces:
             if key in without:
                 continue
@@ -69,6 +80,56 @@ class Original:
                 copy[place] = fresh.get(pieces[place]) or _checked(replaced)
             yield key, b"".join(copy)
 
+    def usage(self, prefix: str, *, without: Collection[bytes] = ()) -> Usage:
+        """Tell how large such a copy is below a prefix, without its mark and what etcd keeps of each key besides."""
+        sizes = [len(key) + sum(map(len, pieces)) for key, pieces in self._pieces if key not in without]
+        return Usage(len(sizes), sum(sizes) + len(sizes) * len(prefix.encode()))
+
+
+class Cloning:
+    """A control plane's keys made those of another one: `learn` all of them, then have each `copied`.
+
+    Left out is what was issued there, what says where its API server is, what ends by itself, and its nodes.
+    """
+
+    def __init__(self, *, nodes: bool = False, replaced: tuple[str, str] | None = None) -> None:
+        """With `nodes`, these stay. `replaced` is a further string in the form of a uid, and what takes its place."""
+        self._nodes = nodes
+        self._fresh: dict[bytes, bytes] = {_checked(replaced[0]): _checked(replaced[1])} if replaced is not None else {}
+
+    def learn(self, pairs: Iterable[Pair]) -> None:
+        """Read the uids. Raises ValueEncrypted, ValueUnreadable, and DataError if there are more than `MOST_CLONED`."""
+        for key, value in pairs:
+            if _is_of_no_use(key):
+                continue
+            try:
+                uid = _uid_in(value)
+            except ValueEncrypted:
+                raise ValueEncrypted(f"{key.decode(errors='replace')} is encrypted at rest") from None
+            except ValueUnreadable as error:
+                raise ValueUnreadable(f"{key.decode(errors='replace')}: {error}") from None
+            if uid is not None and uid not in self._fresh:
+                self._fresh[uid] = _fresh()
+        if len(self._fresh) > MOST_CLONED:
+            raise DataError(f"it has more than {MOST_CLONED} objects, which is the most that is cloned")
+
+    def copied(self, pairs: Iterable[Pair]) -> list[Pair]:
+        """Return what the clone has of them."""
+        return [(self._renewed(key), self._renewed(value)) for key, value in pairs if not self._is_left_out(key, value)]
+
+    def _is_left_out(self, key: bytes, value: bytes) -> bool:
+        if _is_of_no_use(key) or key in _OF_ONE_API_SERVER or key == _OF_ONE_AUTHORITY or _ROOT_CA.fullmatch(key):
+            return True
+        if key.startswith(b"secrets/"):
+            return secret_type_of(value) in _ISSUED_SECRETS
+        return not self._nodes and key.startswith(_OF_NODES)
+
+    def _renewed(self, text: bytes) -> bytes:
+        pieces = _cut(text, self._fresh)
+        for place in range(1, len(pieces), 2):
+            pieces[place] = self._fresh[pieces[place]]
+        return b"".join(pieces)
+
 
 async def clone(
     client: Client,
@@ -79,93 +140,43 @@ async def clone(
     replaced: str = "",
     without: Collection[bytes] = (),
 ) -> bool:
-    """Have the keys of a prefix be a copy made for its owner; False if the prefix has other keys, which stay.
+    """Have the keys of a prefix be a copy made for its owner, as `write_copy` does.
 
-    The prefix is the owner's; nothing else may write there before this has returned. A copy that was cut off has a
-    mark, and is begun again. A finished one has a mark with the owner's uid, and is left as it is. `replaced` and
-    `without` are those of `Original.copied`. Raises NotOwned, and DataError.
+    `replaced` and `without` are those of `Original.copied`.
     """
-    head = prefixes.checked(prefix)
-    mark, unfinished = head + COPY_MARK, _unfinished(owner) + uuid.uuid4().hex.encode()
-    guard: list[Condition] = [owned_by(prefix, owner)]
-    # Two operations are for the mark.
-    puts = (Put(head + key, value) for key, value in original.copied(replaced=replaced, without=without))
-    first, *others = [*batches(puts, most=MAX_OPERATIONS - 2)] or [[]]
-    last = others.pop() if others else []
-    try:
-        try:
-            await client.apply([Put(mark, unfinished), *first], only_if=[*guard, Empty(prefix)])
-        except ConditionNotMet:
-            found = await client.get(mark)
-            if found is None or not found.value.startswith(_unfinished(owner)):
-                await _check_owner(client, prefix, owner=owner)
-                return found is not None and found.value == _finished(owner)
-            # From here on, a late call of the attempt that was cut off changes nothing more.
-            again: list[Operation] = [
-                DeleteRange(head, mark),
-                DeleteRange(mark + b"\0", prefixes.range_end(head)),
-                Put(mark, unfinished),
-            ]
-            await client.apply(again, only_if=[*guard, Equals(mark, found.value)])
-            await client.apply(first, only_if=[*guard, Equals(mark, unfinished)])
-        guard.append(Equals(mark, unfinished))
-        for batch in others:
-            await client.apply(batch, only_if=guard)
-        await client.apply([*last, Put(mark, _finished(owner))], only_if=guard)
-    except ConditionNotMet:
-        await _check_owner(client, prefix, owner=owner)
-        raise
-    return True
+
+    async def groups() -> AsyncIterator[Iterable[Pair]]:
+        yield original.copied(replaced=replaced, without=without)
+
+    return await write_copy(client, groups(), prefix, owner=owner)
 
 
-async def lacks_data(client: Client, prefix: str, *, owner: Owner) -> bool:
-    """Tell whether a prefix has no keys, or only those of a copy for this owner that was cut off. Raises DataError.
-
-    A mark of another owner says nothing: an API server may have run on the keys since, such as before they were kept.
-    """
-    found = await client.get(prefixes.checked(prefix) + COPY_MARK)
-    if found is not None:
-        return found.value.startswith(_unfinished(owner))
-    return await client.count(prefix) == 0
+def _is_of_no_use(key: bytes) -> bool:
+    return is_mark(key) or is_transient(key) or is_place(key) or key.startswith(_ISSUED)
 
 
-async def discard_unfinished(client: Client, prefix: str, *, owner: Owner) -> None:
-    """Delete the keys of a copy for this owner that was cut off, before anything else uses the prefix.
-
-    Raises NotOwned, and DataError.
-    """
-    head = prefixes.checked(prefix)
-    found = await client.get(head + COPY_MARK)
-    if found is None or not found.value.startswith(_unfinished(owner)):
-        return
-    everything = DeleteRange(head, prefixes.range_end(head))
-    try:
-        await client.apply([everything], only_if=[owned_by(prefix, owner), Equals(head + COPY_MARK, found.value)])
-    except ConditionNotMet:
-        await _check_owner(client, prefix, owner=owner)
-        raise
+def _cut(text: bytes, uids: Collection[bytes]) -> list[bytes]:
+    """Cut a text at these uids, which are the pieces at odd places."""
+    pieces, end = list[bytes](), 0
+    for dashes in _DASHES.finditer(text):
+        start = dashes.start() - _BEFORE
+        if start >= end and (found := text[start : start + _UID_LENGTH]) in uids:
+            pieces += (text[end:start], found)
+            end = start + _UID_LENGTH
+    return [*pieces, text[end:]]
 
 
-async def is_clone(client: Client, prefix: str, *, owner: Owner) -> bool:
-    """Tell whether the keys of a prefix are a finished copy that was made for this owner. Raises DataError."""
-    found = await client.get(prefixes.checked(prefix) + COPY_MARK)
-    return found is not None and found.value == _finished(owner)
+def _uid_in(value: bytes) -> bytes | None:
+    uid = uid_of(value)
+    return _checked(uid) if uid is not None else None
 
 
-async def _check_owner(client: Client, prefix: str, *, owner: Owner) -> None:
-    if (found := await owner_of(client, prefix)) != owner:
-        raise NotOwned(prefix, found)
+def _checked(uid: str) -> bytes:
+    found = uid.encode()
+    if not _FORM.fullmatch(found):
+        raise ValueUnreadable(f"{uid!r} does not have the form of a uid")
+    return found
 
 
-def _unfinished(owner: Owner) -> bytes:
-    return _UNFINISHED + owner.uid.encode() + b" "
-
-
-def _finished(owner: Owner) -> bytes:
-    return _FINISHED + owner.uid.encode()
-
-
-def _checked(replaced: str) -> bytes:
-    if len(replaced) != _UID_LENGTH:
-        raise ValueError(f"{replaced!r} does not have the length of a uid")
-    return replaced.encode()
+def _fresh() -> bytes:
+    return str(uuid.uuid4()).encode()

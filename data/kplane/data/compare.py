@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kplane.data import prefix as prefixes
 from kplane.data.client import Client
+from kplane.data.template import is_mark
 
 __all__ = ["Digest", "digest"]
 
@@ -22,13 +23,16 @@ class Digest:
 async def digest(client: Client, prefix: str) -> Digest:
     """Digest the keys of a prefix at one revision: equal for equal keys and values below any prefix.
 
-    Raises DataError.
+    Marks of kplane's own do not count. Raises DataError.
     """
     head = prefixes.checked(prefix)
     hashed, count = hashlib.sha256(), 0
     async for page in client.pages(prefix):
         for item in page.items:
-            for part in (item.key.removeprefix(head), item.value):
+            key = item.key.removeprefix(head)
+            if is_mark(key):
+                continue
+            for part in (key, item.value):
                 # With its length, so that no two lists of keys and values are the same bytes.
                 hashed.update(len(part).to_bytes(8, "big"))
                 hashed.update(part)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 import grpc
@@ -73,6 +74,14 @@ class _Open:
     credentials: Credentials | HeldCredentials
     stamp: Stamp
     methods: dict[str, grpc.aio.UnaryUnaryMultiCallable[Message, Message]] = field(default_factory=dict)
+
+
+class _Streaming(Protocol):
+    """A call with many answers."""
+
+    async def read(self) -> object: ...
+
+    def cancel(self) -> bool: ...
 
 
 class Connection:
@@ -154,17 +163,67 @@ class Connection:
             request_serializer=method.request.SerializeToString,
             response_deserializer=method.response.FromString,
         )(request)
+        stream = self._answers(method, call, first_seconds=idle_seconds, idle_seconds=idle_seconds)
+        async with contextlib.aclosing(stream) as answers:
+            async for answer in answers:
+                yield answer
+
+    async def subscribe(
+        self, method: Method[RequestT, ResponseT], request: RequestT, *, begin_seconds: float
+    ) -> AsyncGenerator[ResponseT]:
+        """Send one request on a stream that stays open, and give the answers as they come.
+
+        The first comes within `begin_seconds`. Later ones may take any time; pings tell whether etcd is there. Raises
+        DataError as `call` does, also where etcd ends the stream.
+        """
+
+        async def once() -> AsyncIterator[RequestT]:
+            yield request
+            # Else the stream ends here.
+            await ended.wait()
+
+        ended = asyncio.Event()
+        call = self._opened().channel.stream_stream(
+            method.path,
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
+        )(once())
+        try:
+            stream = self._answers(method, call, first_seconds=begin_seconds, idle_seconds=None)
+            async with contextlib.aclosing(stream) as answers:
+                async for answer in answers:
+                    yield answer
+        finally:
+            ended.set()
+        raise Unreachable(self._failed(method, "etcd ended the stream"))
+
+    async def _answers(
+        self,
+        method: Method[RequestT, ResponseT],
+        call: _Streaming,
+        *,
+        first_seconds: float,
+        idle_seconds: float | None,
+    ) -> AsyncGenerator[ResponseT]:
+        wait: float | None = first_seconds
         try:
             while True:
-                async with asyncio.timeout(idle_seconds):
+                async with asyncio.timeout(wait):
                     answer = await call.read()
                 if answer is grpc.aio.EOF:
                     return
                 if not isinstance(answer, method.response):
                     raise DataError(self._failed(method, "unexpected answer"))
                 yield answer
+                wait = idle_seconds
         except TimeoutError:
-            raise TimedOut(self._failed(method, f"no answer within {idle_seconds:g} s")) from None
+            raise TimedOut(self._failed(method, f"no answer within {wait or 0.0:g} s")) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # As in `_call`: the connection was closed, and this task was not cancelled.
+            raise Unreachable(self._failed(method, "the connection was closed")) from None
         except grpc.aio.AioRpcError as error:
             raise self._error(method, error) from error
         finally:

@@ -20,10 +20,12 @@ __all__ = [
     "NotFound",
     "NotOwned",
     "PermissionDenied",
+    "RevisionTooFar",
     "SnapshotDamaged",
     "TimedOut",
     "TooLarge",
     "Unreachable",
+    "ValueEncrypted",
     "ValueUnreadable",
 ]
 
@@ -57,12 +59,27 @@ class ValueUnreadable(DataError):
     """A value is not what an API server writes without encryption: protobuf, or JSON."""
 
 
+class ValueEncrypted(ValueUnreadable):
+    """An API server encrypted a value: to read it takes its key."""
+
+
 class SnapshotDamaged(DataError):
     """A snapshot is not complete, or not what etcd sent."""
 
 
 class ArchiveDamaged(DataError):
     """An archive is not complete, or not what was saved."""
+
+
+class RevisionTooFar(DataError):
+    """The revision of an etcd is too far below the one that it has to exceed."""
+
+    def __init__(self, endpoint: str, *, revision: int, above: int, most: int) -> None:
+        super().__init__(
+            f"etcd at {endpoint} is at revision {revision}, and has to be above {above}: that is more than the {most}"
+            " revisions that are raised at once"
+        )
+        self.lacking: Final = above + 1 - revision
 
 
 class Unreachable(DataError):

@@ -11,9 +11,12 @@ from kplane.data._proto import etcd_pb2 as pb
 
 __all__ = [
     "ALARM",
+    "AUTH_DISABLE",
     "AUTH_ENABLE",
     "AUTH_STATUS",
     "DELETE_RANGE",
+    "LEASE_GRANT",
+    "LEASE_TIME_TO_LIVE",
     "MEMBER_ADD",
     "MEMBER_LIST",
     "MEMBER_PROMOTE",
@@ -33,6 +36,7 @@ __all__ = [
     "USER_GET",
     "USER_GRANT_ROLE",
     "USER_REVOKE_ROLE",
+    "WATCH",
     "Method",
 ]
 
@@ -54,6 +58,14 @@ PUT: Final = Method("/etcdserverpb.KV/Put", pb.PutRequest, pb.PutResponse)
 DELETE_RANGE: Final = Method("/etcdserverpb.KV/DeleteRange", pb.DeleteRangeRequest, pb.DeleteRangeResponse)
 TXN: Final = Method("/etcdserverpb.KV/Txn", pb.TxnRequest, pb.TxnResponse)
 
+# A stream of requests, and one of responses.
+WATCH: Final = Method("/etcdserverpb.Watch/Watch", pb.WatchRequest, pb.WatchResponse)
+
+LEASE_GRANT: Final = Method("/etcdserverpb.Lease/LeaseGrant", pb.LeaseGrantRequest, pb.LeaseGrantResponse)
+LEASE_TIME_TO_LIVE: Final = Method(
+    "/etcdserverpb.Lease/LeaseTimeToLive", pb.LeaseTimeToLiveRequest, pb.LeaseTimeToLiveResponse
+)
+
 ALARM: Final = Method("/etcdserverpb.Maintenance/Alarm", pb.AlarmRequest, pb.AlarmResponse)
 STATUS: Final = Method("/etcdserverpb.Maintenance/Status", pb.StatusRequest, pb.StatusResponse)
 # The response is a stream of messages.
@@ -65,6 +77,7 @@ MEMBER_PROMOTE: Final = Method("/etcdserverpb.Cluster/MemberPromote", pb.MemberP
 MEMBER_REMOVE: Final = Method("/etcdserverpb.Cluster/MemberRemove", pb.MemberRemoveRequest, pb.MemberRemoveResponse)
 
 AUTH_STATUS: Final = Method("/etcdserverpb.Auth/AuthStatus", pb.AuthStatusRequest, pb.AuthStatusResponse)
+AUTH_DISABLE: Final = Method("/etcdserverpb.Auth/AuthDisable", pb.AuthDisableRequest, pb.AuthDisableResponse)
 AUTH_ENABLE: Final = Method("/etcdserverpb.Auth/AuthEnable", pb.AuthEnableRequest, pb.AuthEnableResponse)
 USER_ADD: Final = Method("/etcdserverpb.Auth/UserAdd", pb.AuthUserAddRequest, pb.AuthUserAddResponse)
 USER_GET: Final = Method("/etcdserverpb.Auth/UserGet", pb.AuthUserGetRequest, pb.AuthUserGetResponse)

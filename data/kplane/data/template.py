@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from kplane.data import prefix as prefixes
+from kplane.data.api_server import is_presence
 from kplane.data.client import MAX_OPERATIONS, Client, Delete, Operation, Put
 from kplane.data.errors import DataError
 
-__all__ = ["COPY_MARK", "Reset", "Template", "batches", "reset"]
+__all__ = ["COPY_MARK", "Reset", "Template", "batches", "is_mark", "is_transient", "reset"]
 
 COPY_MARK: Final = b".copy"
 """Name of the key that says whose copy the keys beside it are: see `clone`. No object of Kubernetes has such a name."""
@@ -21,8 +22,15 @@ _MAX_BYTES: Final = 1 << 20
 _TRANSIENT: Final = (b"leases/", b"masterleases/", b"peerserverleases/", b"events/", COPY_MARK)
 """What an API server has no use for after a restart. It is in no template."""
 
-_API_SERVERS: Final = (b"masterleases/", b"peerserverleases/", b"leases/kube-system/apiserver-")
-"""What a running API server keeps about itself. A reset leaves it alone."""
+
+def is_mark(key: bytes) -> bool:
+    """Tell whether a key, without its prefix, is a note of kplane's beside the data, such as `COPY_MARK`."""
+    return key.startswith(b".")
+
+
+def is_transient(key: bytes) -> bool:
+    """Tell whether a key, without its prefix, is a Lease or an Event, or the mark of a copy."""
+    return key.startswith(_TRANSIENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +44,7 @@ class Template:
     async def read(cls, client: Client, prefix: str) -> Self:
         """Read the keys of a prefix, without Leases and Events. Raises DataError."""
         revision, values = await _read(client, prefix)
-        return cls(revision, {key: value for key, value in values.items() if not key.startswith(_TRANSIENT)})
+        return cls(revision, {key: value for key, value in values.items() if not is_transient(key)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +66,7 @@ async def reset(client: Client, prefix: str, template: Template) -> Reset:
     """
     head = prefixes.checked(prefix)
     revision, found = await _read(client, prefix)
-    deleted = tuple(key for key in found if key not in template.values and not key.startswith(_API_SERVERS))
+    deleted = tuple(key for key in found if key not in template.values and not is_presence(key))
     put = tuple(key for key, value in template.values.items() if found.get(key) != value)
     changes: list[Operation] = [Put(head + key, template.values[key]) for key in put]
     changes += [Delete(head + key) for key in deleted]

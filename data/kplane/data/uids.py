@@ -1,14 +1,15 @@
-"""The uids of stored objects, read from the bytes that an API server keeps in etcd."""
+"""The uids of stored objects, and the types of Secrets, read from the bytes that an API server keeps in etcd."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Final
 
-from kplane.data.errors import ValueUnreadable
+from kplane.data.errors import ValueEncrypted, ValueUnreadable
 
-__all__ = ["uid_of"]
+__all__ = ["secret_type_of", "uid_of"]
 
 _ENVELOPE: Final = b"k8s\0"
 """What a protobuf value begins with; a message `Unknown` of k8s.io/apimachinery follows."""
@@ -18,6 +19,10 @@ _METADATA: Final = 1
 """Field of each stored object: its ObjectMeta."""
 _UID: Final = 5
 """Field of ObjectMeta."""
+_SECRET_TYPE: Final = 3
+"""Field of Secret."""
+_ENCRYPTED: Final = b"k8s:enc:"
+"""What a value begins with that an API server encrypted."""
 _VARINT: Final = 0
 _FIXED64: Final = 1
 _BYTES: Final = 2
@@ -25,21 +30,37 @@ _FIXED32: Final = 5
 
 
 def uid_of(value: bytes) -> str | None:
-    """Return the uid of a stored object; None if it has none, such as a range of ports. Raises ValueUnreadable."""
+    """Return the uid of a stored object; None if it has none, such as a range of ports.
+
+    Raises ValueUnreadable, ValueEncrypted among them.
+    """
+    with _reading(value):
+        if value.startswith(_ENVELOPE):
+            return _field(_field(_raw(value), _METADATA), _UID).decode() or None
+        uid = (json.loads(value).get("metadata") or {}).get("uid")
+        return str(uid) if uid else None
+
+
+def secret_type_of(value: bytes) -> str:
+    """Return the type of a stored Secret; empty if it has none. Raises as `uid_of` does."""
+    with _reading(value):
+        if value.startswith(_ENVELOPE):
+            return _field(_raw(value), _SECRET_TYPE).decode()
+        return str(json.loads(value).get("type") or "")
+
+
+@contextlib.contextmanager
+def _reading(value: bytes) -> Iterator[None]:
+    if value.startswith(_ENCRYPTED):
+        raise ValueEncrypted("a value is encrypted at rest")
     try:
-        return _of_protobuf(value[len(_ENVELOPE) :]) if value.startswith(_ENVELOPE) else _of_json(value)
-    except (ValueError, IndexError, AttributeError) as error:
+        yield
+    except (ValueError, IndexError, AttributeError, RecursionError) as error:
         raise ValueUnreadable(f"a value of {len(value)} bytes cannot be read: {error}") from None
 
 
-def _of_json(value: bytes) -> str | None:
-    uid = (json.loads(value).get("metadata") or {}).get("uid")
-    return str(uid) if uid else None
-
-
-def _of_protobuf(unknown: bytes) -> str | None:
-    uid = _field(_field(_field(unknown, _RAW), _METADATA), _UID)
-    return uid.decode() or None
+def _raw(value: bytes) -> bytes:
+    return _field(value[len(_ENVELOPE) :], _RAW)
 
 
 def _field(message: bytes, number: int) -> bytes:

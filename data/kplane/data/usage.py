@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,7 +13,7 @@ from kplane.data import prefix as prefixes
 from kplane.data.client import Client
 from kplane.data.errors import TimedOut, TooLarge
 
-__all__ = ["Usage", "usage"]
+__all__ = ["Usage", "estimate", "usage"]
 
 _FIRST: Final = 32
 _MOST: Final = 256
@@ -33,8 +35,30 @@ async def usage(client: Client, prefix: str, *, share: float) -> Usage:
 
     Not at one revision: what is written meanwhile counts or not. Raises DataError.
     """
+    found = Usage(0, 0)
+    async for each in _measured(client, prefix, share=share):
+        found = each
+    return found
+
+
+async def estimate(client: Client, prefix: str, *, seconds: float) -> Usage:
+    """Count the keys of a prefix, and measure them for so long. What is left then counts like what was measured.
+
+    Raises DataError.
+    """
+    keys, ends, found = await client.count(prefix), time.monotonic() + seconds, Usage(0, 0)
+    async with contextlib.aclosing(_measured(client, prefix, share=1.0)) as measured:
+        async for each in measured:
+            found = each
+            if time.monotonic() > ends and found.keys < keys:
+                return Usage(keys, found.bytes * keys // found.keys)
+    return found
+
+
+async def _measured(client: Client, prefix: str, *, share: float) -> AsyncGenerator[Usage]:
+    """Measure step by step, and give what was found so far."""
     start: bytes | None = prefixes.checked(prefix)
-    end, limit, keys, size = prefixes.range_end(prefixes.checked(prefix)), _FIRST, 0, 0
+    end, limit, found = prefixes.range_end(prefixes.checked(prefix)), _FIRST, Usage(0, 0)
     while start is not None:
         began = time.monotonic()
         try:
@@ -44,7 +68,7 @@ async def usage(client: Client, prefix: str, *, share: float) -> Usage:
                 raise
             limit //= 2
         else:
-            keys, size, start = keys + step.keys, size + step.size, step.rest
+            found, start = Usage(found.keys + step.keys, found.bytes + step.size), step.rest
             limit = max(1, min(_MOST, 2 * limit, _BYTES * step.keys // step.size))
+            yield found
         await asyncio.sleep((time.monotonic() - began) * (1 / share - 1))
-    return Usage(keys, size)

@@ -1,0 +1,136 @@
+"""Copies below a prefix that are whole, or are begun again: a key beside the data says how far one is."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
+from typing import Final
+
+from kplane.data import prefix as prefixes
+from kplane.data.archive import Pair
+from kplane.data.client import MAX_OPERATIONS, Client, Condition, DeleteRange, Empty, Equals, Operation, Put
+from kplane.data.errors import ConditionNotMet, NotOwned
+from kplane.data.owner import Owner, owned_by, owner_of
+from kplane.data.template import COPY_MARK, batches
+
+__all__ = ["discard_unfinished", "is_copy", "lacks_data", "write_copy"]
+
+_UNFINISHED: Final = b"unfinished "
+_FINISHED: Final = b"finished "
+
+
+async def write_copy(
+    client: Client,
+    groups: AsyncIterable[Iterable[Pair]],
+    prefix: str,
+    *,
+    owner: Owner,
+    check: Callable[[], Awaitable[None]] | None = None,
+) -> bool:
+    """Have the keys of a prefix be those of the groups, for its owner; False if it has other keys, which stay.
+
+    The prefix is the owner's; nothing else may write there before this has returned. A copy that was cut off has a
+    mark, and is begun again. A finished one has a mark with the owner's uid, and is left as it is. A `check` that
+    raises, or a group, keeps the copy unfinished. Raises NotOwned, and DataError.
+    """
+    head = prefixes.checked(prefix)
+    mark, unfinished = head + COPY_MARK, _unfinished(owner) + uuid.uuid4().hex.encode()
+    guard: list[Condition] = [owned_by(prefix, owner)]
+    try:
+        async with contextlib.aclosing(_batched(head, groups)) as cut:
+            if not await _begin(client, prefix, await anext(cut), owner=owner, unfinished=unfinished):
+                return await is_copy(client, prefix, owner=owner)
+            guard.append(Equals(mark, unfinished))
+            last: list[Operation] = []
+            async for batch in cut:
+                if last:
+                    await client.apply(last, only_if=guard)
+                last = batch
+        if check is not None:
+            if last:
+                await client.apply(last, only_if=guard)
+                last = []
+            await check()
+        await client.apply([*last, Put(mark, _FINISHED + owner.uid.encode())], only_if=guard)
+    except ConditionNotMet:
+        await _check_owner(client, prefix, owner=owner)
+        raise
+    return True
+
+
+async def lacks_data(client: Client, prefix: str, *, owner: Owner) -> bool:
+    """Tell whether a prefix has no keys, or only those of a copy for this owner that was cut off. Raises DataError.
+
+    A mark of another owner says nothing: an API server may have run on the keys since, such as before they were kept.
+    """
+    found = await client.get(prefixes.checked(prefix) + COPY_MARK)
+    if found is not None:
+        return found.value.startswith(_unfinished(owner))
+    return await client.count(prefix) == 0
+
+
+async def discard_unfinished(client: Client, prefix: str, *, owner: Owner) -> None:
+    """Delete the keys of a copy for this owner that was cut off, before anything else uses the prefix.
+
+    Raises NotOwned, and DataError.
+    """
+    head = prefixes.checked(prefix)
+    found = await client.get(head + COPY_MARK)
+    if found is None or not found.value.startswith(_unfinished(owner)):
+        return
+    everything = DeleteRange(head, prefixes.range_end(head))
+    try:
+        await client.apply([everything], only_if=[owned_by(prefix, owner), Equals(head + COPY_MARK, found.value)])
+    except ConditionNotMet:
+        await _check_owner(client, prefix, owner=owner)
+        raise
+
+
+async def is_copy(client: Client, prefix: str, *, owner: Owner) -> bool:
+    """Tell whether the keys of a prefix are a finished copy that was made for this owner. Raises DataError."""
+    found = await client.get(prefixes.checked(prefix) + COPY_MARK)
+    return found is not None and found.value == _FINISHED + owner.uid.encode()
+
+
+async def _begin(client: Client, prefix: str, first: list[Operation], *, owner: Owner, unfinished: bytes) -> bool:
+    """Write the mark and the first keys; False if the prefix has keys that are not of an unfinished copy."""
+    head, owned = prefixes.checked(prefix), owned_by(prefix, owner)
+    mark = head + COPY_MARK
+    try:
+        await client.apply([Put(mark, unfinished), *first], only_if=[owned, Empty(prefix)])
+    except ConditionNotMet:
+        found = await client.get(mark)
+        if found is None or not found.value.startswith(_unfinished(owner)):
+            await _check_owner(client, prefix, owner=owner)
+            return False
+        # From here on, a late call of the attempt that was cut off changes nothing more.
+        again: list[Operation] = [
+            DeleteRange(head, mark),
+            DeleteRange(mark + b"\0", prefixes.range_end(head)),
+            Put(mark, unfinished),
+        ]
+        await client.apply(again, only_if=[owned, Equals(mark, found.value)])
+        await client.apply(first, only_if=[owned, Equals(mark, unfinished)])
+    return True
+
+
+async def _batched(head: bytes, groups: AsyncIterable[Iterable[Pair]]) -> AsyncGenerator[list[Operation], None]:
+    """Cut the pairs into transactions; at least one, which may be empty."""
+    rest: list[Operation] = []
+    async for group in groups:
+        puts = (Put(head + key, value) for key, value in group)
+        # Two operations are for the mark.
+        *full, rest = [*batches([*rest, *puts], most=MAX_OPERATIONS - 2)] or [[]]
+        for batch in full:
+            yield batch
+    yield rest
+
+
+async def _check_owner(client: Client, prefix: str, *, owner: Owner) -> None:
+    if (found := await owner_of(client, prefix)) != owner:
+        raise NotOwned(prefix, found)
+
+
+def _unfinished(owner: Owner) -> bytes:
+    return _UNFINISHED + owner.uid.encode() + b" "
