@@ -197,9 +197,11 @@ async def test_a_class_that_says_half_gets_the_other_half(create: Create) -> Non
     assert created["spec"]["auth"] == {"model": "token", "defaultRole": "view", "lifetime": "24h"}
 
 
-async def test_the_mode_cannot_be_changed(control_plane: str, patch: Patch) -> None:
-    with pytest.raises(Invalid, match=r"spec\.mode: .*create a second ControlPlane of the other mode"):
-        await patch(control_plane, {"spec": {"mode": "Dedicated", "virtual": None}})
+async def test_the_mode_of_an_adopted_one_cannot_be_changed(control_plane: str, patch: Patch) -> None:
+    await patch(control_plane, {"spec": {"mode": "Dedicated", "virtual": None}})
+    await patch(control_plane, {"spec": {"endpointRef": {"name": "elsewhere"}}})
+    with pytest.raises(Invalid, match=r"spec\.mode: .*kplane does not have the data: create a second ControlPlane"):
+        await patch(control_plane, {"spec": {"mode": "Virtual"}})
 
 
 @pytest.mark.parametrize(
@@ -277,7 +279,11 @@ async def test_two_managers_own_a_condition_each(control_plane: str, kube: Kubec
 @pytest.mark.parametrize(
     ("kind", "columns", "wide"),
     [
-        ("cp", ["NAME", "MODE", "PHASE", "READY", "AGE"], {"CLASS", "VERSION", "ENDPOINT", "ASLEEP", "NEXT WAKE"}),
+        (
+            "cp",
+            ["NAME", "MODE", "PHASE", "READY", "AGE"],
+            {"CLASS", "VERSION", "ENDPOINT", "ASLEEP", "NEXT WAKE", "MIGRATION", "COPIED %"},
+        ),
         ("cpclass", ["NAME", "DELETION POLICY", "PROFILE", "CONTROL PLANES", "READY", "AGE"], set()),
         ("cpe", ["NAME", "READY", "REACHABLE", "AGE"], {"ENDPOINT", "EXTERNAL"}),
         ("cpr", ["NAME", "CONTROL PLANE", "READY", "RUNNING", "AGE"], {"SERVICES", "ENDPOINT"}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kplane.api.api_server_settings import DEFAULT_SERVICE_CIDR, MANAGED_FLAGS, ApiServerSettings
+from kplane.api.api_server_settings import DEFAULT_SERVICE_CIDR, MANAGED_FLAGS, ApiServerMemory, ApiServerSettings
 from kplane.api.audit import AuditPolicy
 from kplane.api.compute_resources import ComputeResources, ResourceAmounts, StorageAmount, quantity
 from kplane.api.conditions import (
@@ -16,10 +16,8 @@ from kplane.api.conditions import (
     set_condition,
 )
 from kplane.api.control_plane import (
-    CLUSTER_PATH_PATTERN,
     RESERVED_CLUSTER_PATHS,
     ControlPlane,
-    ControlPlaneMode,
     ControlPlanePhase,
     ControlPlaneSpec,
     ControlPlaneStatus,
@@ -35,6 +33,7 @@ from kplane.api.control_plane import (
     SourceSpec,
     StorageStatus,
     VirtualSpec,
+    is_cluster_path,
 )
 from kplane.api.control_plane_class import (
     AuthModel,
@@ -64,7 +63,9 @@ from kplane.api.control_plane_snapshot import (
 )
 from kplane.api.destinations import Destination
 from kplane.api.hibernation import HibernationReason, HibernationStatus, IdleSettings, StartPolicy
+from kplane.api.home import ControlPlaneMode, Home
 from kplane.api.kubernetes_version import KubernetesVersion
+from kplane.api.migration import MigrationBlocker, MigrationPlan, MigrationSpec, MigrationStatus, MigrationStep
 from kplane.api.oidc import SERVICE_ACCOUNT_ISSUER, OidcIssuer
 from kplane.api.pod_scheduling import PodScheduling
 from kplane.api.references import ObjectReference, SecretReference, Service, TypedReference
@@ -73,7 +74,6 @@ from kplane.api.rotation import MAX_ROTATION_VALUE, RotationPhase, RotationStatu
 from kplane.api.service_settings import ServiceSettings
 
 __all__ = [
-    "CLUSTER_PATH_PATTERN",
     "DEFAULT_SERVICE_CIDR",
     "DELETING",
     "MANAGED_FLAGS",
@@ -82,6 +82,7 @@ __all__ = [
     "RESERVED_CLUSTER_PATHS",
     "RUNNING",
     "SERVICE_ACCOUNT_ISSUER",
+    "ApiServerMemory",
     "ApiServerSettings",
     "AuditPolicy",
     "AuthModel",
@@ -118,10 +119,16 @@ __all__ = [
     "EtcdSettings",
     "HibernationReason",
     "HibernationStatus",
+    "Home",
     "IdleSettings",
     "InstanceStatus",
     "KubernetesVersion",
     "Metadata",
+    "MigrationBlocker",
+    "MigrationPlan",
+    "MigrationSpec",
+    "MigrationStatus",
+    "MigrationStep",
     "ObjectReference",
     "OidcIssuer",
     "OwnerReference",
@@ -148,6 +155,7 @@ __all__ = [
     "VirtualSettings",
     "VirtualSpec",
     "find_condition",
+    "is_cluster_path",
     "is_true",
     "quantity",
     "set_condition",

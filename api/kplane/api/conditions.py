@@ -19,6 +19,7 @@ __all__ = [
     "DELETING",
     "HIBERNATED",
     "MANAGED",
+    "MIGRATING",
     "PAUSED",
     "REACHABLE",
     "READY",
@@ -47,6 +48,9 @@ DELETING: Final = "Deleting"
 
 MANAGED: Final = "Managed"
 """The condition that records whether kplane runs the API server; decided once, because the removal depends on it."""
+
+MIGRATING: Final = "Migrating"
+"""The condition that is there once data were to move: True while they do, and it says why they do not."""
 
 SYNCED: Final = "Synced"
 """The condition that is there, and False, while what is published stays good and the operator cannot reconcile it."""

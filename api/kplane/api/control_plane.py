@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
@@ -11,16 +12,16 @@ from kplane.api.compute_resources import ComputeResources
 from kplane.api.conditions import Conditions
 from kplane.api.extensions import ATOMIC_MAP, Extension, Rule, list_map, rules
 from kplane.api.hibernation import HibernationStatus, StartPolicy
+from kplane.api.home import ControlPlaneMode, Home
 from kplane.api.kubernetes_version import VersionText
+from kplane.api.migration import MigrationSpec, MigrationStatus
 from kplane.api.references import ObjectReference, SecretReference, TypedReference
 from kplane.api.resource import ApiModel, Column, ResourceInfo, ResourceModel
 from kplane.api.rotation import RotationStatus
 
 __all__ = [
-    "CLUSTER_PATH_PATTERN",
     "RESERVED_CLUSTER_PATHS",
     "ControlPlane",
-    "ControlPlaneMode",
     "ControlPlanePhase",
     "ControlPlaneSpec",
     "ControlPlaneStatus",
@@ -36,20 +37,19 @@ __all__ = [
     "SourceSpec",
     "StorageStatus",
     "VirtualSpec",
+    "is_cluster_path",
 ]
-
-CLUSTER_PATH_PATTERN: Final = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
-"""What a clusterPath looks like; it has 63 characters at most."""
 
 RESERVED_CLUSTER_PATHS: Final = frozenset({"root", "clusters"})
 """Paths that a shared endpoint and a shared etcd use themselves."""
 
+_CLUSTER_PATH_PATTERN: Final = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+_LONGEST_CLUSTER_PATH: Final = 63
 
-class ControlPlaneMode(StrEnum):
-    """Virtual shares etcd and address with other control planes; Dedicated has its own."""
 
-    VIRTUAL = "Virtual"
-    DEDICATED = "Dedicated"
+def is_cluster_path(path: str) -> bool:
+    """Tell whether a text can be a clusterPath, reserved or not."""
+    return len(path) <= _LONGEST_CLUSTER_PATH and re.fullmatch(_CLUSTER_PATH_PATTERN, path) is not None
 
 
 class DeletionPolicy(StrEnum):
@@ -106,7 +106,7 @@ class EndpointType(StrEnum):
 
 
 _CLUSTER_PATH_RULE = Rule(
-    rule=f"self.matches('{CLUSTER_PATH_PATTERN}')",
+    rule=f"self.matches('{_CLUSTER_PATH_PATTERN}')",
     message=(
         "spec.virtual.clusterPath must consist of lower-case letters, digits and '-', and start and end with a letter"
         " or a digit"
@@ -120,7 +120,7 @@ class VirtualSpec(ApiModel):
     cluster_path: (
         Annotated[
             str,
-            StringConstraints(min_length=1, max_length=63, pattern=CLUSTER_PATH_PATTERN),
+            StringConstraints(min_length=1, max_length=_LONGEST_CLUSTER_PATH, pattern=_CLUSTER_PATH_PATTERN),
             Extension(rules(_CLUSTER_PATH_RULE)),
         ]
         | None
@@ -132,8 +132,9 @@ class VirtualSpec(ApiModel):
     """
     start: StartPolicy | None = None
     """When the API server runs. Always: at all times. OnDemand: while the control plane is in use. Then it is Ready at
-    once, in phase Hibernated, and its API server starts when a client needs it. The default is that of the class,
-    and Always where that has none. For API servers that kplane runs.
+    once, in phase Hibernated, and its API server starts when a client needs it. The default is that of the class. If
+    that has none, it is OnDemand where the gateway's address is the only one, else Always. For API servers that kplane
+    runs.
     """
 
 
@@ -160,18 +161,70 @@ class DedicatedSpec(ApiModel):
 
 
 class SourceSpec(ApiModel):
-    """What a new control plane begins with."""
+    """What a new control plane begins with: a snapshot, restored or cloned, or a clone of another control plane."""
 
-    model_config = ConfigDict(json_schema_extra=ATOMIC_MAP)
+    model_config = ConfigDict(
+        json_schema_extra={
+            **ATOMIC_MAP,
+            **rules(
+                Rule(
+                    rule="has(self.snapshotRef) != has(self.controlPlaneRef)",
+                    message="spec.source has one of snapshotRef and controlPlaneRef: set one, and remove the other",
+                ),
+                Rule(
+                    rule="!has(self.controlPlaneRef) || self.clone",
+                    message=(
+                        "a control plane that runs cannot be restored, because two would have the same keys: set"
+                        " spec.source.clone, or name a ControlPlaneSnapshot in spec.source.snapshotRef"
+                    ),
+                    field_path=".clone",
+                ),
+                Rule(
+                    rule="has(self.snapshotRef) == has(self.identitySecretRef)",
+                    message="spec.source.identitySecretRef is for snapshotRef, which needs it: set both, or none",
+                    field_path=".identitySecretRef",
+                ),
+                Rule(
+                    rule="!self.nodes || self.clone",
+                    message="spec.source.nodes is for clones, because a restore has the nodes: remove it, or set clone",
+                    field_path=".nodes",
+                    reason="FieldValueForbidden",
+                ),
+            ),
+        }
+    )
 
-    snapshot_ref: ObjectReference
-    """The completed ControlPlaneSnapshot whose data and keys the control plane gets before its API server first
-    starts. It has to be of mode Dedicated.
+    snapshot_ref: ObjectReference | None = None
+    """The completed ControlPlaneSnapshot whose data the control plane gets before its API server first starts. It may
+    be of either mode. Unless `clone` is set, the control plane gets its keys too.
     """
-    identity_secret_ref: ObjectReference
-    """The Secret in the namespace of the operator with the private key of age, in its key `identity`. Delete it when
-    the control plane is Ready.
+    control_plane_ref: ObjectReference | None = None
+    """The ControlPlane whose data the control plane gets, all of one revision. It goes on to serve, or to sleep. Only
+    with `clone`.
     """
+    clone: bool = False
+    """Whether the control plane is another one, and not the former one again: each object gets a fresh uid, and the
+    control plane gets a CA and a ServiceAccount key of its own. Tokens, certificates, Leases and Events of the original
+    are left out.
+    """
+    nodes: bool = False
+    """Whether a clone has the Nodes of the original."""
+    identity_secret_ref: ObjectReference | None = None
+    """The Secret in the namespace of the operator with the private key of age, in its key `identity`: for a snapshot.
+    Delete it when the control plane is Ready.
+    """
+
+    @model_validator(mode="after")
+    def _has_one_origin(self) -> Self:
+        if (self.snapshot_ref is None) is (self.control_plane_ref is None):
+            raise ValueError("spec.source has one of snapshotRef and controlPlaneRef")
+        if self.control_plane_ref is not None and not self.clone:
+            raise ValueError("spec.source.controlPlaneRef is for clones only: set spec.source.clone")
+        if (self.snapshot_ref is None) is not (self.identity_secret_ref is None):
+            raise ValueError("spec.source.identitySecretRef is for snapshotRef, which needs it")
+        if self.nodes and not self.clone:
+            raise ValueError("spec.source.nodes is for clones only")
+        return self
 
 
 class ControlPlaneSpec(ApiModel):
@@ -201,7 +254,16 @@ class ControlPlaneSpec(ApiModel):
                     field_path=f".{field}",
                     reason="FieldValueForbidden",
                 )
-                for field in ("version", "resources", "endpointPolicy", "endpointStyle")
+                for field in ("version", "resources", "endpointPolicy", "endpointStyle", "migration", "source")
+            ),
+            Rule(
+                rule="!has(self.endpointRef) || self.mode == oldSelf.mode",
+                message=(
+                    "spec.mode cannot be changed where spec.endpointRef is set, because kplane does not have the data:"
+                    " create a second ControlPlane"
+                ),
+                field_path=".mode",
+                reason="FieldValueForbidden",
             ),
             Rule(
                 rule="!has(self.endpointStyle) || !has(self.endpointPolicy) || self.endpointPolicy != 'Own'",
@@ -222,12 +284,6 @@ class ControlPlaneSpec(ApiModel):
                 reason="FieldValueForbidden",
             ),
             Rule(
-                rule="!has(self.source) || (self.mode == 'Dedicated' && !has(self.endpointRef))",
-                message="spec.source is for spec.mode Dedicated without spec.endpointRef: remove spec.source",
-                field_path=".source",
-                reason="FieldValueForbidden",
-            ),
-            Rule(
                 rule="has(self.source) == has(oldSelf.source) && (!has(self.source) || self.source == oldSelf.source)",
                 message="spec.source cannot be changed: create another ControlPlane",
                 field_path=".source",
@@ -238,21 +294,12 @@ class ControlPlaneSpec(ApiModel):
 
     class_ref: ObjectReference | None = None
     """The ControlPlaneClass that defaults and policies come from; absent for those of kplane."""
-    mode: Annotated[
-        ControlPlaneMode,
-        Extension(
-            rules(
-                Rule(
-                    rule="self == oldSelf",
-                    message=(
-                        "spec.mode cannot be changed: create a second ControlPlane of the other mode, then set"
-                        " spec.controlPlaneRef of the ControlPlaneRegistration to it"
-                    ),
-                )
-            )
-        ),
-    ] = ControlPlaneMode.VIRTUAL
-    """Virtual shares etcd and the public address with others, Dedicated has its own. Cannot be changed."""
+    mode: ControlPlaneMode = ControlPlaneMode.VIRTUAL
+    """Virtual shares etcd and the public address with others, Dedicated has its own. A change moves the data while the
+    control plane is in use, see `spec.migration`.
+    """
+    migration: MigrationSpec | None = None
+    """How a change of spec.mode goes."""
     endpoint_ref: ObjectReference | None = None
     """The ControlPlaneEndpoint under which an existing API server serves this control plane; absent where kplane is to
     run the API server and provide the endpoint itself.
@@ -261,7 +308,7 @@ class ControlPlaneSpec(ApiModel):
     """Which addresses kplane publishes for a control plane. Gateway: people and nodes use that of the gateway. Own:
     they use that of the API server, and the gateway does not serve it. Both: people use that of the gateway, and nodes
     that of the API server. The default is that of the class. If the class has none, it is Gateway for mode Virtual if
-    the operator has a gateway, otherwise Own.
+    the operator has a gateway, otherwise Own. One that moves from Virtual to Dedicated keeps its address.
     """
     endpoint_style: EndpointStyle | None = None
     """What the address of the gateway looks like. Path: `https://HOST/clusters/<clusterPath>/control-plane`, where the
@@ -273,7 +320,7 @@ class ControlPlaneSpec(ApiModel):
     the class, and Retain where that has none.
     """
     source: SourceSpec | None = None
-    """What the control plane begins with; absent for nothing. For mode Dedicated. Cannot be changed."""
+    """What the control plane begins with; absent for nothing. Cannot be changed."""
     virtual: VirtualSpec | None = None
     """Settings of mode Virtual."""
     dedicated: DedicatedSpec | None = None
@@ -298,12 +345,6 @@ class ControlPlaneSpec(ApiModel):
         return self
 
     @model_validator(mode="after")
-    def _has_a_source_of_its_own(self) -> Self:
-        if self.source is not None and (self.mode is not ControlPlaneMode.DEDICATED or self.endpoint_ref is not None):
-            raise ValueError("spec.source is for spec.mode Dedicated without spec.endpointRef")
-        return self
-
-    @model_validator(mode="after")
     def _runs_what_it_sets(self) -> Self:
         start = self.virtual.start if self.virtual is not None else None
         for field, value in (
@@ -311,7 +352,9 @@ class ControlPlaneSpec(ApiModel):
             ("resources", self.resources),
             ("endpointPolicy", self.endpoint_policy),
             ("endpointStyle", self.endpoint_style),
+            ("migration", self.migration),
             ("virtual.start", start),
+            ("source", self.source),
         ):
             if value is not None and self.endpoint_ref is not None:
                 raise ValueError(f"spec.{field} is for API servers that kplane runs, not for that of spec.endpointRef")
@@ -350,18 +393,31 @@ class StorageStatus(ApiModel):
     quota_bytes: Annotated[int, Field(ge=1)] | None = None
     """The quota in force; absent where the class sets none."""
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the quota is used up."""
+        return self.quota_bytes is not None and self.bytes >= self.quota_bytes
+
 
 class RestoreStatus(ApiModel):
-    """The snapshot that a control plane began with, as it was when the control plane was made."""
+    """What a control plane began with, as it was when the control plane was made."""
 
-    snapshot: Annotated[str, StringConstraints(max_length=253)]
-    """Name of the ControlPlaneSnapshot."""
-    location: Annotated[str, StringConstraints(max_length=1024)]
-    """The name of the file."""
-    sha256: Annotated[str, StringConstraints(max_length=64)]
+    snapshot: Annotated[str, StringConstraints(max_length=253)] | None = None
+    """Name of the ControlPlaneSnapshot; absent for the clone of a control plane that runs."""
+    location: Annotated[str, StringConstraints(max_length=1024)] | None = None
+    """The name of the file of the snapshot."""
+    sha256: Annotated[str, StringConstraints(max_length=64)] | None = None
     """The SHA-256 of the file."""
-    begins_at: Annotated[int, Field(ge=1)]
-    """The revision that the etcd began at, above all that the former one ever had."""
+    control_plane_uid: Annotated[str, StringConstraints(max_length=64)] | None = Field(
+        default=None, alias="controlPlaneUID"
+    )
+    """The uid of the control plane that the data are of."""
+    kubernetes_version: Annotated[str, StringConstraints(max_length=63)] | None = None
+    """The version of the API server that wrote the data last."""
+    begins_at: Annotated[int, Field(ge=1)] | None = None
+    """The least revision of the etcd, above all that the former one ever had; absent for a clone, which has no former
+    one.
+    """
 
 
 class ControlPlaneStatus(ApiModel):
@@ -404,6 +460,10 @@ class ControlPlaneStatus(ApiModel):
     """
     version: Annotated[str, StringConstraints(max_length=63)] | None = None
     """The version that the API server reports."""
+    home: Home | None = None
+    """Where the data live; absent for those of an API server that kplane does not run."""
+    migration: MigrationStatus | None = None
+    """The latest move of the data to another home; absent where there was none."""
     storage: StorageStatus | None = None
     """What the control plane keeps in the shared etcd; absent for other control planes than those of mode Virtual that
     kplane runs. The operator measures it every ten minutes, and writes it down if it changed by a tenth, or passed 80
@@ -414,7 +474,7 @@ class ControlPlaneStatus(ApiModel):
     when an API server answers again.
     """
     restore: RestoreStatus | None = None
-    """What the control plane was restored from; absent for one without spec.source."""
+    """What the control plane was restored or cloned from; absent for one without spec.source."""
     rotation: RotationStatus | None = None
     """The latest exchange of the CAs and the ServiceAccount key; begun by the annotation
     `controlplane.kplane.dev/rotate`, once for each of its values.
@@ -433,7 +493,9 @@ class ControlPlane(ResourceModel):
             Rule(
                 rule=(
                     # Finalizers must go even where path and status differ: what leaves the spec alone is not refused.
+                    # One of mode Dedicated cannot name a path, and keeps that which it had as Virtual.
                     "self.spec == oldSelf.spec || !has(oldSelf.status) || !has(oldSelf.status.clusterPath)"
+                    " || self.spec.mode == 'Dedicated'"
                     " || self.spec.?virtual.?clusterPath.orValue(self.metadata.name) == oldSelf.status.clusterPath"
                 ),
                 message=(
@@ -469,6 +531,8 @@ class ControlPlane(ResourceModel):
             Column("Class", "string", ".spec.classRef.name", priority=1),
             Column("Version", "string", ".status.version", priority=1),
             Column("Endpoint", "string", ".status.endpoint", priority=1),
+            Column("Migration", "string", ".status.migration.step", priority=1),
+            Column("Copied %", "integer", ".status.migration.percent", priority=1),
             Column("Asleep", "date", ".status.hibernation.since", priority=1),
             Column("Next Wake", "string", ".status.hibernation.nextWake", priority=1),
             Column("Age", "date", ".metadata.creationTimestamp"),
@@ -483,6 +547,20 @@ class ControlPlane(ResourceModel):
 
     @property
     def cluster_path(self) -> str:
-        """The path in force: `spec.virtual.clusterPath`, else the object's name, which need not be a valid path."""
+        """The path in force: `spec.virtual.clusterPath`, else the object's name, which need not be a valid path.
+
+        One that was of mode Virtual keeps the path that it had.
+        """
         given = self.spec.virtual.cluster_path if self.spec.virtual is not None else None
+        if given is None and self.spec.mode is ControlPlaneMode.DEDICATED:
+            given = self.status.cluster_path
         return given if given is not None else self.metadata.name
+
+    @property
+    def home(self) -> Home:
+        """Where the data live; the spec may ask for another mode."""
+        return self.status.home or Home(mode=self.spec.mode)
+
+    def at(self, home: Home) -> ControlPlane:
+        """Return the control plane as one that lives there: for what is done in the other home of a migration."""
+        return self.model_copy(update={"status": self.status.model_copy(update={"home": home})})

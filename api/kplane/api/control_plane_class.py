@@ -11,11 +11,12 @@ from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model
 from kplane.api.api_server_settings import ApiServerSettings
 from kplane.api.compute_resources import ComputeResources, StorageAmount, quantity
 from kplane.api.conditions import Conditions
-from kplane.api.control_plane import ControlPlaneMode, DeletionPolicy, EndpointPolicy, EndpointStyle, EtcdSettings
+from kplane.api.control_plane import DeletionPolicy, EndpointPolicy, EndpointStyle, EtcdSettings
 from kplane.api.destinations import Destination
 from kplane.api.durations import duration_rules, duration_within, parse_duration
 from kplane.api.extensions import ATOMIC_LIST, Extension, Rule, rules
 from kplane.api.hibernation import IdleSettings, StartPolicy
+from kplane.api.home import ControlPlaneMode
 from kplane.api.kubernetes_version import VersionText
 from kplane.api.pod_scheduling import PodScheduling
 from kplane.api.references import Services
@@ -262,7 +263,9 @@ class VirtualSettings(ApiModel):
     storage: StorageSettings | None = None
     """How much a control plane may keep in the shared etcd."""
     start: StartPolicy | None = None
-    """When the API server runs of each control plane that does not say it itself: Always (default), or OnDemand."""
+    """When the API server runs of each control plane that does not say it itself: Always, or OnDemand. The default is
+    OnDemand for those whose only address is the gateway's, and Always for others.
+    """
     idle: IdleSettings | None = None
     """When control planes that start on demand fall asleep again; absent for never. Set it only if a gateway writes
     when they are used.

@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar, Final
 from pydantic import AwareDatetime, Field, StringConstraints
 
 from kplane.api.conditions import Conditions
-from kplane.api.control_plane import ControlPlaneMode
 from kplane.api.extensions import Extension, Rule, rules
+from kplane.api.home import ControlPlaneMode
 from kplane.api.references import ObjectReference
 from kplane.api.resource import ApiModel, Column, ResourceInfo, ResourceModel
 

@@ -15,6 +15,7 @@ __all__ = [
     "API_VERSION",
     "BUNDLE_LABEL",
     "CA_KEY",
+    "CLAIMED_ADDRESS_ANNOTATION",
     "CLUSTER_PATH_ANNOTATION",
     "CONTROLLERS_SECRET_KEYS",
     "CONTROL_PLANE_LABEL",
@@ -29,6 +30,7 @@ __all__ = [
     "GATEWAY_SECRET_KEYS",
     "GROUP",
     "HOLDS_ANNOTATION",
+    "HOME_SLOT_ANNOTATION",
     "KUBECONFIG_EXTERNAL_KEY",
     "KUBECONFIG_KEY",
     "LAST_USED_ANNOTATION",
@@ -87,10 +89,16 @@ UID_ANNOTATION: Final = f"{GROUP}/uid"
 """On a management namespace and the authorities in it: the uid of the control plane that they belong to."""
 
 MODE_ANNOTATION: Final = f"{GROUP}/mode"
-"""On a management namespace with keys in it: `spec.mode` of their control plane."""
+"""On a management namespace with keys in it: the mode of the home of their control plane."""
+
+HOME_SLOT_ANNOTATION: Final = f"{GROUP}/home-slot"
+"""On a management namespace with keys in it: the slot of that home; absent for the first one."""
 
 CLUSTER_PATH_ANNOTATION: Final = f"{GROUP}/cluster-path"
 """On a management namespace with keys in it: the clusterPath that the control plane's data lie under."""
+
+CLAIMED_ADDRESS_ANNOTATION: Final = f"{GROUP}/claimed-address"
+"""On the management namespace of an adopted control plane: the address that it was granted first."""
 
 SERVICE_CIDR_ANNOTATION: Final = f"{GROUP}/service-cidr"
 """On a management namespace with keys in it: the network of Services, which the data are of."""
