@@ -61,6 +61,7 @@ async def exchange(
     protocol: str = "http/1.1",
     to_the_end: bool = False,
     host: str = "localhost",
+    seconds: float = _SECONDS,
 ) -> bytes:
     """Send bytes, and return the answer; `to_the_end`, all that comes until the server closes."""
     context = ssl.create_default_context(cadata=ca.decode())
@@ -69,7 +70,7 @@ async def exchange(
         context.load_cert_chain(certificate)
     ended = _ended if protocol == "h2" else _answered
     received = b""
-    async with asyncio.timeout(_SECONDS):
+    async with asyncio.timeout(seconds):
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=host)
         try:
             with contextlib.suppress(OSError, EOFError):

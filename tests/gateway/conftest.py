@@ -24,6 +24,8 @@ from kplane.provider import ClusterConfig
 from kplane.workloads import ProcessRuntime
 from tests.mcm.control_planes import Tenant, running_tenants
 
+from .slow_server import SlowServer, slow_server
+
 __all__ = ["Gateway", "running_tenants"]
 
 
@@ -120,3 +122,10 @@ async def gateway(
             finally:
                 sys.stdout.write(runtime.log_path("envoy").read_text()[-8000:])
                 await plane.stop()
+
+
+@pytest.fixture
+async def slow(envoy: Path, tmp_path: Path, hold_port: Callable[[], int]) -> AsyncIterator[SlowServer]:
+    """Serves the control plane `one`, which is no real one."""
+    async with slow_server(envoy, tmp_path, hold_port=hold_port) as made:
+        yield made

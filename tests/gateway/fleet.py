@@ -19,9 +19,9 @@ from kplane.gateway.envoy.listener import Serving
 from kplane.gateway.routes import FrontProxy, Route, Sleep, Upstream
 from kplane.gateway.waker import Waker
 
-__all__ = ["CLIENT_CA", "TOKEN_KEY", "no_waker", "route", "serving"]
+__all__ = ["CLIENT_CA", "SERVING_CA", "TOKEN_KEY", "no_waker", "route", "serving"]
 
-_SERVING_CA = create_authority("serving")
+SERVING_CA = create_authority("serving")
 _FRONT_PROXY_CA = create_authority("front-proxy")
 CLIENT_CA = create_authority("client")
 TOKEN_KEY = create_signing_key()
@@ -45,7 +45,7 @@ def route(
 ) -> Route:
     """Of a control plane; `asleep` says since when, if it is."""
     url, keys = f"https://{host}:{port}", public_key(TOKEN_KEY)
-    upstream = Upstream.at(url, ca=_SERVING_CA.certificate, front_proxy=_front_proxy(), token_keys=keys)
+    upstream = Upstream.at(url, ca=SERVING_CA.certificate, front_proxy=_front_proxy(), token_keys=keys)
     sleep = Sleep(name=name, since=asleep, requested=requested) if asleep is not None else None
     return Route(key=key or f"uid-{name}", cluster_path=name, upstream=upstream, asleep=sleep)
 

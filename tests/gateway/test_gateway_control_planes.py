@@ -25,7 +25,8 @@ UID = "0f6ee4e0-cbd0-4a0c-a9cf-1f1f1f1f1f1f"
 
 
 def control_plane(**changes: Any) -> dict[str, Any]:
-    status = {"clusterPath": "acme", "phase": "Ready"} | changes.pop("status", {})
+    published = {"clusterPath": "acme", "phase": "Ready", "endpoint": "https://127.0.0.1:6443"}
+    status = published | changes.pop("status", {})
     return {"metadata": {"name": "acme", "uid": UID}, "spec": {"mode": "Virtual"} | changes, "status": status}
 
 
@@ -45,12 +46,24 @@ def secret(*, uid: str = UID, **changes: bytes | None) -> dict[str, Any]:
     return {"metadata": {"name": "controlplane-acme", "annotations": {UID_ANNOTATION: uid}}, "data": data}
 
 
+def by_host(host: bytes = b"acme.example.org", server: bytes | None = b"https://127.0.0.1:6443") -> dict[str, Any]:
+    others = dict.fromkeys(("ca_crt", "client-ca.crt", "sa_pub", "tls_crt", "tls_key"), None)
+    return secret(host=host, server=server, **others)
+
+
 def test_one_with_a_secret_is_served_by_its_uid() -> None:
     found = route_of(control_plane(), secret())
     assert found is not None
     assert (found.key, found.cluster_path) == (UID, "acme")
     assert found.upstream is not None
     assert (found.upstream.host, found.upstream.port) == ("127.0.0.1", 6443)
+
+
+@pytest.mark.parametrize("given", [secret(), by_host()])
+def test_one_that_is_being_made_is_nothing_for_envoy(given: dict[str, Any]) -> None:
+    """Its Secret is there before its status, which may say then that it sleeps."""
+    found = route_of(control_plane(status={"phase": "Provisioning", "endpoint": None}), given)
+    assert found is None or found.upstream is None
 
 
 def test_one_that_is_published_under_the_gateway_is_served_without_a_secret_too() -> None:
@@ -153,11 +166,6 @@ def test_one_is_full_if_it_has_reached_its_quota(storage: Any, full: bool) -> No
 
 
 ELSEWHERE = {"endpoints": [{"type": "External", "url": "https://acme.example.org"}]}
-
-
-def by_host(host: bytes = b"acme.example.org", server: bytes | None = b"https://127.0.0.1:6443") -> dict[str, Any]:
-    others = dict.fromkeys(("ca_crt", "client-ca.crt", "sa_pub", "tls_crt", "tls_key"), None)
-    return secret(host=host, server=server, **others)
 
 
 @pytest.mark.parametrize("status", [{}, ELSEWHERE])

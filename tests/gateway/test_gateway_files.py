@@ -77,7 +77,7 @@ async def test_a_moved_api_server_changes_its_cluster_alone(publisher: Publisher
     after = _snapshot(publisher)
     assert {name for name in after if after[name] != before.get(name)} == {"clusters/clusters.json"}
     changed = {name for name, cluster in _clusters(publisher).items() if cluster != clusters[name]}
-    assert changed == {"uid-b", "uid-b/front-proxy"}
+    assert changed == {"uid-b", "uid-b/front-proxy", "uid-b/changes", "uid-b/front-proxy-changes"}
 
 
 def _clusters(publisher: Publisher) -> dict[str, Any]:
@@ -115,7 +115,7 @@ async def test_a_control_plane_that_is_gone_or_absent_has_no_cluster(publisher: 
     absent = Route(key="uid-c", cluster_path="c", upstream=None)
     await publisher.publish([route("a"), route("b"), route("c")], serving=serving())
     await publisher.publish([route("a"), absent], serving=serving())
-    assert set(_clusters(publisher)) == {"uid-a", "uid-a/front-proxy"}
+    assert set(_clusters(publisher)) == {"uid-a", "uid-a/front-proxy", "uid-a/changes", "uid-a/front-proxy-changes"}
 
 
 async def test_what_envoy_watches_does_not_grow_with_the_control_planes(publisher: Publisher) -> None:
@@ -143,7 +143,7 @@ async def test_a_publication_that_was_cut_off_is_repeated(publisher: Publisher, 
 async def test_one_that_wakes_is_validated_before_it_is_awake(publisher: Publisher, judge: Judge) -> None:
     since = datetime(2026, 11, 23, tzinfo=UTC)
     await publisher.publish([route("a", asleep=since)], serving=serving())
-    assert set(_clusters(publisher)) == {"uid-a", "uid-a/front-proxy"}
+    assert set(_clusters(publisher)) == {"uid-a", "uid-a/front-proxy", "uid-a/changes", "uid-a/front-proxy-changes"}
     assert "/clusters/a/control-plane" not in Path(publisher.layout.routes).read_text()
     asked, clusters = len(judge.asked), _snapshot(publisher)["clusters/clusters.json"]
     await publisher.publish([route("a", asleep=since, requested=since)], serving=serving())

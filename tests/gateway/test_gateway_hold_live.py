@@ -116,30 +116,6 @@ def _trusting_both(gateway: Gateway, route: Route) -> Route:
     return dataclasses.replace(route, upstream=dataclasses.replace(route.upstream, front_proxy=front_proxy))
 
 
-async def test_a_hold_waits_for_changes_in_flight(gateway: Gateway, eventually: Callable[..., Any]) -> None:
-    async with Client(gateway.tenants["one"].config) as direct:
-        token = await controllers_token(direct, account=f"slow-{gateway.serving.port}")
-    one = gateway.route("one")
-    reader, writer = await asyncio.open_connection(
-        "127.0.0.1", gateway.serving.port, ssl=gateway.tls(), server_hostname="localhost"
-    )
-    body = b'{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "slow-%d"}}' % gateway.serving.port
-    head = (
-        "POST /clusters/one/control-plane/api/v1/namespaces/default/configmaps HTTP/1.1\r\nHost: gateway\r\n"
-        f"Authorization: Bearer {token}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    writer.write(head.encode() + body[:10])
-    await writer.drain()
-    busy = "cluster.uid-one.upstream_rq_active"
-    await eventually(gateway.plane.numbers, lambda numbers: numbers.get(busy) == 1)
-    assert await gateway.serve(held(one)) == {}
-    assert await gateway.plane.quiet() == {}
-    writer.write(body[10:])
-    assert (await reader.readline()).startswith(b"HTTP/1.1 201")
-    assert (await eventually(gateway.plane.quiet)).keys() == {"uid-one"}
-    writer.close()
-
-
 async def test_a_hold_ends_by_itself(gateway: Gateway) -> None:
     async with Client(gateway.tenants["one"].config) as direct:
         token = await controllers_token(direct, account=f"patient-{gateway.serving.port}")

@@ -188,21 +188,33 @@ async def test_one_that_waits_for_room_has_its_clients_come_again(operator: Oper
 
 
 async def test_more_than_so_many_do_not_wait(operator: Operator) -> None:
-    waker = _waker(operator, each=2, all_together=3)
-    waker.know([route("a", asleep=EARLIER), route("b", asleep=EARLIER)])
+    waker = _waker(operator, each=2)
+    waker.know([route("a", asleep=EARLIER)])
     requests = _waiting(waker, number=2)
     await _turns()
     assert await _code(waker) == 429
-    requests += _waiting(waker, "uid-b")
-    await _turns()
-    assert await _code(waker, "uid-b") == 429
     requests.pop().cancel()
     await _turns()
-    requests += _waiting(waker, "uid-b")
+    requests += _waiting(waker)
     await _turns()
-    assert waker.waiting == 3
+    assert waker.waiting == 2
     await waker.aclose()
     await asyncio.wait(requests)
+
+
+async def test_a_flood_at_some_leaves_room_for_others(operator: Operator) -> None:
+    waker = _waker(operator)
+    waker.know([route(f"s{number}", asleep=EARLIER) for number in range(11)])
+    flood = [each for number in range(10) for each in _waiting(waker, f"uid-s{number}", number=200)]
+    await _turns()
+    honest = _waiting(waker, "uid-s10", number=30)
+    await _turns()
+    assert not any(request.done() for request in honest)
+    assert waker.waiting < 1000
+    await waker.aclose()
+    await asyncio.wait([*flood, *honest])
+    for request in (*flood, *honest):
+        assert isinstance(request.exception(), Declined)
 
 
 @pytest.mark.parametrize(

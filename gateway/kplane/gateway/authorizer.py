@@ -13,6 +13,7 @@ from typing import Final
 from aiohttp import web
 
 from kplane.gateway.envoy.names import (
+    BACKLOG,
     CERTIFICATE_HEADER,
     CREDENTIAL_HEADER,
     FULL_HEADER,
@@ -39,8 +40,6 @@ __all__ = ["Authorizer"]
 
 _HEADER_BYTES: Final = 96 << 10
 """As Envoy takes from clients: a chain of certificates is long."""
-_BACKLOG: Final = 4096
-"""Connections that Envoy opens at once: a Unix socket refuses more."""
 _ENDING_SECONDS: Final = 5.0
 _AUTHORIZATION: Final = "authorization"
 _RETRIED: Final = (429, UNAVAILABLE)
@@ -92,7 +91,7 @@ class Authorizer:
         try:
             # What a killed controller left is in the way.
             socket.unlink(missing_ok=True)
-            await web.UnixSite(runner, str(socket), backlog=_BACKLOG).start()
+            await web.UnixSite(runner, str(socket), backlog=BACKLOG).start()
             socket.chmod(0o600)
             yield
         finally:
@@ -102,8 +101,9 @@ class Authorizer:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             route = self._route_of(request)
-            headers = self._identified(request, route=route)
-            await self._waker.passage(route.key, change=changes(request.method, request.raw_path))
+            change = changes(request.method, request.raw_path)
+            headers = self._identified(request, route=route, change=change)
+            await self._waker.passage(route.key, change=change)
         except Declined as declined:
             return _refusal(declined)
         return web.Response(headers=headers | self._limits(route))
@@ -118,15 +118,16 @@ class Authorizer:
             raise Declined(404, "the gateway serves no control plane at this path")
         return route
 
-    def _identified(self, request: web.BaseRequest, *, route: Route) -> dict[str, str]:
+    def _identified(self, request: web.BaseRequest, *, route: Route, change: bool) -> dict[str, str]:
         """Return the headers that name user and API server. Raises Declined if the request has no right to wake it."""
         if route.upstream is None:
             raise Declined(UNAVAILABLE, route.why_absent or "this control plane has no API server now")
         if CERTIFICATE_HEADER in request.headers and _AUTHORIZATION not in request.headers:
-            return self._verified(request.headers[CERTIFICATE_HEADER], route=route, upstream=route.upstream)
+            verified = self._verified(request.headers[CERTIFICATE_HEADER], route=route, upstream=route.upstream)
+            return {**verified, UPSTREAM_HEADER: by_certificate(route.key, change=change)}
         if route.asleep is not None or route.held is not None:
             self._check_token(request, upstream=route.upstream)
-        return {UPSTREAM_HEADER: by_token(route.key)}
+        return {UPSTREAM_HEADER: by_token(route.key, change=change)}
 
     def _verified(self, certificate: str, *, route: Route, upstream: Upstream) -> dict[str, str]:
         if upstream.front_proxy is None:
@@ -141,7 +142,6 @@ class Authorizer:
         return {
             USER_HEADER: identity.user,
             CREDENTIAL_HEADER: identity.credential,
-            UPSTREAM_HEADER: by_certificate(route.key),
             **dict(zip(GROUP_HEADERS, identity.groups, strict=False)),
         }
 

@@ -128,7 +128,8 @@ class RouteTable:
 def route_of(control_plane: _Object | None, secret: _Object | None) -> Route | None:
     """Return the route of a control plane; None if the gateway is not to serve it.
 
-    Without a Secret of its own, and with a damaged one, it has no API server to talk to.
+    Without a Secret of its own, and with a damaged one, it has no API server to talk to. Nor has it while it is being
+    made: its Secret comes before its status, and only that says whether it sleeps.
     """
     if control_plane is None:
         return None
@@ -136,7 +137,9 @@ def route_of(control_plane: _Object | None, secret: _Object | None) -> Route | N
     if "endpointRef" in (control_plane.get("spec") or {}):
         return None
     uid, name = control_plane["metadata"]["uid"], control_plane["metadata"]["name"]
-    if secret is not None and _is_of(secret, uid) and GATEWAY_HOST_KEY in (secret.get("data") or {}):
+    if secret is not None and not (status.get("endpoint") and _is_of(secret, uid)):
+        secret = None
+    if secret is not None and GATEWAY_HOST_KEY in (secret.get("data") or {}):
         return _by_host(control_plane, secret, path=status.get("clusterPath") or name)
     # One of mode Dedicated has no clusterPath: it is published under its name.
     path = status.get("clusterPath") or _published_path(status)
@@ -144,7 +147,7 @@ def route_of(control_plane: _Object | None, secret: _Object | None) -> Route | N
         return None
     why = f"the control plane has no API server now; its phase is {status.get('phase') or 'unknown'}"
     try:
-        if secret is None or not _is_of(secret, uid):
+        if secret is None:
             return Route(key=uid, cluster_path=path, upstream=None, why_absent=why)
         upstream, limits = _upstream(secret), _limits(secret)
         sleep, full = _sleep(control_plane), _is_full(status)
@@ -196,8 +199,7 @@ def _is_elsewhere(status: _Object, *, path: str) -> bool:
 async def request_wake(client: Client, route: Route, at: datetime) -> None:
     """Ask the operator to wake a control plane. Raises what the client raises: Invalid if it has a successor."""
     if route.asleep is not None:
-        wished = {"uid": route.key, "annotations": {WAKE_REQUESTED_ANNOTATION: at.isoformat()}}
-        await client.patch(CONTROL_PLANES, route.asleep.name, {"metadata": wished})
+        await _annotate(client, route.asleep.name, uid=route.key, annotation=WAKE_REQUESTED_ANNOTATION, at=at)
 
 
 def may_sleep(control_plane: _Object) -> bool:
@@ -206,7 +208,8 @@ def may_sleep(control_plane: _Object) -> bool:
     Its class may say so, which the gateway does not read: then the operator has set condition Hibernated.
     """
     spec, status = control_plane.get("spec") or {}, control_plane.get("status") or {}
-    if spec.get("mode", ControlPlaneMode.VIRTUAL) != ControlPlaneMode.VIRTUAL or "endpointRef" in spec:
+    mode = (status.get("home") or {}).get("mode") or spec.get("mode", ControlPlaneMode.VIRTUAL)
+    if mode != ControlPlaneMode.VIRTUAL or "endpointRef" in spec:
         return False
     if status.get("hibernation") is not None:
         return False
@@ -224,7 +227,12 @@ def last_use(control_plane: _Object, *, now: datetime) -> datetime | None:
 
 async def report_use(client: Client, name: str, *, uid: str, at: datetime) -> None:
     """Say when a control plane was used last. Raises what the client raises: Invalid if it has a successor."""
-    wished = {"uid": uid, "annotations": {LAST_USED_ANNOTATION: at.isoformat()}}
+    await _annotate(client, name, uid=uid, annotation=LAST_USED_ANNOTATION, at=at)
+
+
+async def _annotate(client: Client, name: str, *, uid: str, annotation: str, at: datetime) -> None:
+    """Write a time on a control plane. The uid has the API server refuse that for a successor."""
+    wished = {"uid": uid, "annotations": {annotation: at.isoformat()}}
     await client.patch(CONTROL_PLANES, name, {"metadata": wished})
 
 

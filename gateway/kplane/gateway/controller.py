@@ -14,6 +14,7 @@ from typing import Final
 
 from kplane.gateway.control_planes import CONTROL_PLANES, SECRETS_SELECTOR, RouteTable
 from kplane.gateway.data_plane import DataPlane
+from kplane.gateway.envoy.bodies import limits_of_bodies
 from kplane.gateway.envoy.listener import Serving
 from kplane.gateway.errors import CertificateInvalid, ConfigurationRejected
 from kplane.gateway.routes import Route
@@ -65,7 +66,7 @@ class Controller:
         self._changed = asyncio.Event()
         self._seen = asyncio.Event()
         self._serving: Serving | None = None
-        self._applied: tuple[list[Route], Serving] | None = None
+        self._applied: tuple[list[Route], frozenset[int], Serving] | None = None
         self._confirmed = 0.0
         """When Envoy was asked last whether it serves them."""
         self.routes: list[Route] = []
@@ -135,9 +136,9 @@ class Controller:
         try:
             self._serving = serving = await self._read(self._serving)
             routes = self._routes()
-            wanted = self._plane.wanted(routes)
-            # Envoy knows nothing of those that sleep: they come and go without it.
-            if (wanted, serving) == self._applied and await self._is_served():
+            # Envoy knows of those that sleep only which limits there are: they come and go without it.
+            wanted = self._plane.wanted(routes), limits_of_bodies(routes), serving
+            if wanted == self._applied and await self._is_served():
                 # When `apply` ended, it told what was known as it began.
                 self._plane.know(routes)
                 self.routes = routes
@@ -152,7 +153,7 @@ class Controller:
             logger.warning("Envoy refuses the route of %s: %s", names[key], why)
         self.routes = [route for route in routes if route.key not in refused]
         confirmed = await self._plane.ready()
-        self._applied = (wanted, serving) if confirmed and not refused else None
+        self._applied = wanted if confirmed and not refused else None
         self._confirmed = time.monotonic()
         self.problem = None
         logger.info("serves %d control planes", sum(route.upstream is not None for route in self.routes))

@@ -15,6 +15,7 @@ import aiohttp
 
 from kplane.gateway.administration import Administration
 from kplane.gateway.authorizer import Authorizer
+from kplane.gateway.envoy.bodies import limits_of_bodies
 from kplane.gateway.envoy.clusters import changes_in_flight
 from kplane.gateway.envoy.listener import Serving
 from kplane.gateway.files import Publisher, Validator, Versions
@@ -43,7 +44,7 @@ class DataPlane:
         program: Path,
         runtime: Runtime | None,
         waker: Waker,
-        workers: int = 2,
+        workers: int = 1,
     ) -> None:
         """`directory` is the gateway's alone. Without `runtime`, Envoy runs as a container of its own."""
         self._publisher = Publisher(directory, validate=validate)
@@ -134,7 +135,7 @@ class DataPlane:
         self._reached = {key: address for key, address in self._reached.items() if key in keys}
         self._confirmed = ()
         self.know(known)
-        published = await self._publisher.publish(wanted, serving=serving)
+        published = await self._publisher.publish(wanted, serving=serving, lengths=limits_of_bodies(known))
         self._held = {route.key: route.held for route in published.routes if route.held is not None}
         self._instead = {route.key: route for route in published.routes if route.key in published.refused}
         self._published = published.versions

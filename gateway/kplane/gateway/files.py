@@ -69,11 +69,12 @@ class Publisher:
         """Make the directories, and what Envoy is started with: it serves nothing until the first `publish`."""
         await asyncio.to_thread(self._prepare)
 
-    async def publish(self, routes: Iterable[Route], *, serving: Serving) -> Published:
+    async def publish(self, routes: Iterable[Route], *, serving: Serving, lengths: Iterable[int] = ()) -> Published:
         """Have Envoy serve these routes, which all have a key and a path of their own.
 
         A route that Envoy refuses stays as it was; if it was none, it answers 503. The others are served. Raises
-        ConfigurationRejected if the listener is refused; then nothing is changed.
+        ConfigurationRejected if the listener is refused; then nothing is changed. `lengths` are limits of bodies that
+        other control planes have.
         """
         wanted = {route.key: route for route in sorted(routes, key=lambda route: route.key)}
         refused = await self._refused(wanted, serving=serving)
@@ -81,7 +82,7 @@ class Publisher:
             absent = replace(wanted[key], upstream=None, why_absent=_REFUSED)
             wanted[key] = self._published.get(key, absent)
         served = list(wanted.values())
-        versions = await asyncio.to_thread(self._write, served, serving)
+        versions = await asyncio.to_thread(self._write, served, serving, frozenset(lengths))
         self._published, self._serving = wanted, serving
         return Published(versions, served, refused)
 
@@ -119,17 +120,18 @@ class Publisher:
                 _replace(file, discovery_response(()))
         _replace(layout.bootstrap, bootstrap(layout))
 
-    def _write(self, routes: list[Route], serving: Serving) -> Versions:
+    def _write(self, routes: list[Route], serving: Serving, lengths: frozenset[int]) -> Versions:
         layout = self.layout
         for name, content in serving_files(serving).items():
             _replace(layout.serving / name, content)
         listening = listener(serving, routes=str(layout.routes), secrets=layout.serving, domains=domains_of(routes))
+        table = typed("envoy.config.route.v3.RouteConfiguration", **routing(routes, lengths=lengths))
         # What refers to something follows that which it refers to.
         files = {
             layout.clusters: discovery_response(
                 typed("envoy.config.cluster.v3.Cluster", **found) for found in clusters(routes, holder=layout.holder)
             ),
-            layout.routes: discovery_response([typed("envoy.config.route.v3.RouteConfiguration", **routing(routes))]),
+            layout.routes: discovery_response([table]),
             layout.listeners: discovery_response([typed("envoy.config.listener.v3.Listener", **listening)]),
         }
         for path, content in files.items():

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
-from kplane.gateway.envoy.names import KEY_TYPE
+from kplane.gateway.envoy.names import BACKLOG, KEY_TYPE
 from kplane.gateway.errors import Declined
 from kplane.gateway.routes import Upstream
 from kplane.gateway.waker import Waker
@@ -20,8 +20,6 @@ __all__ = ["Holder"]
 
 logger = logging.getLogger(__name__)
 
-_BACKLOG: Final = 4096
-"""Connections that Envoy opens at once: a Unix socket refuses more."""
 _HEADER_SECONDS: Final = 10.0
 _CONNECT_SECONDS: Final = 10.0
 _CHUNK: Final = 64 << 10
@@ -54,7 +52,7 @@ class Holder:
         """Listen on a Unix socket, which only this user may connect to."""
         # What a killed controller left is in the way.
         path.unlink(missing_ok=True)
-        server = await asyncio.start_unix_server(self._begin, str(path), limit=_CHUNK, backlog=_BACKLOG)
+        server = await asyncio.start_unix_server(self._begin, str(path), limit=_CHUNK, backlog=BACKLOG)
         try:
             path.chmod(0o600)
             yield

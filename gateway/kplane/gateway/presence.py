@@ -6,8 +6,11 @@ import asyncio
 import contextlib
 import logging
 import re
+import socket
+import uuid
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import aiohttp
@@ -18,7 +21,7 @@ from kplane.gateway.data_plane import DataPlane
 from kplane.provider import Client, NotFound, ProviderError
 from kplane.provider.client.resources import LEASES
 
-__all__ = ["Presence"]
+__all__ = ["Presence", "replica_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +32,20 @@ _LOOK_SECONDS: Final = 0.05
 _ENDING_SECONDS: Final = 3.0
 _KEPT: Final = timedelta(minutes=10)
 """Leases that ended so long ago are of replicas that were killed."""
+
+
+def replica_of(state_dir: Path) -> str:
+    """Return the name of the replica that has this directory. It stays when the replica starts again.
+
+    The name of the machine alone is not enough: two gateways of one machine would take the other one's holds for their
+    own.
+    """
+    file = state_dir / "replica"
+    if not file.exists():
+        new = file.with_name(".replica.new")
+        new.write_text(uuid.uuid4().hex[:12])
+        new.replace(file)
+    return f"{socket.gethostname()}-{file.read_text()}"
 
 
 class Presence:

@@ -14,13 +14,11 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
-from kplane.api.control_plane import CLUSTER_PATH_PATTERN, RESERVED_CLUSTER_PATHS
+from kplane.api.control_plane import RESERVED_CLUSTER_PATHS, is_cluster_path
 from kplane.gateway.errors import RouteInvalid
 
 __all__ = ["FrontProxy", "Hold", "KeyPair", "Limits", "Route", "Sleep", "Upstream", "clusters_path"]
 
-_CLUSTER_PATH: Final = re.compile(CLUSTER_PATH_PATTERN)
-_LONGEST_PATH: Final = 63
 _LONGEST_HOST: Final = 253
 _KEY: Final = re.compile("[a-z0-9][-a-z0-9]{0,62}")
 _HOST_NAME: Final = re.compile("[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -214,7 +212,7 @@ class Route:
         if not _KEY.fullmatch(self.key):
             raise RouteInvalid(f"{self.key!r} cannot be the key of a route")
         path = self.cluster_path
-        if len(path) > _LONGEST_PATH or not _CLUSTER_PATH.fullmatch(path) or path in RESERVED_CLUSTER_PATHS:
+        if not is_cluster_path(path) or path in RESERVED_CLUSTER_PATHS:
             raise RouteInvalid(f"{path!r} cannot be a clusterPath")
         if self.host:
             self._check_host()

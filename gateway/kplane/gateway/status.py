@@ -23,7 +23,7 @@ from kplane.provider.serving.listening import listening
 
 __all__ = ["Collected", "serve_status"]
 
-_CLUSTER: Final = re.compile(r"cluster\.([^./]+)(?:/front-proxy)?\.(upstream_[a-z_0-9]+)")
+_CLUSTER: Final = re.compile(r"cluster\.([^./]+)(?:/[^.]+)?\.(upstream_[a-z_0-9]+)")
 _RATE_LIMITED: Final = f"{RATE_LIMIT}.http_local_rate_limit.rate_limited"
 _ANSWERS: Final = {f"upstream_rq_{code}": code for code in ("2xx", "4xx", "5xx")}
 _COUNTERS: Final = {

@@ -25,6 +25,8 @@ PATIENCE_SECONDS: Final = 60.0
 _EACH: Final = 100
 _ALL: Final = 1000
 """Requests that wait, of one control plane and of all. Envoy keeps up to 1 MiB of the body of each."""
+_SHARE: Final = 8
+"""Of the places that are left, a control plane that sleeps gets the eighth part."""
 _EACH_HELD: Final = 500
 """Of one that is held: it is in use."""
 _ASKING_SECONDS: Final = 10.0
@@ -166,7 +168,9 @@ class Waker:
     def _place(self, key: str) -> Iterator[_Held]:
         held = self._held.get(key, _Held())
         each = self._each_held if self._held_for(key) else self._each
-        if held.waiting >= each or self.waiting >= self._all:
+        # The fewer places are left, the fewer are for one that has some already. So floods leave room for others.
+        left = self._all - self.waiting
+        if held.waiting >= min(each, left if self._held_for(key) else left / _SHARE):
             raise Declined(429, "too many requests wait for this control plane")
         self._held[key] = held
         held.waiting += 1

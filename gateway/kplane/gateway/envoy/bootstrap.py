@@ -13,7 +13,7 @@ from kplane.gateway.envoy.clusters import clusters
 from kplane.gateway.envoy.host_names import domains_of
 from kplane.gateway.envoy.listener import Serving, listener
 from kplane.gateway.envoy.messages import Message, file_source, typed, unix_socket
-from kplane.gateway.envoy.names import AUTHORIZER
+from kplane.gateway.envoy.names import AUTHORIZER, BACKLOG
 from kplane.gateway.envoy.routing import routing
 from kplane.gateway.routes import Route
 
@@ -38,14 +38,10 @@ _STATS: Final = (
     {"suffix": ".upstream_rq_5xx"},
     {"suffix": ".upstream_rq_pending_overflow"},
     {"suffix": ".rate_limited"},
-    {"suffix": ".circuit_breakers.high.remaining_rq"},
-    {"suffix": ".circuit_breakers.high.remaining_pending"},
+    {"suffix": ".upstream_rq_pending_active"},
     {"suffix": ".update_rejected"},
 )
 
-
-_MOST_ASKED: Final = 4096
-"""Connections to the authorizer, and requests that wait for one."""
 
 _RUNTIME: Final = {"re2.max_program_size.error_level": 1000}
 """The patterns are the gateway's own, so that their size needs no limit."""
@@ -143,7 +139,7 @@ def _authorizer(layout: Layout) -> Message:
         "type": "STATIC",
         "connect_timeout": "1s",
         # Each request that waits has a connection of its own; those of control planes that are awake need some too.
-        "circuit_breakers": {"thresholds": [dict.fromkeys(("max_connections", "max_pending_requests"), _MOST_ASKED)]},
+        "circuit_breakers": {"thresholds": [dict.fromkeys(("max_connections", "max_pending_requests"), BACKLOG)]},
         "load_assignment": {"cluster_name": AUTHORIZER, "endpoints": [{"lb_endpoints": [endpoint]}]},
     }
 

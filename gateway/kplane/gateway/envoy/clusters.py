@@ -40,35 +40,37 @@ def clusters(routes: Iterable[Route], *, holder: PurePosixPath) -> list[Message]
         if route.host:
             found.append(host_cluster(route, route.upstream, holder=holder))
             continue
-        most = route.limits.requests_in_flight or _MANY
-        found.append(_cluster(by_token(route.key), route.upstream, most=most))
-        if (front_proxy := route.upstream.front_proxy) is not None:
-            own = {"tls_certificates": [certificate(front_proxy.certificate)]}
-            found.append(_cluster(by_certificate(route.key), route.upstream, most=most, own=own))
+        most, front_proxy = route.limits.requests_in_flight or _MANY, route.upstream.front_proxy
+        for change in (False, True):
+            found.append(_cluster(by_token(route.key, change=change), route.upstream, most=most))
+            if front_proxy is not None:
+                own = {"tls_certificates": [certificate(front_proxy.certificate)]}
+                name = by_certificate(route.key, change=change)
+                found.append(_cluster(name, route.upstream, most=most, own=own))
     return found
 
 
 def changes_in_flight(route: Route, numbers: Mapping[str, int]) -> int:
-    """Return how many requests that change something Envoy has sent, or is about to send, and has no answer to yet."""
-    each = {"remaining_rq": route.limits.requests_in_flight or _MANY, "remaining_pending": _MANY}
+    """Return how many requests that change something Envoy has sent, or is about to send, and has no answer to yet.
+
+    Clusters of one name count together, so that those of a cluster that was replaced are among them.
+    """
     return sum(
-        most - numbers.get(f"cluster.{cluster}.circuit_breakers.high.{stat}", most)
-        for cluster in (by_token(route.key), by_certificate(route.key))
-        for stat, most in each.items()
+        numbers.get(f"cluster.{cluster}.{stat}", 0)
+        for cluster in (by_token(route.key, change=True), by_certificate(route.key, change=True))
+        for stat in ("upstream_rq_active", "upstream_rq_pending_active")
     )
 
 
 def _cluster(name: str, upstream: Upstream, *, most: int, own: Message | None = None) -> Message:
-    """Return a cluster with at most so many requests in flight that read, and as many that change something."""
+    """Return a cluster with at most so many requests in flight."""
     many = dict.fromkeys(("max_connections", "max_pending_requests", "max_retries"), _MANY)
-    reading = {"priority": "DEFAULT", **many, "max_requests": most}
-    changing = {"priority": "HIGH", **many, "max_requests": most, "track_remaining": True}
     return {
         "name": name,
         "type": "STATIC" if upstream.is_address else "STRICT_DNS",
         "connect_timeout": _CONNECT_TIMEOUT,
         "load_assignment": _assignment(name, upstream),
-        "circuit_breakers": {"thresholds": [reading, changing]},
+        "circuit_breakers": {"thresholds": [{**many, "max_requests": most}]},
         "upstream_connection_options": {"tcp_keepalive": _KEEPALIVE},
         "typed_extension_protocol_options": {_HTTP: typed(_HTTP, **_protocols())},
         "transport_socket": {

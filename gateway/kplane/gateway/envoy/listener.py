@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
 
+from kplane.gateway.envoy.bodies import body_limit
 from kplane.gateway.envoy.host_names import host_filter_chains, reading_host_names
 from kplane.gateway.envoy.messages import FILTERS, TLS, Message, certificate, discovery_response, file_source, typed
 from kplane.gateway.envoy.names import (
@@ -149,7 +150,7 @@ def _http(routes: str | Message) -> Message:
         "stat_prefix": LISTENER,
         "codec_type": "AUTO",
         **({"rds": source} if source is not None else {"route_config": routes}),
-        "http_filters": [_authorizer(), rate_limit(), _router()],
+        "http_filters": [_authorizer(), rate_limit(), body_limit(), _router()],
         "local_reply_config": local_replies(),
         "access_log": [_access_log()],
         "early_header_mutation_extensions": [_stripping()],

@@ -7,6 +7,7 @@ from typing import Final
 __all__ = [
     "AUTHORIZER",
     "AUTHORIZER_HEADERS",
+    "BACKLOG",
     "CERTIFICATE_HEADER",
     "CREDENTIAL_HEADER",
     "FULL_HEADER",
@@ -33,6 +34,9 @@ AUTHORIZER: Final = "authorizer"
 LISTENER: Final = "gateway"
 RATE_LIMIT: Final = "rate-limit"
 ROUTES: Final = "control-planes"
+
+BACKLOG: Final = 4096
+"""Connections that Envoy opens to each service of the controller: its Unix socket would refuse more."""
 
 CERTIFICATE_HEADER: Final = "x-forwarded-client-cert"
 """The certificate of the connection with its chain, for the authorizer: set by the listener, never by a client."""
@@ -74,17 +78,20 @@ STRIPPED_PREFIXES: Final = (INTERNAL_PREFIX, "x-remote-", "x-forwarded-", "x-env
 """Headers that say who the client is. What clients send of them is removed before anything else happens."""
 
 
-def by_token(key: str) -> str:
-    """Name the cluster of a control plane's API server for requests that carry their own credentials."""
-    return key
+def by_token(key: str, *, change: bool) -> str:
+    """Name the cluster of a control plane's API server for requests that carry their own credentials.
+
+    Those that change something have one of their own, by which Envoy counts, limits and connects them apart.
+    """
+    return f"{key}/changes" if change else key
 
 
-def by_certificate(key: str) -> str:
+def by_certificate(key: str, *, change: bool) -> str:
     """Name the cluster of the same API server for users whom the gateway has verified.
 
     It has the front-proxy certificate: the API server takes for true who the gateway says the user is.
     """
-    return f"{key}/front-proxy"
+    return f"{key}/front-proxy-changes" if change else f"{key}/front-proxy"
 
 
 def by_host(host: str) -> str:

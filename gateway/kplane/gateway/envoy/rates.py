@@ -29,7 +29,7 @@ def rate_limit() -> Message:
 
 
 def rates(routes: Iterable[Route]) -> Message:
-    """Return the part of the table of routes with the limits of all control planes that have one."""
+    """Return what the table of routes says to the filter: the limits of all control planes that have one."""
     limited = [_bucket(route, each) for route in routes if (each := route.limits.requests_per_second) is not None]
     if not limited:
         return {}
@@ -43,7 +43,7 @@ def rates(routes: Iterable[Route]) -> Message:
         descriptors=limited,
         rate_limits=[{"actions": [{"metadata": _BY_ROUTE}]}, {"actions": [{"request_headers": _BY_AUTHORIZER}]}],
     )
-    return {"typed_per_filter_config": {RATE_LIMIT: config}}
+    return {RATE_LIMIT: config}
 
 
 def _bucket(route: Route, each_second: int) -> Message:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from kplane.gateway.envoy.bodies import limits_of_bodies, short
 from kplane.gateway.envoy.messages import FILTERS, Message, typed
 from kplane.gateway.envoy.metadata import described
 from kplane.gateway.envoy.names import (
@@ -46,38 +47,41 @@ _TENANT_PREFIX: Final = r"^/clusters/[^/?]+/control-plane/?"
 
 _AUTHORIZATION: Final = f"{FILTERS}.http.ext_authz.v3"
 
-_RETRIES: Final = {"retry_on": "connect-failure,refused-stream,reset-before-request", "num_retries": 2}
-"""Only of requests that no API server has seen."""
+_RETRIES: Final = {
+    "retry_on": "connect-failure,refused-stream,reset-before-request",
+    "num_retries": 2,
+    "retry_back_off": {"base_interval": "0.02s", "max_interval": "0.02s"},
+}
+"""Only of requests that no API server has seen. While one waits for its next try, Envoy does not count it as in flight.
+So both waits together are shorter than the time between two looks (`presence.py`).
+"""
 
 _STREAMING: Final = {"timeout": "0s", "idle_timeout": "0s", "retry_policy": _RETRIES}
 """Only its client and its server end a request: a watch lasts for hours."""
-_READING: Final = {**_STREAMING, "priority": "DEFAULT"}
-_CHANGING: Final = {**_STREAMING, "priority": "HIGH"}
-"""Envoy counts, limits and connects each priority by itself. So what changes something does not wait behind watches."""
 
 # The listener sets this header of the certificate of the connection, and removes what clients send of it.
 _HAS_CERTIFICATE: Final = header_is(CERTIFICATE_HEADER, ".+")
 _HAS_NO_TOKEN: Final = negated(header_is("authorization", ".*"))
 
 
-def routing(routes: Iterable[Route]) -> Message:
-    """Return the table of routes."""
+def routing(routes: Iterable[Route], *, lengths: Iterable[int] = ()) -> Message:
+    """Return the table of routes. `lengths` are limits of bodies that control planes have of which it knows nothing."""
     listed = [route for route in routes if not route.host]
-    host = {"name": ROUTES, "domains": ["*"], "matcher": _matcher(listed)}
+    matcher = _matcher(listed, lengths=limits_of_bodies(listed) | frozenset(lengths))
+    host = {"name": ROUTES, "domains": ["*"], "matcher": matcher}
     return {
         "name": ROUTES,
         # These have done their work when a route is chosen, and are removed after the route has added headers.
         "request_headers_to_remove": [CERTIFICATE_HEADER, *AUTHORIZER_HEADERS, *GROUP_HEADERS, *OWN_HEADERS],
-        "virtual_hosts": [{**host, **rates(listed)}],
+        "virtual_hosts": [{**host, "typed_per_filter_config": rates(listed)}],
         "validate_clusters": False,
     }
 
 
-def _matcher(routes: Iterable[Route]) -> Message:
+def _matcher(routes: Iterable[Route], *, lengths: Iterable[int]) -> Message:
     """Return which route is taken: the first of these steps that finds one decides."""
     ambiguous = {"match": {"prefix": "/"}, **direct_reply(400, UNREADABLE), "name": "ambiguous-path"}
     with_certificate = every(header_is(":path", TENANT_PATH), _HAS_CERTIFICATE, _HAS_NO_TOKEN)
-    lengths = {route.limits.request_bytes for route in routes} - {None}
     held = _authorized_changes("held", lengths=lengths)
     awake = [route for route in routes if route.upstream is not None and route.asleep is None]
     full = {route.path: _action(_refused_as_full(route)) for route in awake if route.full}
@@ -119,20 +123,20 @@ def _reading(route: Route) -> list[Message]:
 
     They are of its path with and without a slash at the end.
     """
-    return [_to(route, match, _READING) for match in ({"prefix": f"{route.path}/"}, {"path": route.path})]
+    return [_to(route, match, change=False) for match in ({"prefix": f"{route.path}/"}, {"path": route.path})]
 
 
 def _changing(route: Route) -> list[Message]:
     """Return its routes for requests that change something."""
     match, longest = {"prefix": f"{route.path}/"}, route.limits.request_bytes
     if longest is None:
-        return [_to(route, match, _CHANGING)]
-    short = [_to(route, {**match, **condition}, _CHANGING) for condition in _short(longest)]
-    return [*short, _refusal(route, match, TOO_LONG)]
+        return [_to(route, match, change=True)]
+    passing = [_limited(_to(route, match, change=True), part) for part in short(longest)]
+    return [*passing, _refusal(route, match, TOO_LONG)]
 
 
-def _to(route: Route, match: Message, how: Message) -> Message:
-    action = {"cluster": by_token(route.key), "prefix_rewrite": "/", **how}
+def _to(route: Route, match: Message, *, change: bool) -> Message:
+    action = {"cluster": by_token(route.key, change=change), "prefix_rewrite": "/", **_STREAMING}
     return {**_of(route), "match": match, "route": action}
 
 
@@ -152,7 +156,7 @@ def _refused_by_authorizer() -> Message:
     return {"match": {"prefix": "/"}, "name": "full", **refusing(FULL)}
 
 
-def _authorized(name: str, *, lengths: Iterable[int | None]) -> Message:
+def _authorized(name: str, *, lengths: Iterable[int]) -> Message:
     """Return the step of all requests about which the authorizer decides: it names the control plane, and its user.
 
     These are those with a client certificate, and all to control planes that are not awake: so Envoy knows nothing of
@@ -165,16 +169,16 @@ def _authorized(name: str, *, lengths: Iterable[int | None]) -> Message:
     changing = _on_match(_authorized_changes(name, lengths=lengths))
     return {
         "matcher_list": {"matchers": [{"predicate": CHANGES, "on_match": changing}]},
-        "on_no_match": {"action": _action([_by_authorizer(name, {}, _READING)])},
+        "on_no_match": {"action": _action([_by_authorizer(name)])},
     }
 
 
-def _authorized_changes(name: str, *, lengths: Iterable[int | None]) -> Message:
+def _authorized_changes(name: str, *, lengths: Iterable[int]) -> Message:
     """Return what becomes of those requests that change something: the authorizer also says how long they may be."""
-    free = _action([_by_authorizer(name, {}, _CHANGING)])
+    free = _action([_by_authorizer(name)])
     limited = {
         str(longest): {"action": _action([*_authorized_short(name, longest), _too_long(name)])}
-        for longest in sorted(longest for longest in lengths if longest is not None)
+        for longest in sorted(lengths)
     }
     if not limited:
         return free
@@ -183,22 +187,22 @@ def _authorized_changes(name: str, *, lengths: Iterable[int | None]) -> Message:
 
 
 def _authorized_short(name: str, longest: int) -> list[Message]:
-    return [_by_authorizer(name, condition, _CHANGING) for condition in _short(longest)]
+    return [_limited(_by_authorizer(name), part) for part in short(longest)]
 
 
 def _too_long(name: str) -> Message:
     return {"match": {"prefix": "/"}, "name": name, **refusing(TOO_LONG)}
 
 
-def _by_authorizer(name: str, condition: Message, how: Message) -> Message:
+def _by_authorizer(name: str) -> Message:
     return {
-        "match": {"safe_regex": {"regex": TENANT_PATH}, **condition},
+        "match": {"safe_regex": {"regex": TENANT_PATH}},
         "name": name,
         "route": {
             "cluster_header": UPSTREAM_HEADER,
             "cluster_not_found_response_code": "SERVICE_UNAVAILABLE",
             "regex_rewrite": {"pattern": {"regex": _TENANT_PREFIX}, "substitution": "/"},
-            **how,
+            **_STREAMING,
         },
         "request_headers_to_add": [
             {
@@ -210,12 +214,10 @@ def _by_authorizer(name: str, condition: Message, how: Message) -> Message:
     }
 
 
-def _short(longest: int) -> tuple[Message, Message]:
-    """Return the conditions of which one is true of a request whose body may pass. A deletion needs no body."""
-    length = {"name": "content-length", "range_match": {"start": 0, "end": longest + 1}}
-    deletion = {"name": ":method", "string_match": {"exact": "DELETE"}}
-    unsaid = {"name": "content-length", "present_match": False}
-    return {"headers": [length]}, {"headers": [deletion, unsaid]}
+def _limited(route: Message, part: Message) -> Message:
+    """Return a route for those requests alone whose bodies may pass."""
+    merged = {key: {**route.get(key, {}), **values} for key, values in part.items()}
+    return {**route, **merged}
 
 
 def _without_authorizer() -> Message:

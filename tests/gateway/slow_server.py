@@ -1,0 +1,96 @@
+"""An API server that answers each request when it is told to, behind a gateway with a real Envoy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from kplane.controlplane_operator.pki.primitives import issue_client, issue_serving
+from kplane.gateway.data_plane import DataPlane
+from kplane.gateway.envoy.listener import Serving
+from kplane.gateway.program import EnvoyValidator
+from kplane.gateway.routes import KeyPair, Route
+from kplane.gateway.waker import Waker
+from kplane.workloads import ProcessRuntime
+
+from .attacker import exchange, http1
+from .fleet import CLIENT_CA, SERVING_CA, route
+
+__all__ = ["PATH", "SlowServer", "slow_server"]
+
+_SECONDS = 240.0
+PATH = "/clusters/one/control-plane/api/v1/namespaces/default/configmaps"
+
+
+@dataclass
+class SlowServer:
+    """Serves control plane `one`. Users have the certificate of jane, or any token."""
+
+    plane: DataPlane
+    waker: Waker
+    serving: Serving
+    route: Route
+    directory: Path
+    answers: dict[str, asyncio.Event] = field(default_factory=dict)
+    """By the query of the request: it was received; set: it may be answered."""
+
+    async def answer(self, request: web.BaseRequest) -> web.Response:
+        await self.answers.setdefault(request.raw_path.partition("?")[2], asyncio.Event()).wait()
+        return web.Response(status=201, text="answered")
+
+    def may_answer(self, query: str) -> None:
+        self.answers.setdefault(query, asyncio.Event()).set()
+
+    async def serve(self, served: Route) -> None:
+        assert await self.plane.apply([served], serving=self.serving) == {}
+
+    async def send(
+        self, query: str, *headers: str, method: str = "POST", body: bytes = b"", certificate: bool = False
+    ) -> bytes:
+        sent = http1(f"{PATH}?{query}", *headers, method=method, body=body)
+        return await self.exchange(sent, certificate=certificate)
+
+    async def exchange(self, sent: bytes, *, protocol: str = "http/1.1", certificate: bool = False) -> bytes:
+        own = self.directory / "user.pem" if certificate else None
+        how: Any = {"certificate": own, "protocol": protocol, "seconds": _SECONDS}
+        return await exchange(self.serving.port, sent, ca=SERVING_CA.certificate, **how)
+
+
+@contextlib.asynccontextmanager
+async def slow_server(envoy: Path, directory: Path, *, hold_port: Callable[[], int]) -> AsyncIterator[SlowServer]:
+    pair = issue_serving(SERVING_CA, common_name="x", hosts=["127.0.0.1", "localhost"])
+    (directory / "server.pem").write_bytes(pair.certificate + pair.key)
+    user = issue_client(CLIENT_CA, user="jane")
+    (directory / "user.pem").write_bytes(user.certificate + user.key)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(directory / "server.pem")
+    own = directory / "gateway"
+    own.mkdir(mode=0o700)
+
+    async def request(asked: Route, at: datetime) -> None:
+        """Nobody wakes it: the test says when it is awake."""
+
+    waker, port = Waker(request), hold_port()
+    async with ProcessRuntime(directory / "runtime", programs=[]) as runtime:
+        validate = EnvoyValidator(envoy, directory=own)
+        plane = DataPlane(own, validate=validate, program=envoy, runtime=runtime, waker=waker, workers=1)
+        serving = Serving(host="127.0.0.1", port=hold_port(), certificate=KeyPair(pair.certificate, pair.key))
+        made = SlowServer(plane, waker, serving, route("one", port=port), directory)
+        runner = web.ServerRunner(web.Server(made.answer))
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port, ssl_context=context, reuse_address=True).start()
+        async with plane.running():
+            try:
+                await made.serve(made.route)
+                yield made
+            finally:
+                await plane.stop()
+                await runner.cleanup()

@@ -1,0 +1,86 @@
+"""How long a body may be counts for each request: whatever it says of its length, and whenever it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from kplane.gateway.routes import Limits, Route, Sleep
+
+from .attacker import http1, http2, statuses
+from .slow_server import PATH, SlowServer
+
+pytestmark = pytest.mark.integration
+
+_TOKEN = "Authorization: Bearer abcdef.0123456789abcdef"
+_LONG = b"x" * 5000
+
+
+def _limited(slow: SlowServer) -> Route:
+    return replace(slow.route, limits=Limits(set_by="ControlPlaneClass small", request_bytes=1000))
+
+
+def _chunked(body: bytes) -> bytes:
+    return b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+
+
+def _http2(method: str, query: str, *, body: bytes, length: int | None = None) -> bytes:
+    pseudo = [(":method", method), (":path", f"{PATH}?{query}"), (":scheme", "https"), (":authority", "gateway")]
+    said = [("content-length", str(length))] if length is not None else []
+    return http2(pseudo, [("authorization", "Bearer t"), *said], body=body)
+
+
+@pytest.mark.parametrize("certificate", [False, True], ids=["token", "certificate"])
+async def test_a_deletion_that_says_no_length_has_the_limit_too(slow: SlowServer, *, certificate: bool) -> None:
+    await slow.serve(_limited(slow))
+    headers = () if certificate else (_TOKEN,)
+
+    async def code(query: str, body: bytes | None) -> int:
+        slow.may_answer(query)
+        sent = http1(f"{PATH}?{query}", *headers, method="DELETE")
+        if body is not None:
+            chunked = "Transfer-Encoding: chunked"
+            sent = http1(f"{PATH}?{query}", *headers, chunked, method="DELETE", body=_chunked(body))
+        return statuses(await slow.exchange(sent, certificate=certificate))[0]
+
+    assert await code("none", None) == 201
+    assert await code("short", b"{}") == 201
+    assert await code("long", _LONG) == 413
+
+
+async def test_http2_has_the_limit_whatever_it_says_of_the_length(slow: SlowServer) -> None:
+    await slow.serve(_limited(slow))
+    for query in ("short", "long", "post", "lie"):
+        slow.may_answer(query)
+    short = await slow.exchange(_http2("DELETE", "short", body=b"{}"), protocol="h2")
+    long = await slow.exchange(_http2("DELETE", "long", body=_LONG), protocol="h2")
+    post = await slow.exchange(_http2("POST", "post", body=_LONG), protocol="h2")
+    lie = await slow.exchange(_http2("POST", "lie", body=_LONG, length=10), protocol="h2")
+    # The server behind speaks HTTP/1.1 alone.
+    assert b"ServiceUnavailable" in short
+    assert b"requestBytes" in long
+    assert b"requestBytes" in post
+    assert b"answered" not in lie
+
+
+@pytest.mark.parametrize("certificate", [False, True], ids=["token", "certificate"])
+async def test_requests_that_wait_for_a_wake_have_the_limit(
+    slow: SlowServer, eventually: Callable[..., Any], *, certificate: bool
+) -> None:
+    limited = _limited(slow)
+    await slow.serve(replace(limited, asleep=Sleep(name="one", since=datetime.now(UTC))))
+    headers = () if certificate else (_TOKEN,)
+    sent = {}
+    for query, body in (("short", b"{}"), ("long", _LONG)):
+        slow.may_answer(query)
+        said = (*headers, f"Content-Length: {len(body)}")
+        sent[query] = asyncio.create_task(slow.send(query, *said, body=body, certificate=certificate))
+    await eventually(lambda: slow.waker.waiting, lambda waiting: waiting == 2)
+    await slow.serve(limited)
+    assert statuses(await sent["short"]) == [201]
+    assert statuses(await sent["long"]) == [413]
