@@ -53,6 +53,8 @@ def test_pod_that_starts_slowly_is_left_alone_and_one_that_hangs_is_not():
     asked = {"path": "/livez?exclude=etcd", "port": "https", "scheme": "HTTPS"}
     assert container["startupProbe"]["httpGet"] == container["livenessProbe"]["httpGet"] == asked
     startup = container["startupProbe"]
+    # Requests wait for API servers that wake.
+    assert startup["periodSeconds"] == 1
     assert startup["periodSeconds"] * startup["failureThreshold"] == 600
 
 

@@ -28,7 +28,9 @@ _SCRATCH_PATH: Final = "/var/run/kplane"
 _DRAIN_SECONDS: Final = 5
 """Between the end of a pod being asked for and SIGTERM: so long its address may still be in use by others."""
 _PROBE_SECONDS: Final = 2
-_STARTUP_FAILURES: Final = 300
+_STARTUP_PROBE_SECONDS: Final = 1
+"""Clients wait for API servers that wake."""
+_STARTUP_FAILURES: Final = 600
 """A large database takes minutes to be opened."""
 _LIVENESS_SECONDS: Final = 10
 _LIVENESS_FAILURES: Final = 6
@@ -193,7 +195,11 @@ def _probes(component: Component) -> Mapping[str, Any]:
     }
     if component.liveness_path is not None:
         alive = {**_asking(probe, component.liveness_path), "timeoutSeconds": timeout}
-        probes["startupProbe"] = {**alive, "periodSeconds": _PROBE_SECONDS, "failureThreshold": _STARTUP_FAILURES}
+        probes["startupProbe"] = {
+            **alive,
+            "periodSeconds": _STARTUP_PROBE_SECONDS,
+            "failureThreshold": _STARTUP_FAILURES,
+        }
         probes["livenessProbe"] = {
             **alive,
             "periodSeconds": _LIVENESS_SECONDS,
