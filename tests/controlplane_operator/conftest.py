@@ -163,9 +163,13 @@ async def own_etcd(runtime: ProcessRuntime, tmp_path: Path, eventually: Eventual
 def start_tenant(
     shared_etcd: SharedEtcd, runtime: ProcessRuntime, eventually: Eventually
 ) -> Callable[..., Awaitable[Tenant]]:
-    """`await start_tenant(path, etcd=None)`: a tenant with an API server of its own, which the test may stop."""
+    """`await start_tenant(path)`: a tenant with an API server of its own, which the test may stop.
 
-    async def start(path: str, *, etcd: SharedEtcd | None = None) -> Tenant:
-        return await start_api_server(runtime, path, shared=etcd or shared_etcd, eventually=eventually)
+    `read_only` has it start on keys that are there already, and write nothing.
+    """
+
+    async def start(path: str, *, etcd: SharedEtcd | None = None, read_only: bool = False) -> Tenant:
+        shared = etcd or shared_etcd
+        return await start_api_server(runtime, path, shared=shared, eventually=eventually, read_only=read_only)
 
     return start

@@ -19,6 +19,7 @@ from kplane.controlplane_operator.backends.apiserver import (
     serving_hosts,
 )
 from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
+from kplane.controlplane_operator.backends.readiness import READY, READY_ON_BEGUN_DATA
 from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
 from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
 from kplane.controlplane_operator.shared_etcd.keyspace import Keyspace, key_prefix
@@ -91,10 +92,12 @@ async def start_etcd(runtime: ProcessRuntime, *, directory: Path, eventually: Ev
     return made
 
 
-async def start_api_server(runtime: ProcessRuntime, path: str, *, shared: SharedEtcd, eventually: Eventually) -> Tenant:
-    """Start an API server whose keys are below a path of the etcd."""
+async def start_api_server(
+    runtime: ProcessRuntime, path: str, *, shared: SharedEtcd, eventually: Eventually, read_only: bool = False
+) -> Tenant:
+    """Start an API server whose keys are below a path of the etcd. With `read_only`, there are keys already."""
     name = f"apiserver-{path}"
-    await shared.keyspace.grant(path, prefix=key_prefix(path))
+    await shared.keyspace.grant(path, prefix=key_prefix(path), read_only=read_only)
     address = await runtime.reserve(name, ports=API_SERVER_PORTS)
     authorities = TenantAuthorities.create(path)
     first = TenantCertificates.renewed(None, **_wanted(shared, authorities, address, path))
@@ -110,6 +113,7 @@ async def start_api_server(runtime: ProcessRuntime, path: str, *, shared: Shared
             etcd=EtcdAccess((shared.url,), shared.authority.certificate, certificates.etcd_client),
             etcd_prefix=key_prefix(path).rstrip("/"),
             etcd_shared=True,
+            ready_at=READY_ON_BEGUN_DATA if read_only else READY,
         )
         return bound(component)
 

@@ -32,8 +32,20 @@ def test_components_are_in_the_namespace_of_their_control_plane(name: str) -> No
     assert place(etcd_name(name, 2)) == Placement(namespace, "etcd-2", group="etcd")
     assert place(template_name(name)) == Placement(namespace, "template")
     assert [each for each in components_of(name) if makes_template(each)] == [template_name(name)]
-    members = {etcd_name(name, member) for member in range(3)}
-    assert set(components_of(name)) == {apiserver_name(name), egress_name(name), template_name(name)} | members
+    assert place(apiserver_name(name, slot=1)) == Placement(namespace, "kube-apiserver-2")
+    assert place(egress_name(name, slot=1)) == Placement(namespace, "egress-proxy-2")
+    assert place(etcd_name(name, 1, slot=1)) == Placement(namespace, "etcd-4", group="etcd")
+    homes = [
+        (
+            apiserver_name(name, slot=slot),
+            egress_name(name, slot=slot),
+            *(etcd_name(name, n, slot=slot) for n in range(3)),
+        )
+        for slot in (0, 1)
+    ]
+    assert len({*homes[0], *homes[1], template_name(name)}) == 11
+    assert set(components_of(name)) == {*homes[0], *homes[1], template_name(name)}
+    assert all(len(each) <= 63 for each in components_of(name))
 
 
 @pytest.mark.parametrize("control_plane", ["acme", "a.b", "x" * 53, "x" * 253])

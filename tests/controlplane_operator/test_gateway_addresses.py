@@ -276,9 +276,13 @@ async def test_one_that_leaves_the_gateway_leaves_no_secret_there() -> None:
 async def test_one_that_has_no_class_any_more_has_no_limits() -> None:
     written: list[Any] = []
 
-    async def apply(_: Any, body: dict[str, Any]) -> dict[str, Any]:
+    async def create(_: Any, body: dict[str, Any]) -> dict[str, Any]:
         written.append(body)
         return body
+
+    async def patch(_: Any, name: str, body: dict[str, Any], *, namespace: str) -> dict[str, Any]:
+        metadata = {**body["metadata"], "name": name, "namespace": namespace}
+        return await create(_, {**body, "metadata": metadata})
 
     kept: dict[Any, Any] = {}
     secrets = SimpleNamespace(
@@ -286,7 +290,12 @@ async def test_one_that_has_no_class_any_more_has_no_limits() -> None:
     )
     context: Any = SimpleNamespace(
         gateway=GATEWAY,
-        client=SimpleNamespace(apply=apply),
+        client=SimpleNamespace(
+            create=create,
+            patch=patch,
+            request=AsyncMock(return_value={"metadata": {"resourceVersion": "1"}}),
+            field_manager="kplane",
+        ),
         secrets=SimpleNamespace(open=AsyncMock()),
         stores=SimpleNamespace(secrets=secrets),
     )

@@ -109,6 +109,8 @@ async def test_a_ca_that_is_deleted_or_old_gets_a_successor(woken: list[Any], mo
     assert gateway.ca != first
     second = secrets.data(AUTHORITY)
     assert issued_by(secrets.data(CERTIFICATE)["tls.crt"], authority=KeyPair(second["tls.crt"], second["tls.key"]))
+    # Clients that know the former one alone trust the gateway as before.
+    assert issued_by(secrets.data(CERTIFICATE)["tls.crt"], authority=KeyPair(first, second["tls.key"]))
     await trust.look()
     assert gateway.ca == secrets.data(CERTIFICATE)["ca.crt"]
     assert len(woken) == 1

@@ -78,3 +78,18 @@ def test_bootstrap_seconds_and_deleted_keys_have_no_series_of_a_control_plane() 
     assert 'kplane_bootstrap_seconds_bucket{le="7.5"} 1.0' in shown
     assert "kplane_deleted_keys_total 200.0" in shown
     assert "acme" not in shown
+
+
+def test_a_migration_is_told_of_while_it_is_under_way() -> None:
+    """One that is only planned, or has changed the home, has no series."""
+    stores, metrics = Stores(), Metrics()
+    metrics.observe(control_planes=stores.control_planes, queues={})
+    steps = {"planned": None, "moves": "Copying", "cut": "Cutting", "moved": "Retaining", "ended": "Completed"}
+    for name, step in steps.items():
+        migration: dict[str, Any] = {"plan": {}}
+        if step is not None:
+            migration |= {"step": step, "startedTime": "2026-11-23T12:00:00Z"}
+        stores.control_planes.apply({**control_plane(name), "status": {"migration": migration}})
+    started = datetime(2026, 11, 23, 12, tzinfo=UTC).timestamp()
+    (family,) = (each for each in metrics.registry.collect() if each.name.startswith("kplane_migration_started"))
+    assert {each.labels["control_plane"]: each.value for each in family.samples} == {"moves": started, "cut": started}

@@ -29,7 +29,7 @@ _PUBLISHED = {"endpoint": _URL, "version": "v1.36.3"}
 
 @pytest.fixture
 def reconciler() -> ControlPlaneReconciler:
-    parts: Any = SimpleNamespace(stores=Stores(), runs_pods=True, virtual=None)
+    parts: Any = SimpleNamespace(stores=Stores(), runs_pods=True, virtual=None, gateway=None, again=lambda _: None)
     return ControlPlaneReconciler(
         parts,
         provisioners=parts,
@@ -40,6 +40,7 @@ def reconciler() -> ControlPlaneReconciler:
         runtime=parts,
         monitors=parts,
         room=parts,
+        migrator=parts,
     )
 
 

@@ -8,7 +8,9 @@ import pytest
 
 from kplane.api import ControlPlane
 from kplane.api.addresses import normalized_address
+from kplane.api.names import CLAIMED_ADDRESS_ANNOTATION, CONTROL_PLANE_LABEL
 from kplane.controlplane_operator.backends.base import Provision
+from kplane.controlplane_operator.controlplanes.beginning import with_beginning
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.status.errors import ConditionError
@@ -123,6 +125,27 @@ def test_an_operator_that_begins_again_finds_written_down_who_has_what(field: Fi
     field.refused(older, because_of="holder")
     assert field.claims.take(holder) == _RIGHT
     assert not field.claims.holds(older)
+
+
+def test_a_namespace_says_who_has_what_until_the_status_does(field: Field) -> None:
+    """The namespace is made first, so it is what a pass leaves that is cut off before its status."""
+    begun = field.led("begun", _RIGHT)
+    metadata = {
+        "name": "kplane-cp-begun",
+        "resourceVersion": "1",
+        "labels": {CONTROL_PLANE_LABEL: "begun"},
+        "annotations": {CLAIMED_ADDRESS_ANNOTATION: _RIGHT},
+        "ownerReferences": [{"kind": "ControlPlane", "name": "begun", "uid": "begun"}],
+    }
+    field.stores.namespaces.apply({"metadata": metadata})
+    older = field.led("older", _RIGHT, age=9)
+    field.refused(older, because_of="begun")
+    # ... also if its endpoint was edited meanwhile.
+    begun = field.led("begun", _LEFT)
+    field.refused(older, because_of="begun")
+    assert with_beginning(begun, namespace={"metadata": metadata}).status.claimed_address == _RIGHT
+    field.led("begun", _LEFT, claimedAddress=_LEFT, deletionPolicy="Retain")
+    assert field.claims.take(older) == _RIGHT
 
 
 def test_what_was_granted_a_moment_ago_is_known_before_it_is_written_down(field: Field) -> None:

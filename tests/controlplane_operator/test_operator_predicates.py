@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kplane.api.names import FINALIZER
 from kplane.controlplane_operator.watch.event_routing import connect
 from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
@@ -139,3 +140,51 @@ async def test_who_runs_mcm_hears_of_the_control_plane_and_the_class_of_one() ->
     assert await world.woken() == {"dedicatedmcm"}
     world.stores.classes.apply(obj("gold", 3, spec={"controllers": {"profile": "Core"}}))
     assert "dedicatedmcm" in await world.woken()
+
+
+def registrations(world: World) -> int:
+    """Return the number of registrations that wait now, not those that do later."""
+    return len(world.queues.registrations)
+
+
+async def test_registrations_wait_with_their_words_until_the_control_plane_is_published() -> None:
+    world = World({})
+    world.stores.registrations.apply(obj("reg", 1, spec={"controlPlaneRef": {"name": "cp"}}))
+    await woken(world.queues, "controlplaneregistration")
+    world.change()
+    world.change(phase="Provisioning", deletionPolicy="Retain")
+    assert registrations(world) == 0
+    assert await taken(world.queues.registrations) == ("", "reg")
+    world.queues.registrations.done(("", "reg"))
+    published = {"endpoint": "https://cp.example", "kubeconfigSecretRef": {"name": "kubeconfig"}}
+    world.change(**published)
+    assert registrations(world) == 1
+    await woken(world.queues, "controlplaneregistration")
+    world.change(**published, conditions=[{"type": "Ready", "status": "True"}])
+    assert registrations(world) == 0
+    world.change(**published, version="v1.36.3")
+    assert registrations(world) == 1
+    await woken(world.queues, "controlplaneregistration")
+    # What they had resolved to is gone.
+    world.change()
+    assert registrations(world) == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "count"),
+    [
+        ([], [FINALIZER], 0),
+        (["theirs"], ["theirs", FINALIZER], 0),
+        ([FINALIZER], [], 1),
+    ],
+)
+async def test_a_registration_that_is_only_held_is_not_looked_at_again(
+    before: list[str], after: list[str], count: int
+) -> None:
+    world = World({})
+    for version, finalizers in ((1, before), (2, after)):
+        await woken(world.queues, "controlplaneregistration")
+        registration = obj("reg", version, spec={"controlPlaneRef": {"name": "cp"}})
+        registration["metadata"]["finalizers"] = finalizers
+        world.stores.registrations.apply(registration)
+    assert registrations(world) == count

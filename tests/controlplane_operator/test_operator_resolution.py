@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from kplane.controlplane_operator.registrations.resolution import (
     is_published,
     resolve,
     secret_wanted,
+    until_first_words,
 )
 from kplane.controlplane_operator.status.errors import ConditionError
 
@@ -173,3 +175,48 @@ def test_its_own_endpoint_is_what_the_control_plane_published() -> None:
         update={"spec": owner.spec.model_copy(update={"endpoint_ref": ObjectReference(name="door")})}
     )
     assert resolved(one, owner, endpoint=door).endpoint == "https://cp.example:1"
+
+
+_NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def waiting(seconds: float, **status: Any) -> ControlPlaneRegistration:
+    created = (_NOON - timedelta(seconds=seconds)).isoformat()
+    metadata = {"name": "reg", "uid": "uid-2", "creationTimestamp": created}
+    return ControlPlaneRegistration.model_validate(
+        {"metadata": metadata, "spec": {"controlPlaneRef": {"name": "cp"}}, "status": status}
+    )
+
+
+def making(seconds: float, reason: str = "Provisioning") -> ControlPlane:
+    since = (_NOON - timedelta(seconds=seconds)).isoformat()
+    ready = {"type": "Ready", "status": "False", "reason": reason, "message": "", "lastTransitionTime": since}
+    return control_plane({"conditions": [ready]})
+
+
+@pytest.mark.parametrize(
+    ("one", "of", "seconds"),
+    [
+        (waiting(4), making(3), 27.0),
+        (waiting(4), making(60), 26.0),
+        (waiting(60), making(60), 0.0),
+        (waiting(4), making(3, "ClassNotFound"), 7.0),
+        (waiting(4), making(60, "ClassNotFound"), 6.0),
+        # In a queue of many, the control plane waited for its turn, and the registration with it.
+        (waiting(60), making(3), 27.0),
+        (waiting(600), control_plane(), 10.0),
+        (waiting(60), None, 0.0),
+        (waiting(0.5), None, 1.5),
+        # Another machine's clock is ahead.
+        (waiting(4), making(-1), 0.0),
+        (
+            waiting(4, conditions=making(3).model_dump(mode="json", by_alias=True)["status"]["conditions"]),
+            making(3),
+            0.0,
+        ),
+    ],
+)
+def test_a_registration_waits_with_its_first_words_until_its_control_plane_had_time(
+    one: ControlPlaneRegistration, of: ControlPlane | None, seconds: float
+) -> None:
+    assert max(0.0, until_first_words(one, control_plane=of, now=_NOON)) == pytest.approx(seconds)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -44,3 +46,13 @@ async def test_where_kopf_gives_up_it_is_started_again(
         finally:
             following.cancel()
             await asyncio.wait((following,))
+
+
+def test_kopf_loads_no_client_of_its_own() -> None:
+    program = """
+import sys
+import kplane.controlplane_operator.watch.feeds
+assert not {"kubernetes", "kubernetes_asyncio", "pykube"} & sys.modules.keys()
+import kubernetes.client
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

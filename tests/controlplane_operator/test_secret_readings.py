@@ -91,7 +91,7 @@ async def test_they_are_read_again_after_a_while_and_followed_after_the_wake(
         await eventually(lambda: world.watches._watches[WATCHED].informer.synced.is_set())
         await world.watches.turn(WATCHED)
         assert (world.names(), world.followed(), changes) == (["kubeconfig", "late"], False, [])
-        await world.watches.become(set())
+        await world.watches.stop(WATCHED)
         assert (world.names(), world.watches.is_known(WATCHED)) == ([], False)
     for name in ("kubeconfig", "late"):
         await world.drop(name)

@@ -29,7 +29,9 @@ KEY = "kplane-cp-acme", "control-plane-metrics"
 
 
 class Cluster:
-    """Keeps what is applied."""
+    """Keeps what is created and applied."""
+
+    field_manager = "kplane"
 
     def __init__(self) -> None:
         self.applied: list[tuple[str, dict[str, Any]]] = []
@@ -42,6 +44,19 @@ class Cluster:
         self.applied.append((resource.kind, body))
         metadata = {**body["metadata"], "uid": f"uid-{len(self.applied)}", "resourceVersion": str(len(self.applied))}
         return {**body, "metadata": metadata}
+
+    async def create(self, resource: Resource, body: dict[str, Any]) -> dict[str, Any]:
+        return await self.apply(resource, body)
+
+    async def request(self, method: str, path: str) -> dict[str, Any]:
+        assert method == "GET"
+        return next(body for _, body in reversed(self.applied) if path.endswith(f"/{body['metadata']['name']}")) | {
+            "metadata": {"resourceVersion": str(len(self.applied))}
+        }
+
+    async def patch(self, resource: Resource, name: str, body: dict[str, Any], *, namespace: str) -> dict[str, Any]:
+        metadata = {**body["metadata"], "name": name, "namespace": namespace}
+        return await self.apply(resource, {**body, "metadata": metadata})
 
     async def delete(self, _: Resource, name: str, *, namespace: str) -> None:
         self.deleted.append(f"{namespace}/{name}")

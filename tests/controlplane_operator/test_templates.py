@@ -142,7 +142,7 @@ class Keyspace:
         if self.copies.get(prefix) == f"unfinished {owner.uid}":
             del self.copies[prefix]
 
-    async def is_clone(self, prefix: str, *, owner: Owner) -> bool:
+    async def is_copy(self, prefix: str, *, owner: Owner) -> bool:
         return self.copies.get(prefix) == owner.uid
 
     async def clone(

@@ -19,8 +19,12 @@ from kplane.controlplane_operator.config import EtcdAt, EtcdService, OperatorCon
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
 from kplane.controlplane_operator.controlplanes.deletion import Removal
+from kplane.controlplane_operator.controlplanes.migration.following import Copies
+from kplane.controlplane_operator.controlplanes.migration.migrator import Migrator
+from kplane.controlplane_operator.controlplanes.migration.plan import Planner
 from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
-from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneReconciler, Provisioners
+from kplane.controlplane_operator.controlplanes.provisioners import Provisioners
+from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneReconciler
 from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitors
 from kplane.controlplane_operator.endpoints.reconciler import ControlPlaneEndpointReconciler
 from kplane.controlplane_operator.errors import BackupFailed
@@ -210,19 +214,21 @@ class _Assembly:
             GatewayTrust(context, context.gateway, ca_file=settings.gateway_ca) if context.gateway is not None else None
         )
         self._shared_etcd, self._keeper = _shared_etcd(context.client, settings)
-        self._virtual = VirtualProvisioner(
-            context, runtime=runtime, shared_etcd=self._shared_etcd, proxy=settings.egress_proxy
-        )
         self._snapshot_jobs = SnapshotJobs()
         # Of its own, so that a restore does not wait for all snapshots that are due.
         self._restore_jobs = SnapshotJobs()
+        sources = Sources(context, runtime=runtime, shared_etcd=self._shared_etcd)
+        restorer = SnapshotRestorer(context, jobs=self._restore_jobs, storage=snapshots, sources=sources)
+        self._virtual = VirtualProvisioner(
+            context, runtime=runtime, shared_etcd=self._shared_etcd, restorer=restorer, proxy=settings.egress_proxy
+        )
         provisioners = Provisioners(
             virtual=self._virtual,
             dedicated=DedicatedProvisioner(
                 context,
                 runtime=runtime,
                 quota_bytes=settings.etcd_quota_bytes,
-                restorer=SnapshotRestorer(context, jobs=self._restore_jobs, storage=snapshots),
+                restorer=restorer,
                 proxy=settings.egress_proxy,
             ),
             adopted=AdoptedProvisioner(context, default_credentials=default_credentials),
@@ -235,14 +241,23 @@ class _Assembly:
             opened=context.secrets.open,
         )
         claims = AddressClaims(context.stores, address=provisioners.address)
+        self._copies = Copies()
+        planner = Planner(context, homes=provisioners.home, claim=claims.take)
+        migrator = Migrator(context, homes=provisioners.home, planner=planner, copies=self._copies)
         switch = EndpointSwitch(context.stores, queues=context.queues)
         control_planes = ControlPlaneReconciler(
             context,
             provisioners=provisioners,
             namespaces=namespaces,
             removal=Removal(
-                context, namespaces=namespaces, provisioner=provisioners.used, claims=claims, mcms=self._mcms
+                context,
+                namespaces=namespaces,
+                provisioner=provisioners.used,
+                claims=claims,
+                mcms=self._mcms,
+                abandon=migrator.abandon,
             ),
+            migrator=migrator,
             claims=claims,
             switch=switch,
             runtime=runtime,
@@ -255,7 +270,6 @@ class _Assembly:
             ),
         )
         bundles = Bundles(context.stores.bundles, namespace=settings.namespace)
-        sources = Sources(context, runtime=runtime, shared_etcd=self._shared_etcd)
         kinds: dict[str, _Reconciler] = {
             "controlplane": control_planes,
             "controlplaneclass": ControlPlaneClassReconciler(context, bundles=bundles),
@@ -354,6 +368,7 @@ class _Assembly:
                 "shared etcd": self._virtual.run(),
                 "snapshots": self._snapshot_jobs.run(),
                 "restores": self._restore_jobs.run(),
+                "migrations": self._copies.run(),
                 **({"gateway's certificate": self._trust.run()} if self._trust is not None else {}),
                 **({"shared etcd's credentials": self._keeper.run()} if self._keeper is not None else {}),
                 **{f"{name} controller": self._control(name) for name in context.queues.by_name()},

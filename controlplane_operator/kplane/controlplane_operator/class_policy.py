@@ -7,13 +7,11 @@ before anything is made after it.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
 from kplane.api import (
-    CLUSTER_PATH_PATTERN,
     DELETING,
     RESERVED_CLUSTER_PATHS,
     AuthModel,
@@ -23,6 +21,7 @@ from kplane.api import (
     DeletionPolicy,
     RememberedClass,
     find_condition,
+    is_cluster_path,
 )
 from kplane.api.conditions import CLASS_FOUND
 from kplane.controlplane_operator.reasons import Reason
@@ -183,7 +182,7 @@ def check_cluster_path(control_plane: ControlPlane) -> None:
     how = (
         "" if control_plane.spec.virtual is not None else " (the object's name, as spec.virtual.clusterPath is not set)"
     )
-    if len(path) > 63 or not re.fullmatch(CLUSTER_PATH_PATTERN.strip("^$"), path):
+    if not is_cluster_path(path):
         raise ConditionError(
             Reason.INVALID_CLUSTER_PATH,
             f"clusterPath {path!r}{how} is no DNS label: set spec.virtual.clusterPath to at most 63 lower-case letters,"

@@ -34,28 +34,38 @@ _ETCD: Final = "etcd"
 _API_SERVER: Final = "apiserver"
 _EGRESS: Final = "egress"
 _TEMPLATE: Final = "template"
-_PROGRAMS: Final = {_API_SERVER: "kube-apiserver", _EGRESS: "egress-proxy", _TEMPLATE: "template"}
+_SECOND_API_SERVER: Final = "apiserve2"
+"""As long as the first one: names of components are labels too, which have a greatest length."""
+_SECOND_EGRESS: Final = "egress2"
+_PROGRAMS: Final = {
+    _API_SERVER: "kube-apiserver",
+    _SECOND_API_SERVER: "kube-apiserver-2",
+    _EGRESS: "egress-proxy",
+    _SECOND_EGRESS: "egress-proxy-2",
+    _TEMPLATE: "template",
+}
+_PROGRAM: Final = re.compile(rf"({'|'.join(_PROGRAMS)})(x?-.+)")
 MCM_PREFIX: Final = "mcm"
 """So begin the names of components that are the mcm of a registration, and those of no others."""
 _MCM: Final = re.compile(rf"{MCM_PREFIX}([a-z2-7]{{6}})(x?-.+)")
-_MEMBER: Final = re.compile(r"etcd([12]?)(x?-.+)")
+_MEMBER: Final = re.compile(r"etcd([1-5]?)(x?-.+)")
 _MARK_LETTERS: Final = 6
 """With "mcm" as many as the beginning of the namespace's name, in the place of which they are."""
 
 
-def apiserver_name(control_plane: str) -> str:
-    """Name of the component that is the control plane's kube-apiserver."""
-    return _component(control_plane, kind=_API_SERVER)
+def apiserver_name(control_plane: str, *, slot: int = 0) -> str:
+    """Name of the component that is the control plane's kube-apiserver, in the home of this slot."""
+    return _component(control_plane, kind=_SECOND_API_SERVER if slot else _API_SERVER)
 
 
-def etcd_name(control_plane: str, member: int = 0) -> str:
+def etcd_name(control_plane: str, member: int = 0, *, slot: int = 0) -> str:
     """Name of the component that is a dedicated control plane's etcd, or one of its further members."""
-    return _component(control_plane, kind=f"{_ETCD}{member or ''}")
+    return _component(control_plane, kind=f"{_ETCD}{member + slot * MOST_ETCD_MEMBERS or ''}")
 
 
-def egress_name(control_plane: str) -> str:
+def egress_name(control_plane: str, *, slot: int = 0) -> str:
     """Name of the component that is the proxy of the control plane's kube-apiserver to what its class allows."""
-    return _component(control_plane, kind=_EGRESS)
+    return _component(control_plane, kind=_SECOND_EGRESS if slot else _EGRESS)
 
 
 def template_name(control_plane: str) -> str:
@@ -70,7 +80,7 @@ def makes_template(component: str) -> bool:
 
 def components_of(control_plane: str) -> list[str]:
     """Names of all components that a control plane may have, other than those of its registrations."""
-    members = (etcd_name(control_plane, number) for number in range(MOST_ETCD_MEMBERS))
+    members = (etcd_name(control_plane, number, slot=slot) for slot in (0, 1) for number in range(MOST_ETCD_MEMBERS))
     return [*(_component(control_plane, kind=kind) for kind in _PROGRAMS), *members]
 
 
@@ -106,9 +116,8 @@ def place(component: str) -> Placement:
     """
     if (mcm := _MCM.fullmatch(component)) is not None:
         return Placement(namespace=f"{_NAMESPACE}{mcm[2]}", name=f"mcm-{mcm[1]}")
-    for kind, program in _PROGRAMS.items():
-        if component.startswith(kind):
-            return Placement(namespace=component.replace(kind, _NAMESPACE, 1), name=program)
+    if (found := _PROGRAM.fullmatch(component)) is not None:
+        return Placement(namespace=f"{_NAMESPACE}{found[2]}", name=_PROGRAMS[found[1]])
     if (member := _MEMBER.fullmatch(component)) is None:
         raise RuntimeFailure(f"Component {component} is none of a control plane.")
     name = f"{_ETCD}-{member[1]}" if member[1] else _ETCD

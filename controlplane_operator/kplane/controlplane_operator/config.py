@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
-import json
-import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,8 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from cryptography import x509
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from kplane.api import ComputeResources, ResourceAmounts, quantity
 from kplane.api.configuration import Configuration, Directory, File, Flag, HostPort, Listen, State
@@ -25,7 +20,22 @@ from kplane.controlplane_operator.backends.proxy import EGRESS_PROXY, PROXY_PROC
 from kplane.controlplane_operator.backup.archive import recipients
 from kplane.controlplane_operator.backup.storage import Bucket, Volume
 from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitorSettings
-from kplane.controlplane_operator.gateway import Gateway
+from kplane.controlplane_operator.flag_values import (
+    AccountName,
+    Amounts,
+    Domain,
+    EtcdCredentials,
+    Host,
+    HttpsUrl,
+    Interval,
+    LabelPair,
+    McmArgument,
+    Peers,
+    Program,
+    Size,
+    storage_bytes,
+)
+from kplane.controlplane_operator.gateway import Gateway, read_authorities
 from kplane.controlplane_operator.grants import Account
 from kplane.controlplane_operator.hibernation.room import Limits
 from kplane.controlplane_operator.secret_access import DEFAULT_SECRETS_ROLE
@@ -48,18 +58,6 @@ _API_SERVER_CAPABILITIES: Final = ("NET_BIND_SERVICE",)
 """Upstream's images give the program's file this capability, see build/server-image/kube-apiserver in kubernetes."""
 _PROGRAMS_IN_IMAGE: Final = Path("/usr/local/bin")
 """Where kplane's image of mcm has kube-controller-manager and kube-scheduler."""
-_QUANTITY: Final = re.compile(r"([1-9][0-9]*)(Mi|Gi|Ti|M|G|T)")
-_UNITS: Final = {"Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "M": 10**6, "G": 10**9, "T": 10**12}
-_INTERVAL: Final = re.compile(r"([0-9]+(ms|s|m|h))+")
-_HOST: Final = re.compile(r"[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?")
-_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_LONGEST_DOMAIN: Final = 189
-"""A host name has 253 characters, and a clusterPath up to 63 of them, with a dot."""
-_SET_BY_OPERATOR: Final = re.compile(
-    r"-h|--|--(help|kubeconfig|state-dir|listen|(no-)?report-status|registration(-.*)?"
-    r"|cluster-(source|kubeconfig-secret-template|namespace-scope|selector|sharding|shard-.*|lease-.*))"
-)
-"""Flags of mcm that the operator sets, and those of a shared mcm, which keep one for one registration from starting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,141 +85,6 @@ class ElectionSettings:
     timings: LeaseTimings
 
 
-def _account(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    namespace, separator, name = value.partition("/")
-    if not separator or not namespace or not name or "/" in name:
-        raise ValueError("this is not NAMESPACE/NAME, such as kplane-system/mcm")
-    return Account(namespace, name)
-
-
-def _https(url: str) -> str:
-    parts = urlsplit(url)
-    # Reading the port raises ValueError if it is not a number.
-    if parts.scheme != "https" or not parts.hostname or parts.path.strip("/") or parts.port == 0:
-        raise ValueError("an https URL is needed, such as https://10.0.0.5:2379")
-    return url
-
-
-def _domain(name: str) -> str:
-    if len(name) > _LONGEST_DOMAIN or not all(_LABEL.fullmatch(label) for label in name.split(".")):
-        raise ValueError(
-            f"a domain of at most {_LONGEST_DOMAIN} lower-case letters, digits, '-' and '.' is needed, such as"
-            " cp.example.org"
-        )
-    return name
-
-
-def _etcd_credentials(directory: Path) -> Path:
-    for name in ("ca.crt", "ca.key", "client.crt", "client.key"):
-        if not (directory / name).is_file():
-            raise ValueError(f"{name} is missing there")
-    return directory
-
-
-def _certificates(file: Path) -> bytes:
-    content = file.read_bytes()
-    try:
-        x509.load_pem_x509_certificates(content)
-    except ValueError as error:
-        raise ValueError(f"--gateway-ca {file} has no certificate in PEM: {error}") from error
-    return content
-
-
-def _program(path: Path) -> Path:
-    if not path.is_file() or not os.access(path, os.X_OK):
-        raise ValueError("there is no such program")
-    return path.absolute()
-
-
-def _host(value: str) -> str:
-    try:
-        # As certificates write it: another form would never be found in one.
-        return str(ipaddress.ip_address(value))
-    except ValueError:
-        if not _HOST.fullmatch(value):
-            raise ValueError("this is no host name and no address") from None
-    return value.lower()
-
-
-def _storage_bytes(size: str) -> int:
-    parts = _QUANTITY.fullmatch(size)
-    if parts is None:
-        raise ValueError("this is no size, such as 10Gi")
-    return int(parts[1]) * _UNITS[parts[2]]
-
-
-def _size(value: str) -> str:
-    _storage_bytes(value)
-    return value
-
-
-def _interval(value: str) -> str:
-    if not _INTERVAL.fullmatch(value):
-        raise ValueError("this is no duration, such as 30s")
-    return value
-
-
-def _label(value: str) -> str:
-    name, separator, _ = value.partition("=")
-    if not separator or not name:
-        raise ValueError("this is not NAME=VALUE, such as release=prometheus")
-    return value
-
-
-def _peers(value: Any) -> Any:
-    try:
-        peers = json.loads(value) if isinstance(value, str) else value
-    except ValueError as error:
-        raise ValueError(f"this is no JSON: {error}") from None
-    if isinstance(peers, list):
-        peers = [{k: v for k, v in peer.items() if v is not None} if isinstance(peer, dict) else peer for peer in peers]
-    if isinstance(value, str) and (not isinstance(peers, list) or not all(_is_peer(peer) for peer in peers)):
-        raise ValueError(
-            "this is no list of peers as in a NetworkPolicy, such as"
-            ' [{"namespaceSelector":{"matchLabels":{"kubernetes.io/metadata.name":"monitoring"}}}]'
-        )
-    return tuple(peers)
-
-
-def _is_peer(peer: Any) -> bool:
-    return (
-        isinstance(peer, dict)
-        and (peer.keys() == {"ipBlock"} or (bool(peer) and peer.keys() <= {"namespaceSelector", "podSelector"}))
-        and all(isinstance(part, dict) for part in peer.values())
-    )
-
-
-def _amounts(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    found: dict[str, str] = {}
-    for part in value.split(","):
-        name, separator, amount = part.partition("=")
-        if name not in {"cpu", "memory"} or not separator or name in found:
-            raise ValueError("amounts are written like cpu=50m,memory=128Mi")
-        found[name] = amount
-    try:
-        return ResourceAmounts.model_validate(found)
-    except ValidationError as error:
-        raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
-
-
-def _mcm_arg(argument: str) -> str:
-    flag = argument.partition("=")[0]
-    if _SET_BY_OPERATOR.fullmatch(flag):
-        raise ValueError(
-            f"leave {flag} out; the operator sets which registration an mcm serves, as whom and where, and no other mcm"
-            " shares that registration"
-        )
-    return argument
-
-
-_Amounts = Annotated[ResourceAmounts | None, BeforeValidator(_amounts)]
-_Peers = Annotated[Sequence[Mapping[str, Any]] | None, BeforeValidator(_peers)]
-
-
 class OperatorConfig(Configuration):
     """Flags of `controlplane-operator`."""
 
@@ -237,11 +100,9 @@ class OperatorConfig(Configuration):
     """Directory for the data of running components, and for credentials of the shared etcd"""
     programs_dir: Annotated[tuple[Directory, ...], Flag("DIR")]
     """Directory with kube-apiserver and etcd, with --runtime process"""
-    shared_etcd_endpoint: Annotated[str | None, AfterValidator(lambda url: url and _https(url)), Flag("URL")] = None
+    shared_etcd_endpoint: Annotated[HttpsUrl | None, Flag("URL")] = None
     """URL of the etcd of virtual control planes, such as https://10.0.0.5:2379"""
-    shared_etcd_credentials: Annotated[Annotated[Directory, AfterValidator(_etcd_credentials)] | None, Flag("DIR")] = (
-        None
-    )
+    shared_etcd_credentials: Annotated[EtcdCredentials | None, Flag("DIR")] = None
     """Directory with ca.crt and ca.key, which sign tenants' certificates, and root's client.crt and client.key"""
     shared_etcd_service: Annotated[str | None, Flag("NAME")] = None
     """Service of an etcd that was installed with this operator, which then makes its certificates"""
@@ -251,29 +112,23 @@ class OperatorConfig(Configuration):
     """Address of /healthz, /readyz and /metrics"""
     cluster_kubeconfig: Annotated[File | None, Flag("FILE")] = None
     """Kubeconfig with bootstrap credentials for adopted endpoints that name none themselves"""
-    mcm_service_account: Annotated[
-        Account, BeforeValidator(_account), Flag("NAMESPACE/NAME", default="kplane-system/mcm")
-    ] = Account("kplane-system", "mcm")
+    mcm_service_account: Annotated[AccountName, Flag("NAMESPACE/NAME", default="kplane-system/mcm")] = Account(
+        "kplane-system", "mcm"
+    )
     """ServiceAccount that may read the Secrets that registrations resolve to"""
     secrets_role: Annotated[str, Flag("NAME")] = DEFAULT_SECRETS_ROLE
     """ClusterRole that the operator binds to itself in each kplane-cp-* namespace; NAME-reader is for other ones"""
-    gateway_url: Annotated[
-        str | None, AfterValidator(lambda url: url and _https(url)), Flag("URL", default="there is no gateway")
-    ] = None
+    gateway_url: Annotated[HttpsUrl | None, Flag("URL", default="there is no gateway")] = None
     """URL under which clients reach kplane-gateway, such as https://api.example.org"""
     gateway_ca: Annotated[File | None, Flag("FILE", default="the operator issues the certificate")] = None
     """CAs of the serving certificate of the gateway, for kubeconfigs; the file is read again when it changes"""
     gateway_namespace: Annotated[str | None, Flag("NAMESPACE", default=GATEWAY_NAMESPACE)] = None
     """Existing namespace for the Secrets by which the gateway reaches control planes"""
-    gateway_domain: Annotated[
-        str | None, AfterValidator(lambda name: name and _domain(name)), Flag("DOMAIN", default="there are none")
-    ] = None
+    gateway_domain: Annotated[Domain | None, Flag("DOMAIN", default="there are none")] = None
     """Domain of the host names of control planes with endpointStyle HostName, such as cp.example.org"""
     awake_limit: Annotated[int | None, Field(ge=1), Flag("N", default="any number")] = None
     """Number of control planes with start OnDemand that may be awake at once; beyond it, the longest idle one sleeps"""
-    awake_memory: Annotated[
-        str | None, AfterValidator(lambda size: size and _size(size)), Flag("SIZE", default="any amount")
-    ] = None
+    awake_memory: Annotated[Size | None, Flag("SIZE", default="any amount")] = None
     """Memory that API servers of control planes with start OnDemand may request together, such as 8Gi"""
     starts_at_once: Annotated[int | None, Field(ge=1), Flag("N", default="two for each CPU of the operator")] = None
     """Number of API servers that start at once for control planes that wake"""
@@ -303,13 +158,13 @@ class OperatorConfig(Configuration):
         Literal["Always", "IfNotPresent", "Never"] | None, Flag(group=_PODS, default="IfNotPresent")
     ] = None
     """When nodes pull that image"""
-    metrics_from: Annotated[_Peers, Flag("PEERS", _PODS, default="anybody")] = None
+    metrics_from: Annotated[Peers | None, Flag("PEERS", _PODS, default="anybody")] = None
     """JSON list of peers of --namespace, as in a NetworkPolicy, that may read the metrics of dedicated mcm and etcds"""
     service_monitor_job: Annotated[str | None, Flag("NAME", _PODS)] = None
     """Make a client certificate and a ServiceMonitor of this job for each API server; without it, take them away"""
-    service_monitor_interval: Annotated[str, AfterValidator(_interval), Flag("DURATION", _PODS)] = "30s"
+    service_monitor_interval: Annotated[Interval, Flag("DURATION", _PODS)] = "30s"
     """Time between two scrapes of an API server"""
-    service_monitor_label: Annotated[tuple[Annotated[str, AfterValidator(_label)], ...], Flag("NAME=VALUE", _PODS)] = ()
+    service_monitor_label: Annotated[tuple[LabelPair, ...], Flag("NAME=VALUE", _PODS)] = ()
     """Label of these ServiceMonitors, by which Prometheus selects them"""
     image_pull_secret: Annotated[tuple[str, ...], Flag("NAME", _PODS)] = ()
     """Secret of --namespace for pulling images, copied to tenants' namespaces"""
@@ -317,11 +172,11 @@ class OperatorConfig(Configuration):
     """Number of kube-apiservers of each control plane"""
     expose: Annotated[Expose, Flag(group=_PODS)] = Expose.CLUSTER_IP
     """Type of the Services of kube-apiservers"""
-    external_host: Annotated[str | None, AfterValidator(lambda host: host and _host(host)), Flag("HOST", _PODS)] = None
+    external_host: Annotated[Host | None, Flag("HOST", _PODS)] = None
     """Name or address of the nodes in external URLs, with --expose NodePort"""
     storage_class: Annotated[str | None, Flag("NAME", _PODS, default="the cluster's default class")] = None
     """StorageClass of dedicated etcds' volumes"""
-    storage_size: Annotated[str, AfterValidator(_size), Flag("SIZE", _PODS)] = "10Gi"
+    storage_size: Annotated[Size, Flag("SIZE", _PODS)] = "10Gi"
     """Size of dedicated etcds' volumes"""
     egress_proxy_image: Annotated[str | None, Flag("IMAGE", _PODS)] = None
     """kplane's image of this operator, for control planes whose class has allowedDestinations"""
@@ -329,18 +184,19 @@ class OperatorConfig(Configuration):
         Literal["Always", "IfNotPresent", "Never"] | None, Flag(group=_PODS, default="IfNotPresent")
     ] = None
     """When nodes pull that image"""
-    dns_peers: Annotated[_Peers, Flag("PEERS", _PODS, default="pods k8s-app=kube-dns in kube-system")] = None
+    dns_peers: Annotated[Peers | None, Flag("PEERS", _PODS, default="pods k8s-app=kube-dns in kube-system")] = None
     """JSON list of peers, as in a NetworkPolicy, that answer DNS to what runs for tenants"""
 
-    mcm_program: Annotated[Annotated[Path, AfterValidator(_program)] | None, Flag("FILE", _MCM)] = None
+    mcm_program: Annotated[Program | None, Flag("FILE", _MCM)] = None
     """mcm, with --runtime process; it finds kube-controller-manager in --programs-dir"""
-    mcm_arg: Annotated[tuple[Annotated[str, AfterValidator(_mcm_arg)], ...], Flag("FLAG", _MCM)] = ()
+    mcm_arg: Annotated[tuple[McmArgument, ...], Flag("FLAG", _MCM)] = ()
     """One more flag of each mcm, such as --mcm-arg=--concurrent-gc-syncs=5"""
     mcm_requests: Annotated[
-        _Amounts, Flag("AMOUNTS", _MCM, f"cpu={MCM_RESOURCES.cpu_request},memory={MCM_RESOURCES.memory_request}")
+        Amounts | None,
+        Flag("AMOUNTS", _MCM, f"cpu={MCM_RESOURCES.cpu_request},memory={MCM_RESOURCES.memory_request}"),
     ] = None
     """Resources that each mcm is guaranteed as a pod"""
-    mcm_limits: Annotated[_Amounts, Flag("AMOUNTS", _MCM, f"memory={MCM_RESOURCES.memory_limit}")] = None
+    mcm_limits: Annotated[Amounts | None, Flag("AMOUNTS", _MCM, f"memory={MCM_RESOURCES.memory_limit}")] = None
     """Resources that each mcm cannot exceed as a pod, with its instance"""
 
     snapshot_recipient: Annotated[tuple[str, ...], Flag("KEY", _SNAPSHOTS)] = ()
@@ -405,7 +261,7 @@ class OperatorConfig(Configuration):
         """The size at which a dedicated etcd refuses writes, well before its volume is full."""
         if self.pods is None:
             return DEFAULT_QUOTA_BYTES
-        return min(DEFAULT_QUOTA_BYTES, _storage_bytes(self.pods.storage_size) * 3 // 4)
+        return min(DEFAULT_QUOTA_BYTES, storage_bytes(self.pods.storage_size) * 3 // 4)
 
     def management_config(self) -> ClusterConfig:
         """Read how the management cluster is reached. Raises KubeconfigError."""
@@ -447,15 +303,21 @@ class OperatorConfig(Configuration):
             )
         return Gateway(
             url=self.gateway_url.rstrip("/"),
-            ca=_certificates(self.gateway_ca) if self.gateway_ca is not None else b"",
+            ca=self._gateway_authorities(),
             namespace=self.gateway_namespace or GATEWAY_NAMESPACE,
             domain=self.gateway_domain,
         )
 
+    def _gateway_authorities(self) -> bytes:
+        try:
+            return read_authorities(self.gateway_ca) if self.gateway_ca is not None else b""
+        except ValueError as error:
+            raise ValueError(f"--gateway-ca {error}") from error
+
     @property
     def awake_limits(self) -> Limits:
         """How many control planes may be awake that start on demand."""
-        memory = _storage_bytes(self.awake_memory) if self.awake_memory is not None else None
+        memory = storage_bytes(self.awake_memory) if self.awake_memory is not None else None
         return Limits(self.awake_limit, memory)
 
     @cached_property

@@ -21,6 +21,7 @@ from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.errors import ConditionError, management_refusal
 from kplane.controlplane_operator.status.partial import PartialObject, validation_failure
 from kplane.controlplane_operator.watch.cache import Key, Object, Store
+from kplane.controlplane_operator.watch.conditions import stored_condition
 from kplane.provider import Conflict, ProviderError, Result, Unreachable
 from kplane.provider.errors import Expired, LeaseLost, TooManyRequests
 
@@ -141,5 +142,4 @@ class Failures:
 
 def _reason(obj: Object) -> str | None:
     """Return the reason of condition Synced; None if it is not there."""
-    conditions = obj.get("status", {}).get("conditions", ())
-    return next((each["reason"] for each in conditions if each["type"] == SYNCED), None)
+    return stored_condition(obj, SYNCED).get("reason")

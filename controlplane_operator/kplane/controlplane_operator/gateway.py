@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
+
+from cryptography import x509
 
 from kplane.api import ControlPlane, ControlPlaneClass, ControlPlaneMode, EndpointPolicy, EndpointStyle
 
-__all__ = ["Gateway", "asked_policy", "endpoint_style", "host_name", "wants_host_name"]
+__all__ = ["Gateway", "asked_policy", "endpoint_style", "host_name", "read_authorities", "wants_host_name"]
 
 
 @dataclass(slots=True)
@@ -46,13 +49,16 @@ def endpoint_style(control_plane: ControlPlane, *, chosen: ControlPlaneClass | N
 def asked_policy(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> EndpointPolicy | None:
     """Return which addresses are asked for, by the spec, or by the class; None if they say nothing.
 
-    A control plane of mode Dedicated is at the gateway only if they say so, or its spec has a style for that.
+    A control plane of mode Dedicated is at the gateway only if they say so, its spec has a style for that, or it was of
+    mode Virtual.
     """
     spec = control_plane.spec
     if spec.endpoint_ref is not None:
         return EndpointPolicy.OWN
     asked = spec.endpoint_policy or (chosen.spec.endpoint_policy if chosen is not None else None)
-    if asked is None and spec.mode is not ControlPlaneMode.VIRTUAL:
+    if asked is None and control_plane.home.mode is not ControlPlaneMode.VIRTUAL:
+        if control_plane.status.cluster_path is not None:
+            return None  # it was of mode Virtual, and keeps the address that it had
         return EndpointPolicy.GATEWAY if spec.endpoint_style is not None else EndpointPolicy.OWN
     return asked
 
@@ -71,3 +77,13 @@ def host_name(gateway: Gateway | None, control_plane: ControlPlane, *, chosen: C
     if gateway is None or gateway.domain is None or not wants_host_name(control_plane, chosen=chosen):
         return None
     return f"{control_plane.cluster_path}.{gateway.domain}"
+
+
+def read_authorities(file: Path) -> bytes:
+    """Read the CAs of a gateway. Raises OSError, or ValueError if there are none."""
+    content = file.read_bytes()
+    try:
+        x509.load_pem_x509_certificates(content)
+    except ValueError as error:
+        raise ValueError(f"{file} has no certificate in PEM: {error}") from error
+    return content

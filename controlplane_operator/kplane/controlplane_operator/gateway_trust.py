@@ -17,18 +17,12 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import CredentialsInvalid
-from kplane.controlplane_operator.gateway import Gateway
-from kplane.controlplane_operator.pki.entries import entries, kept, read_pair
-from kplane.controlplane_operator.pki.primitives import (
-    KeyPair,
-    check_pair,
-    create_authority,
-    expiry,
-    issue_serving,
-    renewal_due,
-)
+from kplane.controlplane_operator.gateway import Gateway, read_authorities
+from kplane.controlplane_operator.pki.entries import entries, find_pair, kept
+from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, expiry, issue_serving, renewal_due
 from kplane.controlplane_operator.pki.secrets import data_of
 from kplane.controlplane_operator.watch.backoff import jittered
+from kplane.controlplane_operator.watch.cache import Object
 from kplane.controlplane_operator.watch.event_routing import wake_all
 from kplane.provider import NotFound, ProviderError
 from kplane.provider.client.resources import SECRETS
@@ -78,7 +72,7 @@ class GatewayTrust:
 
     async def look(self) -> None:
         """Read or issue what is to be in use now."""
-        ca = await (self._issue() if self._ca_file is None else asyncio.to_thread(_read, self._ca_file))
+        ca = await (self._issue() if self._ca_file is None else asyncio.to_thread(read_authorities, self._ca_file))
         changed = self.known.is_set() and ca != self._gateway.ca
         self._gateway.ca = ca
         self.known.set()
@@ -89,28 +83,26 @@ class GatewayTrust:
     async def _issue(self) -> bytes:
         """Keep CA and serving certificate; returns the CAs that clients are to trust."""
         now = datetime.now(UTC)
-        known = await self._data(AUTHORITY)
+        known = await self._find(AUTHORITY)
         authority, trust = _authority(known, now=now)
-        wanted = {**entries(_PAIR, authority), "ca.crt": trust}
-        if known != wanted:
-            await self._write(AUTHORITY, wanted)
+        await self._keep(AUTHORITY, known, {**entries(_PAIR, authority), "ca.crt": trust})
         hosts = [_host(self._gateway.url)]
-        present = await self._data(CERTIFICATE)
-        pair = kept(_pair(present), authority, now=now, hosts=hosts)
+        present = await self._find(CERTIFICATE)
+        pair = kept(find_pair(present, _PAIR), authority, now=now, hosts=hosts)
         if pair is None:
             pair = issue_serving(authority, common_name="kplane-gateway", hosts=hosts)
-        wanted = {**entries(_PAIR, pair), "ca.crt": trust}
-        if present != wanted:
-            await self._write(CERTIFICATE, wanted)
+        await self._keep(CERTIFICATE, present, {**entries(_PAIR, pair), "ca.crt": trust})
         return trust
 
-    async def _data(self, name: str) -> Mapping[str, bytes]:
+    async def _find(self, name: str) -> Object | None:
         try:
-            return data_of(await self._context.client.get(SECRETS, name, namespace=self._context.namespace))
+            return await self._context.client.get(SECRETS, name, namespace=self._context.namespace)
         except NotFound:
-            return {}
+            return None
 
-    async def _write(self, name: str, data: Mapping[str, bytes]) -> None:
+    async def _keep(self, name: str, present: Object | None, data: Mapping[str, bytes]) -> None:
+        if present is not None and data_of(present) == data:
+            return
         metadata = {"name": name, "namespace": self._context.namespace}
         encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
         await self._context.client.apply(SECRETS, {"metadata": metadata, "data": encoded})
@@ -125,12 +117,16 @@ def _host(url: str) -> str:
         return host
 
 
-def _authority(data: Mapping[str, bytes], *, now: datetime) -> tuple[KeyPair, bytes]:
-    """Return the CA in use, and all that clients are to trust: after a change, for a while the former one too."""
-    known = _pair(data)
+def _authority(secret: Object | None, *, now: datetime) -> tuple[KeyPair, bytes]:
+    """Return the CA in use, and all that clients are to trust: after a renewal, for a while the former one too.
+
+    A renewed one has the key of before. So clients that know the former one alone are served until that ends.
+    """
+    known = find_pair(secret, _PAIR)
+    data = data_of(secret) if secret is not None else {}
     trusted = [known.certificate] if known is not None else []
     if known is None or renewal_due(known.certificate, now=now):
-        known = create_authority("kplane-gateway")
+        known = create_authority("kplane-gateway", former_key=known.key if known is not None else None)
         trusted.insert(0, known.certificate)
     elif "ca.crt" in data:
         trusted = [each for each in _split(data["ca.crt"]) if expiry(each) > now]
@@ -144,20 +140,3 @@ def _split(bundle: bytes) -> list[bytes]:
         return [each.public_bytes(Encoding.PEM) for each in x509.load_pem_x509_certificates(bundle)]
     except ValueError:
         return []
-
-
-def _pair(data: Mapping[str, bytes]) -> KeyPair | None:
-    """Return a pair that can be used; None for one that is absent or damaged."""
-    try:
-        pair = read_pair(data, _PAIR)
-        check_pair(pair)
-    except CredentialsInvalid:
-        return None
-    return pair
-
-
-def _read(file: Path) -> bytes:
-    """Read CAs. Raises OSError, or ValueError if there are none."""
-    content = file.read_bytes()
-    x509.load_pem_x509_certificates(content)
-    return content

@@ -14,10 +14,11 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from kplane.api import ControlPlane, ControlPlanePhase
+from kplane.api import ControlPlane, ControlPlanePhase, MigrationStep
 from kplane.api.conditions import HIBERNATED, WAITS_FOR_ROOM
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Key, Store
+from kplane.controlplane_operator.watch.conditions import stored_condition
 from kplane.provider import Result
 from kplane.provider.controllers.queue import FairQueue
 
@@ -27,6 +28,8 @@ Reconcile = Callable[[Key], Awaitable[Result | None]]
 OnFailure = Callable[[Key, BaseException], Awaitable[None]]
 
 _BOOTSTRAP_BUCKETS: Final = (1, 2, 3, 5, 7.5, 10, 15, 20, 30, 45, 60, 120, 300, 600)
+_HOLD_BUCKETS: Final = (0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)
+_UNDER_WAY: Final = frozenset(step for step in MigrationStep if not step.is_cut)
 _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
@@ -74,11 +77,21 @@ class Metrics:
             buckets=_BOOTSTRAP_BUCKETS,
             registry=self.registry,
         )
+        self._holds = Histogram(
+            "kplane_migration_hold_seconds",
+            "How long writes waited while control planes changed their home",
+            buckets=_HOLD_BUCKETS,
+            registry=self.registry,
+        )
         self._deleted_keys = Counter(
             "kplane_deleted_keys",
             "Keys deleted from the shared etcd, of control planes that were destroyed",
             registry=self.registry,
         )
+
+    def migrated(self, held_seconds: float) -> None:
+        """Note that the data of a control plane moved, and how long its writes waited."""
+        self._holds.observe(held_seconds)
 
     def published(self, control_plane: ControlPlane) -> None:
         """Note that a control plane was published for the first time."""
@@ -142,6 +155,7 @@ class _Inventory(Collector):
             by_phase.add_metric([phase], phases[phase])
         yield by_phase
         yield _on_demand(self._control_planes)
+        yield _migrations(self._control_planes)
         depth = GaugeMetricFamily("workqueue_depth", "Keys that wait for a worker", labels=["name"])
         for name, queue in self._queues.items():
             depth.add_metric([name], len(queue))
@@ -152,10 +166,9 @@ def _on_demand(control_planes: Store) -> Metric:
     """Count the control planes that start on demand: condition Hibernated says so of each that is published."""
     states: Tally[str] = Tally()
     for obj in control_planes:
-        for condition in obj.get("status", {}).get("conditions", ()):
-            if condition["type"] == HIBERNATED:
-                waits = condition["reason"] == WAITS_FOR_ROOM
-                states["waiting" if waits else "asleep" if condition["status"] == "True" else "awake"] += 1
+        if hibernated := stored_condition(obj, HIBERNATED):
+            waits = hibernated["reason"] == WAITS_FOR_ROOM
+            states["waiting" if waits else "asleep" if hibernated["status"] == "True" else "awake"] += 1
     gauge = GaugeMetricFamily(
         "kplane_on_demand_control_planes",
         "Control planes that start on demand: awake, asleep, or waiting until others sleep",
@@ -163,4 +176,19 @@ def _on_demand(control_planes: Store) -> Metric:
     )
     for state in ("awake", "asleep", "waiting"):
         gauge.add_metric([state], states[state])
+    return gauge
+
+
+def _migrations(control_planes: Store) -> Metric:
+    """Tell of each control plane whose data move, as long as they do."""
+    gauge = GaugeMetricFamily(
+        "kplane_migration_started_timestamp_seconds",
+        "Since when the data of a control plane move to another home",
+        labels=["control_plane"],
+    )
+    for obj in control_planes:
+        migration = (obj.get("status") or {}).get("migration") or {}
+        if migration.get("step") in _UNDER_WAY and "startedTime" in migration:
+            started = datetime.fromisoformat(migration["startedTime"])
+            gauge.add_metric([obj["metadata"]["name"]], started.timestamp())
     return gauge

@@ -22,6 +22,7 @@ _FACTS: Final = "ControlPlane: `Managed`, `Supported`, `Paused`"
 _ADDONS: Final = "ControlPlane: `AddonsReady`"
 _STORAGE: Final = "ControlPlane: `StorageSufficient`"
 _HIBERNATED: Final = "ControlPlane: `Hibernated`"
+_MIGRATING: Final = "ControlPlane: `Migrating`"
 _DELETING: Final = "ControlPlane: `Deleting`, in the order of the steps"
 _REGISTRATION: Final = "ControlPlaneRegistration: `Ready`"
 _DEDICATED: Final = "ControlPlaneRegistration: `DedicatedReady`"
@@ -40,6 +41,7 @@ _TABLES: Final = (
     _ADDONS,
     _STORAGE,
     _HIBERNATED,
+    _MIGRATING,
     _DELETING,
     _REGISTRATION,
     _DEDICATED,
@@ -75,6 +77,7 @@ _LASTING: Final = frozenset(
         ControlPlanePhase.READY,
         ControlPlanePhase.HIBERNATED,
         ControlPlanePhase.WAKING,
+        ControlPlanePhase.MIGRATING,
         ControlPlanePhase.TERMINATING,
     }
 )
@@ -300,6 +303,34 @@ class Reason(StrEnum):
         _in(_HIBERNATED, transient=True, expected=True),
     )
 
+    # Migrations
+    MIGRATING = (
+        "Migrating",
+        "wait: the message says how far it is; to abort, set `spec.mode` back",
+        _in(_READY, _MIGRATING, _REGISTRATION, phase=ControlPlanePhase.MIGRATING, transient=True, expected=True),
+    )
+    MIGRATION_PLANNED = (
+        "MigrationPlanned",
+        "read `status.migration.plan`; to begin, set `spec.migration.plan` to false",
+        _in(_MIGRATING, expected=True),
+    )
+    MIGRATION_BLOCKED = (
+        "MigrationBlocked",
+        "the message says what stands in the way; to give it up, set `spec.mode` back",
+        _in(_MIGRATING),
+    )
+    MIGRATION_ABORTED = (
+        "MigrationAborted",
+        "nothing to do: the control plane lives where it did",
+        _in(_MIGRATING, expected=True),
+    )
+    RETAINING_FORMER_HOME = (
+        "RetainingFormerHome",
+        "nothing to do; to move back, set `spec.mode` back before `spec.migration.rollbackWindow` ends",
+        _in(_MIGRATING, expected=True),
+    )
+    MIGRATED = ("Migrated", "nothing to do: of the former home nothing is left", _in(_MIGRATING, expected=True))
+
     # What keeps any object from being reconciled
     MANAGEMENT_CLUSTER_REFUSED = (
         "ManagementClusterRefused",
@@ -446,14 +477,19 @@ class Reason(StrEnum):
     )
 
     # Snapshots
-    SNAPSHOT_NOT_READY = (
-        "SnapshotNotReady",
-        "wait until the snapshot of `spec.source` is completed, or create another control plane",
+    SOURCE_NOT_READY = (
+        "SourceNotReady",
+        "wait until what `spec.source` names is there, and completed or Ready; or create another control plane",
         _in(_READY, phase=_PENDING, waits=True),
+    )
+    SOURCE_ENCRYPTED = (
+        "SourceEncrypted",
+        "restore a snapshot instead, or decrypt the objects; the operator tries it again",
+        _in(_READY),
     )
     RESTORE_FAILED = (
         "RestoreFailed",
-        "the message says what fails; the operator begins the restore again",
+        "the message says what fails; the operator begins the restore or clone again",
         _in(_READY, phase=_PROVISIONING),
     )
     SAVED = ("Saved", "nothing to do: the file was read again", _in(_SNAPSHOT))
@@ -461,7 +497,7 @@ class Reason(StrEnum):
     SNAPSHOT_FAILED = ("SnapshotFailed", "the message says what fails; the operator retries", _in(_SNAPSHOT))
     NO_SNAPSHOT_STORAGE = (
         "NoSnapshotStorage",
-        "[configure encrypted backups](operate.md#snapshots-of-one-control-plane), or delete the snapshot",
+        "[configure encrypted backups](backup.md#before-the-first-one), or delete the snapshot",
         _in(_SNAPSHOT, waits=True),
     )
     NOT_RUN_BY_KPLANE = (

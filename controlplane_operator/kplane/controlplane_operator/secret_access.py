@@ -16,18 +16,18 @@ from kplane.api.names import GROUP, management_namespace
 from kplane.controlplane_operator.grants import RBAC, Account, create_rbac, is_as_written
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.watch.backoff import retry_backoff
+from kplane.controlplane_operator.watch.backoff import jittered, retry_backoff
 from kplane.controlplane_operator.watch.cache import Change, Key, Object
 from kplane.controlplane_operator.watch.secrets import (
     FOR_ENDPOINTS,
     FOR_REGISTRATIONS,
     OWN,
     SecretWatches,
+    Wanted,
     Watched,
     is_managed_namespace,
     listen,
     sleeps,
-    wanted,
 )
 from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import Client, ClusterNotReady, Event, Informer, NotFound, ProviderError, Resource
@@ -51,6 +51,7 @@ _ACCOUNT: Final = "system:serviceaccount:"
 _RESTORED_SECONDS: Final = 1.0
 """So long a broken binding waits, so that two controllers that overwrite each other cost little."""
 _KNOWN_SECONDS: Final = 5.0
+_COMPARE_SECONDS: Final = 60.0
 _WORKERS: Final = 8
 _OPENED_AT_ONCE: Final = 64
 
@@ -81,8 +82,8 @@ class SecretAccess:
         self._bound: dict[str, bool] = {}
         """By management namespace: whether its binding is as the operator writes it, as far as that is known."""
         self._changed = asyncio.Event()
-        self._stale = True
-        """What is to be followed may be other namespaces than before."""
+        self._stale: set[Watched] = set()
+        """What may be to follow now, or no longer."""
         self._turned: set[str] = set()
         """Namespaces of control planes that fell asleep or woke."""
         self._bindings = Informer(client, ROLE_BINDINGS, label_selector=_LABEL)
@@ -101,7 +102,8 @@ class SecretAccess:
         """Bind and follow until cancelled. `listed` is set once the stores of all kinds are filled."""
         self._subject = await self._who_am_i()
         self._identified.set()
-        listen(self._stores, self._change, self._turn)
+        wanted = Wanted(self._stores, installed=self._installed, bound=self._bound, changed=self._change)
+        listen(self._stores, self._turn)
         self._stores.namespaces.listen(self._namespace_changed)
         controller = Controller("secretaccess", self._reconcile, queue=self._queue, workers=_WORKERS)
         async with asyncio.TaskGroup() as group:
@@ -112,12 +114,20 @@ class SecretAccess:
             self._stores.namespaces.replay(self._namespace_changed)
             group.create_task(controller.run(), name="secretaccess controller")
             while True:
-                if self._stale:
-                    self._stale = False
-                    await self._watches.become(wanted(self._stores, installed=self._installed, bound=self._bound))
+                while self._stale:
+                    watched = self._stale.pop()
+                    if watched in wanted:
+                        self._watches.start(watched)
+                    else:
+                        await self._watches.stop(watched)
                 while self._turned:
                     await self._watches.turn(Watched(self._turned.pop(), OWN))
-                await self._changed.wait()
+                try:
+                    async with asyncio.timeout(jittered(_COMPARE_SECONDS)):
+                        await self._changed.wait()
+                except TimeoutError:
+                    # What a reconcile had followed may never have been seen to come.
+                    self._stale |= self._watches.watched()
                 self._changed.clear()
 
     def problem(self) -> str | None:
@@ -212,8 +222,8 @@ class SecretAccess:
             except (ConditionError, ProviderError) as error:
                 _log.warning("failed to open namespace %s: %s; its control plane retries", namespace, error)
 
-    def _change(self) -> None:
-        self._stale = True
+    def _change(self, watched: Watched) -> None:
+        self._stale.add(watched)
         self._changed.set()
 
     def _turn(self, namespace: str) -> None:
@@ -232,7 +242,7 @@ class SecretAccess:
         whole = event.kind != "DELETED" and is_as_written(event.object, self._body(namespace))
         if whole:
             self._bound[namespace] = True
-            self._change()
+            self._change(Watched(namespace, OWN))
         else:
             # The namespace is followed still: the binding is back in a moment, or the namespace goes.
             self._bound[namespace] = False
@@ -243,7 +253,7 @@ class SecretAccess:
         found = self._stores.namespaces.get(key)
         if found is None or not is_managed_namespace(namespace):
             self._bound.pop(namespace, None)
-            self._change()
+            self._change(Watched(namespace, OWN))
         elif "deletionTimestamp" not in found["metadata"] and not self._bound.get(namespace):
             await self._bind(namespace)
 
@@ -253,7 +263,7 @@ class SecretAccess:
         except NotFound:
             return  # the namespace is gone
         self._bound[namespace] = True
-        self._change()
+        self._change(Watched(namespace, OWN))
 
     def _body(self, namespace: str) -> Object:
         return {

@@ -19,7 +19,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from kplane.api.names import ADDON_LABEL
-from kplane.controlplane_operator.addons.kubeadm_join import JoinToken, read_token, token_secret
+from kplane.controlplane_operator.addons.kubeadm_join import (
+    ClusterFacts,
+    JoinToken,
+    join_objects,
+    read_token,
+    token_secret,
+)
 from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, TENANT_NAMESPACE
 from kplane.controlplane_operator.tenant.revocation import revoke
 from kplane.provider import Client, ClusterConfig, NotFound, Resource
@@ -121,6 +127,14 @@ async def test_a_node_finds_everything_that_kubeadm_join_asks_for(addons: Any, e
         assert "system:bootstrappers:kubeadm:default-node-token" in asked["spec"]["groups"]
         with pytest.raises(Forbidden):
             await node.list(SECRETS)
+
+
+@pytest.mark.parametrize(("service_range", "bound"), [("10.96.0.0/16", ["kplane:kube-apiserver"]), (None, [])])
+def test_kubelets_let_an_api_server_in_that_kplane_runs(service_range: str | None, bound: list[str]) -> None:
+    facts = ClusterFacts("acme", "https://192.0.2.1:6443", b"ca", "v1.36.3", service_range, None)
+    objects = join_objects(facts, tokens=[])
+    admins = [each for each in objects if each.get("roleRef", {}).get("name") == "system:kubelet-api-admin"]
+    assert [subject["name"] for each in admins for subject in each["subjects"]] == bound
 
 
 async def test_drift_is_mended_tokens_follow_each_other_and_all_of_it_goes(addons: Any) -> None:

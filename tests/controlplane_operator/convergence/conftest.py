@@ -28,6 +28,7 @@ from kplane.controlplane_operator.kinds import (
     CONTROL_PLANES,
 )
 from kplane.controlplane_operator.registrations import reconciler as control_plane_registration
+from kplane.controlplane_operator.registrations import resolution
 from kplane.controlplane_operator.watch import event_routing
 from kplane.controlplane_operator.watch.backoff import KeyedBackoff
 from kplane.embedded.handle import Handle
@@ -295,7 +296,9 @@ def worlds(
     patches.setattr(KeyedBackoff, "next", hurried)
     patches.setattr(Calls, "_once", fated)
     patches.setattr(control_plane_registration, "_RETRY_SECONDS", 0.2)
-    patches.setattr(control_plane_registration, "_FIRST_WORDS_SECONDS", 0.0)
+    patches.setattr(resolution, "_FIRST_WORDS_SECONDS", 0.0)
+    patches.setattr(resolution, "_CREATED_SECONDS", 0.0)
+    patches.setattr(resolution, "_MADE_SECONDS", 0.0)
     patches.setattr(external, "_REVOKE_SECONDS", 1.0)
     patches.setattr(event_routing, "_CLASS_SECONDS", 0.2)
     patches.setattr(event_routing, "_WORDS_SECONDS", 0.2)

@@ -14,6 +14,7 @@ from kplane.api.names import (
     SLEEP_REQUESTED_ANNOTATION,
     WAKE_REQUESTED_ANNOTATION,
 )
+from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.hibernation.decision import Decision, decide, idle_after, start_of
 from kplane.controlplane_operator.hibernation.requests import Requests
 
@@ -68,9 +69,31 @@ def test_only_an_api_server_that_kplane_runs_on_shared_data_starts_on_demand(
     spec: dict[str, Any], by_class: str | None, expected: str
 ) -> None:
     chosen = ControlPlaneClass.model_validate({"metadata": {"name": "c"}, "spec": {"virtual": {"start": by_class}}})
-    assert start_of(control_plane(spec=spec), chosen=chosen) == expected
+    assert start_of(control_plane(spec=spec), chosen=chosen, gateway=None) == expected
     if by_class is None:
-        assert start_of(control_plane(spec=spec), chosen=None) == expected
+        assert start_of(control_plane(spec=spec), chosen=None, gateway=None) == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "of_class", "expected"),
+    [
+        ({}, {}, "OnDemand"),
+        ({"endpointStyle": "HostName"}, {}, "OnDemand"),
+        ({"endpointPolicy": "Gateway"}, {"endpointPolicy": "Own"}, "OnDemand"),
+        ({"endpointPolicy": "Both"}, {}, "Always"),
+        ({}, {"endpointPolicy": "Own"}, "Always"),
+        ({"virtual": {"start": "Always"}}, {}, "Always"),
+        ({}, {"virtual": {"start": "Always"}}, "Always"),
+        ({"mode": "Dedicated", "endpointPolicy": "Gateway"}, {}, "Always"),
+        ({"endpointRef": {"name": "theirs"}}, {}, "Always"),
+    ],
+)
+def test_one_whose_only_address_is_the_gateway_starts_on_demand_by_default(
+    spec: dict[str, Any], of_class: dict[str, Any], expected: str
+) -> None:
+    chosen = ControlPlaneClass.model_validate({"metadata": {"name": "c"}, "spec": of_class})
+    gateway = Gateway(url="https://api.example.org", ca=b"", namespace="kplane-gateway")
+    assert start_of(control_plane(spec=spec), chosen=chosen, gateway=gateway) == expected
 
 
 def test_a_class_says_how_long_one_may_be_idle() -> None:

@@ -88,7 +88,7 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, limits: Limits, at_once: int = 9) -> None:
         self.stores, self.queues, self.now, self.seconds, self.version = Stores(), Queues(), NOW, 0.0, 0
-        context = SimpleNamespace(stores=self.stores, queues=self.queues)
+        context = SimpleNamespace(stores=self.stores, queues=self.queues, gateway=None)
         self.room = Room(cast("OperatorContext", context), limits=limits, at_once=at_once)
         monkeypatch.setattr(rooms.time, "monotonic", lambda: self.seconds)
 

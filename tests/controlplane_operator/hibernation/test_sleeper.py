@@ -54,7 +54,7 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.stores, self.backend, self.inside = Stores(), Backend(), Inside(next_wake=DUE)
         self.queues = Queues()
-        context = cast("OperatorContext", SimpleNamespace(stores=self.stores, queues=self.queues))
+        context = cast("OperatorContext", SimpleNamespace(stores=self.stores, queues=self.queues, gateway=None))
         room = Room(context, limits=Limits(), at_once=2)
         self.sleeper = Sleeper(context, backend=cast("Hibernating", self.backend), room=room)
 

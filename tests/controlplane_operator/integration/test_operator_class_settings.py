@@ -59,6 +59,7 @@ async def tenant(field: Any, issuer: Issuer) -> AsyncIterator[Client]:
             ],
         },
         "encryptedResources": ["secrets"],
+        "memory": "Small",
     }
     await field.create("ControlPlaneClass", NAME, apiServer=api_server, allowedDestinations=[issuer.destination])
     await field.create("ControlPlane", NAME, classRef={"name": NAME}, deletionPolicy="Destroy")
@@ -80,13 +81,19 @@ async def test_services_get_their_addresses_from_the_network_of_the_class(field:
     assert "172.20.0.1" in hosts_of(certificate.encode())
 
 
+async def test_garbage_is_collected_as_often_as_the_class_says(field: Any, tenant: Client) -> None:
+    assert await _environment(field, "GOGC") == ["25"]
+
+
 @pytest.mark.slow
 async def test_a_control_plane_keeps_its_network_when_its_class_says_another(field: Any, tenant: Client) -> None:
     # Later than the edit of the class, so that it shows when that was acted on.
-    change = {"spec": {"apiServer": {"serviceCIDR": "172.21.0.0/20", "extraArgs": ["--max-requests-inflight=78"]}}}
+    settings = {"serviceCIDR": "172.21.0.0/20", "extraArgs": ["--max-requests-inflight=78"], "memory": "Large"}
+    change = {"spec": {"apiServer": settings}}
     await field.client.patch(CONTROL_PLANE_CLASSES, NAME, change)
     await field.eventually(lambda: _arguments(field), lambda found: "--max-requests-inflight=78" in found)
     assert "--service-cluster-ip-range=172.20.0.0/20" in await _arguments(field)
+    assert await _environment(field, "GOGC") == ["100"]
     await field.lets_in(tenant.config)  # for the tests that follow
 
 
@@ -159,6 +166,12 @@ async def test_what_is_encrypted_stays_readable_when_the_class_encrypts_no_more(
 
     await field.eventually(is_plain, timeout=120.0)
     assert (await tenant.get(SECRETS, "earlier", namespace="default"))["data"]["word"]
+
+
+async def _environment(field: Any, name: str) -> list[str]:
+    pids = find_processes(field.state / apiserver_name(NAME))
+    variables = [each for pid in pids for each in Path(f"/proc/{pid}/environ").read_text().split("\0")]
+    return [each.removeprefix(f"{name}=") for each in variables if each.startswith(f"{name}=")]
 
 
 async def _arguments(field: Any) -> list[str]:

@@ -8,12 +8,8 @@ import pytest
 
 from kplane.controlplane_operator.shared_etcd import access_control
 from kplane.data import Permission
-from kplane.data._proto import etcd_pb2 as pb
-from kplane.data.rpc import Method
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
-
-AUTH_DISABLE = Method("/etcdserverpb.Auth/AuthDisable", pb.AuthDisableRequest, pb.AuthDisableResponse)
 
 
 async def test_access_control_that_was_turned_off_and_rights_that_were_widened_are_put_right(
@@ -26,9 +22,9 @@ async def test_access_control_that_was_turned_off_and_rights_that_were_widened_a
     async with field.handle.tenants_etcd.client() as etcd:
         own = await etcd.access.permissions_of(user)
         assert own == {Permission.below("/clusters/guarded/")}
-        await etcd.access.grant_permission(user, Permission("readwrite", b"\0", b"\0"))
+        await etcd.access.grant_permission(user, Permission.everything())
         await etcd.access.grant_role(user, "root")
-        await etcd.connection.call(AUTH_DISABLE, pb.AuthDisableRequest(), timeout_seconds=10)
+        await etcd.access.disable()
 
         async def rights() -> Any:
             access = etcd.access

@@ -22,7 +22,7 @@ from kplane.controlplane_operator.hibernation import sleeper as sleepers
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
 from kplane.controlplane_operator.watch import secrets
-from kplane.data import Owner, is_clone
+from kplane.data import Owner, is_copy
 from kplane.provider import Client, Resource
 from kplane.provider.client.resources import NAMESPACES, SECRETS
 
@@ -99,12 +99,13 @@ async def test_it_is_published_without_an_api_server(field: Any, sleeper: str) -
     assert status["hibernation"]["reason"] == "NotUsedYet"
     assert status["hibernation"]["observedGeneration"] == found["metadata"]["generation"]
     assert status["version"].startswith("v1.")
+    assert status["storage"]["keys"] > 100, "known by the copy, so that it needs no second status"
     assert not (field.state / apiserver_name(sleeper) / "log").exists()
     assert not await answers(field, sleeper)
     assert (await field.tenant(sleeper)).token
     assert (await field.tenant(sleeper, secret="controllersSecretRef")).server == status["endpoint"]
     async with field.handle.tenants_etcd.client() as etcd:
-        assert await is_clone(etcd, key_prefix(sleeper), owner=Owner(found["metadata"]["uid"], sleeper))
+        assert await is_copy(etcd, key_prefix(sleeper), owner=Owner(found["metadata"]["uid"], sleeper))
 
 
 async def test_nothing_runs_for_it_and_nothing_looks_for_it(field: Any, sleeper: str) -> None:

@@ -127,6 +127,8 @@ async def test_prometheus_reads_metrics_and_nothing_else_until_it_is_switched_of
         found = await field.becomes("ControlPlane", NAME, "Reconciled")
         prometheus = Prometheus(field.client, found["status"]["endpoint"], tmp_path)
         await eventually(prometheus.endpoint)
+        # An API server is ready a second before it has looked at its roles, see `readiness`. Until then it is not live.
+        await eventually(lambda: prometheus.get("/livez"), lambda answers: answers["/livez"][0] == 200)
 
         answers = await prometheus.get(*ALLOWED, *REFUSED)
         assert {path: status for path, (status, _) in answers.items()} == {

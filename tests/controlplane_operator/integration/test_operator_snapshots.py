@@ -7,6 +7,7 @@ import base64
 import contextlib
 import hashlib
 import io
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -16,22 +17,36 @@ from typing import Any
 import pyrage
 import pytest
 
+from e2e.documents import ON_PROCESSES, blocks
+from e2e.installation import ROOT
+from e2e.reader import Reader
 from kplane.api.names import FINALIZER, SCHEDULED_AT_ANNOTATION, SCHEDULED_FOR_ANNOTATION
+from kplane.binaries.programs import Binaries
 from kplane.controlplane_operator.backup.storage import Volume
 from kplane.controlplane_operator.component_names import apiserver_name, etcd_name
+from kplane.controlplane_operator.controlplanes import restored
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_SNAPSHOTS, CONTROL_PLANES
 from kplane.controlplane_operator.snapshots import reconciler as snapshot_reconciler
 from kplane.controlplane_operator.snapshots import restoring
-from kplane.data import Archived, ArchiveReader, write_archived
-from kplane.provider import Client
-from kplane.provider.client.resources import CONFIG_MAPS, SECRETS
+from kplane.data import Archived, ArchiveReader
+from kplane.provider import Client, ClusterConfig, NotFound, Resource
+from kplane.provider.client.resources import (
+    CONFIG_MAPS,
+    DEPLOYMENTS,
+    LEASES,
+    REPLICA_SETS,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+)
 from kplane.provider.errors import Expired
 from kplane.workloads import Component, ProcessRuntime
+from tests.controlplane_operator.controller_manager import running_controllers
 
-from .conftest import Field, owner_of
+from .conftest import Field, clean, owner_of
 
 pytestmark = pytest.mark.integration
 
+NODES = Resource("v1", "Node", "nodes", namespaced=False)
 KEY = pyrage.x25519.Identity.generate()
 CONFIG_MAP = {"metadata": {"name": "precious", "namespace": "default"}, "data": {"value": "42"}}
 
@@ -155,36 +170,48 @@ async def test_the_schedule_of_a_class_makes_and_deletes_snapshots(
         assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("former", "mode"),
+    [
+        ("Virtual", "Dedicated"),
+        ("Virtual", "Virtual"),
+        pytest.param("Dedicated", "Dedicated", marks=pytest.mark.slow),
+        pytest.param("Dedicated", "Virtual", marks=pytest.mark.slow),
+    ],
+)
 async def test_a_destroyed_control_plane_is_restored_as_it_was(
+    former: str,
+    mode: str,
     mortal_field: tuple[Field, Callable[..., contextlib.AbstractAsyncContextManager[str]]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Same uids, tokens and keys; a watch from before is told to begin anew; an end halfway is made up for."""
     field, operator = mortal_field
+    # Each is a write.
+    monkeypatch.setattr(restored, "_ABOVE_IN_SHARED_ETCD", 1000)
     settings = {"snapshot_volume": tmp_path, "snapshot_recipient": (str(KEY.to_public()),)}
+    name = f"phoenix-{former}-{mode}".lower()
     async with operator(snapshots=settings):
-        await field.create("ControlPlane", "phoenix", mode="Dedicated", deletionPolicy="Destroy")
-        await field.becomes("ControlPlane", "phoenix", "Reconciled")
-        admin = await field.tenant("phoenix")
+        await field.create("ControlPlane", name, mode=former, deletionPolicy="Destroy")
+        await field.becomes("ControlPlane", name, "Reconciled")
+        admin = await field.tenant(name)
         async with Client(admin) as tenant:
             known = await tenant.create(CONFIG_MAPS, CONFIG_MAP)
             token = (await owner_of(admin)).token
-            await field.create("ControlPlaneSnapshot", "ashes", controlPlaneRef={"name": "phoenix"})
-            saved = (await completed(field, "ashes"))["status"]
+            await field.create("ControlPlaneSnapshot", name, controlPlaneRef={"name": name})
+            saved = (await completed(field, name))["status"]
             # Clients know later versions than the snapshot has.
             for number in range(20):
                 last = await tenant.patch(CONFIG_MAPS, "precious", {"data": {"late": str(number)}}, namespace="default")
-        await field.client.delete(CONTROL_PLANES, "phoenix")
-        await field.gone(CONTROL_PLANES, "phoenix")
+        await field.client.delete(CONTROL_PLANES, name)
+        await field.gone(CONTROL_PLANES, name)
 
-        source = {"snapshotRef": {"name": "ashes"}, "identitySecretRef": {"name": "identity"}}
-        await field.create("ControlPlane", "phoenix", mode="Dedicated", deletionPolicy="Destroy", source=source)
-        failed = await field.becomes("ControlPlane", "phoenix", "RestoreFailed")
+        source = {"snapshotRef": {"name": name}, "identitySecretRef": {"name": "identity"}}
+        await field.create("ControlPlane", name, mode=mode, deletionPolicy="Destroy", source=source)
+        failed = await field.becomes("ControlPlane", name, "RestoreFailed")
         assert "there is no Secret kplane-system/identity" in message(failed)
-        identity = base64.b64encode(f"{KEY}\n".encode()).decode()
-        metadata = {"name": "identity", "namespace": "kplane-system"}
-        await field.client.apply(SECRETS, {"metadata": metadata, "data": {"identity": identity}})
+        await keep_identity(field)
 
     described: list[tuple[str, bool]] = []
     apply = ProcessRuntime.apply
@@ -194,39 +221,244 @@ async def test_a_destroyed_control_plane_is_restored_as_it_was(
         await apply(runtime, component)
 
     monkeypatch.setattr(ProcessRuntime, "apply", noted)
+    written = restoring.write_copy
 
     # What an operator that was killed leaves behind: a part of the data, and no word that they are complete.
-    async def part(*given: Any, **named: Any) -> None:
-        await write_archived(*given, **named)
-        raise OSError("killed")
+    async def part(client: Any, groups: Any, *given: Any, **named: Any) -> Any:
+        async def cut_off() -> Any:
+            async for group in groups:
+                yield group
+            raise OSError("killed")
+
+        return await written(client, cut_off(), *given, **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(restoring, "write_archived", part)
+        patch.setattr(restoring, "write_copy", part)
         async with operator(snapshots=settings):
-            told = await field.becomes("ControlPlane", "phoenix", "RestoreFailed")
+            told = await field.becomes("ControlPlane", name, "RestoreFailed")
             while "killed" not in message(told):
-                told = await field.becomes("ControlPlane", "phoenix", "RestoreFailed")
+                told = await field.becomes("ControlPlane", name, "RestoreFailed")
             assert "endpoint" not in told["status"]
 
     async with operator(snapshots=settings):
-        await field.becomes("ControlPlane", "phoenix", "Reconciled")
-        restored = await field.tenant("phoenix")
-        assert restored.ca_data == admin.ca_data
-        async with Client(replace(restored, token=token)) as tenant:
+        await field.becomes("ControlPlane", name, "Reconciled")
+        admin_now = await field.tenant(name)
+        assert admin_now.ca_data == admin.ca_data
+        async with Client(replace(admin_now, token=token)) as tenant:
             found = await tenant.get(CONFIG_MAPS, "precious", namespace="default")
             assert (found["metadata"]["uid"], found["data"]) == (known["metadata"]["uid"], {"value": "42"})
             listed = await tenant.list(CONFIG_MAPS)
             assert int(listed.resource_version) > int(last["metadata"]["resourceVersion"]) > saved["revision"]
             with pytest.raises(Expired):
                 await follow(tenant, since=last["metadata"]["resourceVersion"])
-        # What makes the beginning of etcd is of the operator's image: later on it would restart etcd.
-        began = described.index((apiserver_name("phoenix"), False))
-        begins = [prepared for name, prepared in described[:began] if name == etcd_name("phoenix")]
-        assert begins[0]
-        assert not begins[-1]
-        assert (etcd_name("phoenix"), True) not in described[began:]
-        await field.client.delete(CONTROL_PLANES, "phoenix")
-        await field.gone(CONTROL_PLANES, "phoenix")
-        await field.client.delete(CONTROL_PLANE_SNAPSHOTS, "ashes")
-        await field.gone(CONTROL_PLANE_SNAPSHOTS, "ashes")
+        if mode == "Dedicated":
+            # What makes the beginning of etcd is of the operator's image: later on it would restart etcd.
+            began = described.index((apiserver_name(name), False))
+            begins = [prepared for component, prepared in described[:began] if component == etcd_name(name)]
+            assert begins[0]
+            assert not begins[-1]
+            assert (etcd_name(name), True) not in described[began:]
+        await field.client.delete(CONTROL_PLANES, name)
+        await field.gone(CONTROL_PLANES, name)
+        await field.client.delete(CONTROL_PLANE_SNAPSHOTS, name)
+        await field.gone(CONTROL_PLANE_SNAPSHOTS, name)
         await field.client.delete(SECRETS, "identity", namespace="kplane-system")
+
+
+async def keep_identity(field: Field) -> None:
+    identity = base64.b64encode(f"{KEY}\n".encode()).decode()
+    metadata = {"name": "identity", "namespace": "kplane-system"}
+    await field.client.apply(SECRETS, {"metadata": metadata, "data": {"identity": identity}})
+
+
+@pytest.mark.parametrize("mode", ["Virtual", pytest.param("Dedicated", marks=pytest.mark.slow)])
+async def test_a_clone_is_another_control_plane(
+    mode: str,
+    mortal_field: tuple[Field, Callable[..., contextlib.AbstractAsyncContextManager[str]]],
+    tmp_path: Path,
+    binaries: Binaries,
+) -> None:
+    """From one that runs, and from a snapshot, of the other mode: fresh uids and keys, nothing that was issued."""
+    field, operator = mortal_field
+    settings = {"snapshot_volume": tmp_path, "snapshot_recipient": (str(KEY.to_public()),)}
+    former = "Dedicated" if mode == "Virtual" else "Virtual"
+    name = f"dolly-{mode}".lower()
+    async with operator(snapshots=settings):
+        await keep_identity(field)
+        # It waits for the one that it is to be like.
+        await field.create("ControlPlane", f"{name}-1", mode=mode, deletionPolicy="Destroy", source=clone_of(name))
+        waiting = await field.becomes("ControlPlane", f"{name}-1", "SourceNotReady")
+        assert message(waiting) == (
+            f"ControlPlane {name} cannot be the source of this control plane: it does not exist"
+        )
+        await field.create("ControlPlane", name, mode=former, deletionPolicy="Destroy")
+        await field.becomes("ControlPlane", name, "Reconciled")
+        admin = await field.tenant(name)
+        await fill(admin)
+        token = (await owner_of(admin)).token
+        await field.becomes("ControlPlane", f"{name}-1", "Reconciled")
+        # That one may have been made before everything was there.
+        await field.create("ControlPlaneSnapshot", name, controlPlaneRef={"name": name})
+        await completed(field, name)
+        source = {"snapshotRef": {"name": name}, "identitySecretRef": {"name": "identity"}, "clone": True}
+        for other, given in ((f"{name}-2", clone_of(name)), (f"{name}-3", source | {"nodes": True})):
+            await field.create("ControlPlane", other, mode=mode, deletionPolicy="Destroy", source=given)
+            await field.becomes("ControlPlane", other, "Reconciled")
+        async with Client(admin) as tenant:
+            original = await contents(tenant)
+        for number in (2, 3):
+            cloned = await field.tenant(f"{name}-{number}")
+            assert cloned.ca_data != admin.ca_data
+            assert await field.refuses(replace(cloned, token=token))
+            async with Client(cloned) as tenant:
+                found = await contents(tenant)
+                left_out = {"token", "bootstrap", "lease", "root CA"} | ({"node"} if number == 2 else set())
+                assert found.keys() == original.keys() - left_out
+                for each, obj in found.items():
+                    assert obj["metadata"]["uid"] != original[each]["metadata"]["uid"]
+                assert found["set"]["metadata"]["ownerReferences"][0]["uid"] == found["deployment"]["metadata"]["uid"]
+                assert found["config"]["data"] == original["config"]["data"]
+                # The clone's own data are another matter.
+                await tenant.patch(CONFIG_MAPS, "precious", {"data": {"value": "43"}}, namespace="default")
+            (tmp_path / "ca.crt").write_bytes(cloned.ca_data or b"")
+            publisher = "--controllers=root-ca-certificate-publisher-controller", f"--root-ca-file={tmp_path}/ca.crt"
+            async with (
+                running_controllers(cloned, *publisher, binaries=binaries, directory=tmp_path),
+                Client(cloned) as tenant,
+            ):
+                found_ca = await field.eventually(
+                    lambda tenant=tenant: tenant.get(CONFIG_MAPS, "kube-root-ca.crt", namespace="default")
+                )
+            assert found_ca["data"]["ca.crt"].encode() == cloned.ca_data
+        async with Client(admin) as tenant:
+            assert await contents(tenant) == original
+        for each in (f"{name}-1", f"{name}-2", f"{name}-3", name):
+            await field.client.delete(CONTROL_PLANES, each)
+        for each in (f"{name}-1", f"{name}-2", f"{name}-3", name):
+            await field.gone(CONTROL_PLANES, each)
+        await field.client.delete(SECRETS, "identity", namespace="kplane-system")
+
+
+def clone_of(name: str) -> dict[str, Any]:
+    return {"controlPlaneRef": {"name": name}, "clone": True}
+
+
+NAMESPACED = {
+    "config": (CONFIG_MAPS, "precious"),
+    "deployment": (DEPLOYMENTS, "web"),
+    "set": (REPLICA_SETS, "web-1"),
+    "opaque": (SECRETS, "mine"),
+    "token": (SECRETS, "owners"),
+    "lease": (LEASES, "held"),
+    "root CA": (CONFIG_MAPS, "kube-root-ca.crt"),
+}
+
+
+async def fill(config: ClusterConfig) -> None:
+    """Make what a clone has, and what it has not."""
+    template = {
+        "metadata": {"labels": {"app": "web"}},
+        "spec": {"containers": [{"name": "web", "image": "web"}]},
+    }
+    described = {"selector": {"matchLabels": {"app": "web"}}, "template": template}
+    async with Client(config) as tenant:
+
+        async def make(resource: Resource, name: str, *, namespace: str | None = "default", **body: Any) -> Any:
+            metadata = {"name": name, "namespace": namespace, **body.pop("metadata", {})}
+            return await tenant.create(resource, {"metadata": metadata, **body})
+
+        await make(SERVICE_ACCOUNTS, "owner")
+        deployment = await make(DEPLOYMENTS, "web", spec=described)
+        owner = {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "name": "web",
+            "uid": deployment["metadata"]["uid"],
+            "controller": True,
+        }
+        await make(REPLICA_SETS, "web-1", metadata={"ownerReferences": [owner]}, spec=described)
+        issued = {"annotations": {"kubernetes.io/service-account.name": "owner"}}
+        await make(SECRETS, "owners", metadata=issued, type="kubernetes.io/service-account-token")
+        await make(SECRETS, "bootstrap-token-abcdef", namespace="kube-system", type="bootstrap.kubernetes.io/token")
+        await make(SECRETS, "mine", stringData={"a": "b"})
+        await make(LEASES, "held", spec={"holderIdentity": "me"})
+        await make(NODES, "worker", namespace=None)
+        await make(CONFIG_MAPS, "kube-root-ca.crt", data={"ca.crt": "of the original"})
+        # Last: who sees it sees the others.
+        await make(CONFIG_MAPS, "precious", data={"value": deployment["metadata"]["uid"][:8]})
+
+
+async def contents(tenant: Client) -> dict[str, Any]:
+    found = {}
+    for key, (resource, name) in NAMESPACED.items():
+        with contextlib.suppress(NotFound):
+            found[key] = await tenant.get(resource, name, namespace="default")
+    with contextlib.suppress(NotFound):
+        found["bootstrap"] = await tenant.get(SECRETS, "bootstrap-token-abcdef", namespace="kube-system")
+    with contextlib.suppress(NotFound):
+        found["node"] = await tenant.get(NODES, "worker")
+    return found
+
+
+async def test_a_sleeping_control_plane_is_cloned_and_what_is_encrypted_is_not(
+    mortal_field: tuple[Field, Callable[..., contextlib.AbstractAsyncContextManager[str]]],
+) -> None:
+    field, operator = mortal_field
+    async with operator():
+        await field.create("ControlPlaneClass", "plain", deletionPolicy="Destroy", virtual={"start": "OnDemand"})
+        await field.create("ControlPlane", "sheep", classRef={"name": "plain"})
+        await field.becomes("ControlPlane", "sheep", "Hibernated")
+        spec = {"classRef": {"name": "plain"}, "source": clone_of("sheep")}
+        await field.create("ControlPlane", "lamb", **spec, virtual={"clusterPath": "sheep"})
+        await field.becomes("ControlPlane", "lamb", "ClusterPathInUse")
+        await field.create("ControlPlane", "former", **spec, version="1.34.0")
+        told = message(await field.becomes("ControlPlane", "former", "VersionNotAllowed"))
+        assert "kube-apiserver 1.34.0 may not be able to read them" in told
+        await field.create("ControlPlane", "twin", **spec)
+        twin = await field.eventually(
+            lambda: field.get("ControlPlane", "twin"), lambda found: "endpoint" in found.get("status", {}), timeout=120
+        )
+        assert "beginsAt" not in twin["status"]["restore"]
+        assert await field.reason("ControlPlane", "sheep") == "Hibernated"
+
+        settings = {"encryptedResources": ["configmaps"]}
+        await field.create("ControlPlaneClass", "sealed", deletionPolicy="Destroy", apiServer=settings)
+        await field.create("ControlPlane", "vault", classRef={"name": "sealed"})
+        await field.becomes("ControlPlane", "vault", "Reconciled")
+        async with Client(await field.tenant("vault")) as tenant:
+            await tenant.create(CONFIG_MAPS, CONFIG_MAP)
+        await field.create("ControlPlane", "copied", deletionPolicy="Destroy", source=clone_of("vault"))
+        told = message(await field.becomes("ControlPlane", "copied", "SourceEncrypted"))
+        assert told.startswith(
+            "failed to clone control plane vault: configmaps/default/precious is encrypted at rest, "
+        )
+
+
+@pytest.mark.slow
+async def test_the_commands_of_the_documents_work(
+    mortal_field: tuple[Field, Callable[..., contextlib.AbstractAsyncContextManager[str]]], tmp_path: Path
+) -> None:
+    field, operator = mortal_field
+    storage, directory = tmp_path / "storage", tmp_path / "reader"
+    storage.mkdir()
+    directory.mkdir()
+    (directory / "key.txt").write_text(f"{KEY}\n")
+    path = f"{field.handle.kubectl_program.parent}:{os.environ['PATH']}"
+    environment = {"PATH": path, "HOME": str(directory), "KUBECONFIG": str(field.handle.admin_kubeconfig)}
+    reader = Reader(directory, environment=environment)
+    async with operator(snapshots={"snapshot_volume": storage, "snapshot_recipient": (str(KEY.to_public()),)}):
+        await field.create("ControlPlaneClass", "standard", deletionPolicy="Destroy")
+        await field.create("ControlPlane", "acme", classRef={"name": "standard"})
+        await field.becomes("ControlPlane", "acme", "Reconciled")
+        async with Client(await field.tenant("acme")) as tenant:
+            await tenant.create(CONFIG_MAPS, CONFIG_MAP)
+        for name in ON_PROCESSES:
+            found = [*blocks(ROOT / "docs" / f"{name}.md")]
+            await asyncio.to_thread(reader.follow, name, found)
+        for name in ("acme", "acme-copy", "acme-before"):
+            async with Client(await field.tenant(name)) as tenant:
+                await tenant.get(CONFIG_MAPS, "precious", namespace="default")
+        # Before the operator that has the storage of its snapshots ends.
+        await clean(field)
+        for each in (await field.client.list(CONTROL_PLANE_SNAPSHOTS)).items:
+            await field.gone(CONTROL_PLANE_SNAPSHOTS, each["metadata"]["name"])

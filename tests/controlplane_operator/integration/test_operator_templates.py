@@ -22,7 +22,7 @@ from kplane.controlplane_operator.pki.store import AUTHORITIES_SECRET
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix, template_prefix
 from kplane.controlplane_operator.tenant.bootstrap import bootstrap
 from kplane.data import Client as Etcd
-from kplane.data import Owner, Permission, Template, claim, is_clone, owner_of, uid_of
+from kplane.data import Owner, Permission, Template, claim, is_copy, owner_of, uid_of
 from kplane.provider import Client, Unreachable
 from kplane.provider.client.resources import EVENTS, NAMESPACES, SECRETS, SERVICES
 
@@ -90,7 +90,7 @@ async def test_a_control_plane_is_a_copy_with_uids_of_its_own(field: Any, born: 
     system = set()
     for name in born:
         prefix = key_prefix(name)
-        assert await is_clone(etcd, prefix, owner=await owner(field, name))
+        assert await is_copy(etcd, prefix, owner=await owner(field, name))
         assert "TemplateFailed" not in await told(field, name)
         async with Client(await field.tenant(name)) as client:
             system.add((await client.get(NAMESPACES, "kube-system"))["metadata"]["uid"])
@@ -154,7 +154,7 @@ async def test_without_a_template_a_control_plane_is_bootstrapped_and_has_the_sa
         await field.becomes("ControlPlane", name, "Reconciled")
     assert "TemplateFailed" in await told(field, name)
     prefix = key_prefix(name)
-    assert not await is_clone(etcd, prefix, owner=await owner(field, name))
+    assert not await is_copy(etcd, prefix, owner=await owner(field, name))
 
     async def keys(of: str) -> set[bytes]:
         return set((await Template.read(etcd, key_prefix(of))).values)
@@ -219,7 +219,7 @@ async def test_each_network_has_a_template_and_one_that_was_begun_before_is_begu
     assert await owner_of(etcd, prefix) == MADE
     assert await etcd.access.roles_of(maker_user(attempt)) is None
     assert await etcd.get(f"{prefix}configmaps/default/left".encode()) is None
-    assert await is_clone(etcd, key_prefix("networked"), owner=await owner(field, "networked"))
+    assert await is_copy(etcd, key_prefix("networked"), owner=await owner(field, "networked"))
     async with Client(await field.tenant("networked")) as client:
         service = await client.get(SERVICES, "kubernetes", namespace="default")
     assert service["spec"]["clusterIP"] == "10.7.0.1"

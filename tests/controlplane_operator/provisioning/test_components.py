@@ -12,14 +12,19 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kplane.api import MANAGED_FLAGS, ApiServerSettings, AuditPolicy, Destination
+from kplane.api import MANAGED_FLAGS, ApiServerMemory, ApiServerSettings, AuditPolicy, Destination
 from kplane.controlplane_operator.backends.apiserver import api_server_component, serving_hosts
 from kplane.controlplane_operator.backends.egress import Egress, ProxyAccess
 from kplane.controlplane_operator.backends.etcd import EtcdAccess, etcd_component
 from kplane.controlplane_operator.backends.proxy import ProxyProgram, proxy_component
 from kplane.controlplane_operator.errors import KeyspaceError
-from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
-from kplane.controlplane_operator.pki.primitives import hosts_of, issued_by
+from kplane.controlplane_operator.pki.authorities import (
+    CONTROLLERS_USER,
+    KUBELET_CLIENT_USER,
+    TenantAuthorities,
+    TenantCertificates,
+)
+from kplane.controlplane_operator.pki.primitives import hosts_of, issued_by, user_of
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
 from kplane.workloads import Address, Component, Reach
 
@@ -34,6 +39,14 @@ CERTIFICATES = TenantCertificates.renewed(
     controllers_user=CONTROLLERS_USER,
     etcd_hosts=["127.0.0.1"],
     now=dt.datetime.now(dt.UTC),
+)
+ACCESS = ProxyAccess(
+    "egress-a",
+    "::1",
+    8132,
+    client=CERTIFICATES.front_proxy,
+    ca=AUTHORITIES.front_proxy.certificate,
+    kubelet_client=CERTIFICATES.front_proxy,
 )
 
 
@@ -70,6 +83,7 @@ def test_equal_arguments_give_equal_descriptions() -> None:
     assert _etcd() == _etcd()
 
 
+_FOR_CLASSES_TOO: Final = {"kubelet-preferred-address-types"}
 _ADDED_TO: Final = {"enable-admission-plugins", "feature-gates"}
 """Lists to which kube-apiserver adds what it is told again."""
 
@@ -84,6 +98,15 @@ def test_no_class_can_set_a_flag_that_kplane_sets() -> None:
 def test_flags_of_a_class_come_after_those_of_kplane() -> None:
     settings = ApiServerSettings(extra_args=["--max-requests-inflight=7"])
     assert _api_server(shared=True, settings=settings).args[-1] == "--max-requests-inflight=7"
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_class_says_whether_memory_or_processor_time_is_saved(*, shared: bool) -> None:
+    def percent(settings: ApiServerSettings | None) -> int:
+        return int(_api_server(shared=shared, settings=settings).env["GOGC"])
+
+    small, balanced, large = (percent(ApiServerSettings(memory=each)) for each in ApiServerMemory)
+    assert small < balanced == percent(None) == 50 < large
 
 
 def test_logins_and_encryption_change_without_a_new_start_and_the_audit_policy_with_one() -> None:
@@ -128,6 +151,19 @@ def test_a_proxy_has_a_certificate_while_there_is_one() -> None:
     assert _certificates(opened, hosts=[]) == closed
 
 
+def test_an_api_server_has_a_certificate_for_kubelets_while_it_has_a_way_to_them() -> None:
+    closed = _certificates(None, hosts=[])
+    opened = _certificates(closed, hosts=["127.0.0.1"])
+    assert closed.kubelet_client is None
+    assert opened.kubelet_client is not None
+    # Nodes that join are told the serving CA. The API server itself takes no user of it.
+    assert issued_by(opened.kubelet_client.certificate, authority=AUTHORITIES.serving)
+    assert not issued_by(opened.kubelet_client.certificate, authority=AUTHORITIES.client)
+    assert user_of(opened.kubelet_client.certificate) == KUBELET_CLIENT_USER
+    assert TenantCertificates.from_secret(opened.to_secret()) == opened
+    assert _certificates(opened, hosts=["127.0.0.1"]) is opened
+
+
 def test_a_proxy_is_held_to_what_the_class_allows() -> None:
     server = _certificates(None, hosts=["127.0.0.1"]).egress_proxy
     assert server is not None
@@ -153,10 +189,7 @@ def test_a_proxy_is_held_to_what_the_class_allows() -> None:
 
 
 def test_an_api_server_reaches_its_etcd_and_its_proxy() -> None:
-    access = ProxyAccess(
-        "egress-a", "::1", 8132, client=CERTIFICATES.front_proxy, ca=AUTHORITIES.front_proxy.certificate
-    )
-    closed, opened = _api_server(shared=True, egress=Egress()), _api_server(shared=True, egress=Egress(access))
+    closed, opened = _api_server(shared=True, egress=Egress()), _api_server(shared=True, egress=Egress(ACCESS))
     assert closed.reaches == (Reach(port=2379),)
     assert opened.reaches == (Reach(port=2379), Reach(port=8132, component="egress-a"))
     assert b"https://[::1]:8132" in opened.files["egress.yaml"].content
@@ -166,6 +199,23 @@ def test_an_api_server_reaches_its_etcd_and_its_proxy() -> None:
         assert {each["connection"]["proxyProtocol"] for each in selections} == {"HTTPConnect"}
         # It reads them once, so a change of any starts it again.
         assert not any(file.reloaded for name, file in component.files.items() if name.startswith("egress"))
+
+
+def test_an_api_server_shows_kubelets_its_certificate_and_reads_it_again() -> None:
+    closed, opened = _api_server(shared=True, egress=Egress()), _api_server(shared=True, egress=Egress(ACCESS))
+    given = {argument.removeprefix("--").partition("=")[0] for argument in opened.args if "kubelet" in argument}
+    assert given == {"kubelet-client-certificate", "kubelet-client-key", "kubelet-preferred-address-types"}
+    assert given - _FOR_CLASSES_TOO <= set(MANAGED_FLAGS)
+    assert not any("kubelet" in argument for argument in closed.args)
+    files = {name: file for name, file in opened.files.items() if name.startswith("kubelet")}
+    assert {*files} == {"kubelet-client.crt", "kubelet-client.key"}
+    assert all(file.reloaded for file in files.values())
+
+
+def test_a_class_says_which_address_of_a_node_comes_first() -> None:
+    asked = "--kubelet-preferred-address-types=Hostname"
+    opened = _api_server(shared=True, egress=Egress(ACCESS), settings=ApiServerSettings(extra_args=[asked]))
+    assert [argument for argument in opened.args if "address-types" in argument] == [asked]
 
 
 _PATHS = st.one_of(

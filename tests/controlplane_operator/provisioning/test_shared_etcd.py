@@ -11,7 +11,7 @@ import pytest
 
 from kplane.controlplane_operator.errors import KeyspaceError
 from kplane.controlplane_operator.shared_etcd.keyspace import Keyspace
-from kplane.data import Owner, Permission, PermissionDenied
+from kplane.data import EtcdError, Owner, Permission, PermissionDenied
 
 pytestmark = pytest.mark.integration
 
@@ -55,6 +55,36 @@ async def test_a_revoked_user_is_refused_and_may_be_granted_again(shared_etcd: A
 
         assert await keyspace.grant(path, prefix=f"/clusters/{path}/")
         assert await tenant.count(f"/clusters/{path}/") == 1
+
+
+async def test_a_user_that_only_reads_is_refused_each_write_and_writes_again_when_it_may(
+    shared_etcd: Any, path: str
+) -> None:
+    keyspace, prefix = shared_etcd.keyspace, f"/clusters/{path}/"
+    await keyspace.grant(path, prefix=prefix)
+    async with shared_etcd.client(path) as tenant:
+        await tenant.put(f"{prefix}key".encode(), b"1")
+        written = 0
+
+        async def write() -> None:
+            nonlocal written
+            while True:
+                written = await tenant.put(f"{prefix}key".encode(), b"2")
+
+        writers = [asyncio.create_task(write()) for _ in range(8)]
+        assert await keyspace.grant(path, prefix=prefix, read_only=True)
+        # Each of them ends by a refusal. What was acknowledged came before the grant returned.
+        fenced = await _stored(shared_etcd, path)
+        for ended in await asyncio.gather(*writers, return_exceptions=True):
+            assert isinstance(ended, EtcdError)
+        assert await _stored(shared_etcd, path) == fenced
+        assert fenced[f"{prefix}key".encode()][1] >= written
+
+        assert not await keyspace.grant(path, prefix=prefix, read_only=True)
+        with pytest.raises(PermissionDenied):
+            await tenant.put(f"{prefix}key".encode(), b"3")
+        assert await keyspace.grant(path, prefix=prefix)
+        await tenant.put(f"{prefix}key".encode(), b"3")
 
 
 async def test_a_grant_takes_back_whatever_else_the_user_was_allowed_and_interrupts_nothing(

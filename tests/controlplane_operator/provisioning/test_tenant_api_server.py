@@ -12,12 +12,23 @@ from typing import Any
 
 import pytest
 
+from kplane.controlplane_operator.backends.readiness import BEGINNINGS, READY, READY_ON_BEGUN_DATA
 from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER
 from kplane.controlplane_operator.pki.primitives import issue_serving
 from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, Subject, bootstrap
 from kplane.controlplane_operator.tenant.tokens import request_token
-from kplane.provider import Client, ClusterConfig
-from kplane.provider.client.resources import CONFIG_MAPS, EVENTS, NAMESPACES
+from kplane.provider import ApiError, Client, ClusterConfig, Resource
+from kplane.provider.client.resources import (
+    CLUSTER_ROLE_BINDINGS,
+    CLUSTER_ROLES,
+    CONFIG_MAPS,
+    CUSTOM_RESOURCE_DEFINITIONS,
+    EVENTS,
+    NAMESPACES,
+    PODS,
+    ROLE_BINDINGS,
+    SERVICE_ACCOUNTS,
+)
 from kplane.provider.errors import Unauthorized
 from kplane.workloads import Address, File, ProcessRuntime
 
@@ -25,6 +36,34 @@ pytestmark = pytest.mark.integration
 
 Start = Callable[..., Awaitable[Any]]
 Ready = Callable[..., Awaitable[object]]
+
+_CUPS = Resource("shop.example/v1", "Cup", "cups", namespaced=True)
+_CRD = {
+    "metadata": {"name": "cups.shop.example"},
+    "spec": {
+        "group": "shop.example",
+        "names": {"kind": "Cup", "plural": "cups"},
+        "scope": "Namespaced",
+        "versions": [
+            {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {"type": "object"}}}
+        ],
+    },
+}
+_BINDING = {
+    "metadata": {"name": "keeper", "namespace": "shop"},
+    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+    "subjects": [{"kind": "ServiceAccount", "name": "keeper", "namespace": "shop"}],
+}
+_POD = {
+    "serviceAccountName": "keeper",
+    "priorityClassName": "system-node-critical",
+    "containers": [{"name": "cup", "image": "cup"}],
+}
+_BEGUN_WITH = (
+    CLUSTER_ROLES,
+    CLUSTER_ROLE_BINDINGS,
+    Resource("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", namespaced=False),
+)
 
 
 def _event(name: str) -> dict[str, Any]:
@@ -64,6 +103,58 @@ async def test_data_outlive_a_restart_and_stay_below_the_prefix(
     assert await shared_etcd.keyspace.count(f"/clusters/{path}/") > 50
     log = runtime.log_path(tenant.component.name).read_text(errors="replace")
     assert [line for line in log.splitlines() if "permission denied" in line] == []
+
+
+@pytest.mark.slow
+async def test_on_data_that_are_begun_the_first_answers_are_right(
+    start_tenant: Start, runtime: ProcessRuntime, path: str, ready: Ready, eventually: Callable[..., Any]
+) -> None:
+    """Tokens, roles, discovery, custom resources, classes of priority: an API server that wakes has all of them."""
+    tenant = await start_tenant(path)
+    async with Client(tenant.administrator) as client:
+        await client.create(NAMESPACES, {"metadata": {"name": "shop"}})
+        await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "keeper", "namespace": "shop"}})
+        await client.create(ROLE_BINDINGS, _BINDING)
+        await client.create(CUSTOM_RESOURCE_DEFINITIONS, _CRD)
+        token = await request_token(client, service_account="keeper", namespace="shop", lifetime=dt.timedelta(hours=1))
+        await eventually(lambda: client.get(CUSTOM_RESOURCE_DEFINITIONS, "cups.shop.example"), _is_established)
+    assert tenant.component.readiness is not None
+    early = replace(tenant.component.readiness, path=READY_ON_BEGUN_DATA, interval_seconds=0.02)
+    keeper = replace(tenant.administrator, client_certificate=None, client_key=None, token=token.value)
+    for number in range(3):
+        await runtime.stop(tenant.component.name)
+        await runtime.apply(replace(tenant.component, readiness=early))
+        await ready(runtime, tenant.component.name)
+        async with Client(keeper) as client, Client(tenant.administrator) as administrator:
+            cup = {"metadata": {"name": f"cup-{number}", "namespace": "shop"}}
+            pod, groups, _, _, *before = await asyncio.gather(
+                client.create(PODS, {"metadata": {"name": f"pod-{number}", "namespace": "shop"}, "spec": _POD}),
+                client.request("GET", "/apis"),
+                client.create(_CUPS, cup),
+                client.list(CONFIG_MAPS, namespace="shop"),
+                *(administrator.list(resource) for resource in _BEGUN_WITH),
+            )
+            assert pod["spec"]["priority"] == 2_000_001_000
+            assert {"rbac.authorization.k8s.io", "shop.example"} <= {each["name"] for each in groups["groups"]}
+            # What the probe leaves out changes nothing.
+            for check in BEGINNINGS:
+                await eventually(lambda check=check: _passes(administrator, f"{READY}/{check}"), bool)
+            await administrator.probe(READY)
+            after = [await administrator.list(resource) for resource in _BEGUN_WITH]
+            assert [each.items for each in after] == [each.items for each in before]
+
+
+async def _passes(client: Client, check: str) -> bool:
+    try:
+        await client.probe(check)
+    except ApiError:
+        return False
+    return True
+
+
+def _is_established(crd: dict[str, Any]) -> bool:
+    conditions = crd.get("status", {}).get("conditions", ())
+    return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
 
 
 async def _follow(client: Client, follows: asyncio.Event) -> None:

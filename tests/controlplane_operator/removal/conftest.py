@@ -148,6 +148,10 @@ class Said(Events):
         self.said.append((reason, message))
 
 
+async def nothing_to_abandon(_: ControlPlane) -> None:
+    """No control plane here is on its way to another home."""
+
+
 class Operator:
     """What one run of the operator knows, which goes with it."""
 
@@ -175,6 +179,7 @@ class Operator:
             provisioner=lambda _: data,
             claims=claims,
             mcms=DedicatedMcms(runtime, identities=McmIdentities(client)),
+            abandon=nothing_to_abandon,
         )
 
     async def look(self, name: str) -> ControlPlane:

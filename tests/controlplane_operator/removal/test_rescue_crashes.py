@@ -13,7 +13,10 @@ from kplane.api import ControlPlane
 from kplane.api.names import saved_keys_name
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
-from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneReconciler, Provisioners
+from kplane.controlplane_operator.controlplanes.migration.following import Copies
+from kplane.controlplane_operator.controlplanes.migration.migrator import Migrator
+from kplane.controlplane_operator.controlplanes.provisioners import Provisioners
+from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneReconciler
 from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitors
 from kplane.controlplane_operator.hibernation.room import Limits, Room
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
@@ -64,6 +67,7 @@ class Run:
         self.operator = Operator(self.client, self.data)
         context = self.operator.context
         provisioners: Any = Provisioners(virtual=self.data, dedicated=self.data, adopted=self.data)  # type: ignore[arg-type]
+        planner: Any = None  # of no control plane that stays where it is
         reconciler = ControlPlaneReconciler(
             context,
             provisioners=provisioners,
@@ -74,6 +78,7 @@ class Run:
             runtime=ProcessRuntime(Path("/nonexistent"), programs=()),
             monitors=ServiceMonitors(context, settings=None),
             room=Room(context, limits=Limits(), at_once=1),
+            migrator=Migrator(context, homes=provisioners.home, planner=planner, copies=Copies()),
         )
         await self.operator.look(self.name)
         await reconciler.reconcile(("", self.name))

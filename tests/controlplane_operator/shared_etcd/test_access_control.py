@@ -14,12 +14,9 @@ from kplane.controlplane_operator.shared_etcd import access_control
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.access_control import AccessControl
 from kplane.data import Client, Delete, Owner, Permission, PermissionDenied, owner_key
-from kplane.data._proto import etcd_pb2 as pb
-from kplane.data.rpc import Method
 
 pytestmark = pytest.mark.integration
 
-AUTH_DISABLE = Method("/etcdserverpb.Auth/AuthDisable", pb.AuthDisableRequest, pb.AuthDisableResponse)
 OWN = Permission.below("/clusters/a/")
 
 
@@ -45,21 +42,17 @@ async def control(shared_etcd: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
     await etcd.close()
 
 
-async def _disable(root: Client) -> None:
-    await root.connection.call(AUTH_DISABLE, pb.AuthDisableRequest(), timeout_seconds=10)
-
-
 async def _spoil(root: Client, how: str) -> None:
     access = root.access
     match how:
         case "access control is off":
-            await _disable(root)
+            await root.access.disable()
         case "the role is gone":
             await access.delete_role("a")
         case "the user is gone":
             await access.delete_user("a")
         case "both are gone while access control is off":
-            await _disable(root)
+            await root.access.disable()
             await access.delete_role("a")
             await access.delete_user("a")
         case "the user lost its role":
@@ -71,7 +64,7 @@ async def _spoil(root: Client, how: str) -> None:
         case "the role reads a neighbour":
             await access.grant_permission("a", Permission.below("/clusters/b/", kind="read"))
         case "the role reads everything":
-            await access.grant_permission("a", Permission("readwrite", b"\0", b"\0"))
+            await access.grant_permission("a", Permission.everything())
         case "the user has the neighbour's role":
             await access.grant_role("a", "b")
         case _:
@@ -134,6 +127,30 @@ async def test_what_somebody_changed_is_repaired_while_the_operator_runs(
     await eventually(told)
 
 
+async def test_a_user_that_only_reads_stays_so_until_it_is_granted_more(
+    shared_etcd: Any, control: AccessControl, eventually: Any
+) -> None:
+    own, owner = {"prefix": "/clusters/a/"}, Owner("uid-of-a", "a")
+    async with shared_etcd.client("root") as root, shared_etcd.client("a") as tenant:
+        await tenant.put(b"/clusters/a/key", b"")
+        for _ in range(2):
+            await control.grant("a", **own, owner=owner, read_only=True)
+            with pytest.raises(PermissionDenied):
+                await tenant.put(b"/clusters/a/key", b"late")
+            assert await tenant.count("/clusters/a/") == 1
+            # As another operator would that has not heard of it.
+            await control._etcd.keyspace.grant("a", **own)
+        await eventually(
+            lambda: root.access.permissions_of("a"),
+            lambda found: found == {Permission.below("/clusters/a/", kind="read")},
+            timeout=20.0,
+        )
+        await control.grant("a", **own, owner=owner)
+        await tenant.put(b"/clusters/a/key", b"")
+        await control.check()
+        assert await root.access.permissions_of("a") == {OWN}
+
+
 async def test_nothing_is_written_while_all_is_well_and_few_calls_are_made(
     shared_etcd: Any, control: AccessControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,9 +158,9 @@ async def test_nothing_is_written_while_all_is_well_and_few_calls_are_made(
     granted: list[str] = []
     repair = keyspace.grant
 
-    async def counted(user: str, *, prefix: str) -> bool:
+    async def counted(user: str, *, prefix: str, read_only: bool) -> bool:
         granted.append(user)
-        return await repair(user, prefix=prefix)
+        return await repair(user, prefix=prefix, read_only=read_only)
 
     monkeypatch.setattr(keyspace, "grant", counted)
     await control.check()
@@ -238,9 +255,9 @@ async def test_rights_that_came_too_late_are_taken_back(
     await keyspace.claim("/clusters/c/", owner=owner, known=False)
     granting = keyspace.grant
 
-    async def late(user: str, *, prefix: str) -> bool:
+    async def late(user: str, *, prefix: str, read_only: bool) -> bool:
         await keyspace.take_over(prefix, former=owner, owner=NAMESAKE)
-        return await granting(user, prefix=prefix)
+        return await granting(user, prefix=prefix, read_only=read_only)
 
     monkeypatch.setattr(keyspace, "grant", late)
     async with shared_etcd.client("root") as root:

@@ -45,7 +45,7 @@ async def test_who_is_measured_and_reconciled() -> None:
     context: Any = SimpleNamespace(client=None, stores=stores, queues=queues, events=None)
     shared: Any = SimpleNamespace(keyspace=Keyspace())
     runtime: Any = None
-    virtual = VirtualProvisioner(context, runtime=runtime, shared_etcd=shared)
+    virtual = VirtualProvisioner(context, runtime=runtime, shared_etcd=shared, restorer=shared)
     await virtual._required().meter.look()
     measured = {
         name for name in ("acme", "known", "unclear", "odd", "early", "adopted") if virtual.usage(f"uid-of-{name}")

@@ -74,7 +74,8 @@ async def test_an_operator_starts_before_they_are_there() -> None:
     """On a cluster it makes them itself, after its start."""
     context: Any = SimpleNamespace(client=None, stores=None, queues=None, events=None)
     runtime: Any = None
-    virtual = VirtualProvisioner(context, runtime=runtime, shared_etcd=SharedEtcd("https://kplane-etcd:2379"))
+    etcd = SharedEtcd("https://kplane-etcd:2379")
+    virtual = VirtualProvisioner(context, runtime=runtime, shared_etcd=etcd, restorer=runtime)
     acme = ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "1"}, "spec": {}})
     with pytest.raises(ConditionError, match="https://kplane-etcd:2379 are not there yet"):
         await virtual.take_over(acme, former="2")

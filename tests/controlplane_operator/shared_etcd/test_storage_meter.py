@@ -76,6 +76,17 @@ async def test_one_that_has_reached_its_quota_is_measured_at_each_look(clock: An
         assert etcd.taken() == ["globex"]
 
 
+async def test_a_copy_is_known_without_a_measurement(clock: Any) -> None:
+    etcd, told = Etcd(acme=MIB), list[str]()
+    meter = meter_of(etcd, told)
+    meter.know("acme", Usage(180, MIB))
+    await meter.look()
+    assert (etcd.taken(), told, meter.usage("acme")) == ([], [], Usage(180, MIB))
+    clock.now += 601
+    await meter.look()
+    assert (etcd.taken(), told) == (["acme"], ["acme"])
+
+
 async def test_each_tenant_is_measured_every_ten_minutes_and_a_new_one_at_once(clock: Any) -> None:
     etcd, told = Etcd(acme=MIB, globex=2 * MIB), list[str]()
     meter = meter_of(etcd, told)

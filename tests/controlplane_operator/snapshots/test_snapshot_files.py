@@ -28,7 +28,7 @@ class Pages(Client):
     def __init__(self, *, fails: DataError | None = None) -> None:
         self._fails = fails
 
-    async def pages(self, prefix: str, *, size: int = 500) -> AsyncIterator[Page]:
+    async def pages(self, prefix: str, *, size: int = 500, revision: int = 0) -> AsyncIterator[Page]:
         for page in range(3):
             yield Page(9, tuple(KeyValue(f"{prefix}{page}-{n}".encode(), os.urandom(10_000), 1) for n in range(100)))
         if self._fails is not None:

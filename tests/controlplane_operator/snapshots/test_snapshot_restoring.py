@@ -52,7 +52,7 @@ class OnePage(Client):
     def __init__(self) -> None:
         pass
 
-    async def pages(self, prefix: str, *, size: int = 500) -> AsyncIterator[Page]:
+    async def pages(self, prefix: str, *, size: int = 500, revision: int = 0) -> AsyncIterator[Page]:
         yield Page(9, (KeyValue(f"{prefix}key".encode(), b"value", 1),))
 
 
@@ -105,6 +105,7 @@ async def test_keys_are_read_by_a_job(tmp_path: Path, monkeypatch: pytest.Monkey
         operator,  # type: ignore[arg-type]
         jobs=SnapshotJobs(),
         storage=SnapshotStorage(slow, []),
+        sources=operator,  # type: ignore[arg-type]
     )
 
     async def told() -> tuple[Reason, str]:

@@ -81,7 +81,7 @@ class OnePage(Client):
     def __init__(self) -> None:
         pass
 
-    async def pages(self, prefix: str, *, size: int = 500) -> AsyncIterator[Page]:
+    async def pages(self, prefix: str, *, size: int = 500, revision: int = 0) -> AsyncIterator[Page]:
         yield Page(9, (KeyValue(f"{prefix}key".encode(), b"value", 1),))
 
 

@@ -23,6 +23,7 @@ import orjson
 import yaml
 
 from kplane.controlplane_operator.errors import BootstrapFailed
+from kplane.controlplane_operator.pki.authorities import KUBELET_CLIENT_USER
 
 __all__ = [
     "ClusterFacts",
@@ -168,6 +169,7 @@ def join_objects(facts: ClusterFacts, *, tokens: Sequence[JoinToken]) -> list[di
         *_kubeadm_config(facts),
         *_kubelet_config(facts),
         *_node_rights(),
+        *(_api_server_rights() if facts.service_range is not None else ()),
         *(token_secret(token) for token in tokens),
     ]
 
@@ -259,6 +261,11 @@ def _node_rights() -> list[dict[str, Any]]:
         _binding("kubeadm:node-autoapprove-bootstrap", role=f"{approval}:nodeclient", groups=[_BOOTSTRAPPERS]),
         _binding("kubeadm:node-autoapprove-certificate-rotation", role=f"{approval}:selfnodeclient", groups=[_NODES]),
     ]
+
+
+def _api_server_rights() -> list[dict[str, Any]]:
+    # For exec and logs: kubelets ask the API server whether it may. One that kplane does not run has another identity.
+    return [_binding("kplane:kube-apiserver", role="system:kubelet-api-admin", users=[KUBELET_CLIENT_USER])]
 
 
 def _config_map(name: str, *, namespace: str, data: dict[str, str]) -> dict[str, Any]:

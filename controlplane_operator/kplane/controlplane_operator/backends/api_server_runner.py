@@ -7,16 +7,18 @@ from dataclasses import dataclass, replace
 
 from kplane.api import DEFAULT_SERVICE_CIDR, ControlPlane
 from kplane.controlplane_operator.backends.apiserver import (
+    API_SERVER,
     API_SERVER_PORTS,
     api_server_component,
     external_url,
     server_url,
     serving_hosts,
 )
-from kplane.controlplane_operator.backends.base import Provision, check_ready
+from kplane.controlplane_operator.backends.base import Provision, check_ready, runtime_errors
 from kplane.controlplane_operator.backends.class_settings import api_server_settings, exposure_of, scheduling_of
 from kplane.controlplane_operator.backends.etcd import EtcdAccess
 from kplane.controlplane_operator.backends.proxy import EgressProxies, ProxyProgram
+from kplane.controlplane_operator.backends.readiness import READY_ON_BEGUN_DATA, check_begun, has_begun
 from kplane.controlplane_operator.backends.versions import ApiServerPlan
 from kplane.controlplane_operator.component_names import apiserver_name
 from kplane.controlplane_operator.context import OperatorContext
@@ -25,6 +27,7 @@ from kplane.controlplane_operator.gateway import host_name
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities, TenantCertificates
 from kplane.controlplane_operator.pki.primitives import KeyPair
 from kplane.controlplane_operator.pki.store import TenantKeys
+from kplane.controlplane_operator.reasons import Reason
 from kplane.provider import ClusterConfig
 from kplane.workloads import Address, Phase, Runtime
 
@@ -84,7 +87,9 @@ class ApiServerRunner:
         service_cidr = control_plane.status.service_cidr or DEFAULT_SERVICE_CIDR
         host = host_name(self._context.gateway, control_plane, chosen=plan.chosen)
         address = await self._runtime.reserve(
-            apiserver_name(control_plane.name), ports=API_SERVER_PORTS, exposed=exposure_of(plan.chosen)
+            apiserver_name(control_plane.name, slot=control_plane.home.slot),
+            ports=API_SERVER_PORTS,
+            exposed=exposure_of(plan.chosen),
         )
         way_out = await self._proxies.reserve(control_plane, chosen=plan.chosen)
         certificates = await self._keys.certificates(
@@ -112,7 +117,7 @@ class ApiServerRunner:
         )
         await self._runtime.apply(
             api_server_component(
-                apiserver_name(control_plane.name),
+                apiserver_name(control_plane.name, slot=control_plane.home.slot),
                 address=ground.address,
                 authorities=ground.authorities,
                 certificates=ground.certificates,
@@ -125,17 +130,27 @@ class ApiServerRunner:
                 service_cidr=ground.service_cidr,
                 scheduling=scheduling_of(plan.chosen),
                 egress=egress,
+                # `provision` looks at the rest. This is the same for all, because pods restart when it changes.
+                ready_at=READY_ON_BEGUN_DATA,
             )
         )
         await self._proxies.end_unused(control_plane, chosen=plan.chosen)
 
-    async def provision(self, control_plane: ControlPlane, *, ground: Ground) -> Provision:
-        """Describe the API server that runs. Raises ConditionError while it does not answer."""
-        plan, name = ground.plan, apiserver_name(control_plane.name)
+    async def provision(self, control_plane: ControlPlane, *, ground: Ground, fresh: bool = False) -> Provision:
+        """Describe the API server that runs. Raises ConditionError while it does not answer.
+
+        `fresh` says that its data are a copy of a template.
+        """
+        plan, name = ground.plan, apiserver_name(control_plane.name, slot=control_plane.home.slot)
         published = control_plane.status.endpoint is not None
         state = await check_ready(self._runtime, name, what="kube-apiserver", published=published)
+        provision = ground.provision()
+        with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
+            version = plan.version or state.version or await self._runtime.version(API_SERVER)
+        if not has_begun(control_plane, version=version, fresh=fresh):
+            await check_begun(provision.administrator, published=published, connections=self._context.connections)
         return replace(
-            ground.provision(),
+            provision,
             settled=self._runtime.settled(name) and self._proxies.settled(control_plane, chosen=plan.chosen),
             asked=plan.asked,
             lag=plan.lag(state) or self._proxies.lag(control_plane, chosen=plan.chosen),
@@ -143,14 +158,14 @@ class ApiServerRunner:
 
     def phase(self, control_plane: ControlPlane) -> Phase:
         """Return the phase of the API server."""
-        return self._runtime.state(apiserver_name(control_plane.name)).phase
+        return self._runtime.state(apiserver_name(control_plane.name, slot=control_plane.home.slot)).phase
 
     async def stop(self, control_plane: ControlPlane) -> None:
         """End API server and proxy; their addresses stay."""
-        await self._runtime.stop(apiserver_name(control_plane.name))
+        await self._runtime.stop(apiserver_name(control_plane.name, slot=control_plane.home.slot))
         await self._proxies.stop(control_plane)
 
     async def delete(self, control_plane: ControlPlane) -> None:
         """End API server and proxy for good."""
-        await self._runtime.delete(apiserver_name(control_plane.name))
+        await self._runtime.delete(apiserver_name(control_plane.name, slot=control_plane.home.slot))
         await self._proxies.end(control_plane)

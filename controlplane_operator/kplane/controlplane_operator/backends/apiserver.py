@@ -7,14 +7,15 @@ from ipaddress import ip_network
 from typing import Final
 from urllib.parse import urlsplit
 
-from kplane.api import DEFAULT_SERVICE_CIDR, SERVICE_ACCOUNT_ISSUER, ApiServerSettings
+from kplane.api import DEFAULT_SERVICE_CIDR, SERVICE_ACCOUNT_ISSUER, ApiServerMemory, ApiServerSettings
 from kplane.controlplane_operator.backends.apiserver_config import (
     audit_configuration,
     authentication_configuration,
     encryption_configuration,
 )
-from kplane.controlplane_operator.backends.egress import CONFIGURATION, Egress
+from kplane.controlplane_operator.backends.egress import Egress
 from kplane.controlplane_operator.backends.etcd import EtcdAccess
+from kplane.controlplane_operator.backends.readiness import READY
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities, TenantCertificates
 from kplane.controlplane_operator.pki.primitives import KeyPair
 from kplane.workloads import FILES, Address, Component, File, Port, Probe, Reach, Resources, Scheduling
@@ -42,8 +43,11 @@ API_SERVER_RESOURCES: Final = Resources(cpu_request="100m", memory_request="256M
 """An empty one takes 159 MiB, see docs/measured.md; the limit keeps one tenant from taking the others' memory.
 They apply unless spec or class set others."""
 
-_ENVIRONMENT: Final = {"GOGC": "50"}
-"""Measured: 150 MiB (PSS) in the place of 200, see docs/measured.md."""
+_PROBE_SECONDS: Final = 0.05
+"""A request may wait for the answer."""
+
+_GOGC: Final = {ApiServerMemory.SMALL: 25, ApiServerMemory.BALANCED: 50, ApiServerMemory.LARGE: 100}
+"""Percent by which the heap may grow until Go collects garbage; Go's own default is 100. See docs/measured.md."""
 
 
 def dns_address(service_cidr: str) -> str:
@@ -94,13 +98,14 @@ def api_server_component(
     service_cidr: str = DEFAULT_SERVICE_CIDR,
     scheduling: Scheduling | None = None,
     egress: Egress | None = None,
+    ready_at: str = READY,
 ) -> Component:
     """Describe the kube-apiserver of a control plane. Equal arguments give an equal description.
 
     `etcd_prefix` is where its keys lie, without a slash at the end. An API server on an etcd that others share
     (`etcd_shared`) neither compacts it nor looks into its size: both would need rights beyond its prefix. `version` is
     that of `Component`. `settings` are those of its class, whose `service_cidr` does not count here. Besides its etcd,
-    it connects to what `egress` says; None: to whatever its users say.
+    it connects to what `egress` says; None: to whatever its users say. It is ready when `ready_at` answers 200.
     """
     port = address.ports[_HTTPS]
     settings = settings or ApiServerSettings()
@@ -116,7 +121,7 @@ def api_server_component(
             etcd_shared=etcd_shared,
             service_cidr=service_cidr,
             settings=settings,
-            egress=egress is not None,
+            egress=egress,
         ),
         files={
             # kube-apiserver re-reads its serving certificate, its client CAs and its etcd client certificate.
@@ -137,9 +142,9 @@ def api_server_component(
             **({"audit.yaml": File(audit_configuration(audit))} if audit is not None else {}),
             **(egress.files() if egress is not None else {}),
         },
-        env=_ENVIRONMENT,
+        env={"GOGC": str(_GOGC[settings.memory])},
         ports=(Port(number=port, name=_HTTPS),),
-        readiness=Probe(port=_HTTPS, path="/readyz", ca="serving-ca.crt"),
+        readiness=Probe(port=_HTTPS, path=ready_at, ca="serving-ca.crt", interval_seconds=_PROBE_SECONDS),
         resources=resources,
         scheduling=scheduling,
         # Without etcd it is not ready, and to start it again would mend nothing.
@@ -168,7 +173,7 @@ def bootstrap_arguments(settings: ApiServerSettings, *, service_cidr: str) -> Se
         etcd_shared=True,
         service_cidr=service_cidr,
         settings=settings,
-        egress=True,
+        egress=Egress(),
     )
 
 
@@ -180,7 +185,7 @@ def _arguments(
     etcd_shared: bool,
     service_cidr: str,
     settings: ApiServerSettings,
-    egress: bool,
+    egress: Egress | None,
 ) -> tuple[str, ...]:
     return (
         f"--bind-address={address.listen}",
@@ -214,7 +219,7 @@ def _arguments(
         f"--encryption-provider-config={FILES}/encryption.yaml",
         "--encryption-provider-config-automatic-reload=true",
         "--authorization-mode=Node,RBAC",
-        *([f"--egress-selector-config-file={FILES}/{CONFIGURATION}"] if egress else []),
+        *(egress.arguments(settings.extra_args) if egress is not None else ()),
         # Bounds what a node writes: itself, and pods that are bound to it without a ServiceAccount of their own.
         "--enable-admission-plugins=NodeRestriction",
         "--profiling=false",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
+
+from typing_extensions import override
 
 from kplane.api import ControlPlane, DeletionPolicy, KubernetesVersion
 from kplane.controlplane_operator.endpoints.addresses import Addresses
@@ -15,17 +17,20 @@ from kplane.controlplane_operator.pki.authorities import TenantAuthorities
 from kplane.controlplane_operator.pki.primitives import KeyPair
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.data import Usage
+from kplane.data import DataError, Usage
+from kplane.data.follow import Place
 from kplane.provider import ClusterConfig
 from kplane.workloads import ComponentState, Phase, Runtime, WorkloadsError
 
 __all__ = [
     "AccountUid",
     "Hibernating",
+    "Movable",
     "Provision",
     "Provisioner",
     "VersionLag",
     "check_ready",
+    "data_errors",
     "runtime_errors",
 ]
 
@@ -119,7 +124,38 @@ class Provisioner(Protocol):
         ...
 
 
-class Hibernating(Provisioner, Protocol):
+class Movable(Provisioner, Protocol):
+    """A way to an API server whose data can move to another home, or come from one.
+
+    What is done in the other home takes the control plane as `ControlPlane.at` returns it.
+    """
+
+    @override
+    async def ensure(self, control_plane: ControlPlane, *, writes: bool = True) -> Provision:
+        """As `Provisioner.ensure`. Unless `writes`, the API server only reads."""
+        ...
+
+    async def prepare_home(self, control_plane: ControlPlane, *, begins_at: int | None, new: bool) -> None:
+        """Have a place for the data, of which the revision is above `begins_at`, if that is given.
+
+        `new` says that it never had data. Raises ConditionError while there is none.
+        """
+        ...
+
+    def connect(self, control_plane: ControlPlane) -> AbstractAsyncContextManager[Place]:
+        """Connect to the data, with all rights, as long as the context is open. Raises ConditionError."""
+        ...
+
+    async def set_writable(self, control_plane: ControlPlane, *, writable: bool) -> None:
+        """Let the API server write, or only read, from the return on: etcd checks that. Raises ConditionError."""
+        ...
+
+    async def retire(self, control_plane: ControlPlane) -> None:
+        """End the API server of a former home; the data stay. Raises ConditionError while not done."""
+        ...
+
+
+class Hibernating(Movable, Protocol):
     """A way to an API server that need not run at all times."""
 
     async def hibernate(self, control_plane: ControlPlane) -> Provision | None:
@@ -174,6 +210,15 @@ async def _settle(runtime: Runtime, component: str) -> None:
         return
     finally:
         unsubscribe()
+
+
+@contextmanager
+def data_errors() -> Iterator[None]:
+    """Turn failures of an etcd into ConditionError, for a migration."""
+    try:
+        yield
+    except DataError as error:
+        raise ConditionError(Reason.MIGRATING, str(error)) from error
 
 
 @contextmanager

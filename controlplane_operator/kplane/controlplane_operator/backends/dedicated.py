@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
 from typing import Final
 
-from kplane.api import ControlPlane, ControlPlaneClass, DeletionPolicy
-from kplane.controlplane_operator.backends.api_server_runner import ApiServerRunner
-from kplane.controlplane_operator.backends.base import Provision, VersionLag, runtime_errors
+from kplane.api import ControlPlane, ControlPlaneClass, DeletionPolicy, MigrationStep
+from kplane.controlplane_operator.backends.api_server_runner import ApiServerRunner, Ground
+from kplane.controlplane_operator.backends.base import Provision, VersionLag, data_errors, runtime_errors
 from kplane.controlplane_operator.backends.class_settings import scheduling_of
-from kplane.controlplane_operator.backends.etcd import EtcdAccess, client_url
-from kplane.controlplane_operator.backends.members import DedicatedEtcd, EtcdKeys
+from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url
+from kplane.controlplane_operator.backends.members import DedicatedEtcd, EtcdKeys, EtcdMembers
 from kplane.controlplane_operator.backends.proxy import PROXY_PROCESS, ProxyProgram
 from kplane.controlplane_operator.backends.restore import Restorer
 from kplane.controlplane_operator.backends.versions import ApiServerPlanner
 from kplane.controlplane_operator.component_names import MOST_ETCD_MEMBERS, etcd_name
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.pki.primitives import issue_client
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.data import HeldCredentials, Usage
-from kplane.workloads import Runtime
+from kplane.data import Client, HeldCredentials, Usage
+from kplane.data.fence import fence, lift_fence
+from kplane.data.follow import LARGEST_ANSWER, Place
+from kplane.data.revision import raise_revision
+from kplane.workloads import Phase, Runtime
 
 __all__ = ["DedicatedProvisioner"]
 
 _ETCD_USER: Final = "kube-apiserver"
+_ETCD_ROOT: Final = "root"
+"""May do everything while a fence is there."""
 _PREFIX: Final = "/registry"
+
+
+@dataclass(frozen=True, slots=True)
+class _Etcd:
+    """An etcd that runs."""
+
+    ground: Ground
+    keys: EtcdKeys
+    members: EtcdMembers
+    asked: int
+    wanted: int
 
 
 class DedicatedProvisioner:
@@ -52,25 +71,57 @@ class DedicatedProvisioner:
         """There is nothing that could be shared."""
         return None
 
-    async def ensure(self, control_plane: ControlPlane) -> Provision:
+    async def ensure(self, control_plane: ControlPlane, *, writes: bool = True) -> Provision:
         """Have etcd run, then the API server on it."""
+        published = control_plane.status.endpoint is not None
+        begins_at = self._begins_at(control_plane)
+        etcd = await self._run_etcd(control_plane, begins_at=begins_at)
+        keys, members = etcd.keys, etcd.members
+        urls = tuple(client_url(address) for address in members.voters)
+        if not published and control_plane.status.restore is not None:
+            pair = keys.client
+            held = HeldCredentials(ca=keys.ca, certificate=pair.certificate, key=pair.key)
+            await self._restorer.restore_data(control_plane, endpoint=urls[0], credentials=held, prefix=f"{_PREFIX}/")
+            if begins_at is not None or not members.settled:
+                raise ConditionError(Reason.PROVISIONING, "the data are restored; waiting until etcd has restarted")
+        migration = control_plane.status.migration
+        if not writes or (migration is not None and migration.step is not MigrationStep.COMPLETED):
+            # The operator before this one may have ended within a migration.
+            await self.set_writable(control_plane, writable=writes)
+        with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
+            await self._api_servers.ensure(
+                control_plane,
+                ground=etcd.ground,
+                etcd=EtcdAccess(urls, keys.ca, keys.client, components=tuple(_members(control_plane)[: etcd.wanted])),
+                etcd_prefix=_PREFIX,
+                etcd_shared=False,
+            )
+        found = await self._api_servers.provision(control_plane, ground=etcd.ground)
+        return replace(
+            found,
+            settled=found.settled and members.settled,
+            lag=found.lag or members.lag or _more_than_asked(etcd.wanted, asked=etcd.asked),
+            again_seconds=members.again_seconds,
+        )
+
+    async def _run_etcd(self, control_plane: ControlPlane, *, begins_at: int | None) -> _Etcd:
+        """Have etcd run, with keys and addresses for the API server on it. Raises ConditionError while it does not."""
         published = control_plane.status.endpoint is not None
         plan = await self._planner.plan(control_plane)
         asked = _members_asked(control_plane, chosen=plan.chosen)
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
-            restored = control_plane.status.restore is not None and not published
-            if restored:
+            if control_plane.status.restore is not None and not published:
                 await self._restorer.restore_keys(control_plane)
             authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
             wanted = self._etcd.wanted(control_plane, asked=asked)
-            etcd_addresses = await self._etcd.reserve(control_plane, wanted=wanted)
+            addresses = await self._etcd.reserve(control_plane, wanted=wanted)
             ground = await self._api_servers.prepare(
                 control_plane,
                 plan=plan,
                 authorities=authorities,
                 etcd_authority=authorities.etcd,
                 etcd_user=_ETCD_USER,
-                etcd_hosts=(*dict.fromkeys(address.host for address in etcd_addresses), "localhost"),
+                etcd_hosts=(*dict.fromkeys(address.host for address in addresses), "localhost"),
             )
             certificates = ground.certificates
             if certificates.etcd_server is None:
@@ -78,33 +129,53 @@ class DedicatedProvisioner:
             keys = EtcdKeys(authorities.etcd_trust, certificates.etcd_server, certificates.etcd_client)
             members = await self._etcd.ensure(
                 control_plane,
-                addresses=etcd_addresses,
+                addresses=addresses,
                 wanted=wanted,
                 keys=keys,
                 scheduling=scheduling_of(plan.chosen),
-                begins_at=self._begins_at(control_plane),
+                begins_at=begins_at,
             )
-            urls = tuple(client_url(address) for address in members.voters)
-            if restored:
-                pair = keys.client
-                held = HeldCredentials(ca=keys.ca, certificate=pair.certificate, key=pair.key)
-                await self._restorer.restore_data(control_plane, endpoint=urls[0], credentials=held)
-                if not members.settled:
-                    raise ConditionError(Reason.PROVISIONING, "the data are restored; waiting until etcd has restarted")
-            await self._api_servers.ensure(
-                control_plane,
-                ground=ground,
-                etcd=EtcdAccess(urls, keys.ca, keys.client, components=tuple(_members(control_plane)[:wanted])),
-                etcd_prefix=_PREFIX,
-                etcd_shared=False,
-            )
-        found = await self._api_servers.provision(control_plane, ground=ground)
-        return replace(
-            found,
-            settled=found.settled and members.settled,
-            lag=found.lag or members.lag or _more_than_asked(wanted, asked=asked),
-            again_seconds=members.again_seconds,
-        )
+        return _Etcd(ground, keys, members, asked=asked, wanted=wanted)
+
+    async def prepare_home(self, control_plane: ControlPlane, *, begins_at: int | None, new: bool) -> None:
+        """Have all members of etcd run; a new one begins at that revision.
+
+        One that is not new is described as it stays: what gives it a beginning is of the operator's image.
+        """
+        etcd = await self._run_etcd(control_plane, begins_at=begins_at if new else None)
+        if etcd.members.lag is not None:
+            raise ConditionError(Reason.MIGRATING, etcd.members.lag.message)
+        if not etcd.members.settled:
+            raise ConditionError(Reason.MIGRATING, "waiting until etcd has restarted")
+        if begins_at is not None:
+            async with self.connect(control_plane) as place:
+                with data_errors():
+                    await raise_revision(place.client, above=begins_at)
+
+    @contextlib.asynccontextmanager
+    async def connect(self, control_plane: ControlPlane) -> AsyncIterator[Place]:
+        """Connect to etcd as its administrator, whatever a fence says."""
+        ready = [name for name in _members(control_plane) if self._runtime.state(name).phase is Phase.READY]
+        authorities = await self._keys.present(control_plane)
+        if not ready or authorities is None:
+            raise ConditionError(Reason.MIGRATING, "waiting for etcd")
+        with runtime_errors(Reason.MIGRATING):
+            address = await self._runtime.reserve(ready[0], ports=ETCD_PORTS)
+        pair = issue_client(authorities.etcd, user=_ETCD_ROOT)
+        credentials = HeldCredentials(ca=authorities.etcd_trust, certificate=pair.certificate, key=pair.key)
+        async with Client(client_url(address), credentials=credentials, receive_at_most=LARGEST_ANSWER) as client:
+            yield Place(client, f"{_PREFIX}/")
+
+    async def set_writable(self, control_plane: ControlPlane, *, writable: bool) -> None:
+        """Lift the fence of etcd, or raise it: there is no access control otherwise."""
+        async with self.connect(control_plane) as place:
+            with data_errors():
+                await (lift_fence(place.client) if writable else fence(place.client, user=_ETCD_USER))
+
+    async def retire(self, control_plane: ControlPlane) -> None:
+        """End the API server; etcd stays, with its fence."""
+        with runtime_errors(Reason.MIGRATING):
+            await self._api_servers.delete(control_plane)
 
     def _begins_at(self, control_plane: ControlPlane) -> int | None:
         """Return the revision that the etcd of a restore begins at; None once it has the data.
@@ -163,7 +234,7 @@ def _members_asked(control_plane: ControlPlane, *, chosen: ControlPlaneClass | N
 
 
 def _members(control_plane: ControlPlane) -> list[str]:
-    return [etcd_name(control_plane.name, number) for number in range(MOST_ETCD_MEMBERS)]
+    return [etcd_name(control_plane.name, number, slot=control_plane.home.slot) for number in range(MOST_ETCD_MEMBERS)]
 
 
 def _more_than_asked(wanted: int, *, asked: int) -> VersionLag | None:

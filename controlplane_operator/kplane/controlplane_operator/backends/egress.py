@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +18,8 @@ CONFIGURATION: Final = "egress.yaml"
 
 _NOWHERE: Final = "/dev/null/allowedDestinations-of-the-class-of-this-control-plane-are-empty"
 """A socket that no user can make, because /dev/null is no directory. Users read its name in the API server's error."""
+_ADDRESS_TYPES: Final = "--kubelet-preferred-address-types"
+"""By default kube-apiserver takes a node's name first, which the proxy may not know."""
 _SELECTIONS: Final = ("controlplane", "cluster")
 """All connections but those to etcd. Webhooks by URL are of the first; Services, Pods and Nodes are of the second."""
 
@@ -33,6 +35,8 @@ class ProxyAccess:
     """The certificate that the API server shows."""
     ca: bytes
     """CA of the proxy's certificate, PEM."""
+    kubelet_client: KeyPair
+    """The certificate that the API server shows to the kubelets behind the proxy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +54,21 @@ class Egress:
                 "egress-ca.crt": File(self.proxy.ca),
                 "egress-client.crt": File(self.proxy.client.certificate),
                 "egress-client.key": File(self.proxy.client.key),
+                # These it reads again.
+                "kubelet-client.crt": File(self.proxy.kubelet_client.certificate, reloaded=True),
+                "kubelet-client.key": File(self.proxy.kubelet_client.key, reloaded=True),
             }
         return files
+
+    def arguments(self, extra: Sequence[str]) -> Sequence[str]:
+        """Return the flags that tell the API server. `extra` are those of its class."""
+        arguments = [f"--egress-selector-config-file={FILES}/{CONFIGURATION}"]
+        if self.proxy is not None:
+            arguments.append(f"--kubelet-client-certificate={FILES}/kubelet-client.crt")
+            arguments.append(f"--kubelet-client-key={FILES}/kubelet-client.key")
+            if not any(argument.partition("=")[0] == _ADDRESS_TYPES for argument in extra):
+                arguments.append(f"{_ADDRESS_TYPES}=InternalIP,ExternalIP,Hostname")
+        return arguments
 
     def reaches(self) -> tuple[Reach, ...]:
         """Return what a NetworkPolicy has to allow."""

@@ -150,10 +150,12 @@ class DedicatedEtcd:
 
     async def reserve(self, control_plane: ControlPlane, *, wanted: int) -> list[Address]:
         """Give the addresses of the members. The further ones come when the first one has run."""
-        first = etcd_name(control_plane.name)
+        first = etcd_name(control_plane.name, slot=control_plane.home.slot)
         alone = wanted == 1 or (not self._begun(control_plane) and await self._runtime.data_mark(first) is None)
         return [
-            await self._runtime.reserve(etcd_name(control_plane.name, number), ports=ETCD_PORTS)
+            await self._runtime.reserve(
+                etcd_name(control_plane.name, number, slot=control_plane.home.slot), ports=ETCD_PORTS
+            )
             for number in range(1 if alone else wanted)
         ]
 
@@ -199,7 +201,10 @@ class DedicatedEtcd:
         scheduling: Scheduling | None,
         begins_at: int | None,
     ) -> EtcdMembers:
-        name, published = etcd_name(control_plane.name), control_plane.status.endpoint is not None
+        name, published = (
+            etcd_name(control_plane.name, slot=control_plane.home.slot),
+            control_plane.status.endpoint is not None,
+        )
         membership = Membership(0, {0: peer_url(address)}, joins=False)
         several = wanted > 1
         await self._runtime.apply(
@@ -229,7 +234,9 @@ class DedicatedEtcd:
         keys: EtcdKeys,
         scheduling: Scheduling | None,
     ) -> EtcdMembers:
-        names = [etcd_name(control_plane.name, number) for number in range(len(addresses))]
+        names = [
+            etcd_name(control_plane.name, number, slot=control_plane.home.slot) for number in range(len(addresses))
+        ]
         look = _Look(
             control_plane=control_plane,
             keys=keys,
@@ -404,15 +411,19 @@ class DedicatedEtcd:
         begins_at: int | None = None,
     ) -> Component:
         numbers = range(MOST_ETCD_MEMBERS if several else 1)
-        own = etcd_name(control_plane.name, membership.number)
-        names = [name for number in numbers if (name := etcd_name(control_plane.name, number)) != own]
+        own = etcd_name(control_plane.name, membership.number, slot=control_plane.home.slot)
+        names = [
+            name
+            for number in numbers
+            if (name := etcd_name(control_plane.name, number, slot=control_plane.home.slot)) != own
+        ]
         return etcd_component(
             own,
             address=address,
             ca=keys.ca,
             server=keys.server,
             quota_bytes=self._quota_bytes,
-            reached_by=(apiserver_name(control_plane.name),),
+            reached_by=(apiserver_name(control_plane.name, slot=control_plane.home.slot),),
             scheduling=scheduling,
             membership=membership,
             peers=names,
@@ -421,7 +432,10 @@ class DedicatedEtcd:
 
     def _begun(self, control_plane: ControlPlane) -> bool:
         names = self._runtime.names()
-        return any(etcd_name(control_plane.name, number) in names for number in range(1, MOST_ETCD_MEMBERS))
+        return any(
+            etcd_name(control_plane.name, number, slot=control_plane.home.slot) in names
+            for number in range(1, MOST_ETCD_MEMBERS)
+        )
 
 
 async def _connect(look: _Look) -> tuple[Client, dict[str, Member]] | None:

@@ -68,8 +68,10 @@ class PrefixClaims:
                 raise _not_owned(error) from error
 
     async def release(self, control_plane: ControlPlane) -> None:
-        """Leave the keys; a path without any is free for others."""
-        await self._keyspace.release(prefix_of(control_plane), owner=owner_of(control_plane))
+        """Leave the keys, but not a part of a copy; a path without any is free for others."""
+        prefix, owner = prefix_of(control_plane), owner_of(control_plane)
+        await self._keyspace.discard_unfinished(prefix, owner=owner)
+        await self._keyspace.release(prefix, owner=owner)
 
     async def destroy(self, control_plane: ControlPlane) -> int:
         """Delete the keys, those of another owner only if an annotation names them; returns how many there were.

@@ -111,7 +111,7 @@ class EgressProxies:
         """Return the proxy's address; None if the class that it follows allows nothing."""
         if not _destinations(chosen):
             return None
-        name = egress_name(control_plane.name)
+        name = egress_name(control_plane.name, slot=control_plane.home.slot)
         self._absent.discard(name)
         return await self._runtime.reserve(name, ports=(_PORT,))
 
@@ -125,9 +125,9 @@ class EgressProxies:
         certificates: TenantCertificates,
     ) -> Egress:
         """Have the proxy run that was reserved; returns what the API server connects to."""
-        if address is None or certificates.egress_proxy is None:
+        if address is None or certificates.egress_proxy is None or certificates.kubelet_client is None:
             return Egress()
-        name, ca = egress_name(control_plane.name), authorities.front_proxy_trust
+        name, ca = egress_name(control_plane.name, slot=control_plane.home.slot), authorities.front_proxy_trust
         component = proxy_component(
             name,
             program=self._program,
@@ -135,21 +135,31 @@ class EgressProxies:
             destinations=_destinations(chosen),
             server=certificates.egress_proxy,
             ca=ca,
-            reached_by=apiserver_name(control_plane.name),
+            reached_by=apiserver_name(control_plane.name, slot=control_plane.home.slot),
             scheduling=scheduling_of(chosen),
         )
         await self._runtime.apply(component)
-        return Egress(ProxyAccess(name, address.host, address.ports[_PORT], client=certificates.front_proxy, ca=ca))
+        access = ProxyAccess(
+            name,
+            address.host,
+            address.ports[_PORT],
+            client=certificates.front_proxy,
+            ca=ca,
+            kubelet_client=certificates.kubelet_client,
+        )
+        return Egress(access)
 
     def settled(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> bool:
         """Tell whether nothing of an earlier description of the proxy runs."""
-        return not _destinations(chosen) or self._runtime.settled(egress_name(control_plane.name))
+        return not _destinations(chosen) or self._runtime.settled(
+            egress_name(control_plane.name, slot=control_plane.home.slot)
+        )
 
     def lag(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> VersionLag | None:
         """Say why the API server does not reach what it may; None if it does."""
         if not _destinations(chosen):
             return None
-        state = self._runtime.state(egress_name(control_plane.name))
+        state = self._runtime.state(egress_name(control_plane.name, slot=control_plane.home.slot))
         if state.phase is Phase.READY:
             return None
         told = f": {state.message}" if state.message else ""
@@ -160,7 +170,7 @@ class EgressProxies:
 
     async def end_unused(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> None:
         """End a proxy that the API server uses no more. One that cannot be ended now is ended at another time."""
-        name = egress_name(control_plane.name)
+        name = egress_name(control_plane.name, slot=control_plane.home.slot)
         if _destinations(chosen) or name in self._absent:
             return
         try:
@@ -171,13 +181,13 @@ class EgressProxies:
 
     async def stop(self, control_plane: ControlPlane) -> None:
         """End the proxy for as long as its API server does not run; its address stays."""
-        name = egress_name(control_plane.name)
+        name = egress_name(control_plane.name, slot=control_plane.home.slot)
         if name in self._runtime.names(prefix=name):
             await self._runtime.stop(name)
 
     async def end(self, control_plane: ControlPlane) -> None:
         """End the proxy, and with it all connections through it."""
-        name = egress_name(control_plane.name)
+        name = egress_name(control_plane.name, slot=control_plane.home.slot)
         self._absent.discard(name)
         if name in self._runtime.names(prefix=name):
             await self._runtime.delete(name)

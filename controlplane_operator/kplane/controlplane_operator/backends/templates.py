@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
@@ -27,7 +28,7 @@ from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.access_control import AccessControl
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.backoff import jittered
-from kplane.data import DataError, Original, Owner
+from kplane.data import DataError, Original, Owner, Usage
 from kplane.provider import ProviderError
 from kplane.workloads import Runtime, WorkloadsError
 
@@ -62,9 +63,17 @@ class Templates:
     """The templates of one operator: only the one that leads makes and collects any."""
 
     def __init__(
-        self, context: OperatorContext, *, runtime: Runtime, shared: SharedEtcd, access: AccessControl
+        self,
+        context: OperatorContext,
+        *,
+        runtime: Runtime,
+        shared: SharedEtcd,
+        access: AccessControl,
+        copied: Callable[[str, Usage], None] = lambda _uid, _usage: None,
     ) -> None:
+        """`copied` is told the uid of a control plane whose keys are a copy, and how much they are."""
         self._context = context
+        self._told = copied
         self._runtime = runtime
         self._shared = shared
         self._maker = TemplateMaker(runtime=runtime, shared=shared, access=access)
@@ -102,9 +111,12 @@ class Templates:
                 await keyspace.discard_unfinished(prefix, owner=owner)
         if original is not None:
             auth = plan.chosen.spec.auth if plan.chosen is not None else AuthSpec()
-            copied = await keyspace.clone(original, prefix, owner=owner, replaced=owner.uid, without=left_out(auth))
+            without = left_out(auth)
+            copied = await keyspace.clone(original, prefix, owner=owner, replaced=owner.uid, without=without)
+            if copied:
+                self._told(owner.uid, original.usage(prefix, without=without))
         else:
-            copied = await keyspace.is_clone(prefix, owner=owner)
+            copied = await keyspace.is_copy(prefix, owner=owner)
         self._copies[owner.uid] = copied
         return copied
 

@@ -104,7 +104,23 @@ class ApiServerPlanner:
         where there is none yet: VersionNotAllowed, VersionNotAvailable.
         """
         chosen = class_in_force(control_plane, classes=self._context.stores.classes).chosen
+        if control_plane.status.endpoint is None:
+            await self._check_source(control_plane, chosen=chosen)
         return replace(await self._plan(control_plane, chosen=chosen), chosen=chosen)
+
+    async def _check_source(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> None:
+        """Raise ConditionError (VersionNotAllowed) if the data that it begins with are of a later minor version."""
+        restore = control_plane.status.restore
+        written = KubernetesVersion.parse(restore.kubernetes_version) if restore is not None else None
+        if written is None:
+            return
+        wanted = KubernetesVersion.parse(_asked(control_plane, chosen=chosen)) or await self._own()
+        if wanted is not None and wanted.minors_after(written) < 0:
+            raise ConditionError(
+                Reason.VERSION_NOT_ALLOWED,
+                f"the data of spec.source are of version {written}, and kube-apiserver {wanted} may not be able to read"
+                f" them; set spec.version to {written} or newer",
+            )
 
     async def _plan(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> ApiServerPlan:
         resources = resources_of(control_plane, chosen=chosen)
@@ -117,7 +133,7 @@ class ApiServerPlanner:
             return ApiServerPlan(await self._version(wanted), resources, asked=wanted)
         if running is None and control_plane.status.endpoint is None:
             raise ConditionError(refused.reason, refused.message)
-        present = self._runtime.state(apiserver_name(control_plane.name))
+        present = self._runtime.state(apiserver_name(control_plane.name, slot=control_plane.home.slot))
         absent = present.phase is Phase.ABSENT
         held = await self._held(running if absent else KubernetesVersion.parse(present.version))
         return ApiServerPlan(held, resources, refused=refused)
@@ -137,7 +153,9 @@ class ApiServerPlanner:
         self, control_plane: ControlPlane, *, running: KubernetesVersion | None, resources: Resources
     ) -> ApiServerPlan:
         """Plan the operator's own version, which moves with the operator: what it would spoil stays behind."""
-        present = KubernetesVersion.parse(self._runtime.state(apiserver_name(control_plane.name)).version)
+        present = KubernetesVersion.parse(
+            self._runtime.state(apiserver_name(control_plane.name, slot=control_plane.home.slot)).version
+        )
         # Images may have a numbering of their own: tags are believed where the present one says what it reports.
         own = await self._own() if present is not None and present == running else None
         not_allowed = why_not(own, running=running, patches_back=True) if own is not None else None

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from kplane.api import AuthModel, AuthSpec, ControlPlane, DeletionPolicy, is_true
+from kplane.api import AuthModel, AuthSpec, ControlPlane, ControlPlaneMode, DeletionPolicy, is_true
 from kplane.api.conditions import HIBERNATED
 from kplane.controlplane_operator.backends.api_server_runner import ApiServerRunner, Ground
 from kplane.controlplane_operator.backends.apiserver import API_SERVER
-from kplane.controlplane_operator.backends.base import AccountUid, Provision, runtime_errors
+from kplane.controlplane_operator.backends.base import AccountUid, Provision, data_errors, runtime_errors
 from kplane.controlplane_operator.backends.class_settings import api_server_settings
 from kplane.controlplane_operator.backends.etcd import EtcdAccess
 from kplane.controlplane_operator.backends.prefix_claims import PrefixClaims, etcd_user, owner_of, prefix_of, whose
 from kplane.controlplane_operator.backends.proxy import PROXY_PROCESS, ProxyProgram
+from kplane.controlplane_operator.backends.restore import Restorer
 from kplane.controlplane_operator.backends.templates import Templates
 from kplane.controlplane_operator.backends.versions import ApiServerPlan, ApiServerPlanner
 from kplane.controlplane_operator.component_names import template_name
@@ -35,7 +37,9 @@ from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import as_recorded
 from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, TENANT_NAMESPACE
 from kplane.controlplane_operator.watch.addresses import etcd_address
-from kplane.data import Usage
+from kplane.data import Client, Credentials, Usage, owned_by
+from kplane.data.follow import LARGEST_ANSWER, Place
+from kplane.data.revision import raise_revision
 from kplane.workloads import Phase, Runtime
 
 __all__ = ["VirtualProvisioner"]
@@ -67,9 +71,11 @@ class VirtualProvisioner:
         *,
         runtime: Runtime,
         shared_etcd: SharedEtcd | None,
+        restorer: Restorer,
         proxy: ProxyProgram = PROXY_PROCESS,
     ) -> None:
         self._context = context
+        self._restorer = restorer
         self._runtime = runtime
         self._keys = TenantKeys(context)
         self._planner = ApiServerPlanner(context, runtime=runtime)
@@ -78,13 +84,14 @@ class VirtualProvisioner:
 
     def _parts(self, shared: SharedEtcd) -> _Etcd:
         access = AccessControl(shared)
+        meter = StorageMeter(shared, tenants=self._tenants, is_full=self._is_full, measured=self._measured)
         return _Etcd(
             shared,
             access,
             PrefixClaims(shared, keys=self._keys, access=access),
             EtcdHealth(shared),
-            StorageMeter(shared, tenants=self._tenants, is_full=self._is_full, measured=self._measured),
-            Templates(self._context, runtime=self._runtime, shared=shared, access=access),
+            meter,
+            Templates(self._context, runtime=self._runtime, shared=shared, access=access, copied=meter.know),
         )
 
     def problem(self) -> str | None:
@@ -109,14 +116,14 @@ class VirtualProvisioner:
         # As written down before anything was made: the spec may have been edited a moment earlier.
         return etcd_address(control_plane.status.cluster_path or control_plane.cluster_path)
 
-    async def ensure(self, control_plane: ControlPlane) -> Provision:
+    async def ensure(self, control_plane: ControlPlane, *, writes: bool = True) -> Provision:
         """Grant the key prefix and have the API server run."""
         etcd = self._required()
         prefix, user = key_prefix(control_plane.cluster_path), etcd_user(control_plane.metadata.uid)
         published = control_plane.status.endpoint is not None
         ground, fresh = await self._prepare(control_plane)
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
-            await etcd.access.grant(user, prefix=prefix, owner=owner_of(control_plane))
+            await etcd.access.grant(user, prefix=prefix, owner=owner_of(control_plane), read_only=not writes)
             await self._api_servers.ensure(
                 control_plane,
                 ground=ground,
@@ -129,8 +136,42 @@ class VirtualProvisioner:
                 etcd_prefix=prefix.rstrip("/"),
                 etcd_shared=True,
             )
-        found = await self._api_servers.provision(control_plane, ground=ground)
+        found = await self._api_servers.provision(control_plane, ground=ground, fresh=fresh)
         return replace(found, fresh=fresh, account_uid=self._accounts(control_plane, plan=ground.plan))
+
+    async def prepare_home(self, control_plane: ControlPlane, *, begins_at: int | None, new: bool) -> None:  # noqa: ARG002 - it is shared
+        """Claim the prefix, and have the revision of the shared etcd exceed `begins_at`."""
+        etcd = self._required()
+        await etcd.claims.claim(control_plane)
+        if begins_at is not None:
+            async with self.connect(control_plane) as place:
+                with runtime_errors(Reason.MIGRATING), data_errors():
+                    await raise_revision(place.client, above=begins_at)
+
+    @contextlib.asynccontextmanager
+    async def connect(self, control_plane: ControlPlane) -> AsyncIterator[Place]:
+        """Connect to the prefix as the etcd's administrator; what is written compares who owns it."""
+        shared, prefix = self._required().shared, prefix_of(control_plane)
+        with runtime_errors(Reason.MIGRATING):
+            credentials = Credentials.in_directory(shared.keyspace.credentials)
+        # Of its own: a copy does not delay what reconciles wait for.
+        async with Client(shared.endpoint, credentials=credentials, receive_at_most=LARGEST_ANSWER) as client:
+            yield Place(client, prefix, only_if=(owned_by(prefix, owner_of(control_plane)),))
+
+    async def set_writable(self, control_plane: ControlPlane, *, writable: bool) -> None:
+        """Let its user in etcd write, or only read."""
+        with runtime_errors(Reason.MIGRATING):
+            await self._required().access.grant(
+                etcd_user(control_plane.metadata.uid),
+                prefix=prefix_of(control_plane),
+                owner=owner_of(control_plane),
+                read_only=not writable,
+            )
+
+    async def retire(self, control_plane: ControlPlane) -> None:
+        """End the API server."""
+        with runtime_errors(Reason.MIGRATING):
+            await self._api_servers.delete(control_plane)
 
     async def hibernate(self, control_plane: ControlPlane) -> Provision | None:
         """End the API server, and have everything in place that one needs. None: one has to run first.
@@ -190,6 +231,9 @@ class VirtualProvisioner:
         await etcd.claims.claim(control_plane)
         plan = await self._planner.plan(control_plane)
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
+            restored = control_plane.status.restore is not None and not published
+            if restored:
+                await self._restorer.restore_keys(control_plane)
             authorities = await self._keys.authorities(control_plane, has_data=self.has_data)
             ground = await self._api_servers.prepare(
                 control_plane,
@@ -198,7 +242,15 @@ class VirtualProvisioner:
                 etcd_authority=etcd.shared.authority,
                 etcd_user=etcd_user(control_plane.metadata.uid),
             )
-            return ground, not published and await self._copy(control_plane, ground=ground)
+            if restored:
+                await self._restorer.restore_data(
+                    control_plane,
+                    endpoint=etcd.shared.endpoint,
+                    credentials=Credentials.in_directory(etcd.shared.keyspace.credentials),
+                    prefix=prefix_of(control_plane),
+                )
+            fresh = not published and not restored and await self._copy(control_plane, ground=ground)
+            return ground, fresh
 
     def _accounts(self, control_plane: ControlPlane, *, plan: ApiServerPlan) -> AccountUid | None:
         """Return what reads the uids of ServiceAccounts, if tokens that kplane signs for them are good."""
@@ -294,7 +346,8 @@ class VirtualProvisioner:
         found = {}
         for obj in self._context.stores.control_planes:
             status = obj.get("status") or {}
-            if "endpointRef" not in obj["spec"] and status.get("clusterPath") and status.get("endpoint"):
+            away = (status.get("home") or {}).get("mode") == ControlPlaneMode.DEDICATED
+            if "endpointRef" not in obj["spec"] and status.get("clusterPath") and status.get("endpoint") and not away:
                 with contextlib.suppress(KeyspaceError):
                     found[obj["metadata"]["uid"]] = key_prefix(status["clusterPath"])
         return found
@@ -302,10 +355,7 @@ class VirtualProvisioner:
     def _is_full(self, uid: str) -> bool:
         """Tell whether the status says that a control plane has reached its storage quota."""
         found = (as_recorded(obj).status.storage for obj in self._context.stores.control_planes.by("uid", uid))
-        return any(
-            storage is not None and storage.quota_bytes is not None and storage.bytes >= storage.quota_bytes
-            for storage in found
-        )
+        return any(storage is not None and storage.is_full for storage in found)
 
     def _measured(self, uid: str) -> None:
         """Have the status say what was measured, if it has to."""

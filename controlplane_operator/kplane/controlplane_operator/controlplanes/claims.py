@@ -13,6 +13,7 @@ from kplane.api import (
 from kplane.api.addresses import normalized_address
 from kplane.api.names import ADOPT_ANNOTATION, management_namespace
 from kplane.controlplane_operator.backends.base import Provision
+from kplane.controlplane_operator.controlplanes.beginning import is_recorded
 from kplane.controlplane_operator.controlplanes.retained_data import RetainedDataRecord
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
@@ -21,6 +22,7 @@ from kplane.controlplane_operator.watch.addresses import (
     etcd_address,
     held_addresses,
     is_etcd_address,
+    owner_uids,
 )
 from kplane.controlplane_operator.watch.stores import Stores
 
@@ -81,8 +83,8 @@ class AddressClaims:
     """Grants each place to one control plane at a time.
 
     What was granted is in the status of the control plane; until that is seen in the cache, it is remembered here. One
-    that moves has two places, until it is published at the next one. Data that a deleted control plane left are held by
-    the record of them in its management namespace.
+    that moves has two places, until it is published at the next one. Before its first status, the management namespace
+    says what was granted. Data that a deleted control plane left are held by the record of them there.
     """
 
     def __init__(self, stores: Stores, *, address: Callable[[ControlPlane], str | None]) -> None:
@@ -139,6 +141,8 @@ class AddressClaims:
         found = [*stores.by("address", address), *stores.by("path", _path(control_plane))]
         for endpoint in self._stores.endpoints.by("address", address):
             found += stores.by("endpoint", endpoint["metadata"]["name"])
+        for namespace in self._stores.namespaces.by("address", address):
+            found += stores.by("namespace", namespace["metadata"]["name"])
         for uid, granted in self._granted.items():
             found += stores.by("uid", uid) if granted == address else []
         others = {obj["metadata"]["uid"]: obj for obj in found if obj["metadata"]["uid"] != control_plane.metadata.uid}
@@ -176,16 +180,21 @@ class AddressClaims:
         uid = control_plane.metadata.uid or ""
         holders = self._stores.control_planes.by("address", address)
         held = self._granted.get(uid) == address or any(obj["metadata"]["uid"] == uid for obj in holders)
+        held = held or (not is_recorded(control_plane) and self._is_begun(uid, address))
         if not held and (control_plane.deleting or self._address(control_plane) != address):
             return None
         return Claim(
             name=control_plane.name,
             uid=uid,
             address=address,
-            cluster_path=_path(control_plane) if control_plane.spec.mode is ControlPlaneMode.VIRTUAL else None,
+            cluster_path=_path(control_plane) if control_plane.home.mode is ControlPlaneMode.VIRTUAL else None,
             held=held,
             created=control_plane.metadata.creation_timestamp or datetime.max.replace(tzinfo=UTC),
         )
+
+    def _is_begun(self, uid: str, address: str) -> bool:
+        """Tell whether the namespace of a control plane without a status says that the place was granted."""
+        return any(uid in owner_uids(found) for found in self._stores.namespaces.by("address", address))
 
 
 def _path(control_plane: ControlPlane) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -245,13 +245,15 @@ class Removal:
         provisioner: Callable[[ControlPlane], Provisioner],
         claims: AddressClaims,
         mcms: DedicatedMcms,
+        abandon: Callable[[ControlPlane], Awaitable[None]],
     ) -> None:
-        """`provisioner` tells which one made a control plane."""
+        """`provisioner` tells which one made a control plane; `abandon` leaves nothing of a migration."""
         self._context = context
         self._namespaces = namespaces
         self._provisioner = provisioner
         self._claims = claims
         self._mcms = mcms
+        self._abandon = abandon
         self._backoff: KeyedBackoff[str] = KeyedBackoff(first_seconds=0.2, limit_seconds=5.0)
         self._deleted = DeletedRegistrations(context.stores)
         self._retention = Retention(context, namespaces=namespaces)
@@ -351,6 +353,7 @@ class Removal:
         made = control_plane.status.deletion_policy is not None and self._claims.holds(control_plane)
         if made:
             provisioner = self._provisioner(control_plane)
+            await self._abandon(control_plane)
             if policy is DeletionPolicy.RETAIN and is_managed(control_plane):
                 control_plane = await self._retention.recover(control_plane, provisioner=provisioner, progress=progress)
             await self._undo(control_plane, policy=policy, provisioner=provisioner, progress=progress)

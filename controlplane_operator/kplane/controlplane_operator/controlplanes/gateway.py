@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from datetime import UTC, datetime
 
 from kplane.api import (
@@ -15,7 +14,7 @@ from kplane.api import (
     EndpointStyle,
     EndpointType,
 )
-from kplane.api.control_plane import CLUSTER_PATH_PATTERN, RESERVED_CLUSTER_PATHS
+from kplane.api.control_plane import RESERVED_CLUSTER_PATHS, is_cluster_path
 from kplane.api.names import CA_KEY, GATEWAY_HOST_KEY, GATEWAY_LIMITS_KEY, UID_ANNOTATION, gateway_secret_name
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.context import OperatorContext
@@ -32,7 +31,6 @@ from kplane.controlplane_operator.status.partial import as_recorded
 __all__ = ["at_gateway", "endpoint_policy", "limits_entry", "still_at_gateway", "write_gateway_secret"]
 
 _PAIR = "tls"
-_LONGEST_PATH = 63
 
 
 def endpoint_policy(
@@ -102,7 +100,7 @@ def still_at_gateway(
 
 
 def _check_path(path: str) -> None:
-    if len(path) > _LONGEST_PATH or not re.fullmatch(CLUSTER_PATH_PATTERN, path) or path in RESERVED_CLUSTER_PATHS:
+    if not is_cluster_path(path) or path in RESERVED_CLUSTER_PATHS:
         raise ConditionError(
             Reason.INVALID_CLUSTER_PATH,
             f"{path!r} cannot be a path of the gateway, which has at most 63 lower-case letters, digits and '-'; set"
@@ -119,13 +117,13 @@ def _check_unclaimed(context: OperatorContext, control_plane: ControlPlane, *, g
     path = control_plane.cluster_path
 
     def rank(one: ControlPlane) -> tuple[bool, bool]:
-        return _is_published(one, path=path, gateway=gateway), one.spec.mode is ControlPlaneMode.VIRTUAL
+        return _is_published(one, path=path, gateway=gateway), one.home.mode is ControlPlaneMode.VIRTUAL
 
     for obj in context.stores.control_planes.by("path", path):
         other = as_recorded(obj)
         if other.metadata.uid == control_plane.metadata.uid or other.spec.endpoint_ref is not None:
             continue
-        if other.spec.mode is not control_plane.spec.mode and rank(other) > rank(control_plane):
+        if other.home.mode is not control_plane.home.mode and rank(other) > rank(control_plane):
             raise ConditionError(
                 Reason.CLUSTER_PATH_IN_USE,
                 f"the path {path!r} of the gateway is that of control plane {other.name}; set spec.endpointPolicy to"
@@ -153,7 +151,7 @@ async def write_gateway_secret(
     gateway, authorities = context.gateway, provision.authorities
     if gateway is None or authorities is None:
         return
-    name, virtual = gateway_secret_name(control_plane.name), control_plane.spec.mode is ControlPlaneMode.VIRTUAL
+    name, virtual = gateway_secret_name(control_plane.name), control_plane.home.mode is ControlPlaneMode.VIRTUAL
     host = host_name(gateway, control_plane, chosen=chosen)
     by_host = host is not None and provision.addresses.external == gateway.host_address(host)
     wanted = by_host or gateway.serves(provision.addresses.external)

@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn, Protocol
 
 from kplane.api import ControlPlane
 from kplane.api.names import (
+    CLAIMED_ADDRESS_ANNOTATION,
     CONTROL_PLANE_LABEL,
     NAMESPACE_TOKEN_ANNOTATION,
     PROTECTION_FINALIZER,
@@ -21,6 +22,7 @@ from kplane.api.names import (
     management_namespace,
 )
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.controlplanes.beginning import is_owned, record_of
 from kplane.controlplane_operator.controlplanes.retained_data import (
     POD_SECURITY,
     RetainedDataRecord,
@@ -80,7 +82,7 @@ class ManagementNamespaces:
         For before anything is written down about a control plane; `ensure` decides.
         """
         known = self._context.stores.namespaces.get(("", management_namespace(control_plane.name)))
-        record = _record(known, control_plane) if known is not None and not _terminating(known) else None
+        record = record_of(known, control_plane) if known is not None and not _terminating(known) else None
         if known is not None and record is not None and not record.is_of(control_plane):
             await self._check_adoption(control_plane, namespace=known, record=record)
 
@@ -107,8 +109,8 @@ class ManagementNamespaces:
         if _lost_label(found, control_plane):
             labels = {CONTROL_PLANE_LABEL: label_value(control_plane.name), **POD_SECURITY}
             found = await self._patch(found, {"labels": labels})
-        record = _record(found, control_plane)
-        if record is None and not _owned(found, control_plane):
+        record = record_of(found, control_plane)
+        if record is None and not is_owned(found, control_plane):
             raise _foreign(control_plane)
         if _terminating(found):
             if record is not None and record.is_of(control_plane):
@@ -124,6 +126,8 @@ class ManagementNamespaces:
             self._context.events.record(
                 control_plane, reason="DataAdopted", message=f"took over the data that namespace {name} keeps"
             )
+        elif record is not None and is_managed(control_plane) and record.home != control_plane.home:
+            await self._patch(found, owned_metadata(control_plane))
         elif not POD_SECURITY.items() <= (found["metadata"].get("labels") or {}).items():
             await self._patch(found, {"labels": POD_SECURITY})
         uid: str = found["metadata"]["uid"]
@@ -193,12 +197,17 @@ class ManagementNamespaces:
         It may be somebody else's, or the record of another control plane.
         """
         found = await self._find(control_plane)
-        return found is not None and (self._is_another(found, control_plane) or not _owned(found, control_plane))
+        return found is not None and (self._is_another(found, control_plane) or not is_owned(found, control_plane))
+
+    async def find_owned(self, control_plane: ControlPlane) -> Object | None:
+        """Return the namespace, if it is known as the control plane's."""
+        found = await self._find(control_plane)
+        return found if found is not None and is_owned(found, control_plane) else None
 
     async def retain(self, control_plane: ControlPlane) -> bool:
         """Leave the namespace as the record of the control plane's data; False where there is none to leave."""
         found = await self._find(control_plane)
-        record = _record(found, control_plane) if found is not None and not _terminating(found) else None
+        record = record_of(found, control_plane) if found is not None and not _terminating(found) else None
         if found is None or record is None or not record.is_of(control_plane):
             return False
         await self._patch(found, retained_metadata(record))
@@ -207,7 +216,7 @@ class ManagementNamespaces:
     async def remove(self, control_plane: ControlPlane) -> None:
         """Delete the namespace, unless it was never ours. Raises ConditionError (Deleting) until it is gone."""
         found = await self._find(control_plane)
-        if found is None or not _owned(found, control_plane):
+        if found is None or not is_owned(found, control_plane):
             await self._saved.forget(control_plane)
             return
         name = found["metadata"]["name"]
@@ -243,6 +252,8 @@ class ManagementNamespaces:
             metadata["annotations"] = {key: value for key, value in recorded.items() if value is not None}
         else:
             metadata["ownerReferences"] = [owner_reference(control_plane)]
+            if (address := control_plane.status.claimed_address) is not None:
+                metadata["annotations"] = {CLAIMED_ADDRESS_ANNOTATION: address}
         if control_plane.status.namespace_uid is not None:
             # Before it is made, so that the operator knows it again, whatever becomes of the operator meanwhile.
             token = token_of(await self._saved.save(control_plane))
@@ -271,22 +282,6 @@ class ManagementNamespaces:
         saved, given = self._saved.find(control_plane), token_of(namespace)
         token = token_of(saved) if saved is not None else None
         return token is None or given is None or not hmac.compare_digest(given.encode(), token.encode())
-
-
-def _record(namespace: Object, control_plane: ControlPlane) -> RetainedDataRecord | None:
-    """Return what the namespace records, where that is of the control plane or an earlier one of its name."""
-    record = RetainedDataRecord.of(namespace)
-    return record if record is not None and record.name == label_value(control_plane.name) else None
-
-
-def _owned(namespace: Object, control_plane: ControlPlane) -> bool:
-    metadata = namespace["metadata"]
-    record = _record(namespace, control_plane)
-    if record is not None:
-        return record.is_of(control_plane)
-    labelled = (metadata.get("labels") or {}).get(CONTROL_PLANE_LABEL) == label_value(control_plane.name)
-    owners = [owner.get("uid") for owner in metadata.get("ownerReferences") or ()]
-    return labelled and control_plane.metadata.uid in owners
 
 
 def _lost_label(namespace: Object, control_plane: ControlPlane) -> bool:

@@ -20,12 +20,13 @@ from kplane.api import (
     ControlPlaneMode,
     ControlPlanePhase,
     ControlPlaneStatus,
+    Home,
     StorageStatus,
     find_condition,
 )
-from kplane.api.conditions import MANAGED, PAUSED, SYNCED
-from kplane.api.names import management_namespace
-from kplane.controlplane_operator.backends.base import Hibernating, Provision, Provisioner
+from kplane.api.conditions import PAUSED, SYNCED
+from kplane.api.names import FINALIZER, management_namespace
+from kplane.controlplane_operator.backends.base import Provision, Provisioner
 from kplane.controlplane_operator.backends.class_settings import service_cidr_of
 from kplane.controlplane_operator.backends.versions import not_held_to, with_up_to_date
 from kplane.controlplane_operator.class_policy import (
@@ -36,6 +37,12 @@ from kplane.controlplane_operator.class_policy import (
     with_class_found,
 )
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.controlplanes.beginning import (
+    is_recorded,
+    needs_record,
+    with_beginning,
+    with_managed,
+)
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
 from kplane.controlplane_operator.controlplanes.credentials import CredentialIssuer, Credentials
 from kplane.controlplane_operator.controlplanes.deletion import Removal
@@ -45,7 +52,9 @@ from kplane.controlplane_operator.controlplanes.gateway import (
     still_at_gateway,
     write_gateway_secret,
 )
+from kplane.controlplane_operator.controlplanes.migration.migrator import Migrator
 from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
+from kplane.controlplane_operator.controlplanes.provisioners import Provisioners
 from kplane.controlplane_operator.controlplanes.publish import (
     ensure_default_registration,
     ensure_endpoint,
@@ -58,7 +67,7 @@ from kplane.controlplane_operator.controlplanes.rotator import Rotator, refused_
 from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitors
 from kplane.controlplane_operator.failures import Failures
 from kplane.controlplane_operator.finalizers import add_finalizer
-from kplane.controlplane_operator.hibernation.decision import Decision, start_of
+from kplane.controlplane_operator.hibernation.decision import Decision, is_migrating, start_of
 from kplane.controlplane_operator.hibernation.outcome import Outcome, begun, ended
 from kplane.controlplane_operator.hibernation.requests import Requests
 from kplane.controlplane_operator.hibernation.room import Room
@@ -82,45 +91,10 @@ from kplane.provider import Result
 from kplane.provider.logs import log_fields
 from kplane.workloads import Runtime
 
-__all__ = ["ControlPlaneReconciler", "Provisioners"]
+__all__ = ["ControlPlaneReconciler"]
 
 
 _SOON_SECONDS: Final = 0.1
-
-
-class Provisioners:
-    """The three ways to an API server, and which of them is a control plane's."""
-
-    def __init__(self, *, virtual: Hibernating, dedicated: Provisioner, adopted: Provisioner) -> None:
-        self.virtual: Final = virtual
-        self.dedicated: Final = dedicated
-        self.adopted: Final = adopted
-
-    def wanted(self, control_plane: ControlPlane) -> Provisioner:
-        """Return the way that the spec asks for."""
-        return self.adopted if control_plane.spec.endpoint_ref is not None else self.managed(control_plane)
-
-    def managed(self, control_plane: ControlPlane) -> Provisioner:
-        """Return the way by which kplane itself would run the API server."""
-        return self.dedicated if control_plane.spec.mode is ControlPlaneMode.DEDICATED else self.virtual
-
-    def used(self, control_plane: ControlPlane) -> Provisioner:
-        """Return the way that was chosen when the control plane was made, whatever its spec says by now."""
-        recorded = find_condition(control_plane.status.conditions, MANAGED)
-        if recorded is None:
-            return self.wanted(control_plane)
-        return self.managed(control_plane) if recorded.status == "True" else self.adopted
-
-    def let_go(self, uid: str | None) -> None:
-        """Repair nothing of a control plane by itself any more, until it is ensured again."""
-        if uid is None:
-            return
-        for each in (self.virtual, self.dedicated, self.adopted):
-            each.let_go(uid)
-
-    def address(self, control_plane: ControlPlane) -> str | None:
-        """Name what the control plane is to have for itself."""
-        return self.used(control_plane).address(control_plane)
 
 
 @dataclass(slots=True)
@@ -131,6 +105,8 @@ class Pass:
     followed: ClassInForce
     until_written: AsyncExitStack
     """Closed after the status is written."""
+    stored: ControlPlane | None = None
+    """As it was before this pass, if the last status of the pass is its first."""
     provisioner: Provisioner | None = None
     decision: Decision | None = None
     """Whether it sleeps."""
@@ -169,6 +145,7 @@ class ControlPlaneReconciler:
         runtime: Runtime,
         monitors: ServiceMonitors,
         room: Room,
+        migrator: Migrator,
     ) -> None:
         self.failures: Final = Failures(
             context, controller="controlplane", store=context.stores.control_planes, written=PartialControlPlane
@@ -184,6 +161,7 @@ class ControlPlaneReconciler:
         self._removal = removal
         self._runtime = runtime
         self._monitors = monitors
+        self._migrator = migrator
         self._backoff: KeyedBackoff[Key] = KeyedBackoff()
         self._uids = UIDTracker()
 
@@ -199,8 +177,10 @@ class ControlPlaneReconciler:
                 await self._pause(control_plane)
                 return None
             control_plane = await self._resume(key, control_plane)
+            control_plane = with_beginning(control_plane, namespace=self._known_namespace(control_plane))
             followed = class_in_force(control_plane, classes=self._context.stores.classes)
             if control_plane.deleting:
+                control_plane = await self._recall(key, control_plane, followed=followed)
                 return await self._removal.remove(control_plane, chosen=followed.chosen)
             async with AsyncExitStack() as until_written:
                 one = Pass(control_plane, followed, until_written)
@@ -222,6 +202,9 @@ class ControlPlaneReconciler:
         one.claimed = await self._claim(one)
         one.control_plane = await self._record(one)
         await self._namespace(one, one.provisioner)
+        one.control_plane = await self._migrator.advance(one.control_plane, chosen=one.followed.chosen)
+        # It may live elsewhere by now.
+        one.provisioner = self._provisioners.wanted(one.control_plane)
         one.provision = await self._backend(one, one.provisioner, decision=one.decision)
         one.credentials = await self._credentials(one, one.provision)
         one.published = await self._publish(one, one.provision, one.credentials)
@@ -229,7 +212,7 @@ class ControlPlaneReconciler:
     def _policy(self, one: Pass) -> Provisioner:
         """Check the spec, and the class that the control plane follows; returns the way to its API server."""
         control_plane, followed = one.control_plane, one.followed
-        if control_plane.spec.mode is ControlPlaneMode.VIRTUAL:
+        if control_plane.home.mode is ControlPlaneMode.VIRTUAL:
             check_cluster_path(control_plane)
         if followed.chosen is None and followed.lost is not None:
             raise followed.lost
@@ -253,18 +236,20 @@ class ControlPlaneReconciler:
     async def _record(self, one: Pass) -> ControlPlane:
         """Write down, before anything is made, what will have to be removed: finalizer, path, address, policy, class.
 
-        This is the one status that a pass writes besides the last one, and only if something of it changed.
+        This is the one status that a pass writes besides the last one, and only if something of it changed. The first
+        pass leaves it to the last one, because the namespace comes next and says what a removal needs.
         """
         control_plane = one.control_plane
         stored = await add_finalizer(self._context.client, control_plane, store=self._context.stores.control_planes)
         if stored is not None:
             control_plane = ControlPlane.model_validate(stored)
-        virtual = control_plane.spec.mode is ControlPlaneMode.VIRTUAL
+        virtual = control_plane.home.mode is ControlPlaneMode.VIRTUAL
         recorded = {
-            "cluster_path": control_plane.cluster_path if virtual else None,
+            "cluster_path": control_plane.cluster_path if virtual else control_plane.status.cluster_path,
+            "home": self._home(one),
             "claimed_address": one.claimed,
             "service_cidr": self._service_cidr(one),
-            "restore": restore_status(control_plane, snapshots=self._context.stores.snapshots),
+            "restore": restore_status(control_plane, stores=self._context.stores),
             "deletion_policy": policy_of(control_plane, chosen=one.followed.chosen),
             "remembered_class": one.followed.remembered(),
             "conditions": self._recorded_conditions(control_plane, followed=one.followed),
@@ -272,6 +257,9 @@ class ControlPlaneReconciler:
         status = control_plane.status.model_copy(update=recorded)
         if one.decision is not None and (sleep := begun(control_plane, one.decision)) is not None:
             status = _with_sleep(status, of=control_plane, sleep=sleep)
+        if not needs_record(control_plane, namespace=self._known_namespace(control_plane)):
+            one.stored = control_plane
+            return control_plane.model_copy(update={"status": status})
         if find_condition(status.conditions, READY) is None:
             first = Pass(control_plane.model_copy(update={"status": status}), one.followed, one.until_written)
             first.failure = ConditionError(Reason.PROVISIONING, "the control plane is being made")
@@ -281,14 +269,40 @@ class ControlPlaneReconciler:
         await self._write(control_plane, status=status, only_as_seen=changed)
         return control_plane.model_copy(update={"status": status})
 
+    def _home(self, one: Pass) -> Home | None:
+        """Return where the data live: where the status says, else where those live that are taken over."""
+        if one.provisioner is self._provisioners.adopted:
+            return None
+        if one.control_plane.status.home is not None:
+            return one.control_plane.status.home
+        namespace = self._known_namespace(one.control_plane)
+        record = RetainedDataRecord.of(namespace) if namespace is not None else None
+        return (record.home if record is not None else None) or one.control_plane.home
+
+    async def _recall(self, key: Key, control_plane: ControlPlane, *, followed: ClassInForce) -> ControlPlane:
+        """Write down before a removal what a pass has begun that was cut off before its status."""
+        if is_recorded(control_plane) or FINALIZER not in control_plane.metadata.finalizers:
+            return control_plane
+        namespace = await self._namespaces.find_owned(control_plane)
+        if namespace is None:
+            return control_plane
+        status = with_beginning(control_plane, namespace=namespace).status
+        policy = policy_of(control_plane, chosen=followed.chosen)
+        await self._write(control_plane, status=status.model_copy(update={"deletion_policy": policy}))
+        stored = self._context.stores.control_planes.get(key)
+        return _read(stored) if stored is not None else control_plane
+
+    def _known_namespace(self, control_plane: ControlPlane) -> Object | None:
+        return self._context.stores.namespaces.get(("", management_namespace(control_plane.name)))
+
     def _service_cidr(self, one: Pass) -> str | None:
         """Return the network of Services, which kplane decides where it runs the API server."""
         if one.provisioner is self._provisioners.adopted:
             return None
-        restored = restored_service_cidr(one.control_plane, snapshots=self._context.stores.snapshots)
+        restored = restored_service_cidr(one.control_plane, stores=self._context.stores)
         if restored is not None:
             return restored
-        namespace = self._context.stores.namespaces.get(("", management_namespace(one.control_plane.name)))
+        namespace = self._known_namespace(one.control_plane)
         record = RetainedDataRecord.of(namespace) if namespace is not None else None
         kept = record.service_cidr if record is not None else None
         return service_cidr_of(one.control_plane, chosen=one.followed.chosen, kept=kept)
@@ -350,14 +364,16 @@ class ControlPlaneReconciler:
         due = credentials.due_in_seconds()
         if one.decision is not None and one.decision.again is not None:
             due = min(due, max(_SOON_SECONDS, (one.decision.again - datetime.now(UTC)).total_seconds()))
-        if one.is_asleep:
+        if (soon := self._migrator.again(one.control_plane)) is not None:
+            due = min(due, soon)
+        if one.is_asleep or is_migrating(one.control_plane):
             return Result(due)
         otherwise = Result(due if provision.again_seconds is None else min(due, provision.again_seconds))
         return await self._rotator.advance(one.control_plane, provision=provision, otherwise=otherwise)
 
     async def _report(self, one: Pass) -> None:
         """Write the status, with Events and metrics of what changed."""
-        before, status = one.control_plane, self._status(one)
+        before, status = one.stored or one.control_plane, self._status(one)
         former = before.status.version
         if one.published is not None and former is not None and status.version != former:
             said = f"the API server is {status.version}, and was {former} before"
@@ -393,11 +409,16 @@ class ControlPlaneReconciler:
                 "namespace_uid": one.namespace_uid or control_plane.status.namespace_uid,
                 "storage": storage,
                 "hibernation": sleep.sleep,
-                "phase": reason.phase(published=published),
+                "phase": self._phase(one, reason, published=published),
                 "observed_generation": control_plane.metadata.generation,
                 "conditions": with_supported(conditions, of=control_plane, missing=self._unsupported(one)),
             }
         )
+
+    def _phase(self, one: Pass, reason: Reason, *, published: bool) -> ControlPlanePhase:
+        if one.failure is None and is_migrating(one.control_plane):
+            return ControlPlanePhase.MIGRATING
+        return reason.phase(published=published)
 
     def _sleep(self, one: Pass, *, published: bool) -> Outcome:
         """Return what the status says of the sleep; nothing new where it was not decided about."""
@@ -414,6 +435,8 @@ class ControlPlaneReconciler:
 
     def _storage(self, one: Pass) -> StorageStatus | None:
         """Return what the control plane was found to keep in the shared etcd, with the quota of its class."""
+        if one.control_plane.home.mode is not ControlPlaneMode.VIRTUAL:
+            return None
         chosen = one.followed.chosen
         usage = one.provisioner.usage(one.control_plane.metadata.uid or "") if one.provisioner is not None else None
         quota_bytes = chosen.spec.storage_quota_bytes if chosen is not None else None
@@ -432,7 +455,7 @@ class ControlPlaneReconciler:
 
     def _unsupported(self, one: Pass) -> list[str]:
         """Say, in sentences, what of the spec and the class is accepted and has no effect."""
-        start = start_of(one.control_plane, chosen=one.followed.chosen)
+        start = start_of(one.control_plane, chosen=one.followed.chosen, gateway=self._context.gateway)
         requests = Requests.of(one.control_plane, start=start, now=datetime.now(UTC))
         told = [*refused_rotation(one.control_plane), *requests.refused]
         dedicated = one.control_plane.spec.dedicated
@@ -444,18 +467,12 @@ class ControlPlaneReconciler:
 
     def _recorded_conditions(self, control_plane: ControlPlane, *, followed: ClassInForce) -> list[Condition]:
         managed = self._provisioners.wanted(control_plane) is not self._provisioners.adopted
-        return with_condition(
-            with_class_found(control_plane, followed=followed),
-            of=control_plane,
-            type=MANAGED,
-            status="True" if managed else "False",
-            reason=Reason.RUN_BY_KPLANE if managed else Reason.ENDPOINT_REFERENCED,
-            message="kplane runs the API server" if managed else "the API server at spec.endpointRef is used",
-        )
+        return with_managed(with_class_found(control_plane, followed=followed), of=control_plane, managed=managed)
 
     async def _pause(self, control_plane: ControlPlane) -> None:
         """Leave a paused control plane alone, and say so."""
         self._provisioners.let_go(control_plane.metadata.uid)
+        control_plane = await self._migrator.pause(control_plane)
         waiting = ControlPlanePhase.TERMINATING if control_plane.deleting else control_plane.status.phase
         left = "the operator changes, renews and repairs nothing of this control plane"
         conditions = with_pause(control_plane.status.conditions, of=control_plane, left=left)

@@ -1,4 +1,4 @@
-"""Which snapshot a new control plane begins with."""
+"""What a new control plane begins with, as `spec.source` says: a snapshot, or another control plane."""
 
 from __future__ import annotations
 
@@ -6,60 +6,104 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from kplane.api import ControlPlane, ControlPlaneMode, ControlPlaneSnapshot, RestoreStatus, SnapshotPhase
+from kplane.api import (
+    ControlPlane,
+    ControlPlaneMode,
+    ControlPlaneSnapshot,
+    ControlPlaneSnapshotStatus,
+    RestoreStatus,
+    SnapshotPhase,
+)
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.watch.cache import Store
+from kplane.controlplane_operator.status.partial import as_recorded
+from kplane.controlplane_operator.watch.stores import Stores
 
 __all__ = ["restore_status", "restored_service_cidr"]
 
 _ABOVE: Final = 1_000_000_000
 """So many revisions the former control plane may have had since the snapshot. Clients know them."""
+_ABOVE_IN_SHARED_ETCD: Final = 100_000
+"""The same, where each revision takes a write: for former control planes with an etcd of their own. What others had is
+below the revision of the shared etcd, because it is theirs."""
 
 
-def restore_status(control_plane: ControlPlane, *, snapshots: Store) -> RestoreStatus | None:
-    """Return what the control plane is restored from: decided once, by the snapshot that its source names.
+def restore_status(control_plane: ControlPlane, *, stores: Stores) -> RestoreStatus | None:
+    """Return what the control plane begins with: decided once, by what its source names.
 
-    Raises ConditionError (SnapshotNotReady).
+    Raises ConditionError (SourceNotReady).
     """
-    if control_plane.spec.source is None or control_plane.status.restore is not None:
+    source = control_plane.spec.source
+    if source is None or control_plane.status.restore is not None:
         return control_plane.status.restore
-    snapshot = _snapshot(control_plane, snapshots=snapshots)
-    status = snapshot.status
-    if status.location is None or status.sha256 is None or status.revision is None:
-        raise _not_ready(snapshot.name, "it does not say where its file is")
+    if source.snapshot_ref is None:
+        original = _original(control_plane, stores=stores)
+        return RestoreStatus(
+            control_plane_uid=original.metadata.uid, kubernetes_version=original.status.version, begins_at=None
+        )
+    name, status = source.snapshot_ref.name, _snapshot(control_plane, stores=stores)
+    if status.location is None or status.sha256 is None or status.revision is None or status.control_plane_uid is None:
+        raise _not_ready(f"ControlPlaneSnapshot {name}", "it does not say where its file is")
     return RestoreStatus(
-        snapshot=snapshot.name, location=status.location, sha256=status.sha256, begins_at=status.revision + _ABOVE
+        snapshot=name,
+        location=status.location,
+        sha256=status.sha256,
+        control_plane_uid=status.control_plane_uid,
+        kubernetes_version=status.kubernetes_version,
+        begins_at=None if source.clone else status.revision + _above(status, mode=control_plane.home.mode),
     )
 
 
-def restored_service_cidr(control_plane: ControlPlane, *, snapshots: Store) -> str | None:
-    """Return the network of Services that the data are of; None for a control plane that is not restored."""
-    if control_plane.spec.source is None:
+def restored_service_cidr(control_plane: ControlPlane, *, stores: Stores) -> str | None:
+    """Return the network of Services that the data are of; None for a control plane without source."""
+    source = control_plane.spec.source
+    if source is None:
         return None
     if control_plane.status.restore is not None:
         return control_plane.status.service_cidr
-    return _snapshot(control_plane, snapshots=snapshots).status.service_cidr
+    if source.snapshot_ref is None:
+        return _original(control_plane, stores=stores).status.service_cidr
+    return _snapshot(control_plane, stores=stores).service_cidr
 
 
-def _snapshot(control_plane: ControlPlane, *, snapshots: Store) -> ControlPlaneSnapshot:
+def _above(status: ControlPlaneSnapshotStatus, *, mode: ControlPlaneMode) -> int:
+    if mode is ControlPlaneMode.DEDICATED:
+        return _ABOVE
+    return 0 if status.mode is ControlPlaneMode.VIRTUAL else _ABOVE_IN_SHARED_ETCD
+
+
+def _snapshot(control_plane: ControlPlane, *, stores: Stores) -> ControlPlaneSnapshotStatus:
     source = control_plane.spec.source
-    name = source.snapshot_ref.name if source is not None else ""
-    obj = snapshots.get(("", name))
+    name = source.snapshot_ref.name if source is not None and source.snapshot_ref is not None else ""
+    what = f"ControlPlaneSnapshot {name}"
+    obj = stores.snapshots.get(("", name))
     if obj is None:
-        raise _not_ready(name, "it does not exist")
+        raise _not_ready(what, "it does not exist")
     try:
         snapshot = ControlPlaneSnapshot.model_validate(obj)
     except ValidationError:
-        raise _not_ready(name, "this version of kplane does not understand it") from None
+        raise _not_ready(what, "this version of kplane does not understand it") from None
     if snapshot.status.phase is not SnapshotPhase.COMPLETED or snapshot.deleting:
-        raise _not_ready(name, "it is not completed, or is being deleted")
-    if snapshot.status.mode is not ControlPlaneMode.DEDICATED:
-        raise _not_ready(
-            name, "it is of a control plane of mode Virtual, and only those of mode Dedicated are restored"
-        )
-    return snapshot
+        raise _not_ready(what, "it is not completed, or is being deleted")
+    return snapshot.status
 
 
-def _not_ready(name: str, why: str) -> ConditionError:
-    return ConditionError(Reason.SNAPSHOT_NOT_READY, f"ControlPlaneSnapshot {name} cannot be restored: {why}")
+def _original(control_plane: ControlPlane, *, stores: Stores) -> ControlPlane:
+    source = control_plane.spec.source
+    name = source.control_plane_ref.name if source is not None and source.control_plane_ref is not None else ""
+    what = f"ControlPlane {name}"
+    obj = stores.control_planes.get(("", name))
+    if obj is None:
+        raise _not_ready(what, "it does not exist")
+    original = as_recorded(obj)
+    if original.metadata.uid == control_plane.metadata.uid:
+        raise _not_ready(what, "it is this control plane itself")
+    if original.spec.endpoint_ref is not None:
+        raise _not_ready(what, "kplane does not run it, and does not have its data")
+    if original.status.endpoint is None or original.deleting:
+        raise _not_ready(what, "it was not Ready yet, or is being deleted")
+    return original
+
+
+def _not_ready(what: str, why: str) -> ConditionError:
+    return ConditionError(Reason.SOURCE_NOT_READY, f"{what} cannot be the source of this control plane: {why}")

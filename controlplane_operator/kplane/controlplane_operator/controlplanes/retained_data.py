@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Self
 
-from kplane.api import DEFAULT_SERVICE_CIDR, ControlPlane, ControlPlaneMode
+from kplane.api import DEFAULT_SERVICE_CIDR, ControlPlane, ControlPlaneMode, Home
 from kplane.api.names import (
     ADOPT_ANNOTATION,
     ADOPTION_TOKEN_ANNOTATION,
     CLUSTER_PATH_ANNOTATION,
     CONTROL_PLANE_LABEL,
+    HOME_SLOT_ANNOTATION,
     MODE_ANNOTATION,
     RETAINED_LABEL,
     RETAINED_UID_ANNOTATION,
@@ -66,6 +67,8 @@ class RetainedDataRecord:
     cluster_path: str | None
     """None for mode Dedicated."""
     created: datetime
+    slot: int = 0
+    """Of the home of the data."""
     service_cidr: str = DEFAULT_SERVICE_CIDR
     adoption_token: str | None = field(default=None, repr=False)
     """Who names it may take the data over; None while the control plane lives, and no control plane may."""
@@ -86,9 +89,15 @@ class RetainedDataRecord:
             mode=annotations.get(MODE_ANNOTATION, ""),
             cluster_path=annotations.get(CLUSTER_PATH_ANNOTATION),
             service_cidr=annotations.get(SERVICE_CIDR_ANNOTATION, DEFAULT_SERVICE_CIDR),
+            slot=1 if annotations.get(HOME_SLOT_ANNOTATION) == "1" else 0,
             created=datetime.fromisoformat(created) if created else datetime.max.replace(tzinfo=UTC),
             adoption_token=annotations.get(ADOPTION_TOKEN_ANNOTATION) or None,
         )
+
+    @property
+    def home(self) -> Home | None:
+        """Where the data live; None where that is not known."""
+        return Home(mode=ControlPlaneMode(self.mode), slot=self.slot) if self.mode in set(ControlPlaneMode) else None
 
     def is_of(self, control_plane: ControlPlane) -> bool:
         """Tell whether keys and data are those of this very control plane, and not of an earlier one of its name."""
@@ -103,7 +112,8 @@ def owned_metadata(control_plane: ControlPlane) -> dict[str, Any]:
             UID_ANNOTATION: control_plane.metadata.uid,
             RETAINED_UID_ANNOTATION: None,
             ADOPTION_TOKEN_ANNOTATION: None,
-            MODE_ANNOTATION: str(control_plane.spec.mode),
+            MODE_ANNOTATION: str(control_plane.home.mode),
+            HOME_SLOT_ANNOTATION: str(control_plane.home.slot) if control_plane.home.slot else None,
             CLUSTER_PATH_ANNOTATION: _cluster_path(control_plane),
             SERVICE_CIDR_ANNOTATION: control_plane.status.service_cidr,
         },
@@ -150,10 +160,10 @@ def check_adoption(control_plane: ControlPlane, *, record: RetainedDataRecord) -
         raise _retained(
             f"{where}, whose API server kplane ran; remove spec.endpointRef, or give the control plane another name"
         )
-    if control_plane.spec.mode != record.mode:
+    if control_plane.home.mode != record.mode:
         raise _retained(
             f"{where}, of mode {record.mode or 'unknown'}; create the control plane with that spec.mode instead of"
-            f" {control_plane.spec.mode}, or give it another name"
+            f" {control_plane.home.mode}, or give it another name"
         )
     if _cluster_path(control_plane) != record.cluster_path:
         raise _retained(
@@ -163,7 +173,7 @@ def check_adoption(control_plane: ControlPlane, *, record: RetainedDataRecord) -
 
 
 def _cluster_path(control_plane: ControlPlane) -> str | None:
-    return control_plane.cluster_path if control_plane.spec.mode is ControlPlaneMode.VIRTUAL else None
+    return control_plane.cluster_path if control_plane.home.mode is ControlPlaneMode.VIRTUAL else None
 
 
 def _retained(message: str) -> ConditionError:

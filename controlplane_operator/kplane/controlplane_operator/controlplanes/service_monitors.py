@@ -190,7 +190,9 @@ def _service_monitor(
             "ownerReferences": [owner],
         },
         "spec": {
-            "selector": {"matchLabels": {COMPONENT_LABEL: apiserver_name(control_plane.name)}},
+            "selector": {
+                "matchLabels": {COMPONENT_LABEL: apiserver_name(control_plane.name, slot=control_plane.home.slot)}
+            },
             "endpoints": [endpoint],
             "sampleLimit": _SAMPLE_LIMIT,
         },

@@ -63,7 +63,7 @@ def addresses_of(endpoint: ControlPlaneEndpoint, *, control_plane: ControlPlane)
     made = owner is not None and control_plane.spec.endpoint_ref is None
     if not made:
         of_tenant = [tenant_url(url, cluster_path=control_plane.cluster_path) for url in urls]
-        urls = of_tenant if control_plane.spec.mode is ControlPlaneMode.VIRTUAL else urls
+        urls = of_tenant if control_plane.home.mode is ControlPlaneMode.VIRTUAL else urls
     return Addresses(*(url.rstrip("/") for url in urls))
 
 

@@ -14,6 +14,7 @@ from kplane.api import (
     ControlPlane,
     ControlPlaneClass,
     ControlPlaneMode,
+    EndpointPolicy,
     HibernationReason,
     HibernationStatus,
     RotationPhase,
@@ -22,11 +23,13 @@ from kplane.api import (
 )
 from kplane.api.conditions import HIBERNATED
 from kplane.api.names import ROTATE_ANNOTATION
+from kplane.controlplane_operator.gateway import Gateway, asked_policy
 from kplane.controlplane_operator.hibernation.requests import Requests
 
-__all__ = ["Decision", "decide", "idle_after", "is_rotated", "last_activity", "new_sleep", "start_of"]
+__all__ = ["Decision", "decide", "idle_after", "is_migrating", "is_rotated", "last_activity", "new_sleep", "start_of"]
 
 _ALWAYS: Final = "spec.virtual.start is Always"
+_MIGRATES: Final = "its data move"
 _ROTATED: Final = "its keys are rotated"
 _IN_USE: Final = "it is in use"
 _WOKEN: Final = "a client asked for it"
@@ -54,14 +57,20 @@ class Decision:
     """When time alone may change the decision."""
 
 
-def start_of(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> StartPolicy:
-    """Return when the API server runs: by the spec, else by the class, else at all times."""
+def start_of(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None, gateway: Gateway | None) -> StartPolicy:
+    """Return when the API server runs: by the spec, else by the class.
+
+    Else it starts on demand if the gateway alone has its address, because then each client wakes it.
+    """
     spec = control_plane.spec
-    if spec.mode is not ControlPlaneMode.VIRTUAL or spec.endpoint_ref is not None:
+    if control_plane.home.mode is not ControlPlaneMode.VIRTUAL or spec.endpoint_ref is not None:
         return StartPolicy.ALWAYS
     own = spec.virtual.start if spec.virtual is not None else None
     by_class = chosen.spec.virtual.start if chosen is not None and chosen.spec.virtual is not None else None
-    return own or by_class or StartPolicy.ALWAYS
+    if asked := own or by_class:
+        return asked
+    elsewhere = asked_policy(control_plane, chosen=chosen) not in {None, EndpointPolicy.GATEWAY}
+    return StartPolicy.ALWAYS if gateway is None or elsewhere else StartPolicy.ON_DEMAND
 
 
 def idle_after(chosen: ControlPlaneClass | None) -> timedelta | None:
@@ -79,6 +88,8 @@ def decide(
         return Decision(None, _ALWAYS, always=True)
     if is_rotated(control_plane):
         return Decision(None, _ROTATED)
+    if is_migrating(control_plane):
+        return Decision(None, _MIGRATES)
     requests = Requests.of(control_plane, start=start, now=now)
     if sleep is not None:
         why = _why_wake(control_plane, sleep=sleep, requests=requests, now=now)
@@ -134,6 +145,12 @@ def _why_wake(
     if sleep.next_wake is not None and sleep.next_wake <= now:
         return "something inside is due"
     return None
+
+
+def is_migrating(control_plane: ControlPlane) -> bool:
+    """Tell whether its data are on their way to another home."""
+    migration = control_plane.status.migration
+    return migration is not None and migration.step is not None and not migration.step.is_cut
 
 
 def is_rotated(control_plane: ControlPlane) -> bool:

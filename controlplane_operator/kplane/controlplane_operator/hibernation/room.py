@@ -23,6 +23,7 @@ from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.conditions import is_paused
 from kplane.controlplane_operator.status.partial import as_recorded
 from kplane.controlplane_operator.watch.cache import Object
+from kplane.controlplane_operator.watch.conditions import stored_condition
 
 __all__ = ["Holder", "Limits", "Room", "displaced", "fits"]
 
@@ -123,6 +124,7 @@ class Room:
     def __init__(self, context: OperatorContext, *, limits: Limits, at_once: int, replicas: int = 1) -> None:
         """`at_once` API servers may start at the same time. `replicas` run for each control plane."""
         self._stores = context.stores
+        self._gateway = context.gateway
         self._queue = context.queues.control_planes
         self._limits = limits
         self._at_once = at_once
@@ -266,7 +268,7 @@ class Room:
     def _holder(self, obj: Object, *, now: datetime) -> Holder | None:
         control_plane = as_recorded(obj)
         chosen = class_in_force(control_plane, classes=self._stores.classes).chosen
-        if start_of(control_plane, chosen=chosen) is StartPolicy.ALWAYS:
+        if start_of(control_plane, chosen=chosen, gateway=self._gateway) is StartPolicy.ALWAYS:
             return None
         uid, sleep = control_plane.metadata.uid or "", control_plane.status.hibernation
         told = find_condition(control_plane.status.conditions, HIBERNATED)
@@ -302,6 +304,5 @@ def _asked(control_plane: ControlPlane, *, now: datetime) -> datetime:
 
 def _may_be_awake(obj: Object) -> bool:
     """Tell whether a control plane that is published has an API server; of most of them this is all that is read."""
-    status = obj.get("status") or {}
-    told = (each["status"] for each in status.get("conditions") or () if each["type"] == HIBERNATED)
-    return bool(status.get("endpoint")) and next(told, "False") != "True"
+    published = bool((obj.get("status") or {}).get("endpoint"))
+    return published and stored_condition(obj, HIBERNATED).get("status") != "True"

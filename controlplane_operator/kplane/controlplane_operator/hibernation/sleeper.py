@@ -56,7 +56,8 @@ class Sleeper:
 
     async def decide(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> Decision:
         """Decide whether the control plane sleeps. Raises ConditionError where it cannot be found out."""
-        start, now = start_of(control_plane, chosen=chosen), datetime.now(UTC)
+        now = datetime.now(UTC)
+        start = start_of(control_plane, chosen=chosen, gateway=self._context.gateway)
         decision = decide(control_plane, start=start, idle=idle_after(chosen), now=now)
         decision = self._room.settle(control_plane, decision, chosen=chosen, now=now)
         if decision.sleep is None or _is_asleep(control_plane) or control_plane.status.endpoint is None:

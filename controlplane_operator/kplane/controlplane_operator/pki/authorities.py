@@ -25,6 +25,7 @@ __all__ = [
     "ENCRYPTION_KEY",
     "ETCD_SERVER_USER",
     "FRONT_PROXY_USER",
+    "KUBELET_CLIENT_USER",
     "TenantAuthorities",
     "TenantCertificates",
     "TrustedAuthorities",
@@ -42,6 +43,9 @@ ETCD_SERVER_USER: Final = "etcd"
 
 FRONT_PROXY_USER: Final = "front-proxy-client"
 """Whom an API server believes what it says of users; also in --requestheader-allowed-names."""
+
+KUBELET_CLIENT_USER: Final = "kplane:kube-apiserver"
+"""Whom kubelets take an API server for. No client CA issues it, so it is no user of the API server itself."""
 
 _ADMINISTRATOR_USER: Final = "kplane:controlplane-operator"
 _ADMINISTRATOR_GROUP: Final = "system:masters"
@@ -164,6 +168,10 @@ class TenantCertificates:
     """Serving and peer certificate of a dedicated control plane's own etcd."""
     egress_proxy: KeyPair | None = None
     """Serving certificate of the proxy to what the class allows, of the CA of `front_proxy`, its client."""
+    kubelet_client: KeyPair | None = None
+    """The API server's certificate towards kubelets, while a proxy leads to them. The serving CA issues it: nodes that
+    join are told that CA, and take client certificates of it.
+    """
 
     @classmethod
     def renewed(
@@ -209,6 +217,17 @@ class TenantCertificates:
             )
             if egress_hosts
             else None,
+            kubelet_client=(
+                kept(
+                    previous.kubelet_client if previous else None,
+                    authorities.serving,
+                    now=now,
+                    user=KUBELET_CLIENT_USER,
+                )
+                or issue_client(authorities.serving, user=KUBELET_CLIENT_USER)
+            )
+            if egress_hosts
+            else None,
         )
         return previous if previous == renewed else renewed
 
@@ -222,6 +241,7 @@ class TenantCertificates:
             controllers=read_pair(data, "controllers"),
             etcd_server=read_pair(data, "etcd-server") if "etcd-server.crt" in data else None,
             egress_proxy=read_pair(data, "egress-proxy") if "egress-proxy.crt" in data else None,
+            kubelet_client=read_pair(data, "kubelet-client") if "kubelet-client.crt" in data else None,
         )
 
     def to_secret(self) -> dict[str, bytes]:
@@ -233,6 +253,7 @@ class TenantCertificates:
             **entries("controllers", self.controllers),
             **(entries("etcd-server", self.etcd_server) if self.etcd_server is not None else {}),
             **(entries("egress-proxy", self.egress_proxy) if self.egress_proxy is not None else {}),
+            **(entries("kubelet-client", self.kubelet_client) if self.kubelet_client is not None else {}),
         }
 
 

@@ -53,9 +53,14 @@ class KeyPair:
     key: bytes = field(repr=False)
 
 
-def create_authority(common_name: str, *, lifetime: dt.timedelta = AUTHORITY_LIFETIME) -> KeyPair:
-    """Create a certificate authority that signs leaf certificates only."""
-    key = ec.generate_private_key(ec.SECP256R1())
+def create_authority(
+    common_name: str, *, lifetime: dt.timedelta = AUTHORITY_LIFETIME, former_key: bytes | None = None
+) -> KeyPair:
+    """Create a certificate authority that signs leaf certificates only.
+
+    With the key of a former one of this name, the former certificate is enough to trust what the new one signs.
+    """
+    key = ec.generate_private_key(ec.SECP256R1()) if former_key is None else _load_key(former_key)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
     certificate = (
         _builder(name, issuer=name, key=key.public_key(), lifetime=lifetime)

@@ -133,7 +133,12 @@ def _rotation(data: Mapping[str, bytes]) -> Rotation | None:
 
 
 AUTHORITIES_SECRET: Final = "control-plane-authorities"  # noqa: S105 - the name of a Secret
-_CERTIFICATES: Final = "control-plane-certificates"
+_CERTIFICATES: Final = ("control-plane-certificates", "control-plane-certificates-2")
+"""By the slot of the home whose programs have them."""
+
+
+def _certificates(control_plane: ControlPlane) -> str:
+    return _CERTIFICATES[control_plane.home.slot]
 
 
 class TenantKeys:
@@ -151,15 +156,21 @@ class TenantKeys:
         Raises ConditionError (Failed) where they are missing although the control plane has data or was published: new
         ones would lock out everybody who trusts the old ones.
         """
-        found = await self.repair(control_plane)
+        found = None
+        if not self._is_new(control_plane, AUTHORITIES_SECRET):
+            found = await self.repair(control_plane)
+        if found is None and control_plane.status.endpoint is None and not await has_data(control_plane):
+            with contextlib.suppress(AlreadyExists):
+                return _generations(control_plane, await self._create(control_plane)).in_force()
         if found is None:
-            if control_plane.status.endpoint is not None or await has_data(control_plane):
-                raise ConditionError(
-                    Reason.FAILED,
-                    f"there are data of this control plane, and Secret {_where(control_plane)} with its keys is gone;"
-                    " restore the Secret, or remove the data by deleting the control plane with deletionPolicy Destroy",
-                )
-            return _generations(control_plane, await self._create(control_plane)).in_force()
+            # There may be one that the operator has not seen yet.
+            found = await self.repair(control_plane)
+        if found is None:
+            raise ConditionError(
+                Reason.FAILED,
+                f"there are data of this control plane, and Secret {_where(control_plane)} with its keys is gone;"
+                " restore the Secret, or remove the data by deleting the control plane with deletionPolicy Destroy",
+            )
         generations = _generations(control_plane, data_of(found))
         await take_over_secret(self._context, control_plane, secret=found)
         return generations.in_force()
@@ -250,12 +261,12 @@ class TenantKeys:
 
         Raises CredentialsInvalid.
         """
-        found = await self._find(control_plane, _CERTIFICATES)
+        found = await self._find(control_plane, _certificates(control_plane))
         return TenantCertificates.from_secret(data_of(found)) if found is not None else None
 
     async def forget_certificates(self, control_plane: ControlPlane) -> None:
         """Delete the leaf certificates; `certificates` issues others."""
-        await delete_secret(self._context, control_plane, name=_CERTIFICATES)
+        await delete_secret(self._context, control_plane, name=_certificates(control_plane))
 
     async def certificates(
         self,
@@ -269,7 +280,8 @@ class TenantKeys:
         egress_hosts: Sequence[str] = (),
     ) -> TenantCertificates:
         """Return the leaf certificates, those that are due renewed."""
-        found = await self._find(control_plane, _CERTIFICATES)
+        new = self._is_new(control_plane, _certificates(control_plane))
+        found = None if new else await self._find(control_plane, _certificates(control_plane))
         renewed = partial(
             TenantCertificates.renewed,
             authorities=authorities,
@@ -288,7 +300,9 @@ class TenantKeys:
         except CredentialsInvalid:
             # Leaf certificates are cheap: damaged ones are replaced.
             certificates = renewed(None)
-        await write_secret(self._context, control_plane, name=_CERTIFICATES, data=certificates.to_secret())
+        await write_secret(
+            self._context, control_plane, name=_certificates(control_plane), data=certificates.to_secret()
+        )
         return certificates
 
     async def _look(self, control_plane: ControlPlane) -> Object | None:
@@ -299,6 +313,15 @@ class TenantKeys:
         except NotFound:
             return None
 
+    def _is_new(self, control_plane: ControlPlane, name: str) -> bool:
+        """Tell whether a Secret is probably not there yet, so that it is worth a try to create it without a look.
+
+        The Secrets of a control plane that was never published are watched.
+        """
+        key = management_namespace(control_plane.name), name
+        never = control_plane.status.endpoint is None and self._saved.find(control_plane) is None
+        return never and self._context.stores.secrets.get(key) is None
+
     async def _find(self, control_plane: ControlPlane, name: str) -> Object | None:
         namespace = management_namespace(control_plane.name)
         return await find_secret(self._context, namespace=namespace, name=name, of=control_plane)
@@ -307,11 +330,7 @@ class TenantKeys:
         value = control_plane.metadata.annotations.get(ROTATE_ANNOTATION)
         authorities = TenantAuthorities.create(control_plane.name)
         created = Generations(authorities, rotation=begun_with(value, now=datetime.now(UTC))).to_secret()
-        try:
-            await create_lasting_secret(self._context, control_plane, name=AUTHORITIES_SECRET, data=created)
-        except AlreadyExists:
-            found = await self._find(control_plane, AUTHORITIES_SECRET)
-            return data_of(found) if found is not None else {}
+        await create_lasting_secret(self._context, control_plane, name=AUTHORITIES_SECRET, data=created)
         return created
 
 

@@ -33,6 +33,7 @@ from kplane.controlplane_operator.registrations.resolution import (
     is_published,
     resolve,
     secret_wanted,
+    until_first_words,
 )
 from kplane.controlplane_operator.registrations.service_claims import ServiceClaim, check_services
 from kplane.controlplane_operator.status.conditions import (
@@ -54,9 +55,14 @@ __all__ = ["ControlPlaneRegistrationReconciler"]
 
 _PERIOD_SECONDS: Final = 600.0
 _RETRY_SECONDS: Final = 5.0
-_FIRST_WORDS_SECONDS: Final = 10.0
-"""So long a new registration that only waits says nothing: most are resolved by then, which is their one status."""
-_WAITS: Final = frozenset({Reason.CONTROL_PLANE_NOT_READY, Reason.ENDPOINT_PENDING, Reason.KUBECONFIG_PENDING})
+_WAITS: Final = frozenset(
+    {
+        Reason.CONTROL_PLANE_NOT_FOUND,
+        Reason.CONTROL_PLANE_NOT_READY,
+        Reason.ENDPOINT_PENDING,
+        Reason.KUBECONFIG_PENDING,
+    }
+)
 
 
 class ControlPlaneRegistrationReconciler:
@@ -114,7 +120,8 @@ class ControlPlaneRegistrationReconciler:
             self._check_former(registration, resolution)
         except ConditionError as failure:
             self._context.metrics.condition_failed("controlplaneregistration", reason=failure.reason)
-            if failure.reason in _WAITS and (pause := _until_first_words(registration)) > 0.0:
+            pause = until_first_words(registration, control_plane=control_plane, now=datetime.now(UTC))
+            if failure.reason in _WAITS and pause > 0.0:
                 return Result(pause)
             # First the status stops naming the Secret, then its grant goes.
             await self._publish(registration, failure)
@@ -319,16 +326,6 @@ class ControlPlaneRegistrationReconciler:
 
     async def _write(self, current: ControlPlaneRegistration, *, status: ControlPlaneRegistrationStatus) -> None:
         await self._context.status.write(self._context.stores.registrations, current, status=status)
-
-
-def _until_first_words(registration: ControlPlaneRegistration) -> float:
-    """Return how many seconds a registration without a status may wait without one; 0 for any other."""
-    created = registration.metadata.creation_timestamp
-    if created is None or registration.status.conditions or registration.deleting:
-        return 0.0
-    age = (datetime.now(UTC) - created).total_seconds()
-    # Another machine's clock may be ahead.
-    return _FIRST_WORDS_SECONDS - age if age >= 0.0 else 0.0
 
 
 def _unsupported(registration: ControlPlaneRegistration) -> list[str]:

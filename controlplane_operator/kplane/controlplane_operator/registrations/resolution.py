@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum, auto
+from typing import Final
 
-from kplane.api import ControlPlane, ControlPlaneEndpoint, ControlPlaneRegistration, SecretReference
+from kplane.api import (
+    READY,
+    ControlPlane,
+    ControlPlaneEndpoint,
+    ControlPlaneRegistration,
+    MigrationStep,
+    SecretReference,
+    find_condition,
+)
 from kplane.api.names import (
     ALLOW_REGISTRATION_LABEL,
     controllers_secret_name,
@@ -17,7 +27,15 @@ from kplane.controlplane_operator.reasons import EXPECTED, Reason
 from kplane.controlplane_operator.status.conditions import is_paused
 from kplane.controlplane_operator.status.errors import ConditionError
 
-__all__ = ["Resolution", "SecretStanding", "is_published", "resolve", "secret_wanted"]
+__all__ = ["Resolution", "SecretStanding", "is_published", "resolve", "secret_wanted", "until_first_words"]
+
+_FIRST_WORDS_SECONDS: Final = 10.0
+"""So long a new registration that only waits says nothing: most are resolved by then, which is their one status."""
+_CREATED_SECONDS: Final = 2.0
+"""So long it says nothing where there is no control plane: both may be created at once, in any order."""
+_MADE_SECONDS: Final = 30.0
+"""So long it says nothing while its control plane is being made, which takes longer if many are made at once."""
+_MAKING: Final = frozenset({Reason.PROVISIONING, Reason.BOOTSTRAPPING})
 
 
 class SecretStanding(Enum):
@@ -69,8 +87,8 @@ def resolve(
 
     `endpoint` is the object that spec.endpointRef names, `standing` that of the Secret which `secret_wanted` returned.
     Raises ConditionError with the reason: ControlPlaneNotFound, ControlPlaneNotReady, EndpointPending, EndpointInvalid,
-    KubeconfigPending, SecretNotFound, SecretNotAllowed or Hibernated. `standing` may be an error: that the Secret
-    cannot be read. It is raised unless the registration resolved to this Secret before.
+    KubeconfigPending, SecretNotFound, SecretNotAllowed, Hibernated or Migrating. `standing` may be an error:
+    that the Secret cannot be read. It is raised unless the registration resolved to this Secret before.
     """
     name = registration.spec.control_plane_ref.name
     if registration.deleting:
@@ -83,6 +101,10 @@ def resolve(
     if control_plane.status.hibernation is not None:
         # Whatever it names itself: an instance would look for an API server that does not run.
         raise ConditionError(Reason.HIBERNATED, f"control plane {name} sleeps; services run when it is awake")
+    migration = control_plane.status.migration
+    if migration is not None and migration.step in {MigrationStep.ENDING_CONTROLLERS, MigrationStep.CUTTING}:
+        said = f"the data of control plane {name} move; services run when they have"
+        raise ConditionError(Reason.MIGRATING, said, waits_for_event=True)
     url = _endpoint(registration, control_plane=control_plane, endpoint=endpoint)
     secret = secret_wanted(registration, control_plane=control_plane)
     if secret is None:
@@ -104,6 +126,30 @@ def resolve(
         version=published.version,
         unreadable=unreadable,
     )
+
+
+def until_first_words(
+    registration: ControlPlaneRegistration, *, control_plane: ControlPlane | None, now: datetime
+) -> float:
+    """Return how many seconds a registration that waits for its control plane may have no status; 0: none.
+
+    The time begins with the later of the two. Of many control planes that are created at once, most wait for their turn
+    longer than they are made. A control plane without a status has not begun, so there is nothing to repeat.
+    """
+    created = registration.metadata.creation_timestamp
+    if created is None or registration.status.conditions or registration.deleting:
+        return 0.0
+    patience = _FIRST_WORDS_SECONDS if control_plane is not None else _CREATED_SECONDS
+    if control_plane is not None:
+        if not control_plane.status.conditions:
+            return patience
+        ready = find_condition(control_plane.status.conditions, READY)
+        if ready is not None:
+            created = max(created, ready.last_transition_time)
+            patience = _MADE_SECONDS if ready.reason in _MAKING else patience
+    age = (now - created).total_seconds()
+    # Another machine's clock may be ahead.
+    return patience - age if age >= 0.0 else 0.0
 
 
 def _endpoint(

@@ -27,6 +27,7 @@ _FULL_EVERY: Final = 20
 class _Grant:
     prefix: str
     owner: Owner
+    read_only: bool
 
 
 class AccessControl:
@@ -49,13 +50,14 @@ class AccessControl:
         """Tell whether a prefix was granted to the user, and was not found to be another owner's since."""
         return user in self._granted
 
-    async def grant(self, user: str, *, prefix: str, owner: Owner) -> None:
+    async def grant(self, user: str, *, prefix: str, owner: Owner, read_only: bool = False) -> None:
         """Let a user of the owner read and write below a prefix and nothing else.
 
-        Nothing is asked if that was granted before. Raises PrefixNotOwned unless the prefix was claimed.
+        With `read_only` it writes nothing from the return on: etcd is asked each time. Otherwise nothing is asked if
+        that was granted before. Raises PrefixNotOwned unless the prefix was claimed.
         """
-        grant = _Grant(prefix, owner)
-        if self._granted.get(user) == grant:
+        grant = _Grant(prefix, owner, read_only)
+        if self._granted.get(user) == grant and not read_only:
             return
         await self._etcd.keyspace.ensure_authentication()
         async with self._lock(user):
@@ -127,7 +129,7 @@ class AccessControl:
         keyspace = self._etcd.keyspace
         found = await keyspace.owner(grant.prefix)
         if found == grant.owner:
-            if not await keyspace.grant(user, prefix=grant.prefix):
+            if not await keyspace.grant(user, prefix=grant.prefix, read_only=grant.read_only):
                 return False
             found = await keyspace.owner(grant.prefix)
             if found == grant.owner:

@@ -27,7 +27,7 @@ from kplane.data import (
     clone,
     delete_owned,
     discard_unfinished,
-    is_clone,
+    is_copy,
     lacks_data,
     owned_below,
     owner_of,
@@ -165,13 +165,14 @@ class Keyspace:
                         promoted.append(member.name)
         return promoted
 
-    async def grant(self, user: str, *, prefix: str) -> bool:
+    async def grant(self, user: str, *, prefix: str, read_only: bool = False) -> bool:
         """Let a user, known by the CN of its client certificate, read and write below a prefix, and nothing else.
 
-        What else it was allowed before is taken back, and what it may keep is not interrupted. Tell whether something
-        had to be changed.
+        With `read_only` it writes nothing from the return on. What else it was allowed before is taken back, and what
+        it may keep is not interrupted. Tell whether something had to be changed.
         """
-        access, wanted = self._client.access, Permission.below(_checked(prefix))
+        access = self._client.access
+        wanted = Permission.below(_checked(prefix), kind="read" if read_only else "readwrite")
         changed = False
         with _told():
             permissions = await access.permissions_of(user)
@@ -275,10 +276,10 @@ class Keyspace:
         with _told():
             await discard_unfinished(self._client, _checked(prefix), owner=owner)
 
-    async def is_clone(self, prefix: str, *, owner: Owner) -> bool:
+    async def is_copy(self, prefix: str, *, owner: Owner) -> bool:
         """Tell whether the keys of a prefix are a finished copy that was made for this owner."""
         with _told():
-            return await is_clone(self._client, _checked(prefix), owner=owner)
+            return await is_copy(self._client, _checked(prefix), owner=owner)
 
     async def uid(self, prefix: str, key: str) -> str | None:
         """Return the uid of the object with this key of a prefix; None if there is none.

@@ -62,6 +62,10 @@ class StorageMeter:
         known = self._known.get(uid)
         return known.usage if known is not None else None
 
+    def know(self, uid: str, usage: Usage) -> None:
+        """Take for measured what was just written for a new tenant."""
+        self._known[uid] = _Measured(usage, time.monotonic())
+
     async def run(self) -> NoReturn:
         """Measure until cancelled. The log says what fails."""
         while True:

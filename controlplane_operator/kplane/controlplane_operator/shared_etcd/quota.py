@@ -52,7 +52,7 @@ def with_storage(
 def _reason(storage: StorageStatus) -> Reason | None:
     if storage.quota_bytes is None or storage.bytes < _NEAR * storage.quota_bytes:
         return None
-    return Reason.STORAGE_QUOTA_REACHED if storage.bytes >= storage.quota_bytes else Reason.NEAR_STORAGE_QUOTA
+    return Reason.STORAGE_QUOTA_REACHED if storage.is_full else Reason.NEAR_STORAGE_QUOTA
 
 
 def _moved(known: int, found: int, *, least: int) -> bool:

@@ -147,7 +147,7 @@ class ControlPlaneSnapshotReconciler:
             phase=SnapshotPhase.COMPLETED,
             completion_time=datetime.now(UTC).replace(microsecond=0),
             control_plane_uid=of.metadata.uid,
-            mode=of.spec.mode,
+            mode=of.home.mode,
             revision=archived.revision,
             keys=archived.digest.count,
             bytes=archived.size,

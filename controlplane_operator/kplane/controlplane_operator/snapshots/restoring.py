@@ -1,18 +1,18 @@
-"""Restores keys and data of a snapshot into a new control plane.
+"""Has new control planes begin with a snapshot, or as the clone of another control plane.
 
-A key in its etcd, outside of the prefix of the API server, says how far the data are. Each transaction compares it: the
-token of the present attempt, by which an earlier one writes nothing more, or that all data are there.
+`data.copying` writes the data: whole, or begun again. Each write compares the owner key of the prefix.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import logging
-import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, NoReturn
 
-from kplane.api import ControlPlane
+from kplane.api import ControlPlane, RestoreStatus, SourceSpec
 from kplane.controlplane_operator.backup.archive import identities
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import BackupFailed, OperatorError
@@ -20,23 +20,28 @@ from kplane.controlplane_operator.pki.secrets import data_of
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.snapshots.jobs import SnapshotJobs
-from kplane.controlplane_operator.snapshots.opening import OpenedSnapshot
-from kplane.controlplane_operator.snapshots.source import DEDICATED_PREFIX
+from kplane.controlplane_operator.snapshots.origins import LivingOrigin, Origin, SavedOrigin
+from kplane.controlplane_operator.snapshots.source import Sources
 from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
 from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.partial import as_recorded
 from kplane.data import (
-    Absent,
     Client,
-    Condition,
+    Cloning,
+    Compacted,
+    Credentials,
     DataError,
-    DeleteRange,
-    Empty,
-    Equals,
     HeldCredentials,
-    Put,
+    NotOwned,
+    Owner,
+    Pair,
+    RevisionTooFar,
+    ValueEncrypted,
+    claim,
     digest,
-    prefix,
-    write_archived,
+    is_copy,
+    raise_revision,
+    write_copy,
 )
 from kplane.provider import NotFound, ProviderError
 from kplane.provider.client.resources import SECRETS
@@ -46,21 +51,27 @@ __all__ = ["SnapshotRestorer"]
 _log: Final = logging.getLogger(__name__)
 
 _EXPECTED: Final = (OperatorError, DataError, ProviderError, OSError, TimeoutError)
-_STATE: Final = b"/kplane.dev/restore"
-_DONE: Final = b"done "
 _CALL_SECONDS: Final = 30.0
 _IDENTITY: Final = "identity"
+_ENCRYPTED: Final = (
+    ", and a clone has to read all objects: restore a ControlPlaneSnapshot without clone, or remove encryptedResources"
+    " from its class and write these objects anew"
+)
 
 
 class SnapshotRestorer:
-    """Restores a control plane by one job, however often it is asked."""
+    """Restores or clones a control plane by one job, however often it is asked."""
 
-    def __init__(self, context: OperatorContext, *, jobs: SnapshotJobs, storage: SnapshotStorage | None) -> None:
+    def __init__(
+        self, context: OperatorContext, *, jobs: SnapshotJobs, storage: SnapshotStorage | None, sources: Sources
+    ) -> None:
+        """`storage` is None where the operator has none."""
         self._context = context
         self._keys = TenantKeys(context)
         self._jobs = jobs
         self._storage = storage
-        self._failed: dict[str, str] = {}
+        self._sources = sources
+        self._failed: dict[str, tuple[Reason, str]] = {}
         """By uid of a control plane: why the last attempt failed. It stays until one succeeds."""
         self._reported: set[str] = set()
         """Uids of control planes whose last failure a reconcile has seen: the next one begins the next attempt."""
@@ -70,9 +81,9 @@ class SnapshotRestorer:
         """Uids of control planes whose data are in their etcd."""
 
     async def restore_keys(self, control_plane: ControlPlane) -> None:
-        """Have the Secret of the authorities be that of the snapshot."""
+        """Have the Secret of the authorities be that of the snapshot. A clone gets others."""
         uid = control_plane.metadata.uid or ""
-        if await self._keys.exist(control_plane):
+        if _source(control_plane).clone or await self._keys.exist(control_plane):
             return
         if (found := self._read.get(uid)) is None:
             self._begin(control_plane, what="keys", work=lambda: self._read_keys(control_plane))
@@ -80,23 +91,23 @@ class SnapshotRestorer:
         await self._keys.restore(control_plane, data=found)
         del self._read[uid]
 
-    async def restore_data(self, control_plane: ControlPlane, *, endpoint: str, credentials: HeldCredentials) -> None:
-        """Have all data of the snapshot be in this etcd. Raises ConditionError once more when they are."""
+    async def restore_data(
+        self, control_plane: ControlPlane, *, endpoint: str, credentials: Credentials | HeldCredentials, prefix: str
+    ) -> None:
+        """Have all data be below this prefix of the control plane's. Raises ConditionError while they are not."""
         uid = control_plane.metadata.uid or ""
         if not self._jobs.has(uid):
-            client = Client(endpoint, credentials=credentials, timeout_seconds=_CALL_SECONDS)
             try:
-                async with client:
-                    found = await client.get(_STATE)
+                async with Client(endpoint, credentials=credentials, timeout_seconds=_CALL_SECONDS) as client:
+                    await claim(client, prefix, owner=_owner(control_plane))
+                    done = await is_copy(client, prefix, owner=_owner(control_plane))
+            except NotOwned as error:
+                raise _failure(control_plane, str(error)) from error
             except DataError as error:
                 raise ConditionError(Reason.PROVISIONING, str(error)) from error
-            if found is not None and found.value.startswith(_DONE):
+            if done:
                 self._failed.pop(uid, None)
-                if found.value.split()[1:2] != [uid.encode()]:
-                    raise _failure(control_plane, "the etcd has the data of an earlier restore; use another name")
-                if uid not in self._restored:
-                    self._restored.add(uid)
-                    raise ConditionError(Reason.PROVISIONING, "the data are restored; etcd restarts")
+                self._restored.add(uid)
                 return
             if uid in self._restored:
                 # It begins at revision 1 now, which clients would take for the past.
@@ -104,10 +115,10 @@ class SnapshotRestorer:
 
         async def work() -> None:
             async with Client(endpoint, credentials=credentials, timeout_seconds=_CALL_SECONDS) as client:
-                keys = await self._write(control_plane, client=client)
-            self._context.events.record(
-                control_plane, reason="Restored", message=f"restored {keys} keys of snapshot {_name(control_plane)}"
-            )
+                keys = await self._write(control_plane, client=client, prefix=prefix)
+            done = "Cloned" if _source(control_plane).clone else "Restored"
+            said = f"{done.lower()} {keys} keys of {_origin_name(control_plane)}"
+            self._context.events.record(control_plane, reason=done, message=said)
 
         self._begin(control_plane, what="data", work=work)
 
@@ -118,12 +129,15 @@ class SnapshotRestorer:
     def _begin(self, control_plane: ControlPlane, *, what: str, work: Callable[[], Awaitable[None]]) -> NoReturn:
         """Have a job do the work, unless it runs. Raises ConditionError that says so, or why the last job failed."""
         uid = control_plane.metadata.uid or ""
-        why, said = self._failed.get(uid), f"restoring the {what} of snapshot {_name(control_plane)}"
-        if why is not None and uid not in self._reported:
+        act = "cloning" if _source(control_plane).clone else "restoring"
+        known, said = self._failed.get(uid), f"{act} the {what} of {_origin_name(control_plane)}"
+        if known is not None and uid not in self._reported:
             self._reported.add(uid)
         elif not self._jobs.has(uid) and not self._jobs.start(uid, of=uid, work=lambda: self._run(control_plane, work)):
-            said = "other snapshots are being restored; waiting for them"
-        raise _failure(control_plane, why) if why is not None else ConditionError(Reason.PROVISIONING, said)
+            said = "other control planes are being restored or cloned; waiting for them"
+        if known is not None:
+            raise _failure(control_plane, known[1], reason=known[0])
+        raise ConditionError(Reason.PROVISIONING, said)
 
     async def _run(self, control_plane: ControlPlane, work: Callable[[], Awaitable[None]]) -> None:
         uid = control_plane.metadata.uid or ""
@@ -131,51 +145,69 @@ class SnapshotRestorer:
             await work()
             self._failed.pop(uid, None)
         except _EXPECTED as error:
-            self._failed[uid] = str(error) or "an answer took too long"
-            _log.warning("failed to restore control plane %s: %s", control_plane.name, error)
+            reason, why = _told(error)
+            self._failed[uid] = reason, why
+            _log.warning("failed to restore control plane %s: %s", control_plane.name, why)
         except Exception:  # noqa: BLE001 - it is tried again
-            self._failed[uid] = "the operator failed; report it, with the operator's log"
+            self._failed[uid] = Reason.RESTORE_FAILED, "the operator failed; report it, with the operator's log"
             _log.exception("failed to restore control plane %s", control_plane.name)
         self._reported.discard(uid)
         self._context.queues.control_planes.add(("", control_plane.name))
 
     async def _read_keys(self, control_plane: ControlPlane) -> None:
-        opened = await self._open(control_plane)
+        origin = await self._saved(control_plane)
         # To its end: only then it is known to be the file that was saved.
-        async for _ in opened.pairs():
+        async for _ in origin.pairs():
             pass
-        self._read[control_plane.metadata.uid or ""] = _keys_in(opened.end().header)
+        if origin.archived is not None:
+            self._read[control_plane.metadata.uid or ""] = _keys_in(origin.archived.header)
 
-    async def _write(self, control_plane: ControlPlane, *, client: Client) -> int:
-        """Write all data, compare them, and say in etcd that they are there; returns the number of keys."""
-        opened = await self._open(control_plane)
-        start = prefix.checked(DEDICATED_PREFIX)
-        token = f"{control_plane.metadata.uid} {secrets.token_hex(8)}".encode()
-        found = await client.get(_STATE)
-        if found is not None and found.value.startswith(_DONE):
-            return 0
-        # Data that no restore wrote are not for it to delete.
-        before: list[Condition] = (
-            [Absent(_STATE), Empty(DEDICATED_PREFIX)] if found is None else [Equals(_STATE, found.value)]
-        )
-        await client.apply([Put(_STATE, token), DeleteRange(start, prefix.range_end(start))], only_if=before)
-        mine = [Equals(_STATE, token)]
-        async for pairs in opened.pairs():
-            await write_archived(client, DEDICATED_PREFIX, pairs, only_if=mine)
-        archived = opened.end()
-        if await digest(client, DEDICATED_PREFIX) != archived.digest:
-            raise BackupFailed("the data in etcd are not those of the snapshot")
-        done = f"{control_plane.metadata.uid} {archived.digest.sha256}".encode()
-        await client.apply([Put(_STATE, _DONE + done)], only_if=mine)
-        return archived.digest.count
+    async def _write(self, control_plane: ControlPlane, *, client: Client, prefix: str) -> int:
+        """Write all data, and say in etcd that they are there; returns the number of keys."""
+        restore = _restore(control_plane)
+        if restore.begins_at is not None:
+            await raise_revision(client, above=restore.begins_at - 1)
+        if _source(control_plane).clone:
+            await self._clone(control_plane, client=client, prefix=prefix)
+        else:
+            await self._restore(control_plane, client=client, prefix=prefix)
+        return (await digest(client, prefix)).count
 
-    async def _open(self, control_plane: ControlPlane) -> OpenedSnapshot:
-        restore, source = control_plane.status.restore, control_plane.spec.source
-        if restore is None or source is None:
-            raise BackupFailed("the control plane has no snapshot to begin with")
+    async def _restore(self, control_plane: ControlPlane, *, client: Client, prefix: str) -> None:
+        origin = await self._saved(control_plane)
+
+        async def check() -> None:
+            if origin.archived is None or await digest(client, prefix) != origin.archived.digest:
+                raise BackupFailed("the data in etcd are not those of the snapshot")
+
+        await _written(client, origin.pairs(), prefix, control_plane=control_plane, check=check)
+
+    async def _clone(self, control_plane: ControlPlane, *, client: Client, prefix: str) -> None:
+        former, uid = _restore(control_plane).control_plane_uid, control_plane.metadata.uid
+        cloning = Cloning(nodes=_source(control_plane).nodes, replaced=(former, uid) if former and uid else None)
+        async with self._origin(control_plane) as origin:
+            # In threads, because to read a large page takes longer than others may wait.
+            async for pairs in origin.pairs():
+                await asyncio.to_thread(cloning.learn, pairs)
+            await _written(client, _cloned(origin, cloning), prefix, control_plane=control_plane)
+
+    @contextlib.asynccontextmanager
+    async def _origin(self, control_plane: ControlPlane) -> AsyncIterator[Origin]:
+        reference = _source(control_plane).control_plane_ref
+        if reference is None:
+            yield await self._saved(control_plane)
+            return
+        obj = self._context.stores.control_planes.get(("", reference.name))
+        if obj is None or obj["metadata"]["uid"] != _restore(control_plane).control_plane_uid:
+            raise BackupFailed(f"control plane {reference.name} is gone; create a control plane with another source")
+        async with self._sources.open(as_recorded(obj)) as source:
+            yield LivingOrigin(source)
+
+    async def _saved(self, control_plane: ControlPlane) -> SavedOrigin:
+        reference = _source(control_plane).identity_secret_ref
         if self._storage is None:
             raise BackupFailed("the operator has no storage for snapshots: set etcd.backup.recipients and a storage")
-        name = source.identity_secret_ref.name
+        name = reference.name if reference is not None else ""
         try:
             secret = await self._context.client.get(SECRETS, name, namespace=self._context.namespace)
         except NotFound:
@@ -184,16 +216,63 @@ class SnapshotRestorer:
         if text is None:
             raise BackupFailed(f"Secret {self._context.namespace}/{name} has no key {_IDENTITY}")
         keys = identities(text.decode(errors="replace"))
-        return OpenedSnapshot(self._storage, restore.location, keys=keys, sha256=restore.sha256)
+        return SavedOrigin(self._storage, _restore(control_plane), keys=keys)
 
 
-def _name(control_plane: ControlPlane) -> str:
-    restore = control_plane.status.restore
-    return restore.snapshot if restore is not None else ""
+async def _cloned(origin: Origin, cloning: Cloning) -> AsyncIterator[Iterable[Pair]]:
+    async for pairs in origin.pairs():
+        yield await asyncio.to_thread(cloning.copied, pairs)
 
 
-def _failure(control_plane: ControlPlane, why: str) -> ConditionError:
-    return ConditionError(Reason.RESTORE_FAILED, f"failed to restore snapshot {_name(control_plane)}: {why}")
+async def _written(
+    client: Client,
+    groups: AsyncIterator[Iterable[Pair]],
+    prefix: str,
+    *,
+    control_plane: ControlPlane,
+    check: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    if not await write_copy(client, groups, prefix, owner=_owner(control_plane), check=check):
+        raise BackupFailed(f"there are other data below {prefix} already; use another name or clusterPath")
+
+
+def _source(control_plane: ControlPlane) -> SourceSpec:
+    if control_plane.spec.source is None:
+        raise AssertionError(f"control plane {control_plane.name} has no source")
+    return control_plane.spec.source
+
+
+def _restore(control_plane: ControlPlane) -> RestoreStatus:
+    return control_plane.status.restore or RestoreStatus()
+
+
+def _owner(control_plane: ControlPlane) -> Owner:
+    return Owner(control_plane.metadata.uid or "", control_plane.name)
+
+
+def _origin_name(control_plane: ControlPlane) -> str:
+    source = _source(control_plane)
+    if source.control_plane_ref is not None:
+        return f"control plane {source.control_plane_ref.name}"
+    return f"snapshot {_restore(control_plane).snapshot}"
+
+
+def _told(error: BaseException) -> tuple[Reason, str]:
+    """Say why an attempt failed, and what to do."""
+    match error:
+        case ValueEncrypted():
+            return Reason.SOURCE_ENCRYPTED, f"{error}{_ENCRYPTED}"
+        case RevisionTooFar():
+            return Reason.RESTORE_FAILED, f"{error}; restore the snapshot with spec.mode Dedicated"
+        case Compacted():
+            return Reason.RESTORE_FAILED, f"{error}: to read the data took longer than 5 to 10 minutes"
+        case _:
+            return Reason.RESTORE_FAILED, str(error) or "an answer took too long"
+
+
+def _failure(control_plane: ControlPlane, why: str, *, reason: Reason = Reason.RESTORE_FAILED) -> ConditionError:
+    act = "clone" if _source(control_plane).clone else "restore"
+    return ConditionError(reason, f"failed to {act} {_origin_name(control_plane)}: {why}")
 
 
 def _keys_in(header: Mapping[str, Any]) -> dict[str, bytes]:

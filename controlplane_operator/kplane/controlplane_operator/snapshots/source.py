@@ -54,7 +54,7 @@ class Sources:
         found = await self._keys.exported(control_plane)
         if not found:
             raise BackupFailed("the Secret with the keys of the control plane is gone; restore it")
-        virtual = control_plane.spec.mode is ControlPlaneMode.VIRTUAL
+        virtual = control_plane.home.mode is ControlPlaneMode.VIRTUAL
         opened = self._virtual(control_plane) if virtual else self._dedicated(control_plane)
         async with opened as (client, prefix):
             yield Source(client, prefix, _header(control_plane, keys=found))
@@ -76,7 +76,9 @@ class Sources:
 
     @contextlib.asynccontextmanager
     async def _dedicated(self, control_plane: ControlPlane) -> AsyncIterator[tuple[Client, str]]:
-        members = [etcd_name(control_plane.name, number) for number in range(MOST_ETCD_MEMBERS)]
+        members = [
+            etcd_name(control_plane.name, number, slot=control_plane.home.slot) for number in range(MOST_ETCD_MEMBERS)
+        ]
         ready = [member for member in members if self._runtime.state(member).phase is Phase.READY]
         authorities, certificates = await self._keys.present(control_plane), await self._keys.issued(control_plane)
         if not ready or authorities is None or certificates is None:
@@ -97,7 +99,7 @@ def _header(control_plane: ControlPlane, *, keys: dict[str, bytes]) -> dict[str,
     return {
         "controlPlane": control_plane.name,
         "uid": control_plane.metadata.uid,
-        "mode": str(control_plane.spec.mode),
+        "mode": str(control_plane.home.mode),
         "clusterPath": status.cluster_path,
         "serviceCIDR": status.service_cidr,
         "kubernetesVersion": status.version,

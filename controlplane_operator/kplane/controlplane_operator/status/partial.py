@@ -223,9 +223,11 @@ def as_recorded(obj: Object) -> ControlPlane:
     kept = given.get("deletionPolicy") == DeletionPolicy.RETAIN or not _is_understood(obj.get("status") or {})
     # Written down of control planes of mode Virtual only, before anything is made of one.
     path = status.cluster_path
+    mode = ControlPlaneMode.DEDICATED if path is None else ControlPlaneMode.VIRTUAL
+    mode = status.home.mode if status.home is not None else mode
     spec: dict[str, Any] = {
-        "mode": ControlPlaneMode.DEDICATED if path is None else ControlPlaneMode.VIRTUAL,
-        "virtual": None if path is None else {"clusterPath": path},
+        "mode": mode,
+        "virtual": {"clusterPath": path} if path is not None and mode is ControlPlaneMode.VIRTUAL else None,
         "deletionPolicy": DeletionPolicy.RETAIN if kept else status.deletion_policy,
         "endpointRef": given["endpointRef"] if adopted else None,
     }

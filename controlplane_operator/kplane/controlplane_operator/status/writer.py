@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any, Final
 
 from kplane.api import (
@@ -23,6 +24,7 @@ from kplane.api.conditions import (
     DELETING,
     HIBERNATED,
     MANAGED,
+    MIGRATING,
     PAUSED,
     REACHABLE,
     STORAGE_SUFFICIENT,
@@ -58,6 +60,7 @@ _OURS: Final = frozenset(
         DELETING,
         HIBERNATED,
         MANAGED,
+        MIGRATING,
         PAUSED,
         REACHABLE,
         READY,
@@ -290,7 +293,7 @@ class StatusWriter:
             changed = (known.get("status"), known.get("reason")) != (condition["status"], condition["reason"])
             warning = condition["status"] == "False" and condition["reason"] not in EXPECTED
             # How a new object begins is no news, unless something is wrong with it.
-            begins = not known and condition["type"] in _FROM_THE_START
+            begins = not known and (condition["type"] in _FROM_THE_START or _is_born(condition, old))
             # Where two conditions change for one reason, it is said once.
             if changed and words not in told and (warning or not begins):
                 told.add(words)
@@ -324,6 +327,11 @@ _OVER: Final = {
     ADDONS_READY: ("AddonsRemoved", "the class names no add-on any more, and the installed ones are removed"),
 }
 """What is said when a condition goes that is there only while something is out of the ordinary."""
+
+
+def _is_born(condition: dict[str, Any], old: Mapping[str, Any]) -> bool:
+    """Tell whether the condition says of a control plane that had no status yet that it begins asleep."""
+    return condition["type"] == HIBERNATED and READY not in old
 
 
 def _ended(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

@@ -7,9 +7,11 @@ from typing import Final
 
 from kplane.api.addresses import normalized_address
 from kplane.api.conditions import MANAGED
+from kplane.api.names import CLAIMED_ADDRESS_ANNOTATION, CLUSTER_PATH_ANNOTATION, UID_ANNOTATION
 from kplane.controlplane_operator.watch.cache import Object
+from kplane.controlplane_operator.watch.conditions import stored_condition
 
-__all__ = ["etcd_address", "held_addresses", "is_etcd_address", "written_addresses"]
+__all__ = ["begun_addresses", "etcd_address", "held_addresses", "is_etcd_address", "owner_uids", "written_addresses"]
 
 _ETCD: Final = "shared etcd/"
 
@@ -30,11 +32,25 @@ def held_addresses(control_plane: Object) -> list[str]:
     An adopted one has where it is published, and what it was granted last; the two differ while it moves.
     """
     status = control_plane.get("status") or {}
-    managed = next((told.get("status") for told in status.get("conditions") or () if told.get("type") == MANAGED), None)
-    if managed != "False":
+    if stored_condition(control_plane, MANAGED).get("status") != "False":
         path = status.get("clusterPath")
         return [etcd_address(path)] if path else []
     return _addresses(status.get("claimedAddress"), status.get("endpoint"))
+
+
+def begun_addresses(namespace: Object) -> list[str]:
+    """Return the place that a management namespace records: it counts until the status of its control plane says it."""
+    annotations = namespace["metadata"].get("annotations") or {}
+    if path := annotations.get(CLUSTER_PATH_ANNOTATION):
+        return [etcd_address(path)]
+    return _addresses(annotations.get(CLAIMED_ADDRESS_ANNOTATION))
+
+
+def owner_uids(namespace: Object) -> set[str]:
+    """Return the uid of the control plane that a management namespace is of, as annotation or owner."""
+    metadata = namespace["metadata"]
+    owners = {owner.get("uid") for owner in metadata.get("ownerReferences") or ()}
+    return {uid for uid in (*owners, (metadata.get("annotations") or {}).get(UID_ANNOTATION)) if uid}
 
 
 def written_addresses(endpoint: Object) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Final
 from kplane.api import READY, AuthModel, ControlPlaneClass, ControlPlaneMode
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Change, Object
+from kplane.controlplane_operator.watch.conditions import stored_condition
 
 __all__ = ["concerned_classes", "named", "unserved"]
 
@@ -60,5 +61,4 @@ def _is_adopted(obj: Object) -> bool:
 
 
 def _lacks_role(obj: Object) -> bool:
-    conditions = obj.get("status", {}).get("conditions") or ()
-    return any(item["type"] == READY and item.get("reason") == Reason.ROLE_NOT_FOUND for item in conditions)
+    return stored_condition(obj, READY).get("reason") == Reason.ROLE_NOT_FOUND

@@ -6,14 +6,23 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kplane.api.conditions import DEDICATED_READY, RUNNING
+from kplane.api.conditions import DEDICATED_READY, READY, RUNNING
 from kplane.api.names import LAST_USED_ANNOTATION, PAUSED_ANNOTATION
 from kplane.controlplane_operator.component_names import mark_of, place
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.watch.addresses import held_addresses
 from kplane.controlplane_operator.watch.cache import Change, Key, Object, Store, key_of
 from kplane.controlplane_operator.watch.class_usage import concerned_classes
-from kplane.controlplane_operator.watch.predicates import concerns_mcm, concerns_schedule, has_addons, may_need_mcm
+from kplane.controlplane_operator.watch.conditions import stored_condition
+from kplane.controlplane_operator.watch.predicates import (
+    concerns_mcm,
+    concerns_schedule,
+    has_addons,
+    is_held,
+    is_published,
+    may_need_mcm,
+    may_resolve,
+)
 from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import (
     Stores,
@@ -114,21 +123,17 @@ def _reached(obj: Object | None) -> set[tuple[str, bool]]:
 
 
 def _is_ready(obj: Object | None) -> bool:
-    conditions = (obj or {}).get("status", {}).get("conditions", ())
-    return any(condition["type"] == "Ready" and condition.get("status") == "True" for condition in conditions)
+    return stored_condition(obj, READY).get("status") == "True"
 
 
 def _ready_reason(obj: Object | None) -> str | None:
-    conditions = (obj or {}).get("status", {}).get("conditions", ())
-    return next((condition.get("reason") for condition in conditions if condition["type"] == "Ready"), None)
+    return stored_condition(obj, READY).get("reason")
 
 
 def refused_since(registration: Object | None) -> str | None:
     """Return since when mcm reports that the control plane refuses its controllers; None: it does not."""
-    for condition in (registration or {}).get("status", {}).get("conditions", ()):
-        if condition["type"] == RUNNING and condition.get("reason") == _CREDENTIALS_REFUSED:
-            return str(condition.get("lastTransitionTime"))
-    return None
+    running = stored_condition(registration, RUNNING)
+    return str(running.get("lastTransitionTime")) if running.get("reason") == _CREDENTIALS_REFUSED else None
 
 
 def _wish(obj: Object | None) -> tuple[Any, ...]:
@@ -136,10 +141,6 @@ def _wish(obj: Object | None) -> tuple[Any, ...]:
     metadata = (obj or {}).get("metadata", {})
     paused = metadata.get("annotations", {}).get(PAUSED_ANNOTATION)
     return (obj or {}).get("spec"), metadata.get("deletionTimestamp"), paused, _ready_reason(obj)
-
-
-def _has(obj: Object | None, condition: str) -> bool:
-    return any(each["type"] == condition for each in (obj or {}).get("status", {}).get("conditions", ()))
 
 
 def _without_words(obj: Object | None) -> Object | None:
@@ -165,10 +166,13 @@ class _EventRouter:
             self._snapshots(change)
         if matters or _is_ready(change.old) != _is_ready(change.new):
             self._addons(change.new, change.key)
+        if is_published(change.old) != is_published(change.new):
+            # Those that wait for it, to begin as its clones.
+            self._control_planes("source", change.key[1])
         for name in concerned_classes(change):
             self.queues.classes.add_after(("", name), _CLASS_SECONDS)
+        self._registrations_of(change, matters=matters)
         if matters:
-            self._registrations("control plane", change.key[1])
             uids = {uid for obj in (change.old, change.new) if obj for uid in uid_of(obj)}
             served = [obj for uid in uids for obj in self.stores.registrations.by("served", uid)]
             # Its mcm is where the control plane is, and no longer than that.
@@ -176,10 +180,6 @@ class _EventRouter:
             for obj in served:
                 # One that names another control plane by now may have waited for the end of this one.
                 self.queues.registrations.add(("", obj["metadata"]["name"]))
-        else:
-            # They repeat its words, which follow each other fast: it is the last ones that people read.
-            for obj in self.stores.registrations.by("control plane", change.key[1]):
-                self.queues.registrations.add_after(("", obj["metadata"]["name"]), _WORDS_SECONDS)
         # An endpoint is probed where its control planes use it, and while they are awake.
         for name, _ in _reached(change.old) ^ _reached(change.new):
             self.queues.endpoints.add(("", name))
@@ -190,6 +190,15 @@ class _EventRouter:
                 self._control_planes("path", path)
             for endpoint in [found for place in left for found in self.stores.endpoints.by("address", place)]:
                 self._control_planes("endpoint", endpoint["metadata"]["name"])
+
+    def _registrations_of(self, change: Change, *, matters: bool) -> None:
+        """Wake the registrations of a control plane if they may resolve otherwise, or say other words."""
+        if matters and may_resolve(change):
+            self._registrations("control plane", change.key[1])
+        elif not is_published(change.new):
+            # They repeat its words, which follow each other fast: it is the last ones that people read.
+            for obj in self.stores.registrations.by("control plane", change.key[1]):
+                self.queues.registrations.add_after(("", obj["metadata"]["name"]), _WORDS_SECONDS)
 
     def control_plane_class(self, change: Change) -> None:
         if _without_status(change.old) == _without_status(change.new):
@@ -213,9 +222,10 @@ class _EventRouter:
         self._owner(change)
 
     def registration(self, change: Change) -> None:
-        self.queues.registrations.add(change.key)
-        matters = _matters(change) or _has(change.old, DEDICATED_READY) > _has(change.new, DEDICATED_READY)
-        if matters and concerns_mcm(change):
+        if not is_held(change):
+            self.queues.registrations.add(change.key)
+        had_mcm, has_mcm = (bool(stored_condition(each, DEDICATED_READY)) for each in (change.old, change.new))
+        if (_matters(change) or (had_mcm and not has_mcm)) and concerns_mcm(change):
             self.queues.mcms.add(change.key)
         seen = [obj for obj in (change.old, change.new) if obj]
         # Of those whose mcm would have one name only the eldest may have any, so each hears when another comes or goes.

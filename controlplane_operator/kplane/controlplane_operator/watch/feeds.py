@@ -15,11 +15,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NoReturn
 
 import aiohttp
-import kopf
 import uvloop
 
 from kplane.controlplane_operator.watch.backoff import jittered, retry_backoff
 from kplane.controlplane_operator.watch.cache import Object, Store
+from kplane.controlplane_operator.watch.lean_kopf import kopf
 from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import Client, ClusterConfig, ProviderError, Resource
 from kplane.provider.client.tls import ssl_context

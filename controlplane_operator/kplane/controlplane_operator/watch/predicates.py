@@ -8,14 +8,25 @@ from __future__ import annotations
 
 from kplane.api import RegistrationMode
 from kplane.api.conditions import ADDONS_READY, DEDICATED_READY
+from kplane.api.names import FINALIZER
 from kplane.controlplane_operator.watch.cache import Change, Object, Store
+from kplane.controlplane_operator.watch.conditions import stored_condition
 
-__all__ = ["concerns_mcm", "concerns_schedule", "has_addons", "may_need_mcm", "may_need_snapshots"]
+__all__ = [
+    "concerns_mcm",
+    "concerns_schedule",
+    "has_addons",
+    "is_held",
+    "is_published",
+    "may_need_mcm",
+    "may_need_snapshots",
+    "may_resolve",
+]
 
 
 def has_addons(control_plane: Object, *, classes: Store) -> bool:
     """Tell whether an add-on may be wanted in a control plane, or be there."""
-    if _has_condition(control_plane, ADDONS_READY):
+    if stored_condition(control_plane, ADDONS_READY):
         return True
     return _class_may_say(control_plane, "addons", classes=classes)
 
@@ -40,7 +51,7 @@ def may_need_mcm(registration: Object | None) -> bool:
         status.get("mode"),
         (status.get("instance") or {}).get("mode"),
     )
-    return RegistrationMode.DEDICATED in modes or _has_condition(registration, DEDICATED_READY)
+    return RegistrationMode.DEDICATED in modes or bool(stored_condition(registration, DEDICATED_READY))
 
 
 def concerns_mcm(change: Change) -> bool:
@@ -51,6 +62,45 @@ def concerns_mcm(change: Change) -> bool:
     return change.old is None or change.new is None or may_need_mcm(change.old) or may_need_mcm(change.new)
 
 
+def is_published(control_plane: Object | None) -> bool:
+    """Tell whether a control plane has published all that registrations resolve to."""
+    return all(_published(control_plane))
+
+
+def may_resolve(change: Change) -> bool:
+    """Tell whether registrations may resolve otherwise after a change of their control plane.
+
+    Before it publishes something none resolves, and only the words about that change.
+    """
+    return change.new is None or any(
+        any(_published(obj)) or "deletionTimestamp" in obj["metadata"]
+        for obj in (change.old, change.new)
+        if obj is not None
+    )
+
+
+def _published(control_plane: Object | None) -> tuple[bool, bool]:
+    status = (control_plane or {}).get("status") or {}
+    return bool(status.get("kubeconfigSecretRef")), bool(status.get("endpoint"))
+
+
+def is_held(change: Change) -> bool:
+    """Tell whether an object only got the operator's finalizer."""
+    if change.old is None or change.new is None or FINALIZER not in _finalizers(change.new):
+        return False
+    return FINALIZER not in _finalizers(change.old) and _unheld(change.old) == _unheld(change.new)
+
+
+def _finalizers(obj: Object) -> list[str]:
+    found: list[str] = obj["metadata"].get("finalizers") or []
+    return found
+
+
+def _unheld(obj: Object) -> Object:
+    left = {name: value for name, value in obj["metadata"].items() if name not in {"finalizers", "resourceVersion"}}
+    return {**obj, "metadata": left}
+
+
 def _class_may_say(control_plane: Object, field: str, *, classes: Store) -> bool:
     """Tell whether the class, or what was remembered of it, has a field; also while the class is not known."""
     reference = (control_plane.get("spec") or {}).get("classRef")
@@ -59,7 +109,3 @@ def _class_may_say(control_plane: Object, field: str, *, classes: Store) -> bool
     named = classes.get(("", reference.get("name", "")))
     followed = (named, (control_plane.get("status") or {}).get("rememberedClass") or {})
     return any(each is None or bool((each.get("spec") or {}).get(field)) for each in followed)
-
-
-def _has_condition(obj: Object, condition: str) -> bool:
-    return any(each["type"] == condition for each in (obj.get("status") or {}).get("conditions") or ())

@@ -9,7 +9,8 @@ import asyncio
 import contextvars
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Final, NamedTuple, NoReturn
 
 from kplane.api.conditions import HIBERNATED
@@ -23,6 +24,7 @@ from kplane.api.names import (
 )
 from kplane.controlplane_operator.watch.backoff import jittered
 from kplane.controlplane_operator.watch.cache import Change, Key, Object, Store, key_of
+from kplane.controlplane_operator.watch.conditions import stored_condition
 from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import Client, ClusterNotReady, Informer, ProviderError
 from kplane.provider.aio.backoff import Backoff
@@ -35,11 +37,11 @@ __all__ = [
     "FOR_REGISTRATIONS",
     "OWN",
     "SecretWatches",
+    "Wanted",
     "Watched",
     "is_managed_namespace",
     "listen",
     "sleeps",
-    "wanted",
 ]
 
 _log: Final = logging.getLogger(__name__)
@@ -73,29 +75,13 @@ def is_managed_namespace(name: str) -> bool:
     return name.startswith(("kplane-cp-", "kplane-cpx-"))
 
 
-def wanted(stores: Stores, *, installed: Iterable[str], bound: Iterable[str]) -> set[Watched]:
-    """Return what is to be followed: the namespaces of the installation, those of control planes, and those of users.
-
-    `installed` are the operator's own and the gateway's. `bound` are the management namespaces whose Secrets the
-    operator may read. One without a control plane, which keeps retained data, needs no watch. Users' namespaces are
-    those that endpoints and registrations name.
-    """
-    present = {obj["metadata"]["name"] for obj in stores.namespaces}.intersection(bound)
-    managed = {management_namespace(obj["metadata"]["name"]) for obj in stores.control_planes} & present
-    found = {Watched(name, OWN) for name in (*installed, *managed)}
-    for obj in (*stores.endpoints, *stores.registrations):
-        found |= _named_by(obj)
-    return found
-
-
 def sleeps(stores: Stores, namespace: str) -> bool:
     """Tell whether a namespace is of a control plane that sleeps: condition Hibernated is True."""
     return any(map(_is_asleep, stores.control_planes.by("namespace", namespace)))
 
 
 def _is_asleep(control_plane: Object | None) -> bool:
-    conditions = ((control_plane or {}).get("status") or {}).get("conditions") or ()
-    return any(each["type"] == HIBERNATED and each["status"] == "True" for each in conditions)
+    return stored_condition(control_plane, HIBERNATED).get("status") == "True"
 
 
 def _named_by(obj: Object | None) -> set[Watched]:
@@ -115,26 +101,76 @@ def _named_by(obj: Object | None) -> set[Watched]:
     return found
 
 
-def listen(stores: Stores, changed: Callable[[], None], turned: Callable[[str], None]) -> None:
-    """Have every change call `changed` that may change what `wanted` returns, and `turned` what `sleeps` returns."""
+class Wanted:
+    """Tells which Secrets are to be followed, and calls back with those of which that may have changed.
 
-    def came_or_went(change: Change) -> None:
+    They are in the namespaces of the installation, those of control planes, and those of users. One without a control
+    plane, which keeps retained data, needs no watch. Users' namespaces are those that endpoints and registrations name.
+    """
+
+    def __init__(
+        self,
+        stores: Stores,
+        *,
+        installed: Iterable[str],
+        bound: Container[str],
+        changed: Callable[[Watched], None],
+    ) -> None:
+        """`installed` are the operator's own and the gateway's. `bound` are the management namespaces whose Secrets the
+        operator may read; tell `changed` of one that comes or goes. `changed` hears at once of all that there is.
+        """
+        self._stores = stores
+        self._installed = frozenset(installed)
+        self._bound = bound
+        self._changed = changed
+        self._named: Counter[Watched] = Counter()
+        for name in self._installed:
+            changed(Watched(name, OWN))
+        for store, listener in (
+            (stores.namespaces, self._namespace),
+            (stores.control_planes, self._control_plane),
+            (stores.endpoints, self._user_of_secrets),
+            (stores.registrations, self._user_of_secrets),
+        ):
+            store.replay(listener)
+            store.listen(listener)
+
+    def __contains__(self, watched: Watched) -> bool:
+        namespace = watched.namespace
+        if watched.label != OWN:
+            return watched in self._named
+        if namespace in self._installed:
+            return True
+        present = namespace in self._bound and self._stores.namespaces.get(("", namespace)) is not None
+        return present and bool(self._stores.control_planes.by("namespace", namespace))
+
+    def _namespace(self, change: Change) -> None:
         if change.old is None or change.new is None:
-            changed()
+            self._changed(Watched(change.key[1], OWN))
+
+    def _control_plane(self, change: Change) -> None:
+        if change.old is None or change.new is None:
+            self._changed(Watched(management_namespace(change.key[1]), OWN))
+
+    def _user_of_secrets(self, change: Change) -> None:
+        before, after = _named_by(change.old), _named_by(change.new)
+        for watched in before - after:
+            self._named[watched] -= 1
+            if not self._named[watched]:
+                del self._named[watched]
+        self._named.update(after - before)
+        for watched in before ^ after:
+            self._changed(watched)
+
+
+def listen(stores: Stores, turned: Callable[[str], None]) -> None:
+    """Have every change call `turned` that may change what `sleeps` returns."""
 
     def fell_asleep_or_woke(change: Change) -> None:
         if _is_asleep(change.old) != _is_asleep(change.new):
             turned(management_namespace(change.key[1]))
 
-    def named(change: Change) -> None:
-        if _named_by(change.old) != _named_by(change.new):
-            changed()
-
-    for store in (stores.namespaces, stores.control_planes):
-        store.listen(came_or_went)
     stores.control_planes.listen(fell_asleep_or_woke)
-    for store in (stores.endpoints, stores.registrations):
-        store.listen(named)
 
 
 class _Reading:
@@ -312,12 +348,9 @@ class SecretWatches:
         if reading is not None or watch is not None:
             self._stores[watched.label].forget(watched.namespace)
 
-    async def become(self, watched: set[Watched]) -> None:
-        """Follow these, or read those of control planes that sleep, and no others."""
-        for each in watched - self._watches.keys() - self._readings.keys():
-            self.start(each)
-        for each in (self._watches.keys() | self._readings.keys()) - watched:
-            await self.stop(each)
+    def watched(self) -> set[Watched]:
+        """Return what is followed, or read at times."""
+        return self._watches.keys() | self._readings.keys()
 
     async def turn(self, watched: Watched) -> None:
         """Read at times what was followed, because its control plane sleeps now, or follow it again."""

@@ -21,7 +21,7 @@ from kplane.controlplane_operator.kinds import (
     CONTROL_PLANE_SNAPSHOTS,
     CONTROL_PLANES,
 )
-from kplane.controlplane_operator.watch.addresses import held_addresses, written_addresses
+from kplane.controlplane_operator.watch.addresses import begun_addresses, held_addresses, written_addresses
 from kplane.controlplane_operator.watch.cache import Object, Store
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, SECRETS
 
@@ -110,11 +110,12 @@ class Stores:
                 "class": field_of("spec", "classRef", "name"),
                 "endpoint": field_of("spec", "endpointRef", "name"),
                 "snapshot": field_of("spec", "source", "snapshotRef", "name"),
+                "source": field_of("spec", "source", "controlPlaneRef", "name"),
                 "path": cluster_paths,
                 "address": held_addresses,
                 "namespace": _namespace,
                 "component": _components,
-                "uid": field_of("metadata", "uid"),
+                "uid": uid_of,
             },
         )
     )
@@ -151,7 +152,9 @@ class Stores:
             },
         )
     )
-    namespaces: Store = field(default_factory=lambda: Store(NAMESPACES, indexers={"path": recorded_path}))
+    namespaces: Store = field(
+        default_factory=lambda: Store(NAMESPACES, indexers={"path": recorded_path, "address": begun_addresses})
+    )
     secrets: Store = field(default_factory=lambda: Store(SECRETS))
     """Those of control planes."""
     allowed_secrets: Store = field(default_factory=lambda: Store(SECRETS))

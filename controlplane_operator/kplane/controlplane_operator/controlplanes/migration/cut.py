@@ -1,0 +1,104 @@
+"""The moment at which a control plane changes its home: writes wait, the former home is fenced, both are compared."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from kplane.api import ControlPlane, ControlPlaneClass
+from kplane.controlplane_operator.backends.base import Movable, Provision, data_errors
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.controlplanes.gateway import at_gateway, write_gateway_secret
+from kplane.controlplane_operator.controlplanes.migration.hold import Holds
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.data.follow import Comparison, Follower
+from kplane.provider import ProviderError
+
+__all__ = ["Cut", "Cutter"]
+
+_RELEASE_SECONDS: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Writes wait, and both homes have the same."""
+
+    began: float
+    """By the monotonic clock."""
+    comparison: Comparison
+    """It takes a moment to make its digests: when writes continue."""
+
+
+class Cutter:
+    """Stops the writes of control planes, and lets them continue in another home, or in the former one."""
+
+    def __init__(self, context: OperatorContext, *, homes: Callable[[ControlPlane], Movable]) -> None:
+        self._context = context
+        self._homes = homes
+
+    async def stop_writes(self, control_plane: ControlPlane, follower: Follower, *, seconds: float) -> Cut:
+        """Have writes wait and nothing change in the home, until the copy has all and is the same.
+
+        `seconds` is how long that may take. Raises ConditionError if it does not come to that; then call `resume`.
+        """
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(seconds):
+                if control_plane.status.hibernation is None:
+                    # Else no API server runs, and the gateway has nothing to confirm.
+                    await self._holds().begin(control_plane)
+                await self._homes(control_plane).set_writable(control_plane, writable=False)
+                with data_errors():
+                    comparison = await follower.catch_up()
+                    if comparison.equal:
+                        # From here on no copy writes there, also none of an operator that was cut off and comes back.
+                        await follower.close()
+        except TimeoutError:
+            said = f"writes waited for {seconds:g} s, spec.migration.maxHold, and continue where they were"
+            raise ConditionError(Reason.MIGRATING, said) from None
+        except ProviderError as error:
+            raise ConditionError(Reason.MIGRATING, f"the writes cannot be held: {error}") from error
+        if not comparison.equal:
+            source, target = comparison.source, comparison.target
+            raise ConditionError(
+                Reason.MIGRATING,
+                f"the homes differ: {source.count} keys with SHA-256 {source.sha256}, and {target.count} with"
+                f" {target.sha256} in the new one",
+            )
+        return Cut(began, comparison)
+
+    async def resume(self, control_plane: ControlPlane) -> None:
+        """Let writes continue where they were. It may be repeated. Raises ConditionError."""
+        await self._homes(control_plane).set_writable(control_plane, writable=True)
+        try:
+            await self._holds().end(control_plane)
+        except ProviderError as error:
+            raise ConditionError(Reason.MIGRATING, f"the writes cannot continue: {error}") from error
+
+    async def release(
+        self, control_plane: ControlPlane, *, provision: Provision, chosen: ControlPlaneClass | None
+    ) -> None:
+        """Let writes continue in the new home, which the status names already, at the API server of `provision`.
+
+        What fails here is done by the rest of the pass, or by the next one.
+        """
+        async with asyncio.timeout(_RELEASE_SECONDS):
+            await self._homes(control_plane).set_writable(control_plane, writable=True)
+            published = at_gateway(self._context, control_plane, provision=provision, chosen=chosen)
+            await write_gateway_secret(self._context, control_plane, provision=published, chosen=chosen)
+
+    async def is_over(self, control_plane: ControlPlane) -> bool:
+        """Tell whether every gateway leads to the home that the status names. Raises ConditionError."""
+        try:
+            return await self._holds().are_over(control_plane)
+        except ProviderError as error:
+            raise ConditionError(Reason.MIGRATING, f"the gateways cannot be asked: {error}") from error
+
+    def _holds(self) -> Holds:
+        if self._context.gateway is None:
+            raise ConditionError(Reason.MIGRATING, "the operator has no gateway any more, where writes could wait")
+        return Holds(self._context, self._context.gateway)

@@ -1,0 +1,111 @@
+"""Copies that follow their source, one for each control plane that moves, until they are ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Final, NoReturn
+
+from kplane.controlplane_operator.errors import KeyspaceError
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.data import DataError
+from kplane.data.follow import Follower, Place
+from kplane.provider.aio.backoff import Backoff
+from kplane.workloads import WorkloadsError
+
+__all__ = ["Copies", "Copy"]
+
+_log: Final = logging.getLogger(__name__)
+
+_FAILURES: Final = (DataError, KeyspaceError, ConditionError, WorkloadsError)
+_FORGET_SECONDS: Final = 3.0
+
+Connect = Callable[[], AbstractAsyncContextManager[Place]]
+"""Connects to a home, as long as the context is open."""
+
+
+@dataclass(slots=True)
+class Copy:
+    """One copy: what it has come to, as long as this operator runs."""
+
+    source: Connect
+    target: Connect
+    changed: Callable[[], None]
+    """Called when there is more to know than numbers."""
+    follower: Follower | None = None
+    complete: bool = False
+    """Everything was copied once, and it follows."""
+    problem: str | None = None
+    """Why it does not follow now."""
+    backoff: Backoff = field(default_factory=lambda: Backoff(initial_seconds=0.5, maximum_seconds=15.0))
+
+    @property
+    def lag_seconds(self) -> float:
+        """For how long there have been changes that the target does not have."""
+        return self.follower.lag_seconds if self.follower is not None else 0.0
+
+
+class Copies:
+    """Runs the copies. After a restart of the operator they are begun again, and write only what differs."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, tuple[Copy, asyncio.Task[NoReturn]]] = {}
+        """By uid of the control plane."""
+        self._group: asyncio.TaskGroup | None = None
+
+    async def run(self) -> NoReturn:
+        """Own the tasks until cancelled."""
+        async with asyncio.TaskGroup() as self._group:
+            await asyncio.Event().wait()
+        raise AssertionError("nothing sets that event")
+
+    def begin(self, uid: str, *, source: Connect, target: Connect, changed: Callable[[], None]) -> Copy:
+        """Begin the copy of a control plane that has none."""
+        if self._group is None:
+            raise RuntimeError("copies need `run` to be running")
+        copy = Copy(source, target, changed)
+        self._tasks[uid] = copy, self._group.create_task(_keep(copy), name=f"copy the data of control plane {uid}")
+        return copy
+
+    def find(self, uid: str) -> Copy | None:
+        """Return the copy of a control plane, if there is one."""
+        found = self._tasks.get(uid)
+        return found[0] if found is not None else None
+
+    async def end(self, uid: str) -> None:
+        """End the copy of a control plane, if there is one; what it wrote stays."""
+        if (found := self._tasks.pop(uid, None)) is None:
+            return
+        copy, task = found
+        task.cancel()
+        await asyncio.wait([task])
+        if copy.follower is None:
+            return
+        with contextlib.suppress(*_FAILURES, TimeoutError):
+            async with asyncio.timeout(_FORGET_SECONDS), copy.source() as source, copy.target() as target:
+                await Follower(source, target).forget()
+
+
+async def _keep(copy: Copy) -> NoReturn:
+    """Copy and follow, and begin again after a failure."""
+    while True:
+        try:
+            async with copy.source() as source, copy.target() as target:
+                copy.follower = Follower(source, target)
+                await copy.follower.copy()
+                copy.problem, copy.complete = None, True
+                copy.backoff.reset()
+                copy.changed()
+                await copy.follower.run()
+        except _FAILURES as error:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                # A group of tasks of which one fails at the same moment says only that.
+                raise asyncio.CancelledError from None
+            copy.complete, copy.problem = False, str(error)
+            _log.warning("a copy for a migration begins again: %s", error)
+            copy.changed()
+        await asyncio.sleep(copy.backoff.next_delay())

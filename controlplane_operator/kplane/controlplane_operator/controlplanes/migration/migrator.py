@@ -1,0 +1,335 @@
+"""Moves control planes to another home: one step after the other, in passes of their reconciler.
+
+What was done is in `status.migration`, and where the data live in `status.home`. The step that changes the home is one
+write of the status. Before it, the API server of the new home cannot write; after it, that of the former one cannot.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final
+
+from kplane.api import (
+    ControlPlane,
+    ControlPlaneClass,
+    ControlPlaneMode,
+    DeletionPolicy,
+    Home,
+    MigrationSpec,
+    MigrationStatus,
+    MigrationStep,
+)
+from kplane.controlplane_operator.backends.base import Movable, Provision, data_errors
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.controlplanes.migration.cut import Cut, Cutter
+from kplane.controlplane_operator.controlplanes.migration.following import Copies, Copy
+from kplane.controlplane_operator.controlplanes.migration.plan import REVISIONS_BETWEEN, Planner
+from kplane.controlplane_operator.controlplanes.migration.report import Report, required
+from kplane.controlplane_operator.pki.store import TenantKeys
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.registrations.consumers import instances_of, registrations_of
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.data.follow import open_place
+from kplane.provider.aio.backoff import Backoff
+
+__all__ = ["Migrator"]
+
+_PROGRESS_SECONDS: Final = 1.0
+_SOON_SECONDS: Final = 0.1
+_BLOCKED_SECONDS: Final = 30.0
+_REVISIONS_AGAIN: Final = 8 * REVISIONS_BETWEEN
+"""Where others write so much that the usual distance was too short."""
+_CLOSE_SECONDS: Final = 1.0
+"""So far behind a copy may be when controllers end."""
+
+
+@dataclass(slots=True)
+class _Wait:
+    """Before the next try to change a home."""
+
+    until: float = 0.0
+    """By the monotonic clock."""
+    why: str = ""
+    backoff: Backoff = field(default_factory=lambda: Backoff(initial_seconds=2.0, maximum_seconds=300.0))
+
+
+class Migrator:
+    """Takes the steps. All that outlives a pass is in the status, but for copies and the wait before another try."""
+
+    def __init__(
+        self,
+        context: OperatorContext,
+        *,
+        homes: Callable[[ControlPlane], Movable],
+        planner: Planner,
+        copies: Copies,
+    ) -> None:
+        """`homes` returns the way to the API server of a home."""
+        self._context = context
+        self._homes = homes
+        self._planner = planner
+        self._copies = copies
+        self._keys = TenantKeys(context)
+        self._report = Report(context, copies=copies)
+        self._cutter = Cutter(context, homes=homes)
+        self._waiting: dict[str, _Wait] = {}
+        """By uid."""
+        self._retired: set[str] = set()
+        """Uids of those in a new home whose former API server was seen to have ended."""
+
+    async def advance(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> ControlPlane:
+        """Continue as far as it gets now; returns the control plane as its status says then, perhaps in its new home.
+
+        Raises ConditionError if writes were stopped and cannot be let continue, and Conflict if it changed meanwhile.
+        """
+        if control_plane.status.endpoint is None or control_plane.status.home is None:
+            return control_plane
+        known = control_plane.status.migration
+        if known is not None and known.step is MigrationStep.CUTTING:
+            control_plane = await self._recover(control_plane)
+        try:
+            if control_plane.spec.mode is control_plane.home.mode:
+                return await self._stay(control_plane)
+            target = control_plane.home.other(control_plane.spec.mode)
+            if not _is_under_way(control_plane.status.migration, to=target):
+                control_plane, begun = await self._begin(control_plane, target=target, chosen=chosen)
+                if not begun:
+                    return control_plane
+            return await self._move(control_plane, chosen=chosen)
+        except ConditionError as waits:
+            # What the control plane is in its home does not depend on that.
+            return await self._report.say(self._report.seen(control_plane), waits.message)
+
+    def again(self, control_plane: ControlPlane) -> float | None:
+        """Return after how many seconds to look again; None if time changes nothing."""
+        migration = control_plane.status.migration
+        if migration is None or migration.step is MigrationStep.COMPLETED:
+            return None
+        if migration.step is None:
+            return _BLOCKED_SECONDS
+        if migration.step is MigrationStep.RETAINING and migration.cut_time is not None:
+            if control_plane.metadata.uid not in self._retired:
+                return _SOON_SECONDS
+            left = migration.cut_time + _settings(control_plane).window - datetime.now(UTC)
+            return max(_SOON_SECONDS, left.total_seconds())
+        return _SOON_SECONDS if migration.step is MigrationStep.ENDING_CONTROLLERS else _PROGRESS_SECONDS
+
+    async def abandon(self, control_plane: ControlPlane) -> None:
+        """Leave nothing of a home that the control plane does not live in, because it is deleted."""
+        migration = control_plane.status.migration
+        await self.forget(control_plane.metadata.uid or "")
+        if migration is None or migration.step in {None, MigrationStep.COMPLETED}:
+            return
+        if migration.step is MigrationStep.CUTTING:
+            await self._homes(control_plane).set_writable(control_plane, writable=True)
+        await self._discard(control_plane, migration.source if migration.step.is_cut else migration.target)
+
+    async def pause(self, control_plane: ControlPlane) -> ControlPlane:
+        """Take no step, and copy nothing, until `advance` is called again. No write waits meanwhile."""
+        await self.forget(control_plane.metadata.uid or "")
+        migration = control_plane.status.migration
+        if migration is not None and migration.step is MigrationStep.CUTTING:
+            # An operator has died there. Otherwise no pass ends within that step.
+            return await self._recover(control_plane)
+        return control_plane
+
+    async def forget(self, uid: str) -> None:
+        """End what runs for a control plane in this operator."""
+        self._waiting.pop(uid, None)
+        self._retired.discard(uid)
+        await self._copies.end(uid)
+
+    async def _stay(self, control_plane: ControlPlane) -> ControlPlane:
+        """Have a control plane in the home that its spec asks for: abort a migration, or end one."""
+        migration = control_plane.status.migration
+        if migration is None or migration.step is MigrationStep.COMPLETED:
+            return control_plane
+        if migration.step is None:
+            return await self._report.write(
+                control_plane, None, status="False", reason=Reason.MIGRATION_ABORTED, told=""
+            )
+        if not migration.step.is_cut:
+            await self.forget(control_plane.metadata.uid or "")
+            await self._discard(control_plane, migration.target)
+            told = f"it stays {control_plane.home.mode}, because spec.mode was set back"
+            self._context.events.record(control_plane, reason="MigrationAborted", message=told)
+            return await self._report.write(
+                control_plane, None, status="False", reason=Reason.MIGRATION_ABORTED, told=told
+            )
+        await self._copies.end(control_plane.metadata.uid or "")
+        if not await self._cutter.is_over(control_plane):
+            # Readers still use the former home. If an operator died between the change of the home and the word to the
+            # gateways, the rest of this pass gives it.
+            return control_plane
+        former = control_plane.at(migration.source)
+        if migration.cut_time is not None and datetime.now(UTC) < migration.cut_time + _settings(control_plane).window:
+            await self._homes(former).retire(former)
+            self._retired.add(control_plane.metadata.uid or "")
+            return control_plane
+        await self._discard(control_plane, migration.source)
+        told = f"of the former home, {migration.source.mode}, nothing is left"
+        self._context.events.record(control_plane, reason="MigrationCompleted", message=told)
+        ended = migration.model_copy(
+            update={"step": MigrationStep.COMPLETED, "completed_time": datetime.now(UTC), "message": None}
+        )
+        return await self._report.write(control_plane, ended, status="False", reason=Reason.MIGRATED, told=told)
+
+    async def _begin(
+        self, control_plane: ControlPlane, *, target: Home, chosen: ControlPlaneClass | None
+    ) -> tuple[ControlPlane, bool]:
+        """Plan, and write down that it begins, before anything is made; tell whether it does."""
+        plan = await self._planner.plan(control_plane, target=target, chosen=chosen)
+        known, home = control_plane.status.migration, control_plane.home
+        if plan.blockers or _settings(control_plane).plan:
+            return await self._report.plan(control_plane, plan, target=target), False
+        returns = known is not None and known.step is MigrationStep.RETAINING and known.source == target
+        begins = MigrationStatus(
+            source=home,
+            target=target,
+            step=MigrationStep.PREPARING,
+            started_time=datetime.now(UTC),
+            begins_at=await self._revision(control_plane) + REVISIONS_BETWEEN,
+            returns=returns,
+            plan=plan,
+        )
+        told = f"its data move from {home.mode} to {target.mode}: {plan.keys} keys, {plan.bytes} bytes"
+        self._context.events.record(control_plane, reason="MigrationStarted", message=told)
+        fields: dict[str, Any] = {}
+        if target.mode is ControlPlaneMode.VIRTUAL:
+            fields["cluster_path"] = control_plane.cluster_path
+        return await self._report.write(control_plane, begins, told=told, **fields), True
+
+    async def _move(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> ControlPlane:
+        """Take the steps up to the change of the home, as far as they go. Raises ConditionError that says why."""
+        migration = required(control_plane)
+        there = control_plane.at(migration.target)
+        home = self._homes(there)
+        if migration.step is MigrationStep.PREPARING:
+            await home.prepare_home(there, begins_at=migration.begins_at, new=not migration.returns)
+            control_plane = await self._report.step(control_plane, MigrationStep.COPYING, "the data are copied")
+        # Before the copy begins: etcd restarts without its beginning.
+        await home.prepare_home(there, begins_at=None, new=False)
+        copy = await self._copy(control_plane)
+        if not copy.complete:
+            return await self._report.say(control_plane, copy.problem or "the data are copied")
+        if required(control_plane).step is MigrationStep.COPYING:
+            control_plane = await self._report.step(control_plane, MigrationStep.STARTING, "the API server starts")
+        await home.set_writable(there, writable=False)
+        provision = await home.ensure(there, writes=False)
+        waits = self._waiting.get(control_plane.metadata.uid or "")
+        if waits is not None and (left := waits.until - time.monotonic()) > 0:
+            return await self._report.say(control_plane, f"{waits.why}; tries again in {left:.0f} s")
+        if copy.lag_seconds > _CLOSE_SECONDS:
+            return await self._report.say(control_plane, "the copy catches up")
+        if required(control_plane).step is MigrationStep.STARTING:
+            control_plane = await self._report.step(control_plane, MigrationStep.ENDING_CONTROLLERS, "controllers end")
+        if working := self._working(control_plane):
+            return await self._report.say(control_plane, f"waiting until instances have ended, of {', '.join(working)}")
+        return await self._cut(control_plane, copy, provision=provision, chosen=chosen)
+
+    async def _cut(
+        self, control_plane: ControlPlane, copy: Copy, *, provision: Provision, chosen: ControlPlaneClass | None
+    ) -> ControlPlane:
+        """Change the home. Raises ConditionError if that was not possible, and the control plane is as it was."""
+        migration, follower = required(control_plane), copy.follower
+        if await self._revision(control_plane) >= (migration.begins_at or 0):
+            return await self._raise_again(control_plane)
+        if follower is None or not copy.complete:
+            raise ConditionError(Reason.MIGRATING, copy.problem or "the data are copied")
+        control_plane = await self._report.step(
+            control_plane, MigrationStep.CUTTING, "writes wait", attempts=migration.attempts + 1
+        )
+        seconds = _settings(control_plane).hold.total_seconds()
+        try:
+            cut = await self._cutter.stop_writes(control_plane, follower, seconds=seconds)
+        except ConditionError as failure:
+            waits = self._waiting.setdefault(control_plane.metadata.uid or "", _Wait())
+            await self._copies.end(control_plane.metadata.uid or "")
+            waits.until, waits.why = time.monotonic() + waits.backoff.next_delay(), failure.message
+            self._context.events.record(control_plane, reason="MigrationRetried", message=failure.message, warning=True)
+            await self._recover(control_plane)
+            raise
+        control_plane = await self._report.commit(control_plane, endpoint=provision.addresses.internal)
+        await self._cutter.release(control_plane, provision=provision, chosen=chosen)
+        return await self._arrive(control_plane, cut, held_seconds=time.monotonic() - cut.began)
+
+    async def _arrive(self, control_plane: ControlPlane, cut: Cut, *, held_seconds: float) -> ControlPlane:
+        """Note how it went."""
+        await self.forget(control_plane.metadata.uid or "")
+        migration = required(control_plane)
+        told = f"it lives in its new home, {migration.target.mode}; writes waited {held_seconds * 1000:.0f} ms"
+        self._context.events.record(control_plane, reason="MigrationCut", message=told)
+        self._context.metrics.migrated(held_seconds)
+        noted = migration.model_copy(
+            update={"hold_milliseconds": round(held_seconds * 1000), "sha256": cut.comparison.source.sha256}
+        )
+        # A later pass ends the API server of the former home, when no gateway leads there.
+        reason = Reason.RETAINING_FORMER_HOME
+        return await self._report.write(control_plane, noted, status="False", reason=reason, told=told)
+
+    async def _recover(self, control_plane: ControlPlane) -> ControlPlane:
+        """Go back to before writes were stopped. First the status: the write that changes the home compares it."""
+        control_plane = await self._report.step(control_plane, MigrationStep.STARTING, "it is tried again")
+        await self._cutter.resume(control_plane)
+        return control_plane
+
+    async def _raise_again(self, control_plane: ControlPlane) -> ControlPlane:
+        """Have the new home be above the revisions of the former one, which has reached them.
+
+        Otherwise clients would take versions of the former home for newer ones.
+        """
+        there = control_plane.at(required(control_plane).target)
+        await self._homes(there).retire(there)
+        return await self._report.step(
+            control_plane,
+            MigrationStep.PREPARING,
+            "the former home has reached the revisions of the new one, which are raised",
+            begins_at=await self._revision(control_plane) + _REVISIONS_AGAIN,
+            returns=True,
+        )
+
+    async def _discard(self, control_plane: ControlPlane, home: Home) -> None:
+        """Delete what is in a home that the control plane does not live in: exactly that."""
+        there = control_plane.at(home)
+        backend = self._homes(there)
+        await backend.shut_down(there)
+        await backend.settle(there, policy=DeletionPolicy.DESTROY)
+        await self._keys.forget_certificates(there)
+
+    async def _copy(self, control_plane: ControlPlane) -> Copy:
+        """Return the copy, which is begun if this operator has not done so."""
+        uid = control_plane.metadata.uid or ""
+        if (found := self._copies.find(uid)) is not None:
+            return found
+        there = control_plane.at(required(control_plane).target)
+        async with self._homes(there).connect(there) as place:
+            with data_errors():
+                await open_place(place)
+        queue, key = self._context.queues.control_planes, ("", control_plane.name)
+        return self._copies.begin(
+            uid,
+            source=partial(self._homes(control_plane).connect, control_plane),
+            target=partial(self._homes(there).connect, there),
+            changed=lambda: queue.add(key),
+        )
+
+    def _working(self, control_plane: ControlPlane) -> list[str]:
+        stores = self._context.stores
+        return registrations_of(control_plane, stores=stores) or instances_of(control_plane, stores=stores)
+
+    async def _revision(self, control_plane: ControlPlane) -> int:
+        async with self._homes(control_plane).connect(control_plane) as place:
+            with data_errors():
+                return await place.client.revision()
+
+
+def _settings(control_plane: ControlPlane) -> MigrationSpec:
+    return control_plane.spec.migration or MigrationSpec()
+
+
+def _is_under_way(migration: MigrationStatus | None, *, to: Home) -> bool:
+    return migration is not None and migration.step is not None and not migration.step.is_cut and migration.target == to

@@ -1,0 +1,128 @@
+"""A Secret of a control plane carries what the operator wrote last, and what users added to it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from kplane.api import ControlPlane
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.grants import Access, Account
+from kplane.controlplane_operator.kinds import CONTROL_PLANES, owner_reference
+from kplane.controlplane_operator.pki.secrets import data_of, write_secret
+from kplane.controlplane_operator.secret_access import SecretAccess
+from kplane.controlplane_operator.status.events import Events
+from kplane.controlplane_operator.status.writer import StatusWriter
+from kplane.controlplane_operator.watch.queues import Queues
+from kplane.controlplane_operator.watch.stores import Stores
+from kplane.embedded.handle import Handle
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import NAMESPACES, SECRETS
+
+pytestmark = pytest.mark.integration
+
+NAMES = ("written", "written-before")
+
+
+class Counting(Client):
+    """Notes what is asked for."""
+
+    asked: list[str]
+
+    @override
+    async def request(self, method: str, *args: Any, **options: Any) -> Any:
+        self.asked.append(method)
+        return await super().request(method, *args, **options)
+
+
+@dataclass(frozen=True)
+class World:
+    context: OperatorContext
+    client: Counting
+    namespace: str
+    owner: ControlPlane
+    former: ControlPlane
+    """Had the Secret before. Its name does not matter here, and garbage collection wants it to exist."""
+
+    async def write(self, data: dict[str, bytes], *, of: ControlPlane | None = None, **annotations: str) -> None:
+        owner = of or self.owner
+        place = {"name": "one", "namespace": self.namespace}
+        await write_secret(self.context, owner, data=data, annotations=annotations, **place)
+
+    async def stored(self) -> dict[str, Any]:
+        return await self.client.get(SECRETS, "one", namespace=self.namespace)
+
+
+@pytest.fixture
+async def world(api_server: Handle, unguarded: None, namespaces_go_at_once: Any) -> AsyncIterator[World]:
+    namespace = f"kplane-cp-written-{secrets.token_hex(4)}"
+    config = ClusterConfig.load(api_server.admin_kubeconfig)
+    async with namespaces_go_at_once(config), Counting(config) as client:
+        client.asked = []
+        await client.apply(NAMESPACES, {"metadata": {"name": namespace}})
+        made = [await client.create(CONTROL_PLANES, {"metadata": {"name": name}, "spec": {}}) for name in NAMES]
+        stores, events = Stores(), Events(client)
+        context = OperatorContext(
+            client=client,
+            stores=stores,
+            queues=Queues(),
+            status=StatusWriter(client, events=events),
+            events=events,
+            access=Access(client, shared=Account("kplane-system", "mcm")),
+            secrets=SecretAccess(client, stores=stores, namespace="kplane-system"),
+        )
+        yield World(context, client, namespace, *map(ControlPlane.model_validate, made))
+        for name in NAMES:
+            await client.delete(CONTROL_PLANES, name)
+        await client.delete(NAMESPACES, namespace)
+
+
+@pytest.mark.parametrize("first", ["created", "applied"])
+async def test_former_entries_go_and_those_of_users_stay(world: World, first: str) -> None:
+    data, notes = {"server": b"a", "ca.crt": b"b"}, {"expires": "soon", "lifetime": "1h"}
+    if first == "created":
+        await world.write(data, of=world.former, **notes)
+    else:
+        # As a version before this one did.
+        owned = {"annotations": notes, "ownerReferences": [owner_reference(world.former)]}
+        body = {"data": {"server": "YQ==", "ca.crt": "Yg=="}, "type": "Opaque"}
+        await world.client.apply(SECRETS, {"metadata": {"name": "one", "namespace": world.namespace, **owned}, **body})
+    added = {"metadata": {"annotations": {"users": "own"}}, "data": {"users": "b3du"}}
+    async with Client(world.client.config, field_manager="kubectl-edit") as user:
+        await user.patch(SECRETS, "one", added, namespace=world.namespace)
+
+    await world.write({"server": b"c"}, expires="late")
+    found = await world.stored()
+    assert data_of(found) == {"server": b"c", "users": b"own"}
+    assert found["metadata"]["annotations"] == {"expires": "late", "users": "own"}
+    assert [owner["uid"] for owner in found["metadata"]["ownerReferences"]] == [world.owner.metadata.uid]
+
+
+async def test_a_new_secret_is_one_request_and_the_same_again_is_none(world: World) -> None:
+    world.client.asked.clear()
+    for _ in range(2):
+        await world.write({"server": b"a"})
+    assert world.client.asked == ["POST"]
+
+
+@pytest.mark.parametrize(
+    "odd", [{}, {"immutable": True}, {"type": "example.com/odd"}], ids=["usual", "immutable", "type"]
+)
+async def test_a_secret_that_was_not_seen_yet_is_overwritten(world: World, odd: dict[str, Any]) -> None:
+    metadata = {"name": "one", "namespace": world.namespace}
+    await world.client.create(SECRETS, {"metadata": metadata, "data": {"server": "YQ=="}, **odd})
+    await world.write({"server": b"c"})
+    found = await world.stored()
+    assert (data_of(found), found["type"], found.get("immutable")) == ({"server": b"c"}, "Opaque", None)
+
+
+async def test_a_secret_that_is_known_and_gone_is_made_again(world: World) -> None:
+    await world.write({"server": b"a"})
+    await world.client.delete(SECRETS, "one", namespace=world.namespace)
+    await world.write({"server": b"c"})
+    assert data_of(await world.stored()) == {"server": b"c"}

@@ -1,0 +1,83 @@
+"""The first pass over a control plane is cut off before it writes a status: its namespace says what was begun."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from kplane.api.names import controllers_secret_name, kubeconfig_secret_name, management_namespace
+from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneReconciler, Pass
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.pki.kubeconfig import config_of
+from kplane.data import owner_of
+from kplane.provider import ClusterConfig, Conflict
+from kplane.provider.client.resources import NAMESPACES, SECRETS
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+Adopt = Callable[..., Awaitable[dict[str, Any]]]
+
+
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], Awaitable[None]]], None]:
+    """Have the next pass over a control plane end before its status, when something else was done."""
+    report = ControlPlaneReconciler._report
+    meanwhile: dict[str, Callable[[], Awaitable[None]]] = {}
+
+    async def cut_off(self: ControlPlaneReconciler, one: Pass) -> None:
+        if (do := meanwhile.pop(one.control_plane.name, None)) is not None:
+            await do()
+            raise Conflict(409, "Conflict", "the pass is cut off")
+        await report(self, one)
+
+    monkeypatch.setattr(ControlPlaneReconciler, "_report", cut_off)
+    return meanwhile.__setitem__
+
+
+async def test_what_was_begun_of_a_virtual_one_goes_with_it(field: Any, cut: Any) -> None:
+    prefix, owners = "/clusters/hasty/", list[Any]()
+    async with field.handle.tenants_etcd.client() as etcd:
+
+        async def delete() -> None:
+            assert not (await field.get("ControlPlane", "hasty")).get("status")
+            owners.append(await owner_of(etcd, prefix))
+            await field.client.delete(CONTROL_PLANES, "hasty")
+
+        # An etcd that has just started may fail the first pass before anything is claimed there.
+        while not any(owners):
+            cut("hasty", delete)
+            await field.create("ControlPlane", "hasty", deletionPolicy="Destroy")
+            await field.gone(CONTROL_PLANES, "hasty")
+        assert await owner_of(etcd, prefix) is None
+        assert await etcd.count(prefix) == 0
+    await field.gone(NAMESPACES, management_namespace("hasty"))
+
+
+async def test_what_was_issued_in_an_adopted_one_is_revoked(field: Any, adopt: Adopt, cut: Any) -> None:
+    issued: list[ClusterConfig] = []
+
+    async def delete() -> None:
+        assert not (await field.get("ControlPlane", "guest")).get("status")
+        for name in (kubeconfig_secret_name("guest"), controllers_secret_name("guest")):
+            secret = await field.client.get(SECRETS, name, namespace=management_namespace("guest"))
+            issued.append(config_of(secret))
+        await field.client.delete(CONTROL_PLANES, "guest")
+
+    cut("guest", delete)
+    await adopt("guest")
+    await field.gone(CONTROL_PLANES, "guest")
+    assert len(issued) == 2
+    for config in issued:
+        await field.eventually(lambda config=config: field.refuses(config))
+
+
+async def test_an_adopted_one_continues(field: Any, adopt: Adopt, cut: Any) -> None:
+    async def nothing() -> None:
+        assert not (await field.get("ControlPlane", "visitor")).get("status")
+
+    cut("visitor", nothing)
+    await adopt("visitor")
+    status = (await field.becomes("ControlPlane", "visitor", "Reconciled"))["status"]
+    assert (status["deletionPolicy"], bool(status["claimedAddress"])) == ("Retain", True)

@@ -1,0 +1,390 @@
+"""A model of what a migration acts on: two homes, a gateway, and operators that can die or be stopped at any call.
+
+Statuses are real, with their resourceVersions and conflicts. Everything else is a few dictionaries, because no real
+etcd or process can be ended exactly between two calls of the operator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from kplane.api import ControlPlane, DeletionPolicy, MigrationPlan
+from kplane.controlplane_operator.controlplanes.migration import cut, migrator
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.writer import StatusWriter
+from kplane.controlplane_operator.watch.cache import Store
+from kplane.provider import Conflict
+
+__all__ = ["Home", "Killed", "Operator", "World"]
+
+_LATE = 7
+NAME, UID = "mover", "b1946ac9-2f3a-4a3e-8d4c-6a5f0c7b8e11"
+
+
+class Killed(BaseException):
+    """The operator died here."""
+
+
+@dataclass
+class Home:
+    """Where data live. Somebody can write there while an API server runs that etcd lets write."""
+
+    data: dict[str, int] = field(default_factory=dict)
+    exists: bool = False
+    runs: bool = False
+    may_write: bool = True
+    closed: bool = False
+    """No copy may write there."""
+    copied: bool = False
+    """A copy wrote there."""
+
+    @property
+    def takes_writes(self) -> bool:
+        return self.exists and self.runs and self.may_write
+
+
+class World:
+    """What outlives an operator."""
+
+    def __init__(self, monkeypatch: Any, *, window: str = "10m") -> None:
+        self.homes = {0: Home(exists=True, runs=True), 1: Home()}
+        self.published, self.asked = 0, False
+        """In the gateway's Secret: where it lives, and whether writes are to wait."""
+        self.server, self.held = 0, False
+        """At the gateway, which learns of its Secret later: so many calls of the operator."""
+        self._learns = -1
+        self.instance = True
+        """A kube-controller-manager works."""
+        self.acknowledged: dict[str, int] = {}
+        self.refused: list[str] = []
+        """What clients of the gateway saw that was no success."""
+        self.writes = 0
+        self.object: dict[str, Any] = {
+            "apiVersion": CONTROL_PLANES.api_version,
+            "kind": "ControlPlane",
+            "metadata": {"name": NAME, "uid": UID, "resourceVersion": "1", "generation": 1},
+            "spec": {"mode": "Virtual", "migration": {"rollbackWindow": window}},
+            "status": {
+                "endpoint": "https://home-0",
+                "clusterPath": NAME,
+                "home": {"mode": "Virtual", "slot": 0},
+            },
+        }
+        self.copies: dict[str, Any] = {}
+        """Of the latest operator."""
+        self.calls = 0
+        self.at: Callable[[int, str], Awaitable[None]] | None = None
+        """Called before and after each call of an operator, with a number and a name."""
+        self.faults: dict[str, list[BaseException | str]] = {}
+        """What a call raises instead, by its name, in order."""
+        self._clock = time.monotonic()
+        monkeypatch.setattr(cut, "Holds", lambda *_: _Holds(self))
+        monkeypatch.setattr(cut, "at_gateway", lambda *_, provision, **__: provision)
+        monkeypatch.setattr(cut, "write_gateway_secret", self.write_gateway_secret)
+        monkeypatch.setattr(migrator, "TenantKeys", lambda _: _Keys())
+        monkeypatch.setattr(migrator, "registrations_of", lambda *_, **__: [])
+        monkeypatch.setattr(migrator, "instances_of", lambda *_, **__: [NAME] if self.instance else [])
+        monkeypatch.setattr(migrator, "time", SimpleNamespace(monotonic=self._tick))
+
+    def _tick(self) -> float:
+        self._clock += 400.0  # longer than any wait between two tries
+        return self._clock
+
+    @property
+    def control_plane(self) -> ControlPlane:
+        return ControlPlane.model_validate(self.object)
+
+    @property
+    def step(self) -> str | None:
+        return (self.object["status"].get("migration") or {}).get("step")
+
+    @property
+    def lives_in(self) -> int:
+        return int(self.object["status"]["home"]["slot"])
+
+    async def call(self, name: str, effect: Callable[[], Any] = lambda: None) -> Any:
+        """Do what an operator asks for, unless it dies before; it may die after it, too."""
+        await self._point(name)
+        if self.faults.get(name):
+            fault = self.faults[name].pop(0)
+            if isinstance(fault, BaseException):
+                raise fault
+        found = effect()
+        self.check()
+        await self._point(f"{name}, done")
+        return found
+
+    async def _point(self, name: str) -> None:
+        self.calls += 1
+        if self.calls == self._learns:
+            self.learn()
+        self.read(name)
+        await asyncio.sleep(0)
+        if self.at is not None:
+            await self.at(self.calls, name)
+
+    def check(self) -> None:
+        """There are never two homes that take writes, and the one in which it lives has all, and is published.
+
+        No copy writes into a home that takes writes.
+        """
+        assert not any(home.takes_writes and not home.closed for home in self.homes.values() if home.copied)
+        assert not (self.homes[0].takes_writes and self.homes[1].takes_writes)
+        assert self.homes[self.lives_in].data == self.acknowledged
+        # Controllers would start for a home that takes no writes.
+        assert self.object["status"]["endpoint"] == f"https://home-{self.lives_in}"
+
+    def write(self, *, by: str = "gateway") -> None:
+        """A client writes; `by` may be somebody who takes no notice of a hold, such as an API server itself."""
+        if by == "gateway" and self.held:
+            return
+        slots = [self.server] if by == "gateway" else [0, 1]
+        for slot in slots:
+            self.writes += 1
+            if self.homes[slot].takes_writes:
+                key = f"key-{self.writes % 5}"
+                if self.writes % 7:
+                    self.homes[slot].data[key] = self.acknowledged[key] = self.writes
+                else:
+                    self.homes[slot].data.pop(key, None)
+                    self.acknowledged.pop(key, None)
+            elif by == "gateway":
+                self.refused.append(f"write {self.writes} at home {slot}")
+        self.check()
+
+    def read(self, now: str) -> None:
+        """A client reads. Nothing holds reads."""
+        if not self.homes[self.server].runs:
+            self.refused.append(f"read at home {self.server}, at {now}")
+
+    def learn(self) -> None:
+        """Let the gateway learn what its Secret says."""
+        self.held = self.asked
+        if not self.held:
+            self.server = self.published
+
+    def control_controllers(self) -> None:
+        """As registrations and mcm do."""
+        self.instance = self.step not in {"EndingControllers", "Cutting"}
+
+    async def write_gateway_secret(self, _: Any, control_plane: ControlPlane, **__: Any) -> None:
+        def effect() -> None:
+            self.published, self.asked = control_plane.home.slot, False
+            self._learns = self.calls + _LATE
+
+        if (self.published, self.asked) != (control_plane.home.slot, False):
+            await self.call("publish", effect)
+
+    def set_spec(self, **spec: Any) -> None:
+        """As a user does."""
+        self.object["spec"].update(spec)
+        self._stored()
+
+    def annotate(self) -> None:
+        """As the gateway does, which notes when it was used."""
+        self._stored()
+
+    def _stored(self) -> None:
+        self.object["metadata"]["resourceVersion"] = str(int(self.object["metadata"]["resourceVersion"]) + 1)
+
+    # What operators ask of the management cluster.
+
+    async def get(self, *_: Any, **__: Any) -> dict[str, Any]:
+        return copy.deepcopy(self.object)
+
+    async def apply(self, _: Any, body: dict[str, Any], **__: Any) -> dict[str, Any]:
+        def effect() -> dict[str, Any]:
+            if body["metadata"]["resourceVersion"] != self.object["metadata"]["resourceVersion"]:
+                raise Conflict(409, "Conflict", "the object has changed")
+            self.object["status"] = copy.deepcopy(body["status"])
+            self._stored()
+            return copy.deepcopy(self.object)
+
+        return dict(await self.call(f"write status {(body['status'].get('migration') or {}).get('step')}", effect))
+
+
+class _Holds:
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def begin(self, _: ControlPlane) -> None:
+        def effect() -> None:
+            self._world.asked = self._world.held = True
+
+        await self._world.call("hold", effect)
+
+    async def end(self, _: ControlPlane) -> None:
+        def effect() -> None:
+            self._world.asked = self._world.held = False
+
+        await self._world.call("end hold", effect)
+
+    async def are_over(self, _: ControlPlane) -> bool:
+        return bool(
+            await self._world.call("look at the gateway", lambda: not self._world.asked and not self._world.held)
+        )
+
+
+class _Keys:
+    async def forget_certificates(self, _: ControlPlane) -> None:
+        pass
+
+
+class _Backend:
+    """Both ways to an API server."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def _home(self, control_plane: ControlPlane) -> Home:
+        return self._world.homes[control_plane.home.slot]
+
+    async def prepare_home(self, control_plane: ControlPlane, *, begins_at: int | None, new: bool) -> None:
+        def effect() -> None:
+            self._home(control_plane).exists = True
+
+        await self._world.call("prepare", effect)
+
+    @contextlib.asynccontextmanager
+    async def connect(self, control_plane: ControlPlane) -> AsyncIterator[Any]:
+        async def revision() -> int:
+            return self._world.writes
+
+        async def open_place(_: Any) -> None:
+            await self._world.call("open", lambda: setattr(self._home(control_plane), "closed", False))
+
+        yield SimpleNamespace(client=SimpleNamespace(revision=revision), prefix="/registry/", apply=open_place)
+
+    async def set_writable(self, control_plane: ControlPlane, *, writable: bool) -> None:
+        home = self._home(control_plane)
+        name = f"{'free' if writable else 'fence'} home {control_plane.home.slot}"
+        await self._world.call(name, lambda: setattr(home, "may_write", writable))
+
+    async def ensure(self, control_plane: ControlPlane, *, writes: bool = True) -> Any:
+        def effect() -> None:
+            home = self._home(control_plane)
+            home.may_write = writes
+            home.exists = home.runs = True
+
+        await self._world.call(f"start API server {control_plane.home.slot}", effect)
+        internal = f"https://home-{control_plane.home.slot}"
+        return SimpleNamespace(addresses=SimpleNamespace(internal=internal))
+
+    async def retire(self, control_plane: ControlPlane) -> None:
+        await self._world.call("retire", lambda: setattr(self._home(control_plane), "runs", False))
+
+    async def shut_down(self, control_plane: ControlPlane) -> None:
+        await self._world.call("shut down", lambda: setattr(self._home(control_plane), "runs", False))
+
+    async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
+        assert policy is DeletionPolicy.DESTROY
+        slot = control_plane.home.slot
+        await self._world.call("settle", lambda: self._world.homes.__setitem__(slot, Home()))
+
+
+class _Follower:
+    def __init__(self, world: World, *, source: int, target: int) -> None:
+        self._world, self._source, self._target = world, source, target
+        self.keys = self.size = 0
+
+    async def catch_up(self) -> Any:
+        def effect() -> bool:
+            homes = self._world.homes
+            assert not homes[self._target].closed
+            homes[self._target].copied = True
+            homes[self._target].data = dict(homes[self._source].data)
+            return True
+
+        if self._world.faults.get("compare") == ["unequal"]:
+            self._world.faults.pop("compare")
+            return SimpleNamespace(equal=False, source=SimpleNamespace(count=2, sha256="a"), target=_DIGEST)
+        await self._world.call("compare", effect)
+        return SimpleNamespace(equal=True, source=_DIGEST, target=_DIGEST)
+
+    async def close(self) -> None:
+        await self._world.call("close", lambda: setattr(self._world.homes[self._target], "closed", True))
+
+
+_DIGEST = SimpleNamespace(count=1, sha256="0" * 64)
+
+
+class _Copies:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._copies: dict[str, Any] = {}
+        world.copies = self._copies
+
+    def begin(self, uid: str, **_: Any) -> Any:
+        world = self._world
+        assert uid not in self._copies
+        assert not world.homes[1 - world.lives_in].closed
+        follower = _Follower(world, source=world.lives_in, target=1 - world.lives_in)
+        self._copies[uid] = SimpleNamespace(follower=follower, complete=False, problem=None, lag_seconds=0.0)
+        return self._copies[uid]
+
+    def find(self, uid: str) -> Any:
+        """Return a copy, which is complete at the second look."""
+        if (found := self._copies.get(uid)) is not None:
+            found.complete = True
+        return found
+
+    async def end(self, uid: str) -> None:
+        self._copies.pop(uid, None)
+
+
+class _Planner:
+    async def plan(self, *_: Any, **__: Any) -> MigrationPlan:
+        return MigrationPlan(keys=5, bytes=5, seconds=1)
+
+
+class Operator:
+    """One process of the operator."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.store = Store(CONTROL_PLANES)
+        silent = SimpleNamespace(record=lambda *_, **__: None)
+        self._status = StatusWriter(world, events=silent)  # type: ignore[arg-type]
+        context: Any = SimpleNamespace(
+            client=world,
+            stores=SimpleNamespace(control_planes=self.store),
+            queues=SimpleNamespace(control_planes=SimpleNamespace(add=lambda _: None)),
+            status=self._status,
+            events=silent,
+            metrics=SimpleNamespace(migrated=lambda _: None),
+            gateway=object(),
+        )
+        self._backend = _Backend(world)
+        homes: Any = lambda _: self._backend  # noqa: E731
+        copies: Any = _Copies(world)
+        planner: Any = _Planner()
+        self.migrator = migrator.Migrator(context, homes=homes, planner=planner, copies=copies)
+
+    async def reconcile(self) -> None:
+        """One pass, as the reconciler has it: migration, API server, what is published, status."""
+        self.store.apply(copy.deepcopy(self._world.object))
+        control_plane = ControlPlane.model_validate(self.store.get(("", NAME)))
+        with contextlib.suppress(Conflict, ConditionError):
+            control_plane = await self.migrator.advance(control_plane, chosen=None)
+            await self._backend.ensure(control_plane)
+            await self._world.write_gateway_secret(None, control_plane)
+            endpoint = f"https://home-{control_plane.home.slot}"
+            status = control_plane.status.model_copy(update={"endpoint": endpoint})
+            await self._status.write(self.store, control_plane, status=status)
+
+    async def pause(self) -> None:
+        """What an annotation asks for."""
+        self.store.apply(copy.deepcopy(self._world.object))
+        await self.migrator.pause(self._world.control_plane)
+
+    async def abandon(self) -> None:
+        """What a deletion does first."""
+        await self.migrator.abandon(self._world.control_plane)

@@ -1,0 +1,257 @@
+"""A migration, of which the operator dies at every call, comes to its end, and no home but one ever takes writes."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kplane.controlplane_operator.controlplanes.migration.cut import Cutter
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.errors import ConditionError
+
+from .homes import Home, Killed, Operator, World
+
+AWAY = ConditionError(Reason.MIGRATING, "it does not answer")
+
+
+async def moved(world: World, *, to: str = "Dedicated", passes: int = 40, until: str = "Retaining") -> None:
+    """Have an operator work until the control plane lives there."""
+    operator = Operator(world)
+    for _ in range(passes):
+        await operator.reconcile()
+        world.control_controllers()
+        world.write()
+        if world.object["status"]["home"]["mode"] == to and world.step == until:
+            break
+    else:
+        raise AssertionError(f"not in {passes} passes: {world.object['status']}")
+    for _ in range(4):
+        await operator.reconcile()
+    world.check()
+    world.write()
+    assert (world.server, world.held) == (world.lives_in, False)
+    assert world.homes[world.lives_in].takes_writes
+    assert not world.homes[1 - world.lives_in].runs
+    assert world.refused == []
+
+
+async def killed(world: World, *, at: int, to: str = "Dedicated") -> bool:
+    """Have an operator work until it dies at this call; tell whether it died."""
+
+    async def die(now: int, name: str) -> None:
+        # An API server of a home that is not in use tries to write at any time.
+        world.write(by="itself")
+        if now == before + at:
+            raise Killed(name)
+
+    before, world.at = world.calls, die
+    try:
+        await moved(world, to=to)
+    except Killed:
+        return True
+    finally:
+        world.at = None
+    return False
+
+
+async def test_a_control_plane_moves_although_the_operator_dies_at_any_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = 0
+    while True:
+        at += 1
+        world = World(monkeypatch)
+        world.set_spec(mode="Dedicated")
+        if not await killed(world, at=at):
+            break
+        await moved(world)
+        world.set_spec(mode="Virtual")
+        await moved(world, to="Virtual")
+    assert at > 40
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    deaths=st.lists(st.integers(1, 60), min_size=1, max_size=4),
+    modes=st.lists(st.sampled_from(["Virtual", "Dedicated"]), min_size=4, max_size=4),
+    window=st.sampled_from(["0s", "10m"]),
+)
+async def test_operators_die_and_users_change_their_minds(deaths: list[int], modes: list[str], window: str) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        world = World(monkeypatch, window=window)
+        mode = "Virtual"
+        for at, mode in zip(deaths, modes, strict=False):
+            world.set_spec(mode=mode)
+            await killed_at_last(world, at=at)
+        world.at = None
+        await settled(world, mode)
+
+
+async def killed_at_last(world: World, *, at: int) -> None:
+    """Have an operator work until it dies at this call, whatever comes of it."""
+    operator, last = Operator(world), world.calls + at
+
+    async def die(now: int, name: str) -> None:
+        world.write(by="itself")
+        if now == last:
+            raise Killed(name)
+
+    world.at = die
+    with contextlib.suppress(Killed):
+        while True:
+            await operator.reconcile()
+            world.control_controllers()
+            world.write()
+
+
+async def settled(world: World, mode: str) -> None:
+    """Have an operator work until nothing moves any more."""
+    operator = Operator(world)
+    for _ in range(60):
+        await operator.reconcile()
+        world.control_controllers()
+        world.write()
+    assert world.object["status"]["home"]["mode"] == mode
+    assert (world.server, world.held) == (world.lives_in, False)
+    assert world.homes[world.lives_in].takes_writes
+    assert world.refused == []
+    if world.step in {None, "Completed"}:
+        assert world.homes[1 - world.lives_in] == Home()
+    else:
+        assert world.step == "Retaining"
+
+
+@pytest.mark.parametrize("step", ["Preparing", "Copying", "Starting", "EndingControllers"])
+async def test_nothing_is_left_of_a_migration_that_is_aborted(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    world = World(monkeypatch)
+    world.set_spec(mode="Dedicated")
+
+    class Reached(BaseException):
+        pass
+
+    async def stop(_: int, name: str) -> None:
+        if name == f"write status {step}, done":
+            raise Reached
+
+    world.at = stop
+    with pytest.raises(Reached):
+        await moved(world)
+    world.at = None
+    world.set_spec(mode="Virtual")
+    await settled(world, "Virtual")
+    assert "migration" not in world.object["status"]
+    assert world.homes[1] == Home()
+
+
+@pytest.mark.parametrize("call", ["hold", "fence home 0", "compare", "free home 0", "end hold"])
+async def test_writes_continue_where_they_were_if_a_cut_fails(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    world = World(monkeypatch)
+    world.faults = {"hold": [TimeoutError()], call: [AWAY if call != "hold" else TimeoutError()]}
+    world.set_spec(mode="Dedicated")
+    operator = Operator(world)
+    while not (world.object["status"].get("migration") or {}).get("attempts"):
+        await operator.reconcile()
+        world.control_controllers()
+        world.write()
+    assert world.lives_in == 0
+    await moved(world)
+    assert world.object["status"]["migration"]["attempts"] > 1
+
+
+async def test_no_home_changes_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.faults = {"compare": ["unequal"]}
+    world.set_spec(mode="Dedicated")
+    await moved(world)
+    assert world.object["status"]["migration"]["attempts"] == 2
+
+
+async def test_what_others_write_meanwhile_keeps_no_home_from_changing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+
+    async def annotate(_: int, name: str) -> None:
+        if name == "compare, done":
+            world.annotate()
+
+    world.at = annotate
+    world.set_spec(mode="Dedicated")
+    await moved(world)
+    assert world.object["status"]["migration"]["attempts"] == 1
+
+
+async def test_a_former_home_that_cannot_end_keeps_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, window="0s")
+    world.faults = {"retire": [AWAY] * 5, "shut down": [AWAY] * 5}
+    world.set_spec(mode="Dedicated")
+    operator = Operator(world)
+    while world.step != "Retaining":
+        await operator.reconcile()
+        world.control_controllers()
+    for _ in range(3):
+        await operator.reconcile()
+    assert world.step == "Retaining"
+    assert (world.server, world.held) == (1, False)
+    assert world.object["status"]["migration"]["message"] == AWAY.message
+    await settled(world, "Dedicated")
+    assert world.step == "Completed"
+
+
+async def test_a_deleted_control_plane_leaves_only_its_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    at, deleted = 0, True
+    while deleted:
+        at += 1
+        world = World(monkeypatch)
+        world.set_spec(mode="Dedicated")
+        deleted = await killed(world, at=at)
+        data = dict(world.acknowledged)
+        await Operator(world).abandon()
+        assert world.homes[1 - world.lives_in] in (Home(), Home(may_write=False)), world.step
+        assert world.homes[world.lives_in].data == data
+
+
+async def test_no_write_waits_while_a_control_plane_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    at, died = 0, True
+    while died:
+        at += 1
+        world = World(monkeypatch)
+        world.set_spec(mode="Dedicated")
+        died = await killed(world, at=at)
+        operator = Operator(world)
+        if died and world.lives_in == 0:
+            await operator.pause()
+            world.learn()
+            world.write()
+            assert (world.server, world.held, world.copies) == (0, False, {}), world.step
+            # One that died in the middle of that was not within the step.
+            assert world.step != "Cutting"
+        await settled(world, "Dedicated")
+
+
+@pytest.mark.parametrize("missing", ["fence", "comparison"])
+async def test_of_this_test_a_naive_copy_fails_it(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    async def careless(self: Cutter, control_plane: Any, follower: Any, *, seconds: float) -> Any:
+        blind = _Blind() if missing == "comparison" else follower
+        cut = await stop_writes(self, control_plane, blind, seconds=seconds)
+        if missing == "fence":
+            await self._homes(control_plane).set_writable(control_plane, writable=True)
+        return cut
+
+    stop_writes: Any = Cutter.stop_writes
+    monkeypatch.setattr(Cutter, "stop_writes", careless)
+    world = World(monkeypatch)
+    world.set_spec(mode="Dedicated")
+    with pytest.raises(AssertionError):
+        await killed(world, at=1000)
+
+
+class _Blind:
+    """A copy that does not look."""
+
+    async def catch_up(self) -> object:
+        return SimpleNamespace(equal=True, source=SimpleNamespace(sha256=""))
+
+    async def close(self) -> None:
+        pass
