@@ -82,7 +82,7 @@ async def test_a_control_plane_is_reached_as_long_as_it_is_there(
             return False
 
         await client.create(CLASSES, {"metadata": {"name": "joinable"}, "spec": {"addons": ["kubeadm-join"]}})
-        spec = {"deletionPolicy": "Destroy", "classRef": {"name": "joinable"}}
+        spec = {"deletionPolicy": "Destroy", "classRef": {"name": "joinable"}, "virtual": {"start": "Always"}}
         await client.create(CONTROL_PLANES, {"metadata": {"name": _NAME}, "spec": spec})
         published = await eventually(lambda: secret(kubeconfig_secret_name(_NAME), management_namespace(_NAME)))
         through = ClusterConfig.from_kubeconfig(published["kubeconfig-external"])

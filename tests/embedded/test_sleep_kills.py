@@ -40,7 +40,8 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-NAME = "survivor"
+NAME = f"survivor-{os.getpid()}"
+"""No other test of this machine has API servers on such keys."""
 OPERATOR, MCM, GATEWAY, ENVOY, API_SERVER = "operator", "mcm", "gateway controller", "Envoy", "API server"
 SAMPLE_SECONDS = 0.1
 

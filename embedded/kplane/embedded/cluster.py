@@ -206,7 +206,7 @@ class ManagementCluster:
             etcd_prefix="/registry",
             etcd_shared=False,
         )
-        await self._run(components.bound(component))
+        await self._run(components.bound(component, env=components.MANAGEMENT))
 
     async def _start_controllers(self, credentials: Credentials, addresses: Mapping[str, Address]) -> None:
         server = server_url(addresses[components.API_SERVER])

@@ -1,0 +1,88 @@
+"""Control planes that move to another home behind a gateway, while clients write."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from kplane.binaries.envoy import find_envoy
+from kplane.binaries.programs import Binaries
+from kplane.embedded.cluster import ManagementCluster
+from kplane.gateway.control_planes import CONTROL_PLANES
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import CONFIG_MAPS
+from kplane.workloads import find_processes
+
+from .behind_gateway import external_config
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+_NAME = "mover"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(binaries: Binaries, namespaces_go_at_once: Callable[..., Any]) -> AsyncIterator[ManagementCluster]:
+    directory = Path(tempfile.mkdtemp(prefix="kplane-embedded-"))
+    async with (
+        ManagementCluster(directory, binaries=binaries, fsync=False, gateway=find_envoy()) as made,
+        namespaces_go_at_once(ClusterConfig.load(made.handle.admin_kubeconfig)),
+    ):
+        yield made
+        # Shown if a test has failed.
+        for log in ("runtime/controlplane-operator/log", "gateway/runtime/envoy/log"):
+            sys.stdout.write((directory / log).read_text()[-8000:])
+    assert find_processes(directory) == []
+    shutil.rmtree(directory)
+
+
+async def test_data_move_to_a_dedicated_home_and_back(
+    cluster: ManagementCluster, eventually: Callable[..., Any]
+) -> None:
+    client = cluster.client
+    spec = {"deletionPolicy": "Destroy", "migration": {"rollbackWindow": "2s"}}
+    await client.create(CONTROL_PLANES, {"metadata": {"name": _NAME}, "spec": spec})
+
+    async def status() -> dict[str, Any]:
+        return dict((await client.get(CONTROL_PLANES, _NAME)).get("status") or {})
+
+    await eventually(status, lambda found: found.get("phase") in {"Ready", "Hibernated"}, timeout=60)
+    config = await external_config(client, _NAME)
+    written: dict[str, str] = {}
+    stop = asyncio.Event()
+
+    async def write() -> None:
+        async with Client(config, timeout_seconds=60) as tenant:
+            number = 0
+            while not stop.is_set():
+                name = f"entry-{number % 50}"
+                body = {"metadata": {"name": name, "namespace": "default"}, "data": {"number": str(number)}}
+                await tenant.apply(CONFIG_MAPS, body)
+                written[name] = str(number)
+                number += 1
+
+    async with asyncio.TaskGroup() as group:
+        writing = group.create_task(write(), name="write")
+        for mode in ("Dedicated", "Virtual"):
+            await client.patch(CONTROL_PLANES, _NAME, {"spec": {"mode": mode}})
+            found = await eventually(
+                status,
+                lambda found, mode=mode: (
+                    found.get("home", {}).get("mode") == mode and found.get("migration", {}).get("step") == "Completed"
+                ),
+                timeout=90,
+            )
+            assert not writing.done()
+        stop.set()
+    async with Client(config) as tenant:
+        found = await tenant.list(CONFIG_MAPS, namespace="default")
+    there = {each["metadata"]["name"]: each.get("data", {}).get("number") for each in found.items}
+    assert {name: there.get(name) for name in written} == written
+    await client.delete(CONTROL_PLANES, _NAME)
