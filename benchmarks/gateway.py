@@ -14,36 +14,27 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import json
 import os
-import platform
-import shutil
-import signal
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import uvloop
 
 from benchmarks.load import Load, Target, ask, watch
-from benchmarks.programs import API_SERVERS, Programs, growth
+from benchmarks.programs import API_SERVERS, Programs, cluster_with_gateway, growth, print_result
+from benchmarks.visits import published_config
 from kplane.api.names import (
     KUBECONFIG_EXTERNAL_KEY,
     KUBECONFIG_KEY,
-    kubeconfig_secret_name,
-    management_namespace,
 )
-from kplane.binaries.programs import resolve
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANES
-from kplane.embedded.daemon import Daemon
 from kplane.provider import Client, ClusterConfig
-from kplane.provider.client.resources import CONFIG_MAPS, SECRETS
+from kplane.provider.client.resources import CONFIG_MAPS
 
 _NAME: Final = "measured"
 _CONNECTIONS: Final = (1, 16, 64)
@@ -52,7 +43,6 @@ _SMALL: Final = "/api/v1/namespaces/default"
 _LIST: Final = "/api/v1/namespaces/default/configmaps"
 _OBJECT_BYTES: Final = 1024
 _AT_ONCE: Final = 32
-_START_SECONDS: Final = 300.0
 _READY_SECONDS: Final = 300.0
 _EVENT_SECONDS: Final = 60.0
 _PAUSE_SECONDS: Final = 0.2
@@ -79,9 +69,8 @@ async def _ready(client: Client) -> dict[str, Target]:
     async with asyncio.timeout(_READY_SECONDS):
         while (await client.get(CONTROL_PLANES, _NAME)).get("status", {}).get("phase") != "Ready":  # noqa: ASYNC110
             await asyncio.sleep(_PAUSE_SECONDS)
-    secret = await client.get(SECRETS, kubeconfig_secret_name(_NAME), namespace=management_namespace(_NAME))
     keys = zip(_WAYS, (KUBECONFIG_KEY, KUBECONFIG_EXTERNAL_KEY), strict=True)
-    configs = {way: ClusterConfig.from_kubeconfig(base64.b64decode(secret["data"][key])) for way, key in keys}
+    configs = {way: await published_config(client, _NAME, key=key) for way, key in keys}
     async with asyncio.timeout(_READY_SECONDS):
         for target in map(Target.of, configs.values()):
             while not (await ask(target, _SMALL, connections=1, seconds=0.1)).seconds:  # noqa: ASYNC110
@@ -136,21 +125,18 @@ def _figures(loads: Sequence[Load], used: dict[str, float], *, seconds: float) -
 async def _watches(ways: dict[str, Target], tenant: Client, *, number: int, programs: Programs) -> dict[str, Any]:
     """Hold watches open through the gateway, and have each of them get an event."""
     before = {part: each.anonymous for part, each in programs.memory().items()}
-    opened = await watch(ways["gateway"], f"{_LIST}?watch=true&resourceVersion=0&limit=1", connections=number)
-    try:
+    path = f"{_LIST}?watch=true&resourceVersion=0&limit=1"
+    async with watch(ways["gateway"], path, connections=number) as watchers:
         await asyncio.sleep(_STILL_SECONDS)
-        received = [watcher.received for _, watcher in opened]
+        received = [watcher.received for watcher in watchers]
         await tenant.create(CONFIG_MAPS, {"metadata": {"name": "seen-by-all", "namespace": "default"}})
         told = 0
         ends = time.monotonic() + _EVENT_SECONDS
         while told < number and time.monotonic() < ends:
             await asyncio.sleep(_PAUSE_SECONDS)
-            told = sum(each.received > known for (_, each), known in zip(opened, received, strict=True))
+            told = sum(each.received > known for each, known in zip(watchers, received, strict=True))
         grown = growth(before, {part: each.anonymous for part, each in programs.memory().items()})
-        lost = sum(watcher.lost for _, watcher in opened)
-    finally:
-        for transport, _ in opened:
-            transport.close()
+        lost = sum(watcher.lost for watcher in watchers)
     mib = {part: round(grown[part], 1) for part in _PARTS}
     gateway_mib = round(grown["envoy"] + grown["gateway"], 1)
     return {"number": number, "told": told, "lost": lost, "gateway_mib": gateway_mib, "mib": mib}
@@ -159,8 +145,7 @@ async def _watches(ways: dict[str, Target], tenant: Client, *, number: int, prog
 async def _run(options: Options, programs: Programs) -> dict[str, Any]:
     async with Client(ClusterConfig.load(programs.handle.admin_kubeconfig)) as client:
         ways = await _ready(client)
-        secret = await client.get(SECRETS, kubeconfig_secret_name(_NAME), namespace=management_namespace(_NAME))
-    config = ClusterConfig.from_kubeconfig(base64.b64decode(secret["data"][KUBECONFIG_KEY]))
+        config = await published_config(client, _NAME, key=KUBECONFIG_KEY)
     async with Client(config) as tenant:
         load, small = os.getloadavg(), {}
         for connections in _CONNECTIONS:
@@ -180,10 +165,6 @@ async def _run(options: Options, programs: Programs) -> dict[str, Any]:
     }
 
 
-def _end(number: int, _frame: object) -> NoReturn:
-    sys.exit(128 + number)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and print JSON."""
     parser = argparse.ArgumentParser(
@@ -196,18 +177,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--objects", type=int, default=2000, help="ConfigMaps of 1 KiB in a list (default: %(default)s)")
     given = parser.parse_args(arguments)
     options = Options(given.rounds, given.seconds, given.watches, given.objects)
-    # So that the cluster ends, and its directory goes.
-    signal.signal(signal.SIGTERM, _end)
-    directory = Path(tempfile.mkdtemp(prefix="kplane-gateway-"))
-    try:
-        with Daemon(directory, binaries=resolve(), gateway=True) as daemon:
-            handle = daemon.wait_ready(timeout_seconds=_START_SECONDS)
-            result = uvloop.run(_run(options, Programs(handle)))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-    machine = {"cores": os.cpu_count(), "python": platform.python_version()}
-    json.dump({"machine": machine, **result}, sys.stdout, indent=2)
-    sys.stdout.write("\n")
+    with cluster_with_gateway() as programs:
+        result = uvloop.run(_run(options, programs))
+    print_result(result)
     return 0
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Final, cast
 from urllib.parse import urlsplit
@@ -14,7 +16,7 @@ from typing_extensions import override
 from kplane.provider import ClusterConfig
 from kplane.provider.client.tls import ssl_context
 
-__all__ = ["Load", "Target", "ask", "is_complete", "watch"]
+__all__ = ["Load", "Target", "Watcher", "ask", "is_complete", "watch"]
 
 _END_OF_HEAD: Final = b"\r\n\r\n"
 _END_OF_CHUNKS: Final = b"0\r\n\r\n"
@@ -134,7 +136,7 @@ async def ask(target: Target, path: str, *, connections: int, seconds: float) ->
     return load
 
 
-class _Watcher(asyncio.Protocol):
+class Watcher(asyncio.Protocol):
     """Counts the bytes of one watch."""
 
     def __init__(self) -> None:
@@ -150,12 +152,15 @@ class _Watcher(asyncio.Protocol):
         self.lost = True
 
 
-async def watch(target: Target, path: str, *, connections: int) -> list[tuple[asyncio.Transport, _Watcher]]:
-    """Open so many watches. Each has a connection of its own, and its transport closes it."""
+@contextlib.asynccontextmanager
+async def watch(target: Target, path: str, *, connections: int) -> AsyncIterator[list[Watcher]]:
+    """Have so many watches open. Each has a connection of its own."""
     request, loop = target.request(path), asyncio.get_running_loop()
-    opened = []
-    for _ in range(connections):
-        transport, watcher = await loop.create_connection(_Watcher, target.host, target.port, ssl=target.tls)
-        transport.write(request)
-        opened.append((transport, watcher))
-    return opened
+    with contextlib.ExitStack() as opened:
+        watchers = []
+        for _ in range(connections):
+            transport, watcher = await loop.create_connection(Watcher, target.host, target.port, ssl=target.tls)
+            opened.callback(transport.close)
+            transport.write(request)
+            watchers.append(watcher)
+        yield watchers

@@ -1,16 +1,23 @@
 """Measures kplane on a cluster that runs pods: `python -m benchmarks.on_cluster --kind-cluster NAME ...`.
 
-Creates a kind cluster, loads the images, installs the chart, and creates and deletes control planes one by one. Deletes
-the cluster at the end. Uses kind, docker, helm and kubectl only, as a user does. Prints JSON: seconds of each step up
-to the first Ready tenant, and from create to Ready of each control plane.
+Creates a kind cluster, loads the images, installs the chart, and creates and deletes control planes one by one. Then
+switches the gateway on, and wakes one control plane again and again. Deletes the cluster at the end. Uses kind, docker,
+helm and kubectl only, as a user does.
+
+Prints JSON: seconds of each step up to the first Ready tenant, and from create to Ready of each control plane. For each
+wake, it prints the seconds from the request to its answer.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
+import contextlib
+import http.client
 import json
 import os
 import platform
+import ssl
 import statistics
 import subprocess
 import sys
@@ -18,8 +25,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
+
+import yaml
 
 from kplane.binaries.programs import resolve
 
@@ -27,6 +38,8 @@ _ROOT: Final = Path(__file__).resolve().parent.parent
 _NAMESPACE: Final = "kplane-system"
 _DEADLINE_SECONDS: Final = 600
 _READY_SECONDS: Final = 120
+_GATEWAY_PORT: Final = 30443
+_SLEEP_REQUESTED: Final = "controlplane.kplane.dev/sleep-requested"
 
 
 class Cluster:
@@ -74,6 +87,22 @@ class Cluster:
         where = ["--namespace", _NAMESPACE, "--create-namespace", "--wait", "--timeout", f"{_READY_SECONDS}s"]
         self.run(self._helm, "install", "kplane", chart, *where, *settings)
 
+    def open_gateway(self, image: str) -> None:
+        """Switch the gateway of the chart on, at a port of the node."""
+        host = self.kubectl("get", "nodes", "-o=jsonpath={.items[0].status.addresses[?(@.type=='InternalIP')].address}")
+        selector = {"app.kubernetes.io/component": "gateway"}
+        port = {"port": 443, "targetPort": "https", "nodePort": _GATEWAY_PORT}
+        metadata = {"name": "measured-gateway", "namespace": _NAMESPACE}
+        spec = {"type": "NodePort", "selector": selector, "ports": [port]}
+        self.apply({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec})
+        self.kubectl("create", "namespace", "kplane-gateway")
+        repository, _, tag = image.rpartition(":")
+        settings = f"gateway.enabled=true,gateway.url=https://{host}:{_GATEWAY_PORT}"
+        settings += f",gateway.image.repository={repository},gateway.image.tag={tag}"
+        chart = str(_ROOT / "deploy" / "chart" / "kplane")
+        where = ["--namespace", _NAMESPACE, "--wait", "--timeout", f"{_READY_SECONDS}s"]
+        self.run(self._helm, "upgrade", "kplane", chart, *where, "--reuse-values", "--set", settings)
+
     def apply(self, *objects: dict[str, Any]) -> None:
         """Create objects."""
         self.kubectl(
@@ -111,6 +140,63 @@ def _create_and_wait(cluster: Cluster, name: str, *, mode: str) -> float:
     cluster.apply(_control_plane(name, mode=mode))
     cluster.kubectl("wait", f"controlplane/{name}", "--for=condition=Ready", f"--timeout={_READY_SECONDS}s")
     return time.monotonic() - began
+
+
+class Client:
+    """Sends requests to a control plane as its published kubeconfig says, each on a connection of its own."""
+
+    def __init__(self, kubeconfig: str) -> None:
+        read = yaml.safe_load(kubeconfig)
+        cluster, user = read["clusters"][0]["cluster"], read["users"][0]["user"]
+        authorities = base64.b64decode(cluster["certificate-authority-data"]).decode()
+        self._server, self._token = urlsplit(cluster["server"]), user["token"]
+        self._trust = ssl.create_default_context(cadata=authorities)
+
+    def get(self, path: str, *, anonymous: bool = False) -> int:
+        """Return the status of the answer."""
+        where = self._server.hostname or "", self._server.port or 443
+        headers = {} if anonymous else {"Authorization": f"Bearer {self._token}"}
+        connection = http.client.HTTPSConnection(*where, context=self._trust, timeout=_READY_SECONDS)
+        with contextlib.closing(connection):
+            connection.request("GET", f"{self._server.path}{path}", headers=headers)
+            answer = connection.getresponse()
+            answer.read()
+            return answer.status
+
+
+def _wakes(cluster: Cluster, count: int) -> dict[str, Any]:
+    """Wake one control plane by a request again and again; returns the seconds until the answer."""
+    name = "sleeper"
+    spec = {"classRef": {"name": "measured"}, "deletionPolicy": "Destroy", "virtual": {"start": "OnDemand"}}
+    cluster.apply(_object("ControlPlane", name, spec=spec))
+    _wait_phase(cluster, name, "Hibernated")
+    secret = ("get", "secret", f"controlplane-{name}-kubeconfig", "--namespace", f"kplane-cp-{name}")
+    encoded = cluster.kubectl(*secret, "-o=jsonpath={.data.kubeconfig-external}")
+    client, seconds = Client(base64.b64decode(encoded).decode()), []
+    while _anonymous(client) != 401:  # the gateway does not know it yet
+        time.sleep(0.2)
+    for _ in range(count):
+        began = time.monotonic()
+        status = client.get("/api/v1/namespaces")
+        seconds.append(time.monotonic() - began)
+        if status != 200:
+            raise SystemExit(f"failed to wake {name}: its first answer has status {status}")
+        _wait_phase(cluster, name, "Ready")
+        asked = f"{_SLEEP_REQUESTED}={datetime.now(UTC).isoformat()}"
+        cluster.kubectl("annotate", f"controlplane/{name}", "--overwrite", asked)
+        _wait_phase(cluster, name, "Hibernated")
+    return {**_summary(seconds), "max": round(max(seconds), 2)}
+
+
+def _anonymous(client: Client) -> int | None:
+    with contextlib.suppress(OSError):
+        return client.get("/version", anonymous=True)
+    return None
+
+
+def _wait_phase(cluster: Cluster, name: str, phase: str) -> None:
+    wanted = f"--for=jsonpath={{.status.phase}}={phase}"
+    cluster.kubectl("wait", f"controlplane/{name}", wanted, f"--timeout={_READY_SECONDS}s")
 
 
 def _quantile(values: Sequence[float], share: float) -> float:
@@ -152,12 +238,19 @@ def _measure(cluster: Cluster, given: argparse.Namespace) -> dict[str, Any]:
             for mode, count in (("Virtual", given.control_planes), ("Dedicated", given.dedicated))
             if count
         }
+        wakes = {}
+        if given.wakes:
+            cluster.kubectl("delete", "controlplane/first", f"--timeout={_READY_SECONDS}s")
+            cluster.load(given.gateway_image)
+            cluster.open_gateway(given.gateway_image)
+            wakes = {"seconds_from_request_to_answer_of_a_wake": _wakes(cluster, given.wakes)}
     finally:
         cluster.delete()
     return {
         "machine": {"cores": os.cpu_count(), "processor": platform.processor() or platform.machine()},
         "seconds_to_first_tenant": {**steps, "total": total},
         "seconds_from_create_to_ready": ready,
+        **wakes,
     }
 
 
@@ -171,8 +264,10 @@ def main() -> int:
     add("--operator-image", default="kplane-operator:dev", help="default: %(default)s")
     add("--mcm-image", default="kplane-mcm:dev", help="default: %(default)s")
     add("--etcd-image", default="kplane-etcd:dev", help="default: %(default)s")
+    add("--gateway-image", default="kplane-gateway:dev", help="default: %(default)s")
     add("--control-planes", type=int, default=10, help="number with mode Virtual; default: %(default)s")
     add("--dedicated", type=int, default=10, help="number with mode Dedicated; default: %(default)s")
+    add("--wakes", type=int, default=10, help="number of wakes by a request; default: %(default)s")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kplane-benchmark-") as directory:
         cluster = Cluster(given.kind_cluster, kubeconfig=Path(directory) / "kubeconfig")

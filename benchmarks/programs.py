@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import platform
+import signal
+import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NoReturn
 
 from benchmarks.cost import Memory, cpu_seconds, memory_of
+from kplane.binaries.programs import resolve
 from kplane.embedded import components
+from kplane.embedded.daemon import Daemon
 from kplane.embedded.handle import Handle
 from kplane.workloads import find_processes
 
-__all__ = ["API_SERVERS", "INSTANCES", "SHARED", "Programs", "growth"]
+__all__ = ["API_SERVERS", "INSTANCES", "SHARED", "Programs", "cluster_with_gateway", "growth", "print_result"]
 
 SHARED: Final = ("etcd", "operator", "mcm", "gateway", "envoy")
 """Parts that serve all control planes: etcd is the shared one, gateway is the controller beside Envoy."""
@@ -30,6 +37,7 @@ _PARTS: Final = {
     components.API_SERVER: "management API server",
     components.CONTROLLER_MANAGER: "management controllers",
 }
+_START_SECONDS: Final = 300.0
 _MARKER: Final = b"KPLANE_COMPONENT="
 _MIB: Final = 1024 * 1024
 _BLOCK: Final = 512
@@ -106,3 +114,25 @@ def _allocated(directory: Path) -> int:
             with contextlib.suppress(FileNotFoundError):
                 total += (Path(place) / file).lstat().st_blocks * _BLOCK
     return total
+
+
+@contextlib.contextmanager
+def cluster_with_gateway() -> Iterator[Programs]:
+    """Run an embedded cluster with a gateway in a directory of its own. Both end with the context, and on SIGTERM."""
+    signal.signal(signal.SIGTERM, _end)
+    with (
+        tempfile.TemporaryDirectory(prefix="kplane-benchmark-", ignore_cleanup_errors=True) as directory,
+        Daemon(Path(directory), binaries=resolve(), gateway=True) as daemon,
+    ):
+        yield Programs(daemon.wait_ready(timeout_seconds=_START_SECONDS))
+
+
+def _end(number: int, _frame: object) -> NoReturn:
+    sys.exit(128 + number)
+
+
+def print_result(result: Mapping[str, Any]) -> None:
+    """Print a result as JSON, with the machine that it is of."""
+    machine = {"cores": os.cpu_count(), "python": platform.python_version()}
+    json.dump({"machine": machine, **result}, sys.stdout, indent=2)
+    sys.stdout.write("\n")

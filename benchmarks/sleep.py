@@ -20,32 +20,24 @@ import asyncio
 import contextlib
 import json
 import os
-import platform
-import shutil
-import signal
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from benchmarks.cost import passes_by_controller, requests_by_kind
 from benchmarks.fleet import Progress
-from benchmarks.programs import API_SERVERS, SHARED, Programs, growth
+from benchmarks.programs import API_SERVERS, SHARED, Programs, cluster_with_gateway, growth, print_result
 from benchmarks.visits import Answers, Visitor, fall_asleep, take_turns
-from kplane.binaries.programs import resolve
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
-from kplane.embedded.daemon import Daemon
 from kplane.provider import Client, ClusterConfig, Informer, NotFound
 
 _CLASS: Final = "asleep"
 _IDLE: Final = "2m"
 _FIRST: Final = "first"
 _FIRST_SECONDS: Final = 300.0
-_START_SECONDS: Final = 300.0
 _STOP_SECONDS: Final = 180.0
 _AT_ONCE: Final = 64
 _WOKEN_AT_ONCE: Final = 20
@@ -318,26 +310,13 @@ def _target(arguments: Sequence[str] | None) -> Target:
     return Target(given.control_planes, given.wakes, given.in_use, given.minutes, given.settle_seconds)
 
 
-def _end(number: int, _frame: object) -> NoReturn:
-    sys.exit(128 + number)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and print JSON. Returns 1 if not all control planes became Ready."""
     target = _target(arguments)
-    # So that the cluster ends, and its directory goes.
-    signal.signal(signal.SIGTERM, _end)
-    directory = Path(tempfile.mkdtemp(prefix="kplane-sleep-"))
-    try:
-        with Daemon(directory, binaries=resolve(), gateway=True) as daemon:
-            handle = daemon.wait_ready(timeout_seconds=_START_SECONDS)
-            _say(f"the management cluster runs in {directory}")
-            result = asyncio.run(_run(target, Programs(handle)))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-    machine = {"cores": os.cpu_count(), "python": platform.python_version()}
-    json.dump({"machine": machine, "control_planes": target.control_planes, **result}, sys.stdout, indent=2)
-    sys.stdout.write("\n")
+    with cluster_with_gateway() as programs:
+        _say(f"the management cluster runs in {programs.handle.directory}")
+        result = asyncio.run(_run(target, programs))
+    print_result({"control_planes": target.control_planes, **result})
     return 0 if result["ready_seconds"] is not None else 1
 
 

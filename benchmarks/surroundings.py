@@ -24,7 +24,7 @@ from kplane.controlplane_operator.backends.apiserver import (
 from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
 from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
 from kplane.controlplane_operator.tenant.tokens import request_token
-from kplane.embedded.components import bound
+from kplane.embedded.components import MANAGEMENT, bound
 from kplane.embedded.credentials import ADMINISTRATOR_GROUPS, Credentials, write_private
 from kplane.provider import AlreadyExists, Client, ClusterConfig, ProviderError
 from kplane.provider.client.resources import (
@@ -43,6 +43,7 @@ __all__ = [
     "free_port",
     "may_read",
     "open_namespace",
+    "run_component",
     "shared_address",
     "start_api_server",
 ]
@@ -87,7 +88,7 @@ async def start_api_server(runtime: ProcessRuntime, name: str, *, directory: Pat
         raise RuntimeError("the etcd has no serving certificate")
     ca = credentials.authorities.etcd.certificate
     etcd = etcd_component(f"{name}-etcd", address=etcd_at, ca=ca, server=certificates.etcd_server)
-    await _run(runtime, bound(etcd, args=("--unsafe-no-fsync",)))
+    await run_component(runtime, bound(etcd, args=("--unsafe-no-fsync",)))
     api_server = api_server_component(
         name,
         address=served_at,
@@ -97,11 +98,12 @@ async def start_api_server(runtime: ProcessRuntime, name: str, *, directory: Pat
         etcd_prefix="/registry",
         etcd_shared=False,
     )
-    await _run(runtime, bound(api_server))
+    await run_component(runtime, bound(api_server, env=MANAGEMENT))
     return ApiServer(server_url(served_at), credentials)
 
 
-async def _run(runtime: ProcessRuntime, component: Component) -> None:
+async def run_component(runtime: ProcessRuntime, component: Component) -> None:
+    """Run a component, and wait until it is ready."""
     await runtime.apply(component)
     async with asyncio.timeout(_READY_SECONDS):
         while runtime.state(component.name).phase is not Phase.READY:  # noqa: ASYNC110 - a few times in a run

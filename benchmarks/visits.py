@@ -26,7 +26,7 @@ from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import SECRETS
 from kplane.provider.client.tls import ssl_context
 
-__all__ = ["Answers", "Visitor", "fall_asleep", "take_turns"]
+__all__ = ["Answers", "Visitor", "fall_asleep", "published_config", "take_turns"]
 
 _ANSWER_SECONDS: Final = 90.0
 """More than the gateway lets a request wait."""
@@ -48,6 +48,12 @@ class _WrongAnswer(Exception):
 _FAILURES: Final = (aiohttp.ClientError, OSError, TimeoutError, _WrongAnswer)
 
 
+async def published_config(client: Client, name: str, *, key: str) -> ClusterConfig:
+    """Read a kubeconfig of a control plane with a client of the management cluster."""
+    secret = await client.get(SECRETS, kubeconfig_secret_name(name), namespace=management_namespace(name))
+    return ClusterConfig.from_kubeconfig(base64.b64decode(secret["data"][key]))
+
+
 class Visitor:
     """One client of one control plane, with the administrator's kubeconfig for people."""
 
@@ -64,9 +70,7 @@ class Visitor:
     @classmethod
     async def of(cls, client: Client, name: str) -> Visitor:
         """Read the kubeconfig with a client of the management cluster."""
-        secret = await client.get(SECRETS, kubeconfig_secret_name(name), namespace=management_namespace(name))
-        kubeconfig = base64.b64decode(secret["data"][KUBECONFIG_EXTERNAL_KEY])
-        return cls(name, config=ClusterConfig.from_kubeconfig(kubeconfig))
+        return cls(name, config=await published_config(client, name, key=KUBECONFIG_EXTERNAL_KEY))
 
     async def __aenter__(self) -> Self:
         return self

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.load import is_complete
+from benchmarks.load import Target, is_complete, watch
+from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
@@ -24,6 +28,32 @@ _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 )
 def test_an_answer_is_complete_when_its_last_byte_is_there(received: bytes, complete: bool) -> None:
     assert is_complete(bytearray(received)) is complete
+
+
+async def test_watches_end_when_one_of_them_cannot_be_opened(tmp_path: Path) -> None:
+    authority = create_authority("serving")
+    pair = issue_serving(authority, common_name="x", hosts=["127.0.0.1"])
+    (tmp_path / "server.pem").write_bytes(pair.certificate + pair.key)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "server.pem")
+    ended: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        # Nobody else gets a connection.
+        server.close()
+        rest = await reader.read()
+        if not ended.done():
+            ended.set_result(rest)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
+    tls = ssl.create_default_context(cadata=authority.certificate.decode())
+    target = Target("127.0.0.1", server.sockets[0].getsockname()[1], "", "t", tls)
+    with pytest.raises(OSError):
+        async with watch(target, "/", connections=100):
+            pytest.fail("there are not so many")
+    assert await ended == b""
 
 
 @pytest.mark.integration

@@ -1,0 +1,163 @@
+"""Measures snapshot, restore and clone of one control plane's data: `python -m benchmarks.snapshot --keys 10000`.
+
+Fills an etcd with objects of 1 KiB, each with a uid and an owner reference. Then it does, as the operator does it,
+without API server and without the pauses between passes of the operator. Prints JSON, medians of all rounds:
+- `snapshot_seconds`: read at one revision, encrypted, written to a volume, and read again;
+- `restore_seconds`: the file read for its keys, then decrypted and written below another prefix, and compared;
+- `clone_seconds`: the data of the etcd with fresh uids below another prefix.
+
+All programs run on this machine, so the result includes its load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyrage
+
+from benchmarks.mirror import scratch_etcd
+from benchmarks.programs import print_result
+from kplane.api import RestoreStatus
+from kplane.binaries.programs import resolve
+from kplane.controlplane_operator.backup.storage import Volume
+from kplane.controlplane_operator.snapshots.origins import LivingOrigin, SavedOrigin
+from kplane.controlplane_operator.snapshots.saving import Saved, save_snapshot
+from kplane.controlplane_operator.snapshots.source import Source
+from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
+from kplane.data import Client, Cloning, Operation, Owner, Pair, Put, claim, delete_owned, digest, write_copy
+
+_ORIGINAL: Final = "/clusters/original/"
+_COPY: Final = "/clusters/copy/"
+_OWNER: Final = Owner(str(uuid.UUID(int=1)), "copy")
+_FILE: Final = "benchmark.age"
+_OBJECT_BYTES: Final = 600
+_BATCH: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Does the work once for each round."""
+
+    client: Client
+    storage: SnapshotStorage
+    identity: pyrage.x25519.Identity
+
+    async def snapshot(self) -> Saved:
+        """Save the data to a file."""
+        source = Source(self.client, _ORIGINAL, {"controlPlane": "original"})
+        return await save_snapshot(source, to=self.storage, name=_FILE)
+
+    async def restore(self, saved: Saved) -> None:
+        """Have the data of the file be below the prefix of the copy."""
+        origin = SavedOrigin(self.storage, RestoreStatus(location=_FILE, sha256=saved.sha256), keys=[self.identity])
+        async for _ in origin.pairs():
+            pass
+
+        async def check() -> None:
+            if origin.archived is None or await digest(self.client, _COPY) != origin.archived.digest:
+                raise RuntimeError("the data are not those that were saved")
+
+        await claim(self.client, _COPY, owner=_OWNER)
+        await write_copy(self.client, origin.pairs(), _COPY, owner=_OWNER, check=check)
+
+    async def clone(self) -> None:
+        """Have the data with fresh uids be below the prefix of the copy."""
+        origin, cloning = LivingOrigin(Source(self.client, _ORIGINAL, {})), Cloning()
+
+        async def cloned() -> AsyncIterator[Iterable[Pair]]:
+            async for pairs in origin.pairs():
+                yield await asyncio.to_thread(cloning.copied, pairs)
+
+        async for pairs in origin.pairs():
+            await asyncio.to_thread(cloning.learn, pairs)
+        await claim(self.client, _COPY, owner=_OWNER)
+        await write_copy(self.client, cloned(), _COPY, owner=_OWNER)
+
+    async def clear(self, *, keys: int) -> None:
+        """Delete the copy. Raises RuntimeError unless it had all objects."""
+        deleted = await delete_owned(self.client, _COPY, owner=_OWNER)
+        # And the mark of a copy.
+        if deleted != keys + 1:
+            raise RuntimeError(f"the copy had {deleted} keys, and not {keys} and a mark")
+
+
+async def _fill(client: Client, *, keys: int) -> None:
+    chance, batch, owner = random.Random(keys), list[Operation](), ""  # noqa: S311 - it has to be the same each time
+    value = chance.randbytes(_OBJECT_BYTES // 2).hex()
+    for number in range(keys):
+        name, uid = f"object-{number:06d}", str(uuid.UUID(int=chance.getrandbits(128), version=4))
+        references = [{"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner or uid}]
+        metadata = {"name": name, "namespace": "default", "uid": uid, "ownerReferences": references}
+        body = {"kind": "ConfigMap", "apiVersion": "v1", "metadata": metadata, "data": {"value": value}}
+        batch.append(Put(f"{_ORIGINAL}configmaps/default/{name}".encode(), json.dumps(body).encode()))
+        owner = uid
+        if len(batch) == _BATCH or number == keys - 1:
+            await client.apply(batch)
+            batch = []
+
+
+async def _run(*, keys: int, rounds: int, directory: Path) -> dict[str, Any]:
+    load, identity = os.getloadavg(), pyrage.x25519.Identity.generate()
+    taken: dict[str, list[float]] = {"snapshot": [], "restore": [], "clone": []}
+
+    @contextlib.contextmanager
+    def timed(what: str) -> Any:
+        began = time.monotonic()
+        yield
+        taken[what].append(time.monotonic() - began)
+
+    (directory / "volume").mkdir()
+    async with scratch_etcd(directory, binaries=resolve()) as scratch:
+        with contextlib.closing(SnapshotStorage(Volume(directory / "volume"), [identity.to_public()])) as storage:
+            bench = Bench(scratch.client, storage, identity)
+            await _fill(scratch.client, keys=keys)
+            for _ in range(rounds):
+                with timed("snapshot"):
+                    saved = await bench.snapshot()
+                with timed("restore"):
+                    await bench.restore(saved)
+                await bench.clear(keys=keys)
+                with timed("clone"):
+                    await bench.clone()
+                await bench.clear(keys=keys)
+    return {
+        "keys": keys,
+        "bytes": saved.archived.size,
+        **{f"{what}_seconds": round(statistics.median(each), 2) for what, each in taken.items()},
+        "seconds_of_each_round": {what: [round(second, 2) for second in each] for what, each in taken.items()},
+        "load_average": [round(each, 1) for each in (*load, *os.getloadavg())],
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, and print JSON."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.snapshot", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--keys", type=int, default=10_000, help="objects of the control plane (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each is done (default: %(default)s)")
+    given = parser.parse_args(arguments)
+    if given.keys < 1 or given.rounds < 1:
+        parser.error("--keys and --rounds need at least 1")
+    with tempfile.TemporaryDirectory(prefix="kplane-benchmark-") as directory:
+        result = asyncio.run(_run(keys=given.keys, rounds=given.rounds, directory=Path(directory)))
+    print_result(result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
