@@ -14,13 +14,21 @@ from typing import Any, Final
 import pytest
 
 from e2e.installation import Helm, document_images, images, require_unused
+from e2e.kplane_gateway import Gateway, as_pods, as_processes
 from e2e.kubectl import Kubectl
 from e2e.nodes import Nodes, docker
 from e2e.platform import Platform
 from e2e.tenant import Tenant
 
 _TEST_SECONDS: Final = 600
-_LAST: Final = ("test_gateway.py", "test_uninstall.py", "test_documents.py", "test_document_routes.py")
+_LAST: Final = (
+    "test_gateway.py",
+    "test_gateway_nodes.py",
+    "test_migration.py",
+    "test_uninstall.py",
+    "test_documents.py",
+    "test_document_routes.py",
+)
 _RUN: Final = secrets.token_hex(2)
 _NUMBERS: Final = itertools.count(1)
 
@@ -143,6 +151,29 @@ def unregistered(module_platform: Platform) -> str:
     name = module_platform.name("unregistered")
     module_platform.create("ControlPlaneClass", name, deletionPolicy="Destroy")
     return name
+
+
+@pytest.fixture(scope="module")
+def gateway(k8s: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """kplane's gateway: that of the chart, or that of a second embedded cluster."""
+    if "pods" not in k8s.capabilities:
+        running = as_processes()
+    else:
+        request.getfixturevalue("installation")
+        kubectl, helm = request.getfixturevalue("kubectl"), request.getfixturevalue("helm")
+        running = as_pods(k8s, kubectl=kubectl, helm=helm, directory=tmp_path_factory.mktemp("gateway"))
+    with running as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def gateway_platform(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    """A platform for the tests of one file, behind the gateway."""
+    made = Platform(gateway.kubectl, prefix="behind", directory=tmp_path_factory.mktemp("behind"))
+    try:
+        yield made
+    finally:
+        made.clean_up()
 
 
 @pytest.fixture(scope="session")

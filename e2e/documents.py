@@ -2,7 +2,7 @@
 
 The suite runs each block ```sh. Blocks ```console, ```yaml, ```text and others are for reading. A block ```yaml that
 begins with `# file: NAME` is written to that file first. `<!-- e2e: route: NAME -->` before a block moves it from the
-main route to the named one (routes.py). Each block ```sh runs on one of the routes.
+main route to the named one (routes.py). Each block ```sh runs on one of the routes, or on processes.
 """
 
 from __future__ import annotations
@@ -14,10 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["DOCUMENTS", "Block", "blocks", "script"]
+__all__ = ["DOCUMENTS", "ON_PROCESSES", "Block", "blocks", "script"]
 
 DOCUMENTS: Final = ("install", "security", "operate", "upgrade", "troubleshooting", "uninstall")
-"""Documents with commands, in the order of the main route."""
+"""Documents with commands of the main route, in its order."""
+
+ON_PROCESSES: Final = ("backup", "restore", "clone")
+"""Documents whose commands an integration test runs, in this order, on an operator that runs processes.
+
+They need a storage for snapshots, which clusters of the suite lack.
+"""
 
 _SHELLS: Final = frozenset({"bash", "shell", "zsh"})
 _COMMENT: Final = re.compile(r"\s*<!-- *e2e:")

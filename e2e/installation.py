@@ -25,6 +25,7 @@ __all__ = [
     "Helm",
     "chart_values",
     "document_images",
+    "gateway_image",
     "images",
     "require_nothing_left",
     "require_unused",
@@ -49,6 +50,11 @@ def images() -> tuple[str, str, str]:
     )
 
 
+def gateway_image() -> str:
+    """Return the image of the gateway, which is installed for its tests alone."""
+    return os.environ.get("KPLANE_GATEWAY_IMAGE", "kplane-gateway:dev")
+
+
 def chart_values() -> dict[str, Any]:
     """Read the default values of the chart."""
     values: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -65,7 +71,7 @@ def document_images() -> Mapping[str, str]:
     operator, mcm, etcd = images()
     named = {chart_values()["etcd"]["image"]: etcd}
     for text in (written.text, (ROOT / "deploy" / "values-dev.yaml").read_text()):
-        for program, image in (("operator", operator), ("mcm", mcm)):
+        for program, image in (("operator", operator), ("mcm", mcm), ("gateway", gateway_image())):
             given = yaml.safe_load(text)[program]["image"]
             named[f"{given['repository']}:{given['tag']}"] = image
     return named

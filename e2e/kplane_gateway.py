@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from e2e.certificates import make_certificate
-from e2e.installation import NAMESPACE, ROOT, Helm
+from e2e.installation import NAMESPACE, ROOT, Helm, gateway_image
 from e2e.kubectl import Kubectl
 from e2e.waiting import eventually
 
-__all__ = ["Gateway", "as_pods", "as_processes", "gateway_image"]
+__all__ = ["Gateway", "as_pods", "as_processes"]
 
 _SECRETS: Final = "kplane-gateway"
 _CERTIFICATE: Final = "e2e-gateway"
@@ -36,11 +36,6 @@ class Gateway:
     """Administrator of the management cluster."""
     restart: Callable[[], None]
     """Restarts the gateway as it happens: by a rollout of its Pods, or because Envoy was killed."""
-
-
-def gateway_image() -> str:
-    """Return the image of the gateway."""
-    return os.environ.get("KPLANE_GATEWAY_IMAGE", "kplane-gateway:dev")
 
 
 @contextlib.contextmanager

@@ -12,9 +12,11 @@ __all__ = ["Nodes", "docker"]
 _DOCKER_SECONDS = 120.0
 
 
-def docker(*args: str) -> str:
+def docker(*args: str, stdin: str | None = None, timeout_seconds: float = _DOCKER_SECONDS) -> str:
     """Run docker with these arguments and return its output. Raises AssertionError with docker's errors."""
-    done = subprocess.run(["docker", *args], capture_output=True, text=True, check=False, timeout=_DOCKER_SECONDS)
+    done = subprocess.run(
+        ["docker", *args], input=stdin, capture_output=True, text=True, check=False, timeout=timeout_seconds
+    )
     assert done.returncode == 0, f"`docker {' '.join(args)}`: {done.stderr.strip()}"
     return done.stdout
 

@@ -63,6 +63,17 @@ ROUTES: Final[Mapping[str, tuple[Stop, ...]]] = {
         Stop("upgrade", "The shared etcd: from one member to three"),
         _UNINSTALL,
     ),
+    "moving": (
+        _IMAGES,
+        Stop("install", "With Helm"),
+        _TENANT,
+        Stop("gateway", "Install it"),
+        Stop("move", "Plan first"),
+        Stop("move", "Move"),
+        Stop("move", "Look"),
+        Stop("move", "Abort, and go back"),
+        _UNINSTALL,
+    ),
     "own-etcd": (_IMAGES, Stop("install", "An etcd of yours", where=etcd_of_their_own), _TENANT, _UNINSTALL),
     "mishaps": (
         _IMAGES,

@@ -1,15 +1,14 @@
-"""Control planes that sleep behind kplane's gateway: first answers, CronJobs, and a restart of the gateway."""
+"""Control planes that sleep behind kplane's gateway: first answers, CronJobs, restarts and kills."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -18,13 +17,16 @@ import pytest
 from kubernetes import client as official
 from kubernetes import config as official_config
 
+from e2e.containers import Containers
 from e2e.curl import Curl
-from e2e.installation import ROOT
-from e2e.kplane_gateway import Gateway, as_pods, as_processes
+from e2e.installation import NAMESPACE, ROOT
+from e2e.kplane_gateway import Gateway
 from e2e.kubectl import Object
-from e2e.platform import Platform
+from e2e.nodes import Nodes
+from e2e.platform import Platform, condition
 from e2e.tenant import Tenant
 from e2e.waiting import eventually
+from e2e.writer import RETRIES, writing
 
 _SLEEP_REQUESTED: Final = "controlplane.kplane.dev/sleep-requested"
 _WAKE_REQUESTED: Final = "controlplane.kplane.dev/wake-requested"
@@ -32,31 +34,15 @@ _AHEAD: Final = timedelta(seconds=10)
 """A control plane wakes so long before its CronJob is due."""
 _LATE: Final = timedelta(seconds=5)
 _IDLE: Final = "2m"
+_ANSWER_SECONDS: Final = 100.0
 _HARMLESS: Final = "The manifest file is empty, ignoring."
 """What kube-controller-manager says of a file that it is not given."""
 
 
 @pytest.fixture(scope="module")
-def gateway(k8s: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """kplane's gateway: that of the chart, or that of a second embedded cluster."""
-    if "pods" not in k8s.capabilities:
-        running = as_processes()
-    else:
-        request.getfixturevalue("installation")
-        kubectl, helm = request.getfixturevalue("kubectl"), request.getfixturevalue("helm")
-        running = as_pods(k8s, kubectl=kubectl, helm=helm, directory=tmp_path_factory.mktemp("gateway"))
-    with running as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def platform(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+def platform(gateway_platform: Platform) -> Platform:
     """The platform behind the gateway."""
-    made = Platform(gateway.kubectl, prefix="behind", directory=tmp_path_factory.mktemp("behind"))
-    try:
-        yield made
-    finally:
-        made.clean_up()
+    return gateway_platform
 
 
 def _sleeper(platform: Platform, stem: str, **spec: Any) -> Tenant:
@@ -88,6 +74,20 @@ def _curl(tenant: Tenant, _: Path) -> set[str]:
     status, body = Curl.of(tenant)("/api/v1/namespaces")
     assert status == 200, body
     return {each["metadata"]["name"] for each in json.loads(body)["items"]}
+
+
+def _proxy(tenant: Tenant, _: Path) -> set[str]:
+    """Run `kubectl proxy`, and ask it without credentials."""
+    command = [tenant.kubectl.program, f"--kubeconfig={tenant.kubectl.kubeconfig}", "proxy", "--port=0"]
+    running = subprocess.Popen([*command, "--append-server-path"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert running.stdout is not None
+        address = running.stdout.readline().split()[-1]
+        with urllib.request.urlopen(f"http://{address}/api/v1/namespaces", timeout=_ANSWER_SECONDS) as answer:
+            return {each["metadata"]["name"] for each in json.load(answer)["items"]}
+    finally:
+        running.kill()
+        running.communicate()
 
 
 def _python(tenant: Tenant, _: Path) -> set[str]:
@@ -127,7 +127,9 @@ def _controllers(tenant: Tenant, directory: Path) -> set[str]:
     return tenant.kubectl.names("namespaces")
 
 
-@pytest.mark.parametrize("client", [_kubectl, _curl, _python, _controllers], ids=lambda found: found.__name__[1:])
+@pytest.mark.parametrize(
+    "client", [_kubectl, _curl, _proxy, _python, _controllers], ids=lambda found: found.__name__[1:]
+)
 def test_the_first_answer_of_a_control_plane_that_sleeps_is_the_right_one(
     platform: Platform, tmp_path: Path, client: Callable[[Tenant, Path], set[str]]
 ) -> None:
@@ -136,6 +138,8 @@ def test_the_first_answer_of_a_control_plane_that_sleeps_is_the_right_one(
     assert client(tenant, tmp_path) >= {"default", "kube-system"}
     woken = _wait_phase(platform, tenant.name, "Ready")
     assert _WAKE_REQUESTED in woken["metadata"]["annotations"]
+    # A node has room for a few API servers.
+    platform.delete("ControlPlane", tenant.name)
 
 
 @pytest.fixture(scope="module")
@@ -192,49 +196,71 @@ def _cron_job(due: datetime) -> Object:
     }
 
 
-@contextmanager
-def _writing(tenant: Tenant) -> Iterator[list[str]]:
-    """Write ConfigMaps one after the other with retries, and yield the names of those that were written."""
-    curl, written, end = Curl.of(tenant), list[str](), threading.Event()
-    failures: list[str] = []
-    options = ["--retry", "60", "--retry-delay", "1", "--retry-all-errors", "--retry-max-time", "120"]
-    options += ["--request", "PATCH", "--header", "Content-Type: application/apply-patch+yaml"]
-
-    def write() -> None:
-        for number in itertools.count(1):
-            name = f"written-{number}"
-            body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}}
-            path = f"/api/v1/namespaces/default/configmaps/{name}?fieldManager=e2e"
-            try:
-                status, said = curl(path, *options, "--data", json.dumps(body))
-            except AssertionError as error:
-                failures.append(str(error))
-                return
-            if status not in {200, 201}:
-                failures.append(said)
-                return
-            written.append(name)
-            if end.is_set():
-                return
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        eventually("the first ConfigMap", lambda: written or failures)
-        yield written
-        before = len(written)
-        eventually("one ConfigMap more", lambda: len(written) > before or failures)
-    finally:
-        end.set()
-        thread.join()
-    assert failures == []
-
-
 def test_a_restart_of_the_gateway_loses_no_request_of_a_client_that_retries(
     platform: Platform, gateway: Gateway
 ) -> None:
     """Each write that was answered is there, and each write is answered."""
     tenant = _sleeper(platform, "written")
-    with _writing(tenant) as written:
+    with writing(tenant, *RETRIES) as written:
         gateway.restart()
     assert set(written) <= tenant.kubectl.names("configmaps", "-n", "default")
+
+
+@pytest.fixture(scope="module")
+def survivor(platform: Platform) -> Tenant:
+    """A control plane with controllers, whose programs are killed."""
+    tenant = _sleeper(platform, "survivor")
+    name = tenant.name
+    platform.create("ControlPlaneRegistration", name, controlPlaneRef={"name": name}, services=["Controllers"])
+    return tenant
+
+
+def _asleep(platform: Platform, name: str) -> bool:
+    """Tell whether it sleeps. Ask again if it stayed awake, because nothing could look inside after a kill."""
+    found = platform.get("ControlPlane", name)
+    if condition(found, "Hibernated").get("reason") == "KeptAwake":
+        _ask_to_sleep(platform, name)
+    return bool(found["status"]["phase"] == "Hibernated")
+
+
+def _ask_to_sleep(platform: Platform, name: str) -> None:
+    now = datetime.now(UTC).isoformat()
+    platform.kubectl("annotate", "controlplane", name, "--overwrite", f"{_SLEEP_REQUESTED}={now}")
+
+
+def _is_written(tenant: Tenant, key: str) -> bool:
+    tenant.keep(key, "kept")
+    return True
+
+
+@pytest.mark.k8s_needs("images")
+@pytest.mark.parametrize(
+    ("asleep", "awake"),
+    [("operator", "operator"), ("mcm", "controller"), ("envoy", "envoy"), ("kube-apiserver", "kube-apiserver")],
+)
+def test_a_kill_while_it_falls_asleep_and_one_while_it_wakes_lose_nothing(
+    platform: Platform, survivor: Tenant, nodes: Nodes, asleep: str, awake: str
+) -> None:
+    """Containers are killed (-9) while the API server ends, and while it starts. tests/embedded tries each step."""
+    name, curl = survivor.name, Curl.of(survivor)
+    own, api_server = f"kplane-cp-{name}", Containers(nodes, f"kplane-cp-{name}", "kube-apiserver")
+    killed = {each: Containers(nodes, own if each == api_server.name else NAMESPACE, each) for each in (asleep, awake)}
+    key = f"before-the-kill-of-{asleep}"
+    eventually("a write", lambda: _is_written(survivor, key))
+    _wait_phase(platform, name, "Ready")
+    with api_server.never_two():
+        _ask_to_sleep(platform, name)
+        eventually("it falls asleep", lambda: "hibernation" in platform.get("ControlPlane", name)["status"])
+        killed[asleep].kill()
+        eventually("it sleeps", lambda: _asleep(platform, name), timeout_seconds=240)
+        eventually("no API server", lambda: not api_server.running())
+
+        with ThreadPoolExecutor(1) as reader:
+            path = f"/api/v1/namespaces/default/configmaps/kept-{key}"
+            reading = reader.submit(curl, path, *RETRIES, "--fail")
+            eventually("it wakes", lambda: platform.get("ControlPlane", name)["status"]["phase"] != "Hibernated")
+            killed[awake].kill()
+            status, body = reading.result()
+        assert (status, json.loads(body)["data"]) == (200, {"value": "kept"})
+        eventually("it is awake", lambda: "hibernation" not in platform.get("ControlPlane", name)["status"])
+        eventually("one API server", lambda: len(api_server.running()) == 1)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from e2e.platform import Platform
+from e2e.platform import Platform, condition
 from e2e.tenant import Tenant
+from e2e.waiting import eventually
 
 
 @pytest.fixture
@@ -43,9 +44,20 @@ def test_the_controllers_follow_the_registration(platform: Platform, pair: tuple
     assert len(virtual.pods("web")) == len(dedicated.pods("web")) == 2
 
 
-def test_the_mode_is_not_switched_in_place(acme: Tenant, session_platform: Platform) -> None:
-    """An edit of `spec.mode` would lose the data, so it is refused with the alternative."""
-    patch = ("patch", "controlplane", acme.name, "--type=merge", '--patch={"spec":{"mode":"Dedicated"}}')
-    said = session_platform.kubectl.refuses(*patch)
-    assert "create a second ControlPlane of the other mode" in said
-    session_platform.becomes_ready("ControlPlane", acme.name)
+def test_without_a_gateway_no_data_move(acme: Tenant, session_platform: Platform) -> None:
+    """No request could wait anywhere. So a change of `spec.mode` changes nothing, and the condition says why."""
+    platform = session_platform
+
+    def migrating(mode: str, reason: str) -> str:
+        platform.patch("ControlPlane", acme.name, {"spec": {"mode": mode}})
+        found = eventually(
+            f"{acme.name} {reason}",
+            lambda: condition(platform.find("ControlPlane", acme.name), "Migrating"),
+            lambda found: found.get("reason") == reason,
+        )
+        return str(found["message"])
+
+    assert "has no gateway" in migrating("Dedicated", "MigrationBlocked")
+    assert platform.becomes_ready("ControlPlane", acme.name)["home"]["mode"] == "Virtual"
+    migrating("Virtual", "MigrationAborted")
+    platform.becomes_ready("ControlPlane", acme.name)

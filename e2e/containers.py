@@ -1,0 +1,59 @@
+"""Finds and kills containers of Pods in the nodes of a kind cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from e2e.nodes import Nodes, docker
+
+__all__ = ["Containers"]
+
+_SAMPLE_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Containers:
+    """The containers of one name in the Pods of one namespace."""
+
+    nodes: Nodes
+    namespace: str
+    name: str
+
+    def running(self) -> Sequence[tuple[str, str]]:
+        """Return node and id of each that runs."""
+        wanted = ["--state=Running", f"--name=^{self.name}$", f"--label=io.kubernetes.pod.namespace={self.namespace}"]
+        return [
+            (node, container)
+            for node in self.nodes.names
+            for container in docker("exec", node, "crictl", "ps", "--quiet", *wanted).split()
+        ]
+
+    def kill(self) -> None:
+        """Kill them at once (-9). The kubelet starts others in the same Pods."""
+        for node, container in self.running():
+            with contextlib.suppress(AssertionError):  # it has ended meanwhile
+                docker("exec", node, "crictl", "stop", "--timeout=0", container)
+
+    @contextlib.contextmanager
+    def never_two(self) -> Iterator[None]:
+        """Look again and again how many run. Raises AssertionError in the end if there was more than one."""
+        most: list[Sequence[tuple[str, str]]] = []
+        end = threading.Event()
+
+        def look() -> None:
+            while not end.wait(_SAMPLE_SECONDS):
+                found = self.running()
+                if len(found) > 1:
+                    most.append(found)
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        try:
+            yield
+        finally:
+            end.set()
+            thread.join()
+        assert most == []

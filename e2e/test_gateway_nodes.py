@@ -1,0 +1,188 @@
+"""A node that joins through kplane's gateway, and streams to its pods."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import subprocess
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from e2e.installation import images
+from e2e.kubectl import Object
+from e2e.machine import Machine, running_machine
+from e2e.nodes import Nodes
+from e2e.platform import Platform, condition
+from e2e.tenant import Tenant
+from e2e.waiting import eventually
+
+pytestmark = pytest.mark.k8s_needs("images")
+
+_SECONDS: Final = 60.0
+_POD: Final = "talker"
+_PORT: Final = 8080
+_NUMBERS: Final = itertools.count(1)
+_PROGRAM: Final = f"""
+cd /srv && echo served > index.html && python3 -m http.server {_PORT} 2>/dev/null &
+while read -r line; do echo "heard $line"; done
+"""
+"""It serves a page, and says what it hears."""
+
+
+@pytest.fixture(scope="module")
+def machine(nodes: Nodes, k8s: Any, gateway_platform: Platform) -> Iterator[Machine]:
+    """A machine in the network of the nodes."""
+    with running_machine(nodes, name=gateway_platform.name("worker")) as running:
+        k8s.load_images(images()[1])
+        yield running
+
+
+@pytest.fixture(scope="module")
+def tenant(gateway_platform: Platform, machine: Machine) -> Tenant:
+    """A control plane with the machine as its node."""
+    platform, name = gateway_platform, gateway_platform.name("with-nodes")
+    platform.create(
+        "ControlPlaneClass",
+        name,
+        deletionPolicy="Destroy",
+        addons=["kubeadm-join"],
+        allowedDestinations=[{"cidr": f"{machine.address}/32", "ports": [10250]}],
+        auth={"defaultRole": "cluster-admin"},
+        controllers={"profile": "Full"},
+        defaultServices=["Controllers"],
+        virtual={"start": "Always"},
+    )
+    platform.create("ControlPlane", name, classRef={"name": name})
+    platform.becomes_ready("ControlPlane", name)
+    eventually(
+        "its add-ons", lambda: condition(platform.get("ControlPlane", name), "AddonsReady").get("status") == "True"
+    )
+    found = platform.tenant(name)
+    machine.join(found)
+    found.wait_account("default")
+    return found
+
+
+@pytest.fixture(scope="module")
+def pod(tenant: Tenant, machine: Machine) -> str:
+    """A pod on the node."""
+    tenant.kubectl.apply(_pod(machine.name))
+    tenant.kubectl("wait", f"pod/{_POD}", "--for=condition=Ready", "--timeout=120s")
+    return _POD
+
+
+def _pod(node: str) -> Object:
+    container = {
+        "name": "main",
+        "image": images()[1],
+        "command": ["sh", "-c", _PROGRAM],
+        "stdin": True,
+        "readinessProbe": {"tcpSocket": {"port": _PORT}, "periodSeconds": 1},
+        "volumeMounts": [{"name": "pages", "mountPath": "/srv"}],
+        "workingDir": "/srv",
+    }
+    spec = {
+        "nodeName": node,
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": 0,
+        "containers": [container],
+        "volumes": [{"name": "pages", "emptyDir": {}}],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": _POD, "namespace": "default"}, "spec": spec}
+
+
+def test_a_node_joins_by_the_path_of_its_control_plane(tenant: Tenant, machine: Machine) -> None:
+    """Its kubelet knows no other address than that of the gateway."""
+    (node,) = tenant.kubectl.items("nodes")
+    assert node["metadata"]["name"] == machine.name
+    server = tenant.kubectl("config", "view", "--minify", "-o=jsonpath={.clusters[0].cluster.server}")
+    assert server.endswith(f"/clusters/{tenant.name}/control-plane")
+    assert f"server: {server}\n" in machine("cat", "/etc/kubernetes/kubelet.conf")
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Runs kubectl commands that stream, by one protocol."""
+
+    tenant: Tenant
+    spdy: bool
+
+    def run(self, *args: str, stdin: str = "") -> str:
+        """Run a command to its end, and return what it prints."""
+        with self.running(*args) as (process, errors):
+            printed, _ = process.communicate(stdin, timeout=_SECONDS)
+            assert process.returncode == 0, errors.read_text()
+        return printed
+
+    @contextlib.contextmanager
+    def running(self, *args: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+        """Run a command within the context; yields it and the file of its errors."""
+        kubectl, wanted = self.tenant.kubectl, "false" if self.spdy else "true"
+        variables = ("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "KUBECTL_PORT_FORWARD_WEBSOCKETS")
+        command = [kubectl.program, f"--kubeconfig={kubectl.kubeconfig}", "--v=4", *args]
+        with tempfile.TemporaryDirectory() as directory:
+            errors = Path(directory, "errors")
+            with errors.open("wb") as written:
+                process = subprocess.Popen(
+                    command,
+                    env={**os.environ, **dict.fromkeys(variables, wanted)},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=written,
+                    text=True,
+                )
+            try:
+                yield process, errors
+                # kubectl takes SPDY, and says so at this level, where WebSocket does not work.
+                assert "fallback" not in errors.read_text()
+            finally:
+                process.kill()
+                process.communicate()
+
+
+@pytest.fixture(params=["websocket", "spdy"])
+def streams(request: pytest.FixtureRequest, tenant: Tenant) -> Streams:
+    """kubectl by each protocol that it knows."""
+    return Streams(tenant, spdy=request.param == "spdy")
+
+
+def test_exec_has_both_directions(streams: Streams, pod: str) -> None:
+    assert streams.run("exec", "-i", pod, "--", "cat", stdin="there and back") == "there and back"
+
+
+def test_cp_carries_bytes(streams: Streams, pod: str, tmp_path: Path) -> None:
+    content = os.urandom(3_000_000)
+    (tmp_path / "sent").write_bytes(content)
+    streams.run("cp", str(tmp_path / "sent"), f"{pod}:/srv/sent")
+    streams.run("cp", f"{pod}:/srv/sent", str(tmp_path / "fetched"))
+    assert (tmp_path / "fetched").read_bytes() == content
+
+
+def test_attach_reaches_the_program_and_logs_follow_it(streams: Streams, pod: str) -> None:
+    """A line goes in by `attach`, and its answer comes out by `logs -f`."""
+    word = f"hello-{next(_NUMBERS)}"
+    with streams.running("logs", "--follow", pod) as (following, _):
+        assert following.stdout is not None
+        with streams.running("attach", "-i", pod) as (attached, _):
+            assert attached.stdin is not None
+            attached.stdin.write(f"{word}\n")
+            attached.stdin.flush()
+            assert f"heard {word}\n" in following.stdout
+
+
+def test_port_forward_carries_several_connections(streams: Streams, pod: str) -> None:
+    with streams.running("port-forward", f"pod/{pod}", f":{_PORT}") as (forwarding, _):
+        assert forwarding.stdout is not None
+        found = re.search(r"127\.0\.0\.1:(\d+) ", forwarding.stdout.readline())
+        assert found is not None
+        for _ in range(3):
+            with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/", timeout=_SECONDS) as answer:
+                assert answer.read() == b"served\n"

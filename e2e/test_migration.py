@@ -1,0 +1,80 @@
+"""A control plane behind kplane's gateway moves to a dedicated home and back while clients use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+
+from e2e.kubectl import Object
+from e2e.platform import Platform
+from e2e.tenant import Tenant
+from e2e.waiting import eventually
+from e2e.writer import writing
+
+_SECONDS: Final = 240.0
+"""For a move, on a busy machine."""
+
+
+@pytest.fixture(scope="module")
+def platform(gateway_platform: Platform) -> Platform:
+    """The platform behind the gateway."""
+    return gateway_platform
+
+
+@pytest.fixture
+def mover(platform: Platform) -> Tenant:
+    """A virtual control plane with controllers, and a Deployment of one Pod."""
+    name = platform.name("mover")
+    # Such a window does not end before the move back.
+    platform.create("ControlPlane", name, deletionPolicy="Destroy", migration={"plan": True, "rollbackWindow": "1h"})
+    platform.create("ControlPlaneRegistration", name, controlPlaneRef={"name": name}, services=["Controllers"])
+    platform.becomes_ready("ControlPlane", name)
+    tenant = platform.tenant(name)
+    tenant.deploy("web", replicas=1)
+    tenant.wait_pods("web", replicas=1)
+    return tenant
+
+
+def _wait_migration(platform: Platform, name: str, what: str, accept: Callable[[Object], Any]) -> Object:
+    """Wait until `status.migration` is accepted, and return the status."""
+    status: Object = eventually(
+        f"{name} {what}",
+        lambda: platform.get("ControlPlane", name)["status"],
+        lambda found: accept(found.get("migration") or {}),
+        timeout_seconds=_SECONDS,
+    )
+    return status
+
+
+def _move(platform: Platform, tenant: Tenant, *, to: str, replicas: int) -> Object:
+    """Move the data, scale the Deployment meanwhile, and return the status after the move."""
+    platform.patch("ControlPlane", tenant.name, {"spec": {"mode": to, "migration": {"plan": False}}})
+    _wait_migration(
+        platform, tenant.name, f"on its way to {to}", lambda found: "step" in found and found["to"]["mode"] == to
+    )
+    tenant.kubectl("scale", "deployment", "web", "-n", "default", f"--replicas={replicas}")
+    moved = _wait_migration(
+        platform, tenant.name, f"in its home {to}", lambda found: found["to"]["mode"] == to and "sha256" in found
+    )
+    assert moved["home"]["mode"] == to
+    tenant.wait_pods("web", replicas=replicas)
+    (replica_set,) = tenant.kubectl.items("replicasets", "-n", "default")
+    assert replica_set["spec"]["replicas"] == replicas
+    return moved
+
+
+def test_a_control_plane_moves_and_returns_under_its_address(platform: Platform, mover: Tenant) -> None:
+    """One kubeconfig is good before, during and after both moves. A writer that never retries sees no error."""
+    platform.patch("ControlPlane", mover.name, {"spec": {"mode": "Dedicated"}})
+    planned = _wait_migration(platform, mover.name, "with a plan", lambda found: "plan" in found)
+    assert planned["migration"]["plan"].get("blockers", []) == []
+    assert planned["home"]["mode"] == "Virtual"
+
+    with writing(mover) as written:
+        there = _move(platform, mover, to="Dedicated", replicas=3)
+        back = _move(platform, mover, to="Virtual", replicas=2)
+    assert set(written) <= mover.kubectl.names("configmaps", "-n", "default")
+    assert there["migration"]["step"] == back["migration"]["step"] == "Retaining"
+    assert back["migration"]["returns"]
