@@ -62,7 +62,10 @@ def read(text: str) -> Series:
 
 async def operator_series() -> Series:
     metrics = OperatorMetrics()
-    metrics.observe(control_planes=Store(CONTROL_PLANES), queues={"controlplane": FairQueue()})
+    moving = Store(CONTROL_PLANES)
+    migration = {"step": "Copying", "startedTime": "2026-01-01T00:00:00Z"}
+    moving.apply({"metadata": {"name": "a", "resourceVersion": "1"}, "status": {"migration": migration}})
+    metrics.observe(control_planes=moving, queues={"controlplane": FairQueue()})
     metrics.elected("kplane-operator", leading=lambda: True)
     metrics.condition_failed("controlplane", reason=Reason.INTERNAL_ERROR)
     expiring = {"metadata": {"annotations": {"controlplane.kplane.dev/expires-at": "2026-01-01T00:00:00+00:00"}}}

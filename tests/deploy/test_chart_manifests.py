@@ -205,6 +205,7 @@ def test_there_are_no_other_roles(chart: Any, values_file: Path) -> None:
         "kplane-operator-addons",
         "kplane-operator-events",
         "kplane-operator-lease",
+        *(["kplane-operator-leases"] if gateway else []),
     ]
     of_secrets = [name for name in rendered.names("ClusterRole") if "-operator-secrets" in name]
     assert rendered.names("ClusterRoleBinding") == [
