@@ -9,8 +9,8 @@ from typing import Final
 
 import pytest
 
-from e2e.documents import DOCUMENTS, blocks, script
-from e2e.installation import ROOT, document_images, images
+from e2e.documents import DOCUMENTS, ON_PROCESSES, blocks, script
+from e2e.installation import ROOT, document_images, gateway_image, images
 
 _DOCUMENT: Final = """
 # One
@@ -43,25 +43,25 @@ echo $name
 """
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
+@pytest.mark.parametrize("name", sorted(document.stem for document in (ROOT / "docs").glob("*.md")))
 def test_commands_are_well_formed(name: str) -> None:
-    """Each document has commands, and bash can parse them."""
+    """Bash can parse the commands of each document."""
     found = list(blocks(ROOT / "docs" / f"{name}.md"))
-    assert any(block.file is None for block in found)
     done = subprocess.run(["bash", "-n"], input=script(name, found), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_documents_are_all_of_those_with_commands() -> None:
-    """No other document has a block `sh`, because the suite would not run it."""
-    found = {document.stem for document in (ROOT / "docs").glob("*.md") if any(blocks(document))}
-    assert found == set(DOCUMENTS)
+def test_documents_are_all_of_those_with_commands_of_the_main_route() -> None:
+    """No other document has a block `sh` without a route, because the suite would not run it."""
+    documents = (ROOT / "docs").glob("*.md")
+    found = {document.stem for document in documents if any(block.route is None for block in blocks(document))}
+    assert found == {*DOCUMENTS, *ON_PROCESSES}
 
 
 def test_images_of_the_documents_are_those_that_are_built() -> None:
     """The fixture `released` provides each image that a command installs."""
     named = document_images()
-    assert set(named.values()) == set(images())
+    assert set(named.values()) == {*images(), gateway_image()}
     manifest = (ROOT / "deploy" / "install.yaml").read_text()
     assert set(re.findall(r"\bimage: (\S+)", manifest)) <= set(named)
 
