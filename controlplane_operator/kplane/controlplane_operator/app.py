@@ -106,7 +106,12 @@ async def run_operator(settings: OperatorConfig, *, stop: asyncio.Event) -> None
         if settings.election is not None:
             context.metrics.elected(settings.election.name, leading=lambda: leadership.leading)
         assembly = _Assembly(
-            settings, context=context, runtime=runtime, default_credentials=default, snapshots=snapshots
+            settings,
+            context=context,
+            runtime=runtime,
+            default_credentials=default,
+            snapshots=snapshots,
+            leading=lambda: leadership.leading,
         )
         stack.push_async_callback(assembly.close)
         await stack.enter_async_context(
@@ -203,9 +208,10 @@ class _Assembly:
         runtime: ProcessRuntime | PodRuntime,
         default_credentials: ClusterConfig | None,
         snapshots: SnapshotStorage | None,
+        leading: Callable[[], bool],
     ) -> None:
         self._metrics = context.metrics
-        self._working = False
+        self._leading = leading
         self._known = asyncio.Event()
         self._settings = settings
         self._context = context
@@ -350,7 +356,6 @@ class _Assembly:
         async with AsyncExitStack() as stack:
             if isinstance(self._runtime, ProcessRuntime):
                 await stack.enter_async_context(self._runtime)
-            self._working = True
             stack.callback(self._runtime.subscribe(self._wake))
             # Only now are there workers that take keys out of the queues.
             connect(context.stores, queues=context.queues)
@@ -414,8 +419,7 @@ class _Assembly:
         return count
 
     def _caches_problem(self) -> str | None:
-        known = self._known.is_set() or not self._working
-        if known:
+        if self._known.is_set() or not self._leading():
             return self._resync.problem()
         trust = self._trust.problem() if self._trust is not None else None
         problem = self._context.secrets.problem() or self._resync.problem() or trust
@@ -423,7 +427,7 @@ class _Assembly:
 
     def _etcd_problem(self) -> str | None:
         # Only the leader keeps its credentials.
-        return self._virtual.problem() if self._working else None
+        return self._virtual.problem() if self._leading() else None
 
 
 class _Opened:

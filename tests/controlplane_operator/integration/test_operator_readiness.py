@@ -22,6 +22,7 @@ from kplane.controlplane_operator.watch import feeds as resync
 from kplane.data.connection import Connection
 from kplane.embedded.handle import Handle
 from kplane.provider import Client, ClusterConfig, NotFound
+from kplane.workloads import ProcessRuntime
 
 from .line import Line
 
@@ -34,6 +35,20 @@ async def line(api_server: Handle) -> AsyncIterator[Line]:
     await made.lay()
     yield made
     made.end()
+
+
+@pytest.fixture
+def begin(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Until it is set, the operator follows the management cluster and does not begin to work."""
+    begun = asyncio.Event()
+    enter = ProcessRuntime.__aenter__
+
+    async def entered(self: ProcessRuntime) -> ProcessRuntime:
+        await begun.wait()
+        return await enter(self)
+
+    monkeypatch.setattr(ProcessRuntime, "__aenter__", entered)
+    return begun
 
 
 @pytest.fixture
@@ -83,6 +98,19 @@ async def test_an_operator_that_lost_the_management_cluster_is_not_ready_until_i
     assert await ask(url, "/healthz") == (200, "ok\n")
     await line.lay()
     await eventually(readyz, lambda answer: answer[0] == 200, timeout=120.0)
+
+
+async def test_an_operator_that_has_not_begun_to_work_is_not_ready(
+    begin: asyncio.Event, url: str, eventually: Any
+) -> None:
+    async def readyz() -> tuple[int, str]:
+        return await ask(url, "/readyz")
+
+    status, text = await eventually(readyz)
+    assert status == 503
+    assert "[-]caches the Secrets of namespace kplane-system were not listed yet" in text
+    begin.set()
+    await eventually(readyz, lambda answer: answer[0] == 200)
 
 
 async def test_readyz_is_answered_from_the_last_check_however_often_it_is_asked(
