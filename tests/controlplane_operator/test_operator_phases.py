@@ -14,7 +14,9 @@ from kplane.api.conditions import SYNCED
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.class_policy import ClassInForce
 from kplane.controlplane_operator.controlplanes.credentials import Credentials
-from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneReconciler, Pass
+from kplane.controlplane_operator.controlplanes.passes import Pass
+from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneReconciler
+from kplane.controlplane_operator.controlplanes.summary import Summary
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.errors import RoleMissing
 from kplane.controlplane_operator.gateway import Gateway
@@ -25,6 +27,14 @@ from kplane.provider import ClusterConfig, Result
 
 _URL = "https://acme"
 _PUBLISHED = {"endpoint": _URL, "version": "v1.36.3"}
+
+
+@pytest.fixture
+def summary() -> Summary:
+    context: Any = SimpleNamespace(gateway=None)
+    sleeper: Any = None  # a sleep is only asked about if it was decided about
+    runtime: Any = SimpleNamespace(runs_pods=True)
+    return Summary(context, sleeper=sleeper, runtime=runtime)
 
 
 @pytest.fixture
@@ -67,18 +77,18 @@ def published(**found: Any) -> dict[str, Any]:
     ],
 )
 def test_once_published_it_is_never_at_its_beginning_again_and_keeps_what_is_published(
-    reconciler: ControlPlaneReconciler, reason: Reason, first: str, later: str
+    summary: Summary, reason: Reason, first: str, later: str
 ) -> None:
     failure = ConditionError(reason, "not now")
-    assert reconciler._status(look(failure=failure)).phase == first
-    status = reconciler._status(look(failure=failure, status=_PUBLISHED))
+    assert summary.status(look(failure=failure)).phase == first
+    status = summary.status(look(failure=failure, status=_PUBLISHED))
     assert (status.phase, status.endpoint, status.version) == (later, _URL, "v1.36.3")
     ready = find_condition(status.conditions, "Ready")
     assert ready is not None
     assert (ready.status, ready.reason, ready.message, ready.observed_generation) == ("False", reason, "not now", 3)
 
 
-def test_it_is_ready_when_all_phases_have_been_passed(reconciler: ControlPlaneReconciler) -> None:
+def test_it_is_ready_when_all_phases_have_been_passed(summary: Summary) -> None:
     kept = {
         "type": SYNCED,
         "status": "False",
@@ -86,17 +96,17 @@ def test_it_is_ready_when_all_phases_have_been_passed(reconciler: ControlPlaneRe
         "message": "",
         "lastTransitionTime": "2026-01-01T00:00:00Z",
     }
-    status = reconciler._status(look(status={"conditions": [kept]}, **published()))
+    status = summary.status(look(status={"conditions": [kept]}, **published()))
     assert (status.phase, status.endpoint, status.observed_generation) == ("Ready", _URL, 3)
     assert [(each.type, each.status, each.reason) for each in status.conditions] == [("Ready", "True", "Reconciled")]
 
 
-def test_what_is_published_is_renewed_while_a_person_is_needed(reconciler: ControlPlaneReconciler) -> None:
+def test_what_is_published_is_renewed_while_a_person_is_needed(summary: Summary) -> None:
     found = published() | {"credentials": SimpleNamespace(lacking=RoleMissing("no such role"))}
-    status = reconciler._status(look(status=_PUBLISHED, **found))
+    status = summary.status(look(status=_PUBLISHED, **found))
     assert (status.phase, status.conditions[0].reason) == ("Failed", "RoleNotFound")
     taken = ConditionError(Reason.ENDPOINT_INVALID, "another one's")
-    status = reconciler._status(look(status={"endpoint": "https://old"}, failure=taken, **published()))
+    status = summary.status(look(status={"endpoint": "https://old"}, failure=taken, **published()))
     assert (status.phase, status.endpoint, status.conditions[0].reason) == ("Failed", _URL, "EndpointInvalid")
 
 

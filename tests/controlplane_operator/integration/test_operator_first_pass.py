@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from kplane.api.names import controllers_secret_name, kubeconfig_secret_name, management_namespace
-from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneReconciler, Pass
+from kplane.controlplane_operator.controlplanes.passes import Pass
+from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneReconciler
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.pki.kubeconfig import config_of
 from kplane.data import owner_of

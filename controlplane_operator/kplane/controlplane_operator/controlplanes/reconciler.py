@@ -8,7 +8,6 @@ status is written, the ServiceMonitor follows, and rotate takes the next step of
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -21,14 +20,12 @@ from kplane.api import (
     ControlPlanePhase,
     ControlPlaneStatus,
     Home,
-    StorageStatus,
     find_condition,
 )
-from kplane.api.conditions import PAUSED, SYNCED
+from kplane.api.conditions import PAUSED
 from kplane.api.names import FINALIZER, management_namespace
 from kplane.controlplane_operator.backends.base import Provision, Provisioner
 from kplane.controlplane_operator.backends.class_settings import service_cidr_of
-from kplane.controlplane_operator.backends.versions import not_held_to, with_up_to_date
 from kplane.controlplane_operator.class_policy import (
     ClassInForce,
     check_cluster_path,
@@ -54,6 +51,7 @@ from kplane.controlplane_operator.controlplanes.gateway import (
 )
 from kplane.controlplane_operator.controlplanes.migration.migrator import Migrator
 from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
+from kplane.controlplane_operator.controlplanes.passes import Pass
 from kplane.controlplane_operator.controlplanes.provisioners import Provisioners
 from kplane.controlplane_operator.controlplanes.publish import (
     ensure_default_registration,
@@ -63,23 +61,21 @@ from kplane.controlplane_operator.controlplanes.publish import (
 )
 from kplane.controlplane_operator.controlplanes.restored import restore_status, restored_service_cidr
 from kplane.controlplane_operator.controlplanes.retained_data import RetainedDataRecord
-from kplane.controlplane_operator.controlplanes.rotator import Rotator, refused_rotation
+from kplane.controlplane_operator.controlplanes.rotator import Rotator
 from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitors
+from kplane.controlplane_operator.controlplanes.summary import Summary
 from kplane.controlplane_operator.failures import Failures
 from kplane.controlplane_operator.finalizers import add_finalizer
-from kplane.controlplane_operator.hibernation.decision import Decision, is_migrating, start_of
-from kplane.controlplane_operator.hibernation.outcome import Outcome, begun, ended
-from kplane.controlplane_operator.hibernation.requests import Requests
+from kplane.controlplane_operator.hibernation.decision import Decision, is_migrating
+from kplane.controlplane_operator.hibernation.outcome import Outcome, begun
 from kplane.controlplane_operator.hibernation.room import Room
 from kplane.controlplane_operator.hibernation.sleeper import Sleeper
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.endpoint_switch import EndpointSwitch
-from kplane.controlplane_operator.shared_etcd.quota import recorded, with_storage
 from kplane.controlplane_operator.status.conditions import (
     is_paused,
     with_condition,
     with_pause,
-    with_supported,
     without_pause,
 )
 from kplane.controlplane_operator.status.errors import ConditionError
@@ -95,39 +91,6 @@ __all__ = ["ControlPlaneReconciler"]
 
 
 _SOON_SECONDS: Final = 0.1
-
-
-@dataclass(slots=True)
-class Pass:
-    """One look at a control plane: what each phase found, from which its status is made."""
-
-    control_plane: ControlPlane
-    followed: ClassInForce
-    until_written: AsyncExitStack
-    """Closed after the status is written."""
-    stored: ControlPlane | None = None
-    """As it was before this pass, if the last status of the pass is its first."""
-    provisioner: Provisioner | None = None
-    decision: Decision | None = None
-    """Whether it sleeps."""
-    claimed: str | None = None
-    namespace_uid: str | None = None
-    provision: Provision | None = None
-    credentials: Credentials | None = None
-    published: dict[str, Any] | None = None
-    """Fields of the status, once all that they name is there."""
-    again: Result | None = None
-    failure: ConditionError | None = None
-
-    @property
-    def was_published(self) -> bool:
-        """Whether users rely on it already."""
-        return self.control_plane.status.endpoint is not None
-
-    @property
-    def is_asleep(self) -> bool:
-        """Whether no API server was found to run, or was started."""
-        return self.provision is not None and self.provision.asleep_as is not None
 
 
 class ControlPlaneReconciler:
@@ -159,7 +122,7 @@ class ControlPlaneReconciler:
         self._switch = switch
         self._rotator = Rotator(context)
         self._removal = removal
-        self._runtime = runtime
+        self._summary = Summary(context, sleeper=self._sleeper, runtime=runtime)
         self._monitors = monitors
         self._migrator = migrator
         self._backoff: KeyedBackoff[Key] = KeyedBackoff()
@@ -263,7 +226,7 @@ class ControlPlaneReconciler:
         if find_condition(status.conditions, READY) is None:
             first = Pass(control_plane.model_copy(update={"status": status}), one.followed, one.until_written)
             first.failure = ConditionError(Reason.PROVISIONING, "the control plane is being made")
-            status = self._status(first)
+            status = self._summary.status(first)
         # The policy of a control plane whose deletion was requested meanwhile must not change.
         changed = control_plane.status.deletion_policy not in {None, status.deletion_policy}
         await self._write(control_plane, status=status, only_as_seen=changed)
@@ -373,7 +336,7 @@ class ControlPlaneReconciler:
 
     async def _report(self, one: Pass) -> None:
         """Write the status, with Events and metrics of what changed."""
-        before, status = one.stored or one.control_plane, self._status(one)
+        before, status = one.stored or one.control_plane, self._summary.status(one)
         former = before.status.version
         if one.published is not None and former is not None and status.version != former:
             said = f"the API server is {status.version}, and was {former} before"
@@ -381,66 +344,6 @@ class ControlPlaneReconciler:
         await self._write(before, status=status)
         if one.published is not None and not one.was_published:
             self._context.metrics.published(before)
-
-    def _status(self, one: Pass) -> ControlPlaneStatus:
-        """Make the status of what the phases found. What was published stays unless it is published anew."""
-        control_plane, fields = one.control_plane, one.published or {}
-        published = one.was_published or bool(fields)
-        sleep = self._sleep(one, published=published)
-        reason, message = sleep.ready or _ready(one)
-        conditions = with_condition(
-            sleep.conditions(control_plane.status.conditions, of=control_plane),
-            of=control_plane,
-            status="True" if reason is Reason.RECONCILED or sleep.ready is not None else "False",
-            reason=reason,
-            message=message,
-        )
-        if one.provision is not None and fields:
-            conditions = with_up_to_date(
-                conditions, of=control_plane, provision=one.provision, version=fields["version"]
-            )
-        if one.failure is None:
-            conditions = [each for each in conditions if each.type != SYNCED]
-        storage = self._storage(one)
-        conditions = with_storage(conditions, of=control_plane, storage=storage)
-        return control_plane.status.model_copy(
-            update={
-                **fields,
-                "namespace_uid": one.namespace_uid or control_plane.status.namespace_uid,
-                "storage": storage,
-                "hibernation": sleep.sleep,
-                "phase": self._phase(one, reason, published=published),
-                "observed_generation": control_plane.metadata.generation,
-                "conditions": with_supported(conditions, of=control_plane, missing=self._unsupported(one)),
-            }
-        )
-
-    def _phase(self, one: Pass, reason: Reason, *, published: bool) -> ControlPlanePhase:
-        if one.failure is None and is_migrating(one.control_plane):
-            return ControlPlanePhase.MIGRATING
-        return reason.phase(published=published)
-
-    def _sleep(self, one: Pass, *, published: bool) -> Outcome:
-        """Return what the status says of the sleep; nothing new where it was not decided about."""
-        if one.decision is None:
-            return Outcome(one.control_plane.status.hibernation)
-        return ended(
-            one.control_plane,
-            one.decision,
-            published=published,
-            asleep=one.is_asleep,
-            failure=one.failure,
-            waiting=one.decision.waits or self._sleeper.waits_for(one.control_plane),
-        )
-
-    def _storage(self, one: Pass) -> StorageStatus | None:
-        """Return what the control plane was found to keep in the shared etcd, with the quota of its class."""
-        if one.control_plane.home.mode is not ControlPlaneMode.VIRTUAL:
-            return None
-        chosen = one.followed.chosen
-        usage = one.provisioner.usage(one.control_plane.metadata.uid or "") if one.provisioner is not None else None
-        quota_bytes = chosen.spec.storage_quota_bytes if chosen is not None else None
-        return recorded(one.control_plane.status.storage, usage=usage, quota_bytes=quota_bytes)
 
     def _next(self, key: Key, one: Pass) -> Result | None:
         if one.failure is None:
@@ -452,18 +355,6 @@ class ControlPlaneReconciler:
             return one.again
         # By reason: an API server that starts is looked at often, also after a long silence.
         return Result(self._backoff.next(key, reason=one.failure.reason))
-
-    def _unsupported(self, one: Pass) -> list[str]:
-        """Say, in sentences, what of the spec and the class is accepted and has no effect."""
-        start = start_of(one.control_plane, chosen=one.followed.chosen, gateway=self._context.gateway)
-        requests = Requests.of(one.control_plane, start=start, now=datetime.now(UTC))
-        told = [*refused_rotation(one.control_plane), *requests.refused]
-        dedicated = one.control_plane.spec.dedicated
-        if dedicated is not None and (dedicated.provider_ref is not None or dedicated.parameters_ref is not None):
-            told.append("spec.dedicated.providerRef and parametersRef have no effect: kplane runs the control plane")
-        if dedicated is not None and dedicated.etcd is not None and one.control_plane.spec.endpoint_ref is not None:
-            told.append("spec.dedicated.etcd has no effect: kplane does not run the API server at spec.endpointRef")
-        return [*told, *not_held_to(one.control_plane, chosen=one.followed.chosen, runtime=self._runtime)]
 
     def _recorded_conditions(self, control_plane: ControlPlane, *, followed: ClassInForce) -> list[Condition]:
         managed = self._provisioners.wanted(control_plane) is not self._provisioners.adopted
@@ -520,12 +411,3 @@ def _with_sleep(status: ControlPlaneStatus, *, of: ControlPlane, sleep: Outcome)
     conditions = with_condition(conditions, of=of, status="True", reason=reason, message=message)
     phase = reason.phase(published=True)
     return status.model_copy(update={"hibernation": sleep.sleep, "phase": phase, "conditions": conditions})
-
-
-def _ready(one: Pass) -> tuple[Reason, str]:
-    """Return reason and message of the condition Ready."""
-    if one.failure is not None:
-        return one.failure.reason, one.failure.message
-    if one.credentials is not None and one.credentials.lacking is not None:
-        return Reason.ROLE_NOT_FOUND, str(one.credentials.lacking)
-    return Reason.RECONCILED, "the control plane is ready"
