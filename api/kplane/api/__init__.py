@@ -63,7 +63,7 @@ from kplane.api.control_plane_snapshot import (
 )
 from kplane.api.destinations import Destination
 from kplane.api.hibernation import HibernationReason, HibernationStatus, IdleSettings, StartPolicy
-from kplane.api.home import ControlPlaneMode, Home
+from kplane.api.home import ControlPlaneMode, Home, Volume
 from kplane.api.kubernetes_version import KubernetesVersion
 from kplane.api.migration import MigrationBlocker, MigrationPlan, MigrationSpec, MigrationStatus, MigrationStep
 from kplane.api.oidc import SERVICE_ACCOUNT_ISSUER, OidcIssuer
@@ -154,6 +154,7 @@ __all__ = [
     "TypedReference",
     "VirtualSettings",
     "VirtualSpec",
+    "Volume",
     "find_condition",
     "is_cluster_path",
     "is_true",

@@ -12,7 +12,7 @@ from kplane.api.compute_resources import ComputeResources
 from kplane.api.conditions import Conditions
 from kplane.api.extensions import ATOMIC_MAP, Extension, Rule, list_map, rules
 from kplane.api.hibernation import HibernationStatus, StartPolicy
-from kplane.api.home import ControlPlaneMode, Home
+from kplane.api.home import ControlPlaneMode, Home, Volume
 from kplane.api.kubernetes_version import VersionText
 from kplane.api.migration import MigrationSpec, MigrationStatus
 from kplane.api.references import ObjectReference, SecretReference, TypedReference
@@ -153,6 +153,10 @@ class DedicatedSpec(ApiModel):
     etcd: EtcdSettings | None = None
     """The etcd, in the place of what the class says; absent for that of the class, and for one member where that says
     nothing.
+    """
+    volume: Volume | None = None
+    """The volumes of etcd, one for each member; absent for those of the operator's settings. A change moves the data to
+    new volumes while the control plane is in use, see `spec.migration`.
     """
     provider_ref: TypedReference | None = None
     """Who provides the infrastructure; absent where kplane runs the control plane itself."""
@@ -299,7 +303,7 @@ class ControlPlaneSpec(ApiModel):
     control plane is in use, see `spec.migration`.
     """
     migration: MigrationSpec | None = None
-    """How a change of spec.mode goes."""
+    """How a change of spec.mode, or of spec.dedicated.volume, goes."""
     endpoint_ref: ObjectReference | None = None
     """The ControlPlaneEndpoint under which an existing API server serves this control plane; absent where kplane is to
     run the API server and provide the endpoint itself.
@@ -559,7 +563,18 @@ class ControlPlane(ResourceModel):
     @property
     def home(self) -> Home:
         """Where the data live; the spec may ask for another mode."""
-        return self.status.home or Home(mode=self.spec.mode)
+        return self.status.home or Home(mode=self.spec.mode, volume=self._volume)
+
+    @property
+    def wanted_home(self) -> Home:
+        """Where the spec has the data live: `home`, or the one that a migration goes to."""
+        if (self.spec.mode, self._volume) == (self.home.mode, self.home.volume):
+            return self.home
+        return self.home.other(self.spec.mode, volume=self._volume)
+
+    @property
+    def _volume(self) -> Volume | None:
+        return self.spec.dedicated.volume if self.spec.dedicated is not None else None
 
     def at(self, home: Home) -> ControlPlane:
         """Return the control plane as one that lives there: for what is done in the other home of a migration."""

@@ -31,6 +31,7 @@ __all__ = [
     "GROUP",
     "HOLDS_ANNOTATION",
     "HOME_SLOT_ANNOTATION",
+    "HOME_VOLUME_ANNOTATION",
     "KUBECONFIG_EXTERNAL_KEY",
     "KUBECONFIG_KEY",
     "LAST_USED_ANNOTATION",
@@ -92,6 +93,7 @@ MODE_ANNOTATION: Final = f"{GROUP}/mode"
 """On a management namespace with keys in it: the mode of the home of their control plane."""
 
 HOME_SLOT_ANNOTATION: Final = f"{GROUP}/home-slot"
+HOME_VOLUME_ANNOTATION: Final = f"{GROUP}/home-volume"
 """On a management namespace with keys in it: the slot of that home; absent for the first one."""
 
 CLUSTER_PATH_ANNOTATION: Final = f"{GROUP}/cluster-path"

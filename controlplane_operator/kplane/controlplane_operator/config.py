@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 from kplane.api import ComputeResources, ResourceAmounts, quantity
 from kplane.api.configuration import Configuration, Directory, File, Flag, HostPort, Listen, State
 from kplane.api.names import GATEWAY_NAMESPACE
-from kplane.controlplane_operator.backends.etcd import DEFAULT_QUOTA_BYTES
+from kplane.controlplane_operator.backends.etcd import DEFAULT_QUOTA_BYTES, quota_on
 from kplane.controlplane_operator.backends.mcm import MCM, MCM_RESOURCES, McmProgram
 from kplane.controlplane_operator.backends.proxy import EGRESS_PROXY, PROXY_PROCESS, ProxyProgram
 from kplane.controlplane_operator.backup.archive import recipients
@@ -261,7 +261,7 @@ class OperatorConfig(Configuration):
         """The size at which a dedicated etcd refuses writes, well before its volume is full."""
         if self.pods is None:
             return DEFAULT_QUOTA_BYTES
-        return min(DEFAULT_QUOTA_BYTES, storage_bytes(self.pods.storage_size) * 3 // 4)
+        return quota_on(storage_bytes(self.pods.storage_size))
 
     def management_config(self) -> ClusterConfig:
         """Read how the management cluster is reached. Raises KubeconfigError."""

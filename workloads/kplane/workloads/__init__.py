@@ -14,6 +14,7 @@ from kplane.workloads.component import (
     Resources,
     RestartPolicy,
     Scheduling,
+    Storage,
 )
 from kplane.workloads.errors import ProgramFailed, ProgramTimedOut, RuntimeFailure, WorkloadsError
 from kplane.workloads.processes.launcher import landlock_version
@@ -49,6 +50,7 @@ __all__ = [
     "Runtime",
     "RuntimeFailure",
     "Scheduling",
+    "Storage",
     "Watchdog",
     "WorkloadsError",
     "end_processes",

@@ -21,6 +21,7 @@ __all__ = [
     "Resources",
     "RestartPolicy",
     "Scheduling",
+    "Storage",
 ]
 
 FILES = "$(FILES)"
@@ -138,6 +139,16 @@ class Scheduling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """The volume for the data of a component, where the runtime has volumes: pods. Words are of Kubernetes."""
+
+    size: str | None = None
+    """None: that of the runtime's settings."""
+    storage_class: str | None = None
+    """None: that of the runtime's settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
     """One long-running program and all that it needs. Equal descriptions need no action."""
 
@@ -156,6 +167,8 @@ class Component:
     ports: tuple[Port, ...] = ()
     data: bool = False
     """Whether the program keeps data (`DATA` is then a directory that only `Runtime.delete` removes)."""
+    storage: Storage = field(default_factory=Storage)
+    """The volume for that, when it is made; a change does nothing to one that is there."""
     prepare: Preparation | None = None
     """None: the program makes its data itself. A change restarts no process."""
     scratch: bool = False

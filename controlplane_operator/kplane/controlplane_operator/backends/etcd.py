@@ -21,6 +21,7 @@ from kplane.workloads import (
     Reach,
     Resources,
     Scheduling,
+    Storage,
 )
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "client_url",
     "etcd_component",
     "peer_url",
+    "quota_on",
 ]
 
 CLIENT_PORT: Final = "client"
@@ -96,6 +98,7 @@ def etcd_component(
     membership: Membership | None = None,
     peers: Sequence[str] = (),
     begins_at: int | None = None,
+    storage: Storage | None = None,
 ) -> Component:
     """Describe a member of etcd, the only one without `membership`, for who has a certificate of `ca` only.
 
@@ -104,7 +107,7 @@ def etcd_component(
 
     `server` is its serving certificate, for `address.host`; at `quota_bytes` it refuses writes; `reached_by` names the
     components that use it, `peers` those of the other members. Health and metrics are plain HTTP on a port of their
-    own: they tell no data.
+    own: they tell no data. `storage` is the volume for the data, None for that of the runtime's settings.
     """
     listen = {port: f"{address.listen}:{address.ports[port]}" for port in ETCD_PORTS}
     client, peer = client_url(address), peer_url(address)
@@ -139,6 +142,7 @@ def etcd_component(
         },
         ports=tuple(Port(number=address.ports[port], name=port) for port in ETCD_PORTS),
         data=True,
+        storage=storage or Storage(),
         prepare=_beginning(begins_at, membership=membership, peer=peer) if begins_at is not None else None,
         readiness=Probe(port=_METRICS_PORT, path="/readyz"),
         liveness_path="/livez",
@@ -171,6 +175,11 @@ def _beginning(revision: int, *, membership: Membership | None, peer: str) -> Pr
         ),
         creates="member",
     )
+
+
+def quota_on(volume_bytes: int) -> int:
+    """Return the size at which an etcd refuses writes, well before its volume is full."""
+    return min(DEFAULT_QUOTA_BYTES, volume_bytes * 3 // 4)
 
 
 def client_url(address: Address) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kplane.api import ControlPlane
+from kplane.api import ControlPlane, quantity
 from kplane.controlplane_operator.backends.base import VersionLag, check_ready
 from kplane.controlplane_operator.backends.etcd import (
     ETCD_PORTS,
@@ -24,6 +24,7 @@ from kplane.controlplane_operator.backends.etcd import (
     client_url,
     etcd_component,
     peer_url,
+    quota_on,
 )
 from kplane.controlplane_operator.component_names import MOST_ETCD_MEMBERS, apiserver_name, etcd_name
 from kplane.controlplane_operator.pki.primitives import KeyPair
@@ -38,6 +39,7 @@ from kplane.workloads import (
     Runtime,
     RuntimeFailure,
     Scheduling,
+    Storage,
     WorkloadsError,
 )
 
@@ -140,7 +142,7 @@ class DedicatedEtcd:
     """Runs the members, and has etcd know them."""
 
     def __init__(self, runtime: Runtime, *, quota_bytes: int) -> None:
-        """`quota_bytes` is the size of a database at which etcd refuses writes."""
+        """`quota_bytes` is the size of a database at which etcd refuses writes, on a volume of the usual size."""
         self._runtime = runtime
         self._quota_bytes = quota_bytes
 
@@ -417,17 +419,21 @@ class DedicatedEtcd:
             for number in numbers
             if (name := etcd_name(control_plane.name, number, slot=control_plane.home.slot)) != own
         ]
+        volume, quota_bytes = control_plane.home.volume, self._quota_bytes
+        if volume is not None and volume.size is not None:
+            quota_bytes = quota_on(int(quantity(volume.size)))
         return etcd_component(
             own,
             address=address,
             ca=keys.ca,
             server=keys.server,
-            quota_bytes=self._quota_bytes,
+            quota_bytes=quota_bytes,
             reached_by=(apiserver_name(control_plane.name, slot=control_plane.home.slot),),
             scheduling=scheduling,
             membership=membership,
             peers=names,
             begins_at=begins_at,
+            storage=Storage(size=volume.size, storage_class=volume.storage_class_name) if volume is not None else None,
         )
 
     def _begun(self, control_plane: ControlPlane) -> bool:

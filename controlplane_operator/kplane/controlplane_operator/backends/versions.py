@@ -251,6 +251,7 @@ def _not_for_processes(control_plane: ControlPlane, *, chosen: ControlPlaneClass
     if runtime.runs_pods:
         return []
     said = ["resources"] if _resources_asked(control_plane, chosen=chosen) is not None else []
+    said += ["dedicated.volume"] if control_plane.home.volume is not None else []
     said += [name for name in ("pods", "service") if chosen is not None and getattr(chosen.spec, name) is not None]
     if not said:
         return []

@@ -11,13 +11,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Self
 
-from kplane.api import DEFAULT_SERVICE_CIDR, ControlPlane, ControlPlaneMode, Home
+from pydantic import ValidationError
+
+from kplane.api import DEFAULT_SERVICE_CIDR, ControlPlane, ControlPlaneMode, Home, Volume
 from kplane.api.names import (
     ADOPT_ANNOTATION,
     ADOPTION_TOKEN_ANNOTATION,
     CLUSTER_PATH_ANNOTATION,
     CONTROL_PLANE_LABEL,
     HOME_SLOT_ANNOTATION,
+    HOME_VOLUME_ANNOTATION,
     MODE_ANNOTATION,
     RETAINED_LABEL,
     RETAINED_UID_ANNOTATION,
@@ -69,6 +72,8 @@ class RetainedDataRecord:
     created: datetime
     slot: int = 0
     """Of the home of the data."""
+    volume: Volume | None = None
+    """Of that home."""
     service_cidr: str = DEFAULT_SERVICE_CIDR
     adoption_token: str | None = field(default=None, repr=False)
     """Who names it may take the data over; None while the control plane lives, and no control plane may."""
@@ -90,6 +95,7 @@ class RetainedDataRecord:
             cluster_path=annotations.get(CLUSTER_PATH_ANNOTATION),
             service_cidr=annotations.get(SERVICE_CIDR_ANNOTATION, DEFAULT_SERVICE_CIDR),
             slot=1 if annotations.get(HOME_SLOT_ANNOTATION) == "1" else 0,
+            volume=_volume(annotations.get(HOME_VOLUME_ANNOTATION)),
             created=datetime.fromisoformat(created) if created else datetime.max.replace(tzinfo=UTC),
             adoption_token=annotations.get(ADOPTION_TOKEN_ANNOTATION) or None,
         )
@@ -97,7 +103,9 @@ class RetainedDataRecord:
     @property
     def home(self) -> Home | None:
         """Where the data live; None where that is not known."""
-        return Home(mode=ControlPlaneMode(self.mode), slot=self.slot) if self.mode in set(ControlPlaneMode) else None
+        if self.mode not in set(ControlPlaneMode):
+            return None
+        return Home(mode=ControlPlaneMode(self.mode), slot=self.slot, volume=self.volume)
 
     def is_of(self, control_plane: ControlPlane) -> bool:
         """Tell whether keys and data are those of this very control plane, and not of an earlier one of its name."""
@@ -114,6 +122,7 @@ def owned_metadata(control_plane: ControlPlane) -> dict[str, Any]:
             ADOPTION_TOKEN_ANNOTATION: None,
             MODE_ANNOTATION: str(control_plane.home.mode),
             HOME_SLOT_ANNOTATION: str(control_plane.home.slot) if control_plane.home.slot else None,
+            HOME_VOLUME_ANNOTATION: _recorded_volume(control_plane.home.volume),
             CLUSTER_PATH_ANNOTATION: _cluster_path(control_plane),
             SERVICE_CIDR_ANNOTATION: control_plane.status.service_cidr,
         },
@@ -165,6 +174,11 @@ def check_adoption(control_plane: ControlPlane, *, record: RetainedDataRecord) -
             f"{where}, of mode {record.mode or 'unknown'}; create the control plane with that spec.mode instead of"
             f" {control_plane.home.mode}, or give it another name"
         )
+    if control_plane.home.volume != record.volume:
+        raise _retained(
+            f"{where}, on volumes that spec.dedicated.volume asked for as {_told(record.volume)}; set it so instead of"
+            f" {_told(control_plane.home.volume)}, or give the control plane another name"
+        )
     if _cluster_path(control_plane) != record.cluster_path:
         raise _retained(
             f"{where}, under clusterPath {record.cluster_path!r}; set spec.virtual.clusterPath to that instead of"
@@ -174,6 +188,21 @@ def check_adoption(control_plane: ControlPlane, *, record: RetainedDataRecord) -
 
 def _cluster_path(control_plane: ControlPlane) -> str | None:
     return control_plane.cluster_path if control_plane.home.mode is ControlPlaneMode.VIRTUAL else None
+
+
+def _volume(text: str | None) -> Volume | None:
+    try:
+        return Volume.model_validate_json(text) if text else None
+    except ValidationError:
+        return None
+
+
+def _recorded_volume(volume: Volume | None) -> str | None:
+    return volume.model_dump_json(by_alias=True, exclude_none=True) if volume is not None else None
+
+
+def _told(volume: Volume | None) -> str:
+    return _recorded_volume(volume) or "nothing"
 
 
 def _retained(message: str) -> ConditionError:

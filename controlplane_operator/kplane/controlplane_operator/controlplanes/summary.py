@@ -84,8 +84,10 @@ class Summary:
         dedicated = one.control_plane.spec.dedicated
         if dedicated is not None and (dedicated.provider_ref is not None or dedicated.parameters_ref is not None):
             told.append("spec.dedicated.providerRef and parametersRef have no effect: kplane runs the control plane")
-        if dedicated is not None and dedicated.etcd is not None and one.control_plane.spec.endpoint_ref is not None:
-            told.append("spec.dedicated.etcd has no effect: kplane does not run the API server at spec.endpointRef")
+        if dedicated is not None and one.control_plane.spec.endpoint_ref is not None:
+            idle = [name for name in ("etcd", "volume") if getattr(dedicated, name) is not None]
+            why = "has no effect: kplane does not run the API server at spec.endpointRef"
+            told += [f"spec.dedicated.{name} {why}" for name in idle]
         return [*told, *not_held_to(one.control_plane, chosen=one.followed.chosen, runtime=self._runtime)]
 
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from kplane.workloads.component import Component, Lifetime, Reach, RestartPolicy
+from kplane.workloads.component import Component, Lifetime, Reach, RestartPolicy, Storage
 from kplane.workloads.errors import RuntimeFailure
 from kplane.workloads.pods.settings import Image, Placement, PodSettings
 from kplane.workloads.pods.template import DATA_VOLUME, placed_content, pod_spec, topology_spread
@@ -130,7 +130,7 @@ def workload(component: Component, *, placement: Placement, image: Image, settin
     }
     metadata = metadata_of(component.name, placement=placement)
     if is_stateful(component):
-        claims = [_claim(labels, settings=settings)] if component.data else []
+        claims = [_claim(labels, storage=component.storage, settings=settings)] if component.data else []
         if placement.group is not None:
             labels_of_group = _group_labels(placement)
             template["spec"]["topologySpreadConstraints"] = topology_spread(component, labels=labels_of_group)
@@ -257,13 +257,13 @@ def metadata_of(name: str, *, placement: Placement) -> Object:
     }
 
 
-def _claim(labels: Mapping[str, str], *, settings: PodSettings) -> Object:
+def _claim(labels: Mapping[str, str], *, storage: Storage, settings: PodSettings) -> Object:
     spec: Object = {
         "accessModes": ["ReadWriteOnce"],
-        "resources": {"requests": {"storage": settings.storage_size}},
+        "resources": {"requests": {"storage": storage.size or settings.storage_size}},
     }
-    if settings.storage_class is not None:
-        spec["storageClassName"] = settings.storage_class
+    if (storage_class := storage.storage_class or settings.storage_class) is not None:
+        spec["storageClassName"] = storage_class
     return {"metadata": {"name": DATA_VOLUME, "labels": dict(labels)}, "spec": spec}
 
 

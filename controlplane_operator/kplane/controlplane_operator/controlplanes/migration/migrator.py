@@ -92,10 +92,11 @@ class Migrator:
         if known is not None and known.step is MigrationStep.CUTTING:
             control_plane = await self._recover(control_plane)
         try:
-            if control_plane.spec.mode is control_plane.home.mode:
+            target = control_plane.wanted_home
+            if target == control_plane.home:
                 return await self._stay(control_plane)
-            target = control_plane.home.other(control_plane.spec.mode)
-            if not _is_under_way(control_plane.status.migration, to=target):
+            control_plane = await self._make_way(control_plane, target=target)
+            if not _is_under_way(control_plane.status.migration):
                 control_plane, begun = await self._begin(control_plane, target=target, chosen=chosen)
                 if not begun:
                     return control_plane
@@ -153,13 +154,7 @@ class Migrator:
                 control_plane, None, status="False", reason=Reason.MIGRATION_ABORTED, told=""
             )
         if not migration.step.is_cut:
-            await self.forget(control_plane.metadata.uid or "")
-            await self._discard(control_plane, migration.target)
-            told = f"it stays {control_plane.home.mode}, because spec.mode was set back"
-            self._context.events.record(control_plane, reason="MigrationAborted", message=told)
-            return await self._report.write(
-                control_plane, None, status="False", reason=Reason.MIGRATION_ABORTED, told=told
-            )
+            return await self._abort(control_plane, why="because the spec was set back")
         await self._copies.end(control_plane.metadata.uid or "")
         if not await self._cutter.is_over(control_plane):
             # Readers still use the former home. If an operator died between the change of the home and the word to the
@@ -171,12 +166,40 @@ class Migrator:
             self._retired.add(control_plane.metadata.uid or "")
             return control_plane
         await self._discard(control_plane, migration.source)
-        told = f"of the former home, {migration.source.mode}, nothing is left"
+        told = f"of the former home, {migration.source}, nothing is left"
         self._context.events.record(control_plane, reason="MigrationCompleted", message=told)
         ended = migration.model_copy(
             update={"step": MigrationStep.COMPLETED, "completed_time": datetime.now(UTC), "message": None}
         )
         return await self._report.write(control_plane, ended, status="False", reason=Reason.MIGRATED, told=told)
+
+    async def _make_way(self, control_plane: ControlPlane, *, target: Home) -> ControlPlane:
+        """End an earlier migration, whose other home has names that the new home is to have.
+
+        Raises ConditionError while that other home keeps its data for a way back.
+        """
+        migration = control_plane.status.migration
+        if migration is None or migration.step in {None, MigrationStep.COMPLETED}:
+            return control_plane
+        if not migration.step.is_cut:
+            if migration.target == target:
+                return control_plane
+            return await self._abort(control_plane, why=f"until it goes to {target}")
+        if migration.source == target:
+            return control_plane
+        control_plane = await self._stay(control_plane)
+        if required(control_plane).step is MigrationStep.COMPLETED:
+            return control_plane
+        said = f"moves to {target} when the former home, {migration.source}, is gone"
+        raise ConditionError(Reason.MIGRATING, f"{said}: wait, or set spec.migration.rollbackWindow to 0s")
+
+    async def _abort(self, control_plane: ControlPlane, *, why: str) -> ControlPlane:
+        """Delete what was made of a new home."""
+        await self.forget(control_plane.metadata.uid or "")
+        await self._discard(control_plane, required(control_plane).target)
+        told = f"it stays {control_plane.home}, {why}"
+        self._context.events.record(control_plane, reason="MigrationAborted", message=told)
+        return await self._report.write(control_plane, None, status="False", reason=Reason.MIGRATION_ABORTED, told=told)
 
     async def _begin(
         self, control_plane: ControlPlane, *, target: Home, chosen: ControlPlaneClass | None
@@ -196,7 +219,7 @@ class Migrator:
             returns=returns,
             plan=plan,
         )
-        told = f"its data move from {home.mode} to {target.mode}: {plan.keys} keys, {plan.bytes} bytes"
+        told = f"its data move from {home} to {target}: {plan.keys} keys, {plan.bytes} bytes"
         self._context.events.record(control_plane, reason="MigrationStarted", message=told)
         fields: dict[str, Any] = {}
         if target.mode is ControlPlaneMode.VIRTUAL:
@@ -261,7 +284,7 @@ class Migrator:
         """Note how it went."""
         await self.forget(control_plane.metadata.uid or "")
         migration = required(control_plane)
-        told = f"it lives in its new home, {migration.target.mode}; writes waited {held_seconds * 1000:.0f} ms"
+        told = f"it lives in its new home, {migration.target}; writes waited {held_seconds * 1000:.0f} ms"
         self._context.events.record(control_plane, reason="MigrationCut", message=told)
         self._context.metrics.migrated(held_seconds)
         noted = migration.model_copy(
@@ -331,5 +354,5 @@ def _settings(control_plane: ControlPlane) -> MigrationSpec:
     return control_plane.spec.migration or MigrationSpec()
 
 
-def _is_under_way(migration: MigrationStatus | None, *, to: Home) -> bool:
-    return migration is not None and migration.step is not None and not migration.step.is_cut and migration.target == to
+def _is_under_way(migration: MigrationStatus | None) -> bool:
+    return migration is not None and migration.step is not None and not migration.step.is_cut

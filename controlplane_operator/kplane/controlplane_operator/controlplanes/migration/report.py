@@ -61,7 +61,7 @@ class Report:
             arrived,
             status="False",
             reason=Reason.RETAINING_FORMER_HOME,
-            told=f"it lives in its new home, {migration.target.mode}; the former one keeps its data for now",
+            told=f"it lives in its new home, {migration.target}; the former one keeps its data for now",
             home=migration.target,
             endpoint=endpoint,
         )
@@ -70,8 +70,7 @@ class Report:
         """Say what is done, or waited for."""
         migration = control_plane.status.migration
         if migration is None or migration.step is None:
-            target = control_plane.home.other(control_plane.spec.mode)
-            planned = migration or MigrationStatus(source=control_plane.home, target=target)
+            planned = migration or MigrationStatus(source=control_plane.home, target=control_plane.wanted_home)
             return await self.write(control_plane, planned, status="False", reason=Reason.MIGRATION_BLOCKED, told=told)
         noted = migration.model_copy(update={**self._progress(control_plane), "message": told[:_LONGEST]})
         if migration.step.is_cut:
