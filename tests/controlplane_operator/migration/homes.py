@@ -348,7 +348,8 @@ class _Planner:
 class Operator:
     """One process of the operator."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, gateway: bool = True) -> None:
+        """`gateway` says whether it was started with one."""
         self._world = world
         self.store = Store(CONTROL_PLANES)
         silent = SimpleNamespace(record=lambda *_, **__: None)
@@ -360,7 +361,7 @@ class Operator:
             status=self._status,
             events=silent,
             metrics=SimpleNamespace(migrated=lambda _: None),
-            gateway=object(),
+            gateway=object() if gateway else None,
         )
         self._backend = _Backend(world)
         homes: Any = lambda _: self._backend  # noqa: E731

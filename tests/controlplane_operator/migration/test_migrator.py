@@ -230,6 +230,29 @@ async def test_no_write_waits_while_a_control_plane_is_paused(monkeypatch: pytes
         await settled(world, "Dedicated")
 
 
+@pytest.mark.parametrize("step", ["Retaining", "Cutting"])
+async def test_what_began_with_a_gateway_ends_without_one(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    world = World(monkeypatch, window="0s")
+
+    async def die(_: int, name: str) -> None:
+        if name == f"write status {step}, done":
+            raise Killed(name)
+
+    world.at = die
+    world.set_spec(mode="Dedicated")
+    with pytest.raises(Killed):
+        await moved(world)
+    world.at = None
+    mode = world.object["status"]["home"]["mode"]
+    world.set_spec(mode=mode)
+    operator = Operator(world, gateway=False)
+    for _ in range(10):
+        await operator.reconcile()
+    assert (mode, world.step) == (("Dedicated", "Completed") if step == "Retaining" else ("Virtual", None))
+    assert world.homes[world.lives_in].takes_writes
+    assert world.homes[1 - world.lives_in] == Home()
+
+
 @pytest.mark.parametrize("missing", ["fence", "comparison"])
 async def test_of_this_test_a_naive_copy_fails_it(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     async def careless(self: Cutter, control_plane: Any, follower: Any, *, seconds: float) -> Any:
