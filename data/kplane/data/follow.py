@@ -29,7 +29,7 @@ __all__ = ["Comparison", "Follower", "Place", "open_place"]
 
 _MARKS: Final = b".follow/"
 """Names of keys that are written last: where one is seen, all before it has come. No object has such a name."""
-_WRITER: Final = _MARKS + b"writer"
+_WRITER: Final = b".follow-writer"
 """Who writes into a target: each write compares it. So one that was cut off and comes back late changes nothing."""
 _CLOSED: Final = b"closed"
 _SPARE_SECONDS: Final = 60
@@ -203,9 +203,9 @@ class Follower:
         return Comparison(source, target)
 
     async def forget(self) -> None:
-        """Delete what followers noted in the source, and this one's mark in the target. Raises DataError."""
-        await self._source.apply([DeleteRange(self._from + _MARKS, self._from + prefixes.range_end(_MARKS))])
-        await self._target.apply([Delete(self._to + self._mark)])
+        """Delete the marks of followers on both sides. Who may write there stays noted. Raises DataError."""
+        for place, head in ((self._source, self._from), (self._target, self._to)):
+            await place.apply([DeleteRange(head + _MARKS, head + prefixes.range_end(_MARKS))])
 
     async def _take(self) -> None:
         """Have the target compare the name of this follower from now on, unless it is closed."""
@@ -316,4 +316,4 @@ def _note(tally: Tally, key: bytes, value: bytes | None) -> None:
 
 
 def _is_left_out(key: bytes) -> bool:
-    return key == COPY_MARK or key.startswith(_MARKS) or is_place(key)
+    return key in (COPY_MARK, _WRITER) or key.startswith(_MARKS) or is_place(key)
