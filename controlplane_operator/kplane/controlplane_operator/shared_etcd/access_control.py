@@ -61,6 +61,8 @@ class AccessControl:
             return
         await self._etcd.keyspace.ensure_authentication()
         async with self._lock(user):
+            # A call that is cut off may have changed something: the next one asks again.
+            self._granted.pop(user, None)
             await self._let_in(user, grant)
             self._granted[user] = grant
 
