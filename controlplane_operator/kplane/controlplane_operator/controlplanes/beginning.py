@@ -58,6 +58,7 @@ def with_beginning(control_plane: ControlPlane, *, namespace: Object | None) -> 
     record = record_of(namespace, control_plane)
     annotations = namespace["metadata"].get("annotations") or {}
     update = {
+        "home": control_plane.status.home or (record.home if record is not None else None),
         "cluster_path": record.cluster_path if record is not None else control_plane.status.cluster_path,
         "claimed_address": annotations.get(CLAIMED_ADDRESS_ANNOTATION),
         "conditions": with_managed(control_plane.status.conditions, of=control_plane, managed=record is not None),
