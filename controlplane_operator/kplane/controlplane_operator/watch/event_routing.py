@@ -49,6 +49,9 @@ _CREDENTIALS_REFUSED: Final = "CredentialsRefused"
 _CLASS_SECONDS: Final = 1.0
 """So long a class waits for more of what its status tells, so that many control planes at once are one write."""
 
+_PROGRESS: Final = frozenset({"keys", "bytes", "percent", "lagMilliseconds", "message"})
+"""What a migration says of itself while nothing else changes. Its next look is timed."""
+
 
 def connect(stores: Stores, *, queues: Queues) -> None:
     """Have every change in the stores, from now on, enqueue what depends on the object."""
@@ -151,6 +154,8 @@ def _without_words(obj: Object | None) -> Object | None:
         # That there is one matters. When it was, is read when the control plane may be idle.
         metadata["annotations"] = {**metadata["annotations"], LAST_USED_ANNOTATION: ""}
     status = {name: value for name, value in obj.get("status", {}).items() if name not in {"conditions", "phase"}}
+    if (migration := status.get("migration")) is not None:
+        status["migration"] = {name: value for name, value in migration.items() if name not in _PROGRESS}
     return {**obj, "metadata": metadata, "status": status}
 
 
