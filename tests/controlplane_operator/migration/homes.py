@@ -21,7 +21,7 @@ from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.cache import Store
-from kplane.provider import Conflict
+from kplane.provider import Conflict, ProviderError
 
 __all__ = ["Home", "Killed", "Operator", "World"]
 
@@ -183,6 +183,12 @@ class World:
         if (self.published, self.asked) != (control_plane.home.slot, False):
             await self.call("publish", effect)
 
+    def ask_for(self, home: str) -> None:
+        """As a user does: `Virtual`, `Dedicated`, or `Dedicated (20Gi)`."""
+        mode, _, size = home.partition(" ")
+        self.object["spec"].pop("dedicated", None)
+        self.set_spec(mode=mode, **({"dedicated": {"volume": {"size": size.strip("()")}}} if size else {}))
+
     def set_spec(self, **spec: Any) -> None:
         """As a user does."""
         self.object["spec"].update(spec)
@@ -239,10 +245,12 @@ class _Keys:
 
 
 class _Backend:
-    """Both ways to an API server."""
+    """Both ways to an API server, as one operator has them."""
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._writable: set[int] = set()
+        """Slots in which it needs to lift no fence."""
 
     def _home(self, control_plane: ControlPlane) -> Home:
         return self._world.homes[control_plane.home.slot]
@@ -264,16 +272,20 @@ class _Backend:
         yield SimpleNamespace(client=SimpleNamespace(revision=revision), prefix="/registry/", apply=open_place)
 
     async def set_writable(self, control_plane: ControlPlane, *, writable: bool) -> None:
-        home = self._home(control_plane)
-        name = f"{'free' if writable else 'fence'} home {control_plane.home.slot}"
+        home, slot = self._home(control_plane), control_plane.home.slot
+        name = f"{'free' if writable else 'fence'} home {slot}"
+        self._writable.discard(slot)
         await self._world.call(name, lambda: setattr(home, "may_write", writable))
+        if writable:
+            self._writable.add(slot)
 
     async def ensure(self, control_plane: ControlPlane, *, writes: bool = True) -> Any:
         def effect() -> None:
             home = self._home(control_plane)
-            home.may_write = writes
             home.exists = home.runs = True
 
+        if not writes or control_plane.home.slot not in self._writable:
+            await self.set_writable(control_plane, writable=writes)
         await self._world.call(f"start API server {control_plane.home.slot}", effect)
         internal = f"https://home-{control_plane.home.slot}"
         return SimpleNamespace(addresses=SimpleNamespace(internal=internal))
@@ -373,7 +385,7 @@ class Operator:
         """One pass, as the reconciler has it: migration, API server, what is published, status."""
         self.store.apply(copy.deepcopy(self._world.object))
         control_plane = ControlPlane.model_validate(self.store.get(("", NAME)))
-        with contextlib.suppress(Conflict, ConditionError):
+        with contextlib.suppress(ProviderError, ConditionError):
             control_plane = await self.migrator.advance(control_plane, chosen=None)
             await self._backend.ensure(control_plane)
             await self._world.write_gateway_secret(None, control_plane)

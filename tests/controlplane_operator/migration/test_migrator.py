@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kplane.controlplane_operator.controlplanes.migration.cut import Cutter
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.provider import ProviderError
 
 from .homes import Home, Killed, Operator, World
 
@@ -26,7 +27,7 @@ async def moved(world: World, *, to: str = "Dedicated", passes: int = 40, until:
         await operator.reconcile()
         world.control_controllers()
         world.write()
-        if world.object["status"]["home"]["mode"] == to and world.step == until:
+        if str(world.control_plane.home) == to and world.step == until:
             break
     else:
         raise AssertionError(f"not in {passes} passes: {world.object['status']}")
@@ -76,18 +77,18 @@ async def test_a_control_plane_moves_although_the_operator_dies_at_any_call(monk
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     deaths=st.lists(st.integers(1, 60), min_size=1, max_size=4),
-    modes=st.lists(st.sampled_from(["Virtual", "Dedicated"]), min_size=4, max_size=4),
+    homes=st.lists(st.sampled_from(["Virtual", "Dedicated", "Dedicated (20Gi)"]), min_size=4, max_size=4),
     window=st.sampled_from(["0s", "10m"]),
 )
-async def test_operators_die_and_users_change_their_minds(deaths: list[int], modes: list[str], window: str) -> None:
+async def test_operators_die_and_users_change_their_minds(deaths: list[int], homes: list[str], window: str) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         world = World(monkeypatch, window=window)
-        mode = "Virtual"
-        for at, mode in zip(deaths, modes, strict=False):
-            world.set_spec(mode=mode)
+        home = "Virtual"
+        for at, home in zip(deaths, homes, strict=False):
+            world.ask_for(home)
             await killed_at_last(world, at=at)
         world.at = None
-        await settled(world, mode)
+        await settled(world, home)
 
 
 async def killed_at_last(world: World, *, at: int) -> None:
@@ -107,14 +108,20 @@ async def killed_at_last(world: World, *, at: int) -> None:
             world.write()
 
 
-async def settled(world: World, mode: str) -> None:
+async def settled(world: World, home: str) -> None:
     """Have an operator work until nothing moves any more."""
     operator = Operator(world)
-    for _ in range(60):
-        await operator.reconcile()
-        world.control_controllers()
-        world.write()
-    assert world.object["status"]["home"]["mode"] == mode
+    for _ in range(2):
+        for _ in range(60):
+            await operator.reconcile()
+            world.control_controllers()
+            world.write()
+        if str(world.control_plane.home) == home:
+            break
+        # It waits until the home before, which would have the same names, is not kept any more.
+        assert world.step == "Retaining"
+        world.set_spec(migration={"rollbackWindow": "0s"})
+    assert str(world.control_plane.home) == home
     assert (world.server, world.held) == (world.lives_in, False)
     assert world.homes[world.lives_in].takes_writes
     assert world.refused == []
@@ -167,6 +174,64 @@ async def test_no_home_changes_that_differs(monkeypatch: pytest.MonkeyPatch) -> 
     world.set_spec(mode="Dedicated")
     await moved(world)
     assert world.object["status"]["migration"]["attempts"] == 2
+
+
+async def test_a_fence_that_could_not_be_lifted_does_not_outlive_the_migration(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    operator = Operator(world)
+    await operator.reconcile()
+    world.faults = {"compare": ["unequal"], "free home 0": [AWAY] * 4}
+    world.set_spec(mode="Dedicated")
+    while world.homes[0].may_write:
+        await operator.reconcile()
+        world.control_controllers()
+    world.set_spec(mode="Virtual")
+    for _ in range(5):
+        await operator.reconcile()
+    assert world.homes[0].takes_writes
+    assert "migration" not in world.object["status"]
+
+
+async def test_an_operator_that_cannot_write_the_change_of_the_home_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch)
+    world.faults = {"write status Retaining": [ProviderError("the management cluster does not answer")] * 3}
+    world.set_spec(mode="Dedicated")
+    await moved(world)
+    assert world.object["status"]["migration"]["attempts"] == 4
+
+
+async def test_controllers_continue_if_one_of_them_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.set_spec(mode="Dedicated")
+    operator, steps = Operator(world), []
+    for _ in range(20):
+        await operator.reconcile()
+        steps.append(world.step)
+        world.write()
+    assert "EndingControllers" in steps[:-1]
+    assert steps[steps.index("EndingControllers") :].count("Starting") > 1
+    assert world.lives_in == 0
+    await moved(world)
+
+
+async def test_another_volume_waits_until_the_former_home_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, window="10m")
+    world.ask_for("Dedicated")
+    await moved(world)
+    world.ask_for("Dedicated (20Gi)")
+    operator = Operator(world)
+    for _ in range(10):
+        await operator.reconcile()
+    assert str(world.control_plane.home) == "Dedicated"
+    message = world.object["status"]["migration"]["message"]
+    assert message == (
+        "moves to Dedicated (20Gi) when the former home, Virtual, is gone: wait, or set spec.migration.rollbackWindow"
+        " to 0s"
+    )
+    world.set_spec(migration={"rollbackWindow": "0s"})
+    await moved(world, to="Dedicated (20Gi)", until="Completed")
 
 
 async def test_what_others_write_meanwhile_keeps_no_home_from_changing(monkeypatch: pytest.MonkeyPatch) -> None:

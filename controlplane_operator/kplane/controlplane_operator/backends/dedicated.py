@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kplane.api import ControlPlane, ControlPlaneClass, DeletionPolicy, MigrationStep
+from kplane.api import ControlPlane, ControlPlaneClass, DeletionPolicy
 from kplane.controlplane_operator.backends.api_server_runner import ApiServerRunner, Ground
 from kplane.controlplane_operator.backends.base import Provision, VersionLag, data_errors, runtime_errors
 from kplane.controlplane_operator.backends.class_settings import scheduling_of
@@ -22,8 +22,8 @@ from kplane.controlplane_operator.pki.primitives import issue_client
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.data import Client, HeldCredentials, Usage
-from kplane.data.fence import fence, lift_fence
+from kplane.data import Client, DataError, HeldCredentials, RevisionTooFar, Usage
+from kplane.data.fence import fence, is_fenced, lift_fence
 from kplane.data.follow import LARGEST_ANSWER, Place
 from kplane.data.revision import raise_revision
 from kplane.workloads import Phase, Runtime
@@ -66,6 +66,8 @@ class DedicatedProvisioner:
         self._api_servers = ApiServerRunner(context, runtime=runtime, keys=self._keys, proxy=proxy)
         self._runtime = runtime
         self._etcd = DedicatedEtcd(runtime, quota_bytes=quota_bytes)
+        self._writable: set[tuple[str | None, int]] = set()
+        """Homes, by uid and slot, that this operator found or made without a fence."""
 
     def address(self, control_plane: ControlPlane) -> str | None:  # noqa: ARG002 - it is made for it
         """There is nothing that could be shared."""
@@ -84,10 +86,11 @@ class DedicatedProvisioner:
             await self._restorer.restore_data(control_plane, endpoint=urls[0], credentials=held, prefix=f"{_PREFIX}/")
             if begins_at is not None or not members.settled:
                 raise ConditionError(Reason.PROVISIONING, "the data are restored; waiting until etcd has restarted")
-        migration = control_plane.status.migration
-        if not writes or (migration is not None and migration.step is not MigrationStep.COMPLETED):
+        if not writes:
+            await self.set_writable(control_plane, writable=False)
+        elif _place(control_plane) not in self._writable:
             # The operator before this one may have ended within a migration.
-            await self.set_writable(control_plane, writable=writes)
+            await self.set_writable(control_plane, writable=True)
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
             await self._api_servers.ensure(
                 control_plane,
@@ -140,7 +143,8 @@ class DedicatedProvisioner:
     async def prepare_home(self, control_plane: ControlPlane, *, begins_at: int | None, new: bool) -> None:
         """Have all members of etcd run; a new one begins at that revision.
 
-        One that is not new is described as it stays: what gives it a beginning is of the operator's image.
+        One that is not new is described as it stays: what gives it a beginning is of the operator's image. Raises
+        ConditionError, and RevisionTooFar if one that is not new cannot be raised to that revision.
         """
         etcd = await self._run_etcd(control_plane, begins_at=begins_at if new else None)
         if etcd.members.lag is not None:
@@ -149,8 +153,12 @@ class DedicatedProvisioner:
             raise ConditionError(Reason.MIGRATING, "waiting until etcd has restarted")
         if begins_at is not None:
             async with self.connect(control_plane) as place:
-                with data_errors():
+                try:
                     await raise_revision(place.client, above=begins_at)
+                except RevisionTooFar:
+                    raise  # a new etcd could begin there
+                except DataError as error:
+                    raise ConditionError(Reason.MIGRATING, str(error)) from error
 
     @contextlib.asynccontextmanager
     async def connect(self, control_plane: ControlPlane) -> AsyncIterator[Place]:
@@ -168,9 +176,15 @@ class DedicatedProvisioner:
 
     async def set_writable(self, control_plane: ControlPlane, *, writable: bool) -> None:
         """Lift the fence of etcd, or raise it: there is no access control otherwise."""
+        self._writable.discard(_place(control_plane))
         async with self.connect(control_plane) as place:
             with data_errors():
-                await (lift_fence(place.client) if writable else fence(place.client, user=_ETCD_USER))
+                if not writable:
+                    await fence(place.client, user=_ETCD_USER)
+                    return
+                if await is_fenced(place.client):
+                    await lift_fence(place.client)
+        self._writable.add(_place(control_plane))
 
     async def retire(self, control_plane: ControlPlane) -> None:
         """End the API server; etcd stays, with its fence."""
@@ -209,7 +223,8 @@ class DedicatedProvisioner:
         return None
 
     def let_go(self, uid: str) -> None:
-        """It has nothing that is repaired between two calls of `ensure`."""
+        """Forget what is known of its homes."""
+        self._writable -= {place for place in self._writable if place[0] == uid}
 
     async def take_over(self, control_plane: ControlPlane, *, former: str) -> None:
         """Do nothing: only its API server reaches its etcd, and the next API server replaces that one."""
@@ -231,6 +246,10 @@ def _members_asked(control_plane: ControlPlane, *, chosen: ControlPlaneClass | N
     own = control_plane.spec.dedicated.etcd if control_plane.spec.dedicated is not None else None
     settings = own or (chosen.spec.etcd if chosen is not None else None)
     return settings.members if settings is not None else 1
+
+
+def _place(control_plane: ControlPlane) -> tuple[str | None, int]:
+    return control_plane.metadata.uid, control_plane.home.slot
 
 
 def _members(control_plane: ControlPlane) -> list[str]:

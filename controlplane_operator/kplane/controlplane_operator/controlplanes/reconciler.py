@@ -165,9 +165,7 @@ class ControlPlaneReconciler:
         one.claimed = await self._claim(one)
         one.control_plane = await self._record(one)
         await self._namespace(one, one.provisioner)
-        one.control_plane = await self._migrator.advance(one.control_plane, chosen=one.followed.chosen)
-        # It may live elsewhere by now.
-        one.provisioner = self._provisioners.wanted(one.control_plane)
+        await self._migrate(one)
         one.provision = await self._backend(one, one.provisioner, decision=one.decision)
         one.credentials = await self._credentials(one, one.provision)
         one.published = await self._publish(one, one.provision, one.credentials)
@@ -284,9 +282,20 @@ class ControlPlaneReconciler:
         one.namespace_uid = uid
         await self._namespaces.settle(one.control_plane)
 
+    async def _migrate(self, one: Pass) -> None:
+        """Take the next steps of a migration; the control plane may live elsewhere then."""
+        try:
+            one.control_plane = await self._migrator.advance(one.control_plane, chosen=one.followed.chosen)
+        except ConditionError:
+            # What was written down must not be written over at the end of the pass.
+            one.control_plane = self._migrator.seen(one.control_plane)
+            raise
+        one.provisioner = self._provisioners.wanted(one.control_plane)
+
     async def _backend(self, one: Pass, provisioner: Provisioner, *, decision: Decision) -> Provision:
         """Run, find or end the API server, and have the ControlPlaneEndpoint say where it is."""
-        provision = await self._sleeper.hibernate(one.control_plane, decision)
+        virtual = one.control_plane.home.mode is ControlPlaneMode.VIRTUAL  # it may have moved since the decision
+        provision = await self._sleeper.hibernate(one.control_plane, decision) if virtual else None
         if provision is None:
             provision = await provisioner.ensure(one.control_plane)
         self._claims.confirm(one.control_plane, provision=provision)

@@ -14,6 +14,7 @@ from kplane.controlplane_operator.errors import KeyspaceError
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.data import DataError
 from kplane.data.follow import Follower, Place
+from kplane.provider import ProviderError
 from kplane.provider.aio.backoff import Backoff
 from kplane.workloads import WorkloadsError
 
@@ -21,7 +22,7 @@ __all__ = ["Copies", "Copy"]
 
 _log: Final = logging.getLogger(__name__)
 
-_FAILURES: Final = (DataError, KeyspaceError, ConditionError, WorkloadsError)
+_FAILURES: Final = (DataError, KeyspaceError, ConditionError, ProviderError, WorkloadsError)
 _FORGET_SECONDS: Final = 3.0
 
 Connect = Callable[[], AbstractAsyncContextManager[Place]]
@@ -105,7 +106,14 @@ async def _keep(copy: Copy) -> NoReturn:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 # A group of tasks of which one fails at the same moment says only that.
                 raise asyncio.CancelledError from None
-            copy.complete, copy.problem = False, str(error)
             _log.warning("a copy for a migration begins again: %s", error)
-            copy.changed()
+            _failed(copy, error)
+        except Exception as error:  # noqa: BLE001 - a defect that one control plane meets must not end the others' copies
+            _log.exception("a copy for a migration begins again")
+            _failed(copy, error)
         await asyncio.sleep(copy.backoff.next_delay())
+
+
+def _failed(copy: Copy, error: Exception) -> None:
+    copy.complete, copy.problem = False, str(error)
+    copy.changed()

@@ -62,8 +62,8 @@ class Holds:
         annotations = (secret["metadata"].get("annotations") or {}) if secret is not None else {}
         if WRITES_HELD_UNTIL_ANNOTATION in annotations:
             return False
-        uid = control_plane.metadata.uid
-        return all(uid not in _holds(lease) for lease in await self._leases())
+        uid, leases = control_plane.metadata.uid, await self._leases()
+        return bool(leases) and all(uid not in _holds(lease) for lease in leases)
 
     async def _annotate(self, control_plane: ControlPlane, value: str | None) -> None:
         body = {"metadata": {"annotations": {WRITES_HELD_UNTIL_ANNOTATION: value}}}
@@ -71,10 +71,11 @@ class Holds:
         self._context.stores.secrets.apply(await self._context.client.patch(SECRETS, name, body, namespace=namespace))
 
     async def _is_confirmed(self, uid: str, *, asked: str) -> bool:
-        return all(_holds(lease).get(uid) == asked for lease in await self._leases())
+        leases = await self._leases()
+        return bool(leases) and all(_holds(lease).get(uid) == asked for lease in leases)
 
     async def _leases(self) -> list[Object]:
-        """Return those of the replicas that are there.
+        """Return those of the replicas that are there. If none is, Envoy may still lead to where it did.
 
         What one with an expired Lease lets pass, the fence in etcd refuses.
         """

@@ -6,6 +6,7 @@ write of the status. Before it, the API server of the new home cannot write; aft
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.consumers import instances_of, registrations_of
 from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.data import RevisionTooFar
 from kplane.data.follow import open_place
 from kplane.provider.aio.backoff import Backoff
 
@@ -43,6 +45,10 @@ _SOON_SECONDS: Final = 0.1
 _BLOCKED_SECONDS: Final = 30.0
 _REVISIONS_AGAIN: Final = 8 * REVISIONS_BETWEEN
 """Where others write so much that the usual distance was too short."""
+_ENDING_SECONDS: Final = 30.0
+"""So long controllers do nothing while something else is waited for."""
+_REVISIONS_LEFT: Final = REVISIONS_BETWEEN // 2
+"""What others may write in the source while writes wait, and until clients read in the target."""
 _CLOSE_SECONDS: Final = 1.0
 """So far behind a copy may be when controllers end."""
 
@@ -78,6 +84,8 @@ class Migrator:
         self._cutter = Cutter(context, homes=homes)
         self._waiting: dict[str, _Wait] = {}
         """By uid."""
+        self._ending: dict[str, float] = {}
+        """By uid: until when, by the monotonic clock, controllers may be without work before they continue."""
         self._retired: set[str] = set()
         """Uids of those in a new home whose former API server was seen to have ended."""
 
@@ -103,14 +111,19 @@ class Migrator:
             return await self._move(control_plane, chosen=chosen)
         except ConditionError as waits:
             # What the control plane is in its home does not depend on that.
-            return await self._report.say(self._report.seen(control_plane), waits.message)
+            return await self._wait(self.seen(control_plane), waits.message)
+
+    def seen(self, control_plane: ControlPlane) -> ControlPlane:
+        """Return the control plane as the last write of its migration left it."""
+        return self._report.seen(control_plane)
 
     def again(self, control_plane: ControlPlane) -> float | None:
         """Return after how many seconds to look again; None if time changes nothing."""
         migration = control_plane.status.migration
         if migration is None or migration.step is MigrationStep.COMPLETED:
             return None
-        if migration.step is None:
+        away = control_plane.wanted_home != control_plane.home
+        if migration.step is None or (migration.step is MigrationStep.RETAINING and away):
             return _BLOCKED_SECONDS
         if migration.step is MigrationStep.RETAINING and migration.cut_time is not None:
             if control_plane.metadata.uid not in self._retired:
@@ -125,22 +138,28 @@ class Migrator:
         await self.forget(control_plane.metadata.uid or "")
         if migration is None or migration.step in {None, MigrationStep.COMPLETED}:
             return
-        if migration.step is MigrationStep.CUTTING:
-            await self._homes(control_plane).set_writable(control_plane, writable=True)
+        if not migration.step.is_cut:
+            with contextlib.suppress(ConditionError):
+                await self._cutter.resume(control_plane)
         await self._discard(control_plane, migration.source if migration.step.is_cut else migration.target)
 
     async def pause(self, control_plane: ControlPlane) -> ControlPlane:
         """Take no step, and copy nothing, until `advance` is called again. No write waits meanwhile."""
         await self.forget(control_plane.metadata.uid or "")
         migration = control_plane.status.migration
-        if migration is not None and migration.step is MigrationStep.CUTTING:
+        if not _is_under_way(migration):
+            return control_plane
+        if required(control_plane).step is MigrationStep.CUTTING:
             # An operator has died there. Otherwise no pass ends within that step.
             return await self._recover(control_plane)
+        # The one before may have noted that writes continue, and not have come to it.
+        await self._cutter.resume(control_plane)
         return control_plane
 
     async def forget(self, uid: str) -> None:
         """End what runs for a control plane in this operator."""
         self._waiting.pop(uid, None)
+        self._ending.pop(uid, None)
         self._retired.discard(uid)
         await self._copies.end(uid)
 
@@ -196,6 +215,7 @@ class Migrator:
     async def _abort(self, control_plane: ControlPlane, *, why: str) -> ControlPlane:
         """Delete what was made of a new home."""
         await self.forget(control_plane.metadata.uid or "")
+        await self._cutter.resume(control_plane)
         await self._discard(control_plane, required(control_plane).target)
         told = f"it stays {control_plane.home}, {why}"
         self._context.events.record(control_plane, reason="MigrationAborted", message=told)
@@ -232,48 +252,70 @@ class Migrator:
         there = control_plane.at(migration.target)
         home = self._homes(there)
         if migration.step is MigrationStep.PREPARING:
-            await home.prepare_home(there, begins_at=migration.begins_at, new=not migration.returns)
+            try:
+                await home.prepare_home(there, begins_at=migration.begins_at, new=not migration.returns)
+            except RevisionTooFar:
+                # What it had is not needed: a new one begins at any revision.
+                await self._discard(control_plane, migration.target)
+                said = "the new home is made again, because its revision is too far below"
+                return await self._report.step(control_plane, MigrationStep.PREPARING, said, returns=False)
             control_plane = await self._report.step(control_plane, MigrationStep.COPYING, "the data are copied")
         # Before the copy begins: etcd restarts without its beginning.
         await home.prepare_home(there, begins_at=None, new=False)
         copy = await self._copy(control_plane)
         if not copy.complete:
-            return await self._report.say(control_plane, copy.problem or "the data are copied")
+            raise _waiting(copy.problem or "the data are copied")
         if required(control_plane).step is MigrationStep.COPYING:
             control_plane = await self._report.step(control_plane, MigrationStep.STARTING, "the API server starts")
-        await home.set_writable(there, writable=False)
         provision = await home.ensure(there, writes=False)
         waits = self._waiting.get(control_plane.metadata.uid or "")
         if waits is not None and (left := waits.until - time.monotonic()) > 0:
-            return await self._report.say(control_plane, f"{waits.why}; tries again in {left:.0f} s")
+            raise _waiting(f"{waits.why}; the next try is in {left:.0f} s")
         if copy.lag_seconds > _CLOSE_SECONDS:
-            return await self._report.say(control_plane, "the copy catches up")
+            raise _waiting("the copy catches up")
         if required(control_plane).step is MigrationStep.STARTING:
             control_plane = await self._report.step(control_plane, MigrationStep.ENDING_CONTROLLERS, "controllers end")
         if working := self._working(control_plane):
-            return await self._report.say(control_plane, f"waiting until instances have ended, of {', '.join(working)}")
+            raise _waiting(f"waiting until instances have ended, of {', '.join(working)}")
         return await self._cut(control_plane, copy, provision=provision, chosen=chosen)
+
+    async def _wait(self, control_plane: ControlPlane, why: str) -> ControlPlane:
+        """Say what a step waits for. Controllers do not wait for long: they continue until the next try."""
+        uid, migration = control_plane.metadata.uid or "", control_plane.status.migration
+        if migration is None or migration.step is not MigrationStep.ENDING_CONTROLLERS:
+            return await self._report.say(control_plane, why)
+        if time.monotonic() < self._ending.setdefault(uid, time.monotonic() + _ENDING_SECONDS):
+            return await self._report.say(control_plane, why)
+        self._put_off(control_plane, why)
+        return await self._report.step(control_plane, MigrationStep.STARTING, why)
+
+    def _put_off(self, control_plane: ControlPlane, why: str) -> None:
+        """Have the next try to change the home be later."""
+        uid = control_plane.metadata.uid or ""
+        self._ending.pop(uid, None)
+        waits = self._waiting.setdefault(uid, _Wait())
+        waits.until, waits.why = time.monotonic() + waits.backoff.next_delay(), why
+        self._context.events.record(control_plane, reason="MigrationRetried", message=why, warning=True)
 
     async def _cut(
         self, control_plane: ControlPlane, copy: Copy, *, provision: Provision, chosen: ControlPlaneClass | None
     ) -> ControlPlane:
         """Change the home. Raises ConditionError if that was not possible, and the control plane is as it was."""
         migration, follower = required(control_plane), copy.follower
-        if await self._revision(control_plane) >= (migration.begins_at or 0):
+        if await self._revision(control_plane) + _REVISIONS_LEFT >= (migration.begins_at or 0):
             return await self._raise_again(control_plane)
         if follower is None or not copy.complete:
-            raise ConditionError(Reason.MIGRATING, copy.problem or "the data are copied")
+            raise _waiting(copy.problem or "the data are copied")
         control_plane = await self._report.step(
             control_plane, MigrationStep.CUTTING, "writes wait", attempts=migration.attempts + 1
         )
         seconds = _settings(control_plane).hold.total_seconds()
         try:
             cut = await self._cutter.stop_writes(control_plane, follower, seconds=seconds)
+            if await self._revision(control_plane) + _REVISIONS_LEFT // 2 >= (migration.begins_at or 0):
+                raise _waiting("others wrote so much meanwhile that the new home has to be raised")
         except ConditionError as failure:
-            waits = self._waiting.setdefault(control_plane.metadata.uid or "", _Wait())
-            await self._copies.end(control_plane.metadata.uid or "")
-            waits.until, waits.why = time.monotonic() + waits.backoff.next_delay(), failure.message
-            self._context.events.record(control_plane, reason="MigrationRetried", message=failure.message, warning=True)
+            self._put_off(control_plane, failure.message)
             await self._recover(control_plane)
             raise
         control_plane = await self._report.commit(control_plane, endpoint=provision.addresses.internal)
@@ -295,7 +337,11 @@ class Migrator:
         return await self._report.write(control_plane, noted, status="False", reason=reason, told=told)
 
     async def _recover(self, control_plane: ControlPlane) -> ControlPlane:
-        """Go back to before writes were stopped. First the status: the write that changes the home compares it."""
+        """Go back to before writes were stopped. First the status: the write that changes the home compares it.
+
+        The copy begins again, because it may be closed.
+        """
+        await self._copies.end(control_plane.metadata.uid or "")
         control_plane = await self._report.step(control_plane, MigrationStep.STARTING, "it is tried again")
         await self._cutter.resume(control_plane)
         return control_plane
@@ -348,6 +394,10 @@ class Migrator:
         async with self._homes(control_plane).connect(control_plane) as place:
             with data_errors():
                 return await place.client.revision()
+
+
+def _waiting(what: str) -> ConditionError:
+    return ConditionError(Reason.MIGRATING, what)
 
 
 def _settings(control_plane: ControlPlane) -> MigrationSpec:
