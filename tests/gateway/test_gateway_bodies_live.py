@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kplane.gateway.envoy import bodies
 from kplane.gateway.routes import Limits, Route, Sleep
 
 from .attacker import http1, http2, statuses
@@ -51,6 +52,13 @@ async def test_a_deletion_that_says_no_length_has_the_limit_too(slow: SlowServer
     assert await code("none", None) == 201
     assert await code("short", b"{}") == 201
     assert await code("long", _LONG) == 413
+
+
+async def test_a_deletion_whose_body_never_comes_is_ended(slow: SlowServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "DELETION_SECONDS", 1)
+    await slow.serve(_limited(slow))
+    begun = http1(f"{PATH}?never", _TOKEN, "Transfer-Encoding: chunked", method="DELETE", body=b"5\r\nab")
+    assert statuses(await slow.exchange(begun)) == [408]
 
 
 async def test_http2_has_the_limit_whatever_it_says_of_the_length(slow: SlowServer) -> None:

@@ -40,7 +40,7 @@ class Settings(Configuration):
     run_envoy: Annotated[bool, Flag(default="yes")] = True
     """Run Envoy as a process; with --no-run-envoy, another container runs it by envoy/bootstrap.json in --state-dir"""
     workers: Annotated[int | None, Field(ge=1, le=64), Flag("NUMBER", default="half of the CPUs, 4 at most")] = None
-    """Threads of Envoy that serve clients"""
+    """Threads of Envoy that serve clients; Envoy has its own flag for that where another container runs it"""
     kubeconfig: Annotated[Path | None, Flag("FILE", default="the ServiceAccount of the pod")] = None
     """kubeconfig of the management cluster"""
     namespace: Annotated[str, Flag("NAMESPACE")] = GATEWAY_NAMESPACE

@@ -12,6 +12,8 @@ __all__ = ["body_limit", "limits_of_bodies", "short"]
 
 _LUA: Final = f"{FILTERS}.http.lua.v3"
 _NAME: Final = "body-limit"
+DELETION_SECONDS: Final = 150
+"""A request that waits for its body is in no count of those in flight. The API server itself gives up after 60 s."""
 _SCRIPT: Final = """
 function envoy_on_request(request)
   local body = request:body()
@@ -39,7 +41,11 @@ def short(longest: int) -> tuple[Message, Message]:
     counted = typed(f"{_LUA}.LuaPerRoute", name=_NAME, filter_context={"longest": longest})
     return (
         {"match": {"headers": [length]}},
-        {"match": {"headers": [deletion, unsaid]}, "typed_per_filter_config": {_NAME: counted}},
+        {
+            "match": {"headers": [deletion, unsaid]},
+            "route": {"max_stream_duration": {"max_stream_duration": f"{DELETION_SECONDS}s"}},
+            "typed_per_filter_config": {_NAME: counted},
+        },
     )
 
 
