@@ -38,7 +38,7 @@ class MigrationSpec(ApiModel):
         duration_rules("spec.migration.maxHold", shortest=_HOLD[0], longest=_HOLD[1]),
     ] = "5s"
     """How long writes may wait at the gateway while the address changes, such as 5s; from 0.1s to 30s. Where that is
-    too short, they continue at the former home, and the change is tried again.
+    too short, they continue at the former home, and the operator retries.
     """
     rollback_window: Annotated[
         str,

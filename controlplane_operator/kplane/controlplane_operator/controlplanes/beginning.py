@@ -20,7 +20,7 @@ __all__ = ["is_owned", "is_recorded", "needs_record", "record_of", "with_beginni
 
 
 def record_of(namespace: Object, control_plane: ControlPlane) -> RetainedDataRecord | None:
-    """Return what the namespace records, where that is of the control plane or an earlier one of its name."""
+    """Return what the namespace records, if it is about the control plane or an earlier one of its name."""
     record = RetainedDataRecord.of(namespace)
     return record if record is not None and record.name == label_value(control_plane.name) else None
 
