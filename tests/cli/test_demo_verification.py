@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from kplane.cli.demo.run import run_demo
 from kplane.cli.demo.steps import EXAMPLES
 from kplane.cli.demo.store import difference, prefix
 from kplane.cli.demo.waiting import wait_for
@@ -51,5 +54,18 @@ async def test_waiting_outlasts_errors_of_kubectl_and_shows_the_last(monkeypatch
 
 
 def test_finds_its_examples() -> None:
-    for name in ("class.yaml", "on-demand.yaml", "dedicated.yaml", "deployment.yaml"):
+    for name in ("class.yaml", "on-demand.yaml", "deployment.yaml"):
         assert (EXAMPLES / name).is_file()
+
+
+def test_a_step_that_fails_ends_the_demo_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*args: object, **options: object) -> None:
+        # As the task group of the clients that write raises it.
+        raise ExceptionGroup("", [DemoFailed("failed to keep the data of globex: 1 of 500 objects")])
+
+    monkeypatch.setattr("kplane.cli.demo.run._run", fail)
+    monkeypatch.setattr("signal.signal", lambda *args: None)
+    assert run_demo(tmp_path / "demo", keep=False) == 1
+    assert "error: failed to keep the data of globex: 1 of 500 objects\n" in capsys.readouterr().out

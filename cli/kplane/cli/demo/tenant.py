@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import time
@@ -17,9 +16,6 @@ from kplane.embedded.handle import Handle
 from kplane.embedded.kubectl import Kubectl
 
 __all__ = ["Tenant"]
-
-_QUIET_SECONDS = 4.0
-"""How long a Deployment stays without a ReplicaSet to show that no controllers run. Controllers need less than 1 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,20 +97,6 @@ class Tenant:
             raise DemoFailed(f"failed to empty namespace {namespace} of {self.name}: {len(left)} ConfigMaps are left")
         return f"{self.name}: namespace {namespace} and its ConfigMap are gone"
 
-    async def check_unattended(self, *, namespace: str, deployment: str) -> str:
-        """Create one more Deployment, and verify that no controllers act on it."""
-        await self.kubectl.run("create", "deployment", deployment, "-n", namespace, "--image=pause", "--replicas=3")
-        await asyncio.sleep(_QUIET_SECONDS)
-        found = await self.kubectl.items("replicasets", "-n", namespace)
-        owned = [each["metadata"]["name"] for each in found if _is_owned(each, owner=deployment)]
-        if owned:
-            raise DemoFailed(f"failed to end the controllers of {self.name}: Deployment {deployment} got {owned}")
-        return f"{self.name}: a new Deployment gets no ReplicaSet (watched for {_QUIET_SECONDS:.0f} s)"
-
 
 def _is_root_ca(configmap: Mapping[str, Any]) -> bool:
     return configmap["metadata"]["name"] == "kube-root-ca.crt" and "BEGIN CERTIFICATE" in json.dumps(configmap["data"])
-
-
-def _is_owned(item: Mapping[str, Any], *, owner: str) -> bool:
-    return any(reference["name"] == owner for reference in item["metadata"].get("ownerReferences", ()))
