@@ -78,3 +78,27 @@ def test_a_control_plane_moves_and_returns_under_its_address(platform: Platform,
     assert set(written) <= mover.kubectl.names("configmaps", "-n", "default")
     assert there["migration"]["step"] == back["migration"]["step"] == "Retaining"
     assert back["migration"]["returns"]
+
+
+def test_a_dedicated_control_plane_moves_to_another_volume(platform: Platform) -> None:
+    """Its etcd begins on a larger one, with the data, and the former one is deleted."""
+    name = platform.name("grower")
+    platform.create("ControlPlane", name, mode="Dedicated", endpointPolicy="Gateway", deletionPolicy="Destroy")
+    platform.becomes_ready("ControlPlane", name)
+    tenant = platform.tenant(name)
+    with writing(tenant) as written:
+        spec = {"dedicated": {"volume": {"size": "2Gi"}}, "migration": {"rollbackWindow": "0s"}}
+        platform.patch("ControlPlane", name, {"spec": spec})
+        moved = _wait_migration(platform, name, "on its new volume", lambda found: found.get("step") == "Completed")
+    assert moved["home"]["volume"] == {"size": "2Gi"}
+    assert set(written) <= tenant.kubectl.names("configmaps", "-n", "default")
+    # There are none where etcd is a process.
+    sizes: set[str] = eventually(
+        f"volumes of {name}",
+        lambda: {
+            claim["spec"]["resources"]["requests"]["storage"]
+            for claim in platform.kubectl.items("persistentvolumeclaims", "-n", f"kplane-cp-{name}")
+        },
+        lambda found: found <= {"2Gi"},
+    )
+    assert len(sizes) <= 1

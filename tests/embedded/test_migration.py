@@ -28,6 +28,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 _NAME = "mover"
 
 
+async def gone(client: Client) -> bool:
+    return _NAME not in {each["metadata"]["name"] for each in (await client.list(CONTROL_PLANES)).items}
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(binaries: Binaries, namespaces_go_at_once: Callable[..., Any]) -> AsyncIterator[ManagementCluster]:
     directory = Path(tempfile.mkdtemp(prefix="kplane-embedded-"))
@@ -43,11 +47,27 @@ async def cluster(binaries: Binaries, namespaces_go_at_once: Callable[..., Any])
     shutil.rmtree(directory)
 
 
-async def test_data_move_to_a_dedicated_home_and_back(
-    cluster: ManagementCluster, eventually: Callable[..., Any]
+@pytest.mark.parametrize(
+    "moves",
+    [
+        [{"mode": "Virtual"}, {"mode": "Dedicated"}, {"mode": "Virtual"}],
+        pytest.param(
+            [
+                {"mode": "Dedicated", "endpointPolicy": "Gateway"},
+                {"dedicated": {"volume": {"size": "20Gi"}}},
+                {"dedicated": {"volume": {"size": "30Gi"}}},
+            ],
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["to an etcd of its own and back", "from volume to volume"],
+)
+async def test_data_move_while_clients_write(
+    cluster: ManagementCluster, eventually: Callable[..., Any], moves: list[dict[str, Any]]
 ) -> None:
     client = cluster.client
-    spec = {"deletionPolicy": "Destroy", "migration": {"rollbackWindow": "2s"}}
+    first, *others = moves
+    spec = {"deletionPolicy": "Destroy", "migration": {"rollbackWindow": "2s"}, **first}
     await client.create(CONTROL_PLANES, {"metadata": {"name": _NAME}, "spec": spec})
 
     async def status() -> dict[str, Any]:
@@ -70,15 +90,17 @@ async def test_data_move_to_a_dedicated_home_and_back(
 
     async with asyncio.TaskGroup() as group:
         writing = group.create_task(write(), name="write")
-        for mode in ("Dedicated", "Virtual"):
-            await client.patch(CONTROL_PLANES, _NAME, {"spec": {"mode": mode}})
+        for number, wanted in enumerate(others, start=1):
+            await client.patch(CONTROL_PLANES, _NAME, {"spec": wanted})
             found = await eventually(
                 status,
-                lambda found, mode=mode: (
-                    found.get("home", {}).get("mode") == mode and found.get("migration", {}).get("step") == "Completed"
+                lambda found, slot=number % 2: (
+                    found["home"]["slot"] == slot and found.get("migration", {}).get("step") == "Completed"
                 ),
                 timeout=90,
             )
+            assert found["home"]["mode"] == wanted.get("mode", "Dedicated")
+            assert found["home"].get("volume") == wanted.get("dedicated", {}).get("volume")
             assert not writing.done()
         stop.set()
     async with Client(config) as tenant:
@@ -86,3 +108,4 @@ async def test_data_move_to_a_dedicated_home_and_back(
     there = {each["metadata"]["name"]: each.get("data", {}).get("number") for each in found.items}
     assert {name: there.get(name) for name in written} == written
     await client.delete(CONTROL_PLANES, _NAME)
+    await eventually(lambda: gone(client), timeout=90)

@@ -7,7 +7,18 @@ import dataclasses
 
 import pytest
 
-from kplane.workloads import FILES, SCRATCH, File, Lifetime, Port, Reach, RestartPolicy, RuntimeFailure, Scheduling
+from kplane.workloads import (
+    FILES,
+    SCRATCH,
+    File,
+    Lifetime,
+    Port,
+    Reach,
+    RestartPolicy,
+    RuntimeFailure,
+    Scheduling,
+    Storage,
+)
 from kplane.workloads.pods.objects import check_supported, disruption_budget, files_secret, network_policy, workload
 from kplane.workloads.pods.service import service
 from kplane.workloads.pods.settings import Placement
@@ -96,6 +107,23 @@ def test_of_what_is_single_no_pod_starts_before_the_last_one_has_ended():
     assert (single["spec"]["serviceName"], single["spec"]["replicas"]) == ("server", 1)
     assert "strategy" not in single["spec"]
     assert "volumeClaimTemplates" not in single["spec"]
+
+
+@pytest.mark.parametrize(
+    ("storage", "asked"),
+    [
+        (Storage(), {"size": "10Gi", "class": "usual"}),
+        (Storage(size="20Gi"), {"size": "20Gi", "class": "usual"}),
+        (Storage(size="20Gi", storage_class="fast"), {"size": "20Gi", "class": "fast"}),
+    ],
+)
+def test_data_are_on_the_volume_that_is_asked_for(storage: Storage, asked: dict[str, str]):
+    usual = dataclasses.replace(SETTINGS, storage_class="usual", storage_size="10Gi")
+    component = server("x", data=True, storage=storage)
+    made = workload(component, placement=PLACEMENT, image=SETTINGS.images["server"], settings=usual)
+    [claim] = made["spec"]["volumeClaimTemplates"]
+    found = {"size": claim["spec"]["resources"]["requests"]["storage"], "class": claim["spec"]["storageClassName"]}
+    assert found == asked
 
 
 def test_pod_that_is_somebody_gets_that_ones_token_and_room_in_memory():
