@@ -1,0 +1,185 @@
+"""A control plane that moves in an embedded cluster, with everything real, and what is seen of it meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from kplane.binaries.envoy import find_envoy
+from kplane.binaries.programs import Binaries
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
+from kplane.embedded.cluster import ManagementCluster
+from kplane.provider import Client, ClusterConfig, Event, Informer
+from kplane.provider.client.resources import NAMESPACES, SERVICE_ACCOUNTS
+from kplane.workloads import Pace, ProcessRuntime, find_processes
+
+from .behind_gateway import external_config
+from .ledger_kinds import CRD, CRDS, WIDGETS
+
+__all__ = ["Mover", "moving_cluster", "one_controller_manager"]
+
+_LOGS: Final = ("runtime/controlplane-operator/log", "gateway/runtime/envoy/log")
+_SHOWN: Final = 8000
+_LOOK_SECONDS: Final = 0.1
+
+
+@dataclass
+class Mover:
+    """One control plane, through the gateway."""
+
+    cluster: ManagementCluster
+    name: str
+    eventually: Callable[..., Awaitable[Any]]
+    config: ClusterConfig
+    seen: dict[str, Any] = field(default_factory=dict)
+    """The control plane and its registration as they are now, by kind."""
+    steps: list[str] = field(default_factory=list)
+    """Those that a watch saw, since they were cleared."""
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return self.seen["ControlPlane"].get("status") or {}
+
+    @property
+    def migration(self) -> dict[str, Any]:
+        return self.status.get("migration") or {}
+
+    @property
+    def step(self) -> str | None:
+        return self.migration.get("step")
+
+    @property
+    def mode(self) -> str:
+        return str(self.status["home"]["mode"])
+
+    def note(self, kind: str, event: Event) -> None:
+        self.seen[kind] = event.object
+        if kind == "ControlPlane" and self.step is not None and self.steps[-1:] != [self.step]:
+            self.steps.append(self.step)
+        self.news.set()
+
+    async def until(self, accept: Callable[[], bool], *, timeout: float = 120.0) -> None:
+        """Return at once when an event makes this true."""
+        try:
+            async with asyncio.timeout(timeout):
+                while not accept():
+                    self.news.clear()
+                    await self.news.wait()
+        except TimeoutError:
+            raise AssertionError(f"not in {timeout} s, after {self.steps}: {self.status}") from None
+
+    async def patch(self, **spec: Any) -> None:
+        await self.cluster.client.patch(CONTROL_PLANES, self.name, {"spec": spec})
+
+    async def ask(self, mode: str) -> None:
+        """Begin a migration, or go back."""
+        self.steps.clear()
+        await self.patch(mode=mode)
+
+    async def arrives(self, mode: str, *, step: str = "Completed", timeout: float = 120.0) -> dict[str, Any]:
+        """Wait until it lives there; returns `status.migration`."""
+        await self.until(lambda: self.mode == mode and self.step == step, timeout=timeout)
+        return self.migration
+
+    async def controllers_work(self) -> None:
+        """Return when kube-controller-manager has done something: a new namespace has a ServiceAccount."""
+        async with Client(self.config) as client:
+            name = (await client.create(NAMESPACES, {"metadata": {"generateName": "new-"}}))["metadata"]["name"]
+            await self.eventually(lambda: client.exists(SERVICE_ACCOUNTS, "default", namespace=name), timeout=90)
+
+
+@contextlib.asynccontextmanager
+async def moving_cluster(
+    binaries: Binaries,
+    *,
+    name: str,
+    eventually: Callable[..., Any],
+    namespaces_go_at_once: Callable[..., Any],
+    window: str = "2s",
+    pace: Pace | None = None,
+) -> AsyncIterator[Mover]:
+    """Run a management cluster with a gateway, and a control plane with controllers that can move."""
+    directory = Path(tempfile.mkdtemp(prefix="kplane-embedded-"))
+    cluster = ManagementCluster(directory, binaries=binaries, fsync=False, gateway=find_envoy())
+    if pace is not None:
+        cluster.runtime = ProcessRuntime(directory / "runtime", programs=binaries.directories, pace=pace)
+    async with cluster, namespaces_go_at_once(ClusterConfig.load(cluster.handle.admin_kubeconfig)):
+        try:
+            spec: dict[str, Any] = {"deletionPolicy": "Destroy", "migration": {"rollbackWindow": window}}
+            await cluster.client.create(CONTROL_PLANES, {"metadata": {"name": name}, "spec": spec})
+            spec = {"controlPlaneRef": {"name": name}, "services": ["Controllers"]}
+            await cluster.client.create(CONTROL_PLANE_REGISTRATIONS, {"metadata": {"name": name}, "spec": spec})
+            config = await eventually(lambda: external_config(cluster.client, name), timeout=90)
+            made = Mover(cluster, name, eventually, config)
+            async with _followed(made):
+                await made.until(lambda: made.status.get("phase") in {"Ready", "Hibernated"}, timeout=90)
+                await _serve_widgets(made)
+                await made.controllers_work()
+                yield made
+        finally:
+            # Shown if a test has failed.
+            for log in _LOGS:
+                sys.stdout.write((directory / log).read_text()[-_SHOWN:])
+    assert find_processes(directory) == []
+    shutil.rmtree(directory)
+
+
+@contextlib.asynccontextmanager
+async def _followed(mover: Mover) -> AsyncIterator[None]:
+    async with contextlib.AsyncExitStack() as stack:
+        for resource in (CONTROL_PLANES, CONTROL_PLANE_REGISTRATIONS):
+            informer = Informer(mover.cluster.client, resource, name=mover.name)
+            informer.add_handler(partial(mover.note, resource.kind))
+            stack.push_async_callback(informer.aclose)
+            informer.start()
+            await informer.wait_synced()
+        await mover.until(lambda: len(mover.seen) == 2)
+        yield
+
+
+async def _serve_widgets(mover: Mover) -> None:
+    async with Client(mover.config) as client:
+        await mover.eventually(lambda: client.apply(CRDS, CRD))
+        await mover.eventually(lambda: client.list(WIDGETS), lambda found: found.items == [])
+
+
+@contextlib.contextmanager
+def one_controller_manager(mover: Mover) -> Iterator[Callable[[], bool]]:
+    """Look again and again how many processes of kube-controller-manager there are; yields whether none runs now.
+
+    Raises AssertionError in the end if there were ever two.
+    """
+    directory, most, end = mover.cluster.handle.mcm_directory, 0, threading.Event()
+
+    def running() -> int:
+        return len([pid for pid in find_processes(directory) if _program(pid) == "kube-controller-manager"])
+
+    def look() -> None:
+        nonlocal most
+        while not end.wait(_LOOK_SECONDS):
+            most = max(most, running())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield lambda: running() == 0
+    finally:
+        end.set()
+        thread.join()
+    assert most == 1
+
+
+def _program(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/exe").readlink().name
+    return ""
