@@ -33,16 +33,16 @@ def lease(*, age_seconds: float = 1.0, holds: bool = False) -> dict[str, Any]:
     ("leases", "over"),
     [
         ([], False),
-        ([lease(age_seconds=60.0)], False),
-        ([lease()], True),
-        ([lease(), lease(age_seconds=60.0, holds=True)], True),
-        ([lease(), lease(holds=True)], False),
+        ([{"age_seconds": 60.0}], False),
+        ([{}], True),
+        ([{}, {"age_seconds": 60.0, "holds": True}], True),
+        ([{}, {"holds": True}], False),
     ],
     ids=["none", "only one that has ended", "one", "one besides one that has ended", "one still holds"],
 )
 async def test_a_hold_is_over_when_a_gateway_says_so_and_none_holds(leases: list[dict[str, Any]], over: bool) -> None:
     async def found(*_: Any, **__: Any) -> Any:
-        return SimpleNamespace(items=leases)
+        return SimpleNamespace(items=[lease(**each) for each in leases])
 
     context: Any = SimpleNamespace(client=SimpleNamespace(list=found), stores=SimpleNamespace(secrets=Store(SECRETS)))
     holds = Holds(context, Gateway(url="https://api.example.org", ca=b"", namespace="kplane-gateway"))

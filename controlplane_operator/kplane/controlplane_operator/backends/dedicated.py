@@ -224,6 +224,7 @@ class DedicatedProvisioner:
 
     def let_go(self, uid: str) -> None:
         """Forget what is known of its homes."""
+        self._restorer.forget(uid)
         self._writable -= {place for place in self._writable if place[0] == uid}
 
     async def take_over(self, control_plane: ControlPlane, *, former: str) -> None:

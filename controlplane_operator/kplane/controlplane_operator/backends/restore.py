@@ -29,3 +29,7 @@ class Restorer(Protocol):
     def has_restored(self, control_plane: ControlPlane) -> bool:
         """Tell whether `restore_data` found all data in the etcd."""
         ...
+
+    def forget(self, uid: str) -> None:
+        """Keep nothing of a control plane in memory, keys above all, until it is asked for again."""
+        ...

@@ -278,6 +278,7 @@ class VirtualProvisioner:
 
     def let_go(self, uid: str) -> None:
         """Leave the rights of its user in etcd as they are."""
+        self._restorer.forget(uid)
         if self._etcd is not None:
             self._etcd.access.forget(etcd_user(uid))
             self._etcd.templates.forget(uid)

@@ -126,6 +126,13 @@ class SnapshotRestorer:
         """Tell whether `restore_data` found all data in the etcd."""
         return control_plane.metadata.uid in self._restored
 
+    def forget(self, uid: str) -> None:
+        """See `Restorer.forget`."""
+        self._failed.pop(uid, None)
+        self._read.pop(uid, None)
+        self._reported.discard(uid)
+        self._restored.discard(uid)
+
     def _begin(self, control_plane: ControlPlane, *, what: str, work: Callable[[], Awaitable[None]]) -> NoReturn:
         """Have a job do the work, unless it runs. Raises ConditionError that says so, or why the last job failed."""
         uid = control_plane.metadata.uid or ""
