@@ -1,4 +1,4 @@
-"""A kube-controller-manager in a control plane of the tests."""
+"""Programs of Kubernetes that are clients of a control plane of the tests."""
 
 from __future__ import annotations
 
@@ -17,11 +17,20 @@ async def running_controllers(
     config: ClusterConfig, *args: str, binaries: Binaries, directory: Path
 ) -> AsyncIterator[None]:
     """Run the controllers that `args` name, with this identity."""
+    async with running_program("kube-controller-manager", config, *args, binaries=binaries, directory=directory):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def running_program(
+    program: str, config: ClusterConfig, *args: str, binaries: Binaries, directory: Path
+) -> AsyncIterator[None]:
+    """Run a program of Kubernetes that is a client, with this identity."""
     kubeconfig = directory / "kubeconfig"
     kubeconfig.touch(mode=0o600)
     kubeconfig.write_text(json.dumps(config.to_kubeconfig()))
     process = await asyncio.create_subprocess_exec(
-        binaries.path("kube-controller-manager"),
+        binaries.path(program),
         f"--kubeconfig={kubeconfig}",
         "--leader-elect=false",
         "--secure-port=0",

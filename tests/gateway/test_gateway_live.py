@@ -20,9 +20,9 @@ from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
 from kplane.controlplane_operator.pki.primitives import create_authority, issue_client
 from kplane.gateway import routes
 from kplane.gateway.routes import Route, Upstream
-from kplane.provider import ApiError, Client
-from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
-from tests.controlplane_operator.controller_manager import running_controllers
+from kplane.provider import ApiError, Client, Resource
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, PODS, SERVICE_ACCOUNTS
+from tests.controlplane_operator.controller_manager import running_controllers, running_program
 from tests.mcm.control_planes import controllers_token, gone, manifest, works
 
 from .attacker import exchange, http1
@@ -31,6 +31,7 @@ from .conftest import Gateway
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("gateway"), pytest.mark.timeout(300)]
 
 MASTERS = ("system:masters",)
+NODES = Resource("v1", "Node", "nodes", namespaced=False)
 
 
 async def _who(client: Client) -> dict[str, Any]:
@@ -105,6 +106,23 @@ async def test_tokens_pass_and_count_where_they_were_issued(gateway: Gateway) ->
         assert (await _refusal(client)).status == 401
 
 
+async def test_each_request_is_a_line_of_json_that_tells_no_secret(
+    gateway: Gateway, eventually: Callable[..., Any]
+) -> None:
+    async with Client(gateway.config("one", token="aaaa.secret.cccc")) as client:
+        assert (await _refusal(client)).status == 401
+
+    def lines() -> list[dict[str, Any]]:
+        # Envoy writes its own log there, too.
+        log = gateway.runtime.log_path("envoy").read_text()
+        assert "secret" not in log
+        return [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+
+    found = await eventually(lines, lambda found: any(line["code"] == 401 for line in found))
+    (refused,) = [line for line in found if line["code"] == 401]
+    assert (refused["method"], refused["path"], refused["controlPlane"]) == ("GET", "/api/v1/namespaces", "one")
+
+
 async def test_it_answers_as_an_api_server_where_there_is_none(gateway: Gateway) -> None:
     absent = Route(key="uid-gone", cluster_path="gone", upstream=None, why_absent="it failed, and the reason is this")
     nobody = await _upstream_of_nobody(gateway)
@@ -173,6 +191,39 @@ async def test_the_controllers_of_kubernetes_work_through_it(
         namespace = await works(direct, eventually)
         await direct.delete(NAMESPACES, namespace)
         await eventually(lambda: gone(direct, NAMESPACES, namespace))
+
+
+@pytest.mark.slow
+async def test_the_scheduler_of_kubernetes_works_through_it(
+    gateway: Gateway, binaries: Any, tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    config = gateway.user("one", "system:kube-scheduler", groups=MASTERS)
+    name = f"scheduled-{gateway.serving.port}"
+    async with (
+        running_program("kube-scheduler", config, binaries=binaries, directory=tmp_path),
+        Client(gateway.tenants["one"].config) as direct,
+    ):
+        room = {"cpu": "4", "memory": "8Gi", "pods": "10"}
+        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
+        await direct.create(
+            NODES,
+            {"metadata": {"name": name}, "status": {"capacity": room, "allocatable": room, "conditions": [ready]}},
+        )
+        await direct.apply(SERVICE_ACCOUNTS, {"metadata": {"name": "default", "namespace": "default"}})
+        spec = {
+            "containers": [{"name": "web", "image": "web"}],
+            # No controller takes the taint of new nodes away.
+            "tolerations": [{"operator": "Exists"}],
+        }
+        await direct.create(PODS, {"metadata": {"name": name, "namespace": "default"}, "spec": spec})
+
+        async def node() -> str | None:
+            found = await direct.get(PODS, name, namespace="default")
+            return found["spec"].get("nodeName")
+
+        assert await eventually(node) == name
+        await direct.delete(PODS, name, namespace="default")
+        await direct.delete(NODES, name)
 
 
 async def test_a_connection_is_upgraded(gateway: Gateway, tmp_path: Path) -> None:
