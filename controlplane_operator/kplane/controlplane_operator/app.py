@@ -248,8 +248,8 @@ class _Assembly:
         )
         claims = AddressClaims(context.stores, address=provisioners.address)
         self._copies = Copies()
-        planner = Planner(context, homes=provisioners.home, claim=claims.take)
-        migrator = Migrator(context, homes=provisioners.home, planner=planner, copies=self._copies)
+        planner = Planner(context, homes=provisioners.home, claim=claims.check)
+        migrator = Migrator(context, homes=provisioners.home, planner=planner, copies=self._copies, claim=claims.take)
         switch = EndpointSwitch(context.stores, queues=context.queues)
         control_planes = ControlPlaneReconciler(
             context,

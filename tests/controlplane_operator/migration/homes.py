@@ -379,7 +379,7 @@ class Operator:
         homes: Any = lambda _: self._backend  # noqa: E731
         copies: Any = _Copies(world)
         planner: Any = _Planner()
-        self.migrator = migrator.Migrator(context, homes=homes, planner=planner, copies=copies)
+        self.migrator = migrator.Migrator(context, homes=homes, planner=planner, copies=copies, claim=lambda _: None)
 
     async def reconcile(self) -> None:
         """One pass, as the reconciler has it: migration, API server, what is published, status."""

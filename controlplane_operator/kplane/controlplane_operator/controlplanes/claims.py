@@ -102,11 +102,20 @@ class AddressClaims:
         address = self._address(control_plane)
         if address is None:
             return control_plane.status.claimed_address
+        if (claim := self._checked(control_plane, address=address)) is not None:
+            self._granted[claim.uid] = address
+        return None if is_etcd_address(address) else address
+
+    def check(self, control_plane: ControlPlane) -> None:
+        """Raise as `take` does, and grant nothing."""
+        if (address := self._address(control_plane)) is not None:
+            self._checked(control_plane, address=address)
+
+    def _checked(self, control_plane: ControlPlane, *, address: str) -> Claim | None:
         claim = self._claim(control_plane, address=address)
         if claim is not None:
             check_unclaimed(claim, others=self._others(control_plane, address=address))
-            self._granted[claim.uid] = address
-        return None if is_etcd_address(address) else address
+        return claim
 
     def confirm(self, control_plane: ControlPlane, *, provision: Provision) -> None:
         """Raise ConditionError (Provisioning) unless the API server is what was granted: an endpoint is edited at any

@@ -73,12 +73,17 @@ class Migrator:
         homes: Callable[[ControlPlane], Movable],
         planner: Planner,
         copies: Copies,
+        claim: Callable[[ControlPlane], object],
     ) -> None:
-        """`homes` returns the way to the API server of a home."""
+        """`homes` returns the way to the API server of a home.
+
+        `claim` grants a control plane its path in the shared etcd, or raises ConditionError.
+        """
         self._context = context
         self._homes = homes
         self._planner = planner
         self._copies = copies
+        self._claim = claim
         self._keys = TenantKeys(context)
         self._report = Report(context, copies=copies)
         self._cutter = Cutter(context, homes=homes)
@@ -243,6 +248,7 @@ class Migrator:
         self._context.events.record(control_plane, reason="MigrationStarted", message=told)
         fields: dict[str, Any] = {}
         if target.mode is ControlPlaneMode.VIRTUAL:
+            self._claim(control_plane.at(target))
             fields["cluster_path"] = control_plane.cluster_path
         return await self._report.write(control_plane, begins, told=told, **fields), True
 
