@@ -19,7 +19,7 @@ from kplane.controlplane_operator.backends.apiserver import (
     serving_hosts,
 )
 from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url, etcd_component
-from kplane.controlplane_operator.backends.readiness import READY, READY_ON_BEGUN_DATA
+from kplane.controlplane_operator.backends.readiness import READY, READY_WITHOUT_BOOTSTRAP_CHECKS
 from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
 from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, issue_client, issue_serving
 from kplane.controlplane_operator.shared_etcd.keyspace import Keyspace, key_prefix
@@ -113,7 +113,7 @@ async def start_api_server(
             etcd=EtcdAccess((shared.url,), shared.authority.certificate, certificates.etcd_client),
             etcd_prefix=key_prefix(path).rstrip("/"),
             etcd_shared=True,
-            ready_at=READY_ON_BEGUN_DATA if read_only else READY,
+            ready_at=READY_WITHOUT_BOOTSTRAP_CHECKS if read_only else READY,
         )
         return bound(component)
 

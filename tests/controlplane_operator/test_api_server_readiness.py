@@ -1,4 +1,4 @@
-"""A control plane is published when its API server has written what its version begins with, or finds it there."""
+"""A control plane is published when its API server has bootstrapped its data, or finds them so."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aiohttp import web
 
 from kplane.api import ControlPlane
 from kplane.controlplane_operator.backends import readiness
-from kplane.controlplane_operator.backends.readiness import check_begun, has_begun
+from kplane.controlplane_operator.backends.readiness import check_bootstrapped, is_bootstrapped
 from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.provider import ClusterConfig
@@ -24,7 +24,7 @@ def _control_plane(version: str | None = None) -> ControlPlane:
 
 
 @pytest.mark.parametrize(
-    ("former", "present", "fresh", "begun"),
+    ("former", "present", "fresh", "bootstrapped"),
     [
         (None, "1.36.3", False, False),  # nothing, or what a former control plane has left
         (None, "1.36.3", True, True),  # a copy of a template
@@ -36,10 +36,10 @@ def _control_plane(version: str | None = None) -> ControlPlane:
         ("unknown", "1.36.3", False, True),
     ],
 )
-def test_data_are_begun_that_an_api_server_of_this_version_has_begun(
-    former: str | None, present: str | None, fresh: bool, begun: bool
+def test_data_are_bootstrapped_by_an_api_server_of_their_version(
+    former: str | None, present: str | None, fresh: bool, bootstrapped: bool
 ) -> None:
-    assert has_begun(_control_plane(former), version=present, fresh=fresh) is begun
+    assert is_bootstrapped(_control_plane(former), version=present, fresh=fresh) is bootstrapped
 
 
 @asynccontextmanager
@@ -70,7 +70,7 @@ async def test_it_waits_for_one_that_is_about_to_write(monkeypatch: pytest.Monke
     monkeypatch.setattr(readiness, "_POLL_SECONDS", 0.001)
     codes = iter((500, 500, 200))
     async with _api_server(codes, directory=tmp_path) as config:
-        await check_begun(config, published=False, connections=None)
+        await check_bootstrapped(config, published=False, connections=None)
     assert list(codes) == []
 
 
@@ -86,6 +86,6 @@ async def test_it_says_that_it_waits(
             yield 500
 
     async with _api_server(failing(), directory=tmp_path) as config:
-        with pytest.raises(ConditionError, match="which writes what it begins with") as waiting:
-            await check_begun(config, published=published, connections=None)
+        with pytest.raises(ConditionError, match="which bootstraps its data") as waiting:
+            await check_bootstrapped(config, published=published, connections=None)
     assert waiting.value.reason == reason

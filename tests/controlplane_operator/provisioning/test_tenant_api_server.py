@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kplane.controlplane_operator.backends.readiness import BEGINNINGS, READY, READY_ON_BEGUN_DATA
+from kplane.controlplane_operator.backends.readiness import BOOTSTRAP_CHECKS, READY, READY_WITHOUT_BOOTSTRAP_CHECKS
 from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER
 from kplane.controlplane_operator.pki.primitives import issue_serving
 from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, Subject, bootstrap
@@ -119,7 +119,7 @@ async def test_on_data_that_are_begun_the_first_answers_are_right(
         token = await request_token(client, service_account="keeper", namespace="shop", lifetime=dt.timedelta(hours=1))
         await eventually(lambda: client.get(CUSTOM_RESOURCE_DEFINITIONS, "cups.shop.example"), _is_established)
     assert tenant.component.readiness is not None
-    early = replace(tenant.component.readiness, path=READY_ON_BEGUN_DATA, interval_seconds=0.02)
+    early = replace(tenant.component.readiness, path=READY_WITHOUT_BOOTSTRAP_CHECKS, interval_seconds=0.02)
     keeper = replace(tenant.administrator, client_certificate=None, client_key=None, token=token.value)
     for number in range(3):
         await runtime.stop(tenant.component.name)
@@ -137,7 +137,7 @@ async def test_on_data_that_are_begun_the_first_answers_are_right(
             assert pod["spec"]["priority"] == 2_000_001_000
             assert {"rbac.authorization.k8s.io", "shop.example"} <= {each["name"] for each in groups["groups"]}
             # What the probe leaves out changes nothing.
-            for check in BEGINNINGS:
+            for check in BOOTSTRAP_CHECKS:
                 await eventually(lambda check=check: _passes(administrator, f"{READY}/{check}"), bool)
             await administrator.probe(READY)
             after = [await administrator.list(resource) for resource in _BEGUN_WITH]

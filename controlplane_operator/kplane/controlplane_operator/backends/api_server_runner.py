@@ -18,7 +18,11 @@ from kplane.controlplane_operator.backends.base import Provision, check_ready, r
 from kplane.controlplane_operator.backends.class_settings import api_server_settings, exposure_of, scheduling_of
 from kplane.controlplane_operator.backends.etcd import EtcdAccess
 from kplane.controlplane_operator.backends.proxy import EgressProxies, ProxyProgram
-from kplane.controlplane_operator.backends.readiness import READY_ON_BEGUN_DATA, check_begun, has_begun
+from kplane.controlplane_operator.backends.readiness import (
+    READY_WITHOUT_BOOTSTRAP_CHECKS,
+    check_bootstrapped,
+    is_bootstrapped,
+)
 from kplane.controlplane_operator.backends.versions import ApiServerPlan
 from kplane.controlplane_operator.component_names import apiserver_name
 from kplane.controlplane_operator.context import OperatorContext
@@ -131,7 +135,7 @@ class ApiServerRunner:
                 scheduling=scheduling_of(plan.chosen),
                 egress=egress,
                 # `provision` looks at the rest. This is the same for all, because pods restart when it changes.
-                ready_at=READY_ON_BEGUN_DATA,
+                ready_at=READY_WITHOUT_BOOTSTRAP_CHECKS,
             )
         )
         await self._proxies.end_unused(control_plane, chosen=plan.chosen)
@@ -147,8 +151,10 @@ class ApiServerRunner:
         provision = ground.provision()
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
             version = plan.version or state.version or await self._runtime.version(API_SERVER)
-        if not has_begun(control_plane, version=version, fresh=fresh):
-            await check_begun(provision.administrator, published=published, connections=self._context.connections)
+        if not is_bootstrapped(control_plane, version=version, fresh=fresh):
+            await check_bootstrapped(
+                provision.administrator, published=published, connections=self._context.connections
+            )
         return replace(
             provision,
             settled=self._runtime.settled(name) and self._proxies.settled(control_plane, chosen=plan.chosen),

@@ -1,7 +1,7 @@
-"""When an API server is ready: on data that one of its version has begun, and on others.
+"""When an API server is ready: on data that one of its version has bootstrapped, and on others.
 
-Two checks of `/readyz` say that an API server has written what it begins with: roles, and classes of priority. It looks
-at those after a second. If it finds them there, nothing in its answers depends on that look.
+Two checks of `/readyz` say that an API server has bootstrapped its data: roles, and classes of priority. It looks at
+those after a second. If it finds them there, nothing in its answers depends on that look.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.provider import ClusterConfig, ProviderError
 from kplane.provider.client.connections import Connections
 
-__all__ = ["BEGINNINGS", "READY", "READY_ON_BEGUN_DATA", "check_begun", "has_begun"]
+__all__ = ["BOOTSTRAP_CHECKS", "READY", "READY_WITHOUT_BOOTSTRAP_CHECKS", "check_bootstrapped", "is_bootstrapped"]
 
 READY: Final = "/readyz"
-"""Answers 200 when an API server serves, and has written what it begins with."""
-BEGINNINGS: Final = (
+"""Answers 200 when an API server serves, and its data are bootstrapped."""
+BOOTSTRAP_CHECKS: Final = (
     "poststarthook/rbac/bootstrap-roles",
     "poststarthook/scheduling/bootstrap-system-priority-classes",
 )
-READY_ON_BEGUN_DATA: Final = f"{READY}?{'&'.join(f'exclude={each}' for each in BEGINNINGS)}"
+READY_WITHOUT_BOOTSTRAP_CHECKS: Final = f"{READY}?{'&'.join(f'exclude={each}' for each in BOOTSTRAP_CHECKS)}"
 """Answers 200 when an API server serves, whatever the data. `informer-sync` is among its checks: roles are in force."""
 
 _PATIENCE_SECONDS: Final = 3.0
 _POLL_SECONDS: Final = 0.1
 
 
-def has_begun(control_plane: ControlPlane, *, version: str | None, fresh: bool) -> bool:
-    """Tell whether the data of a control plane have what an API server of a version begins with.
+def is_bootstrapped(control_plane: ControlPlane, *, version: str | None, fresh: bool) -> bool:
+    """Tell whether the data of a control plane were bootstrapped by an API server of a version.
 
     `fresh` says that they are a copy of a template, which is of this version. If a version is not known, published
-    data count as begun.
+    data count as bootstrapped.
     """
     if control_plane.status.endpoint is None:
         return fresh
@@ -43,8 +43,8 @@ def has_begun(control_plane: ControlPlane, *, version: str | None, fresh: bool) 
     return former is None or present is None or former == present
 
 
-async def check_begun(config: ClusterConfig, *, published: bool, connections: Connections | None) -> None:
-    """Wait a little until an API server has written what it begins with; `config` is an administrator's.
+async def check_bootstrapped(config: ClusterConfig, *, published: bool, connections: Connections | None) -> None:
+    """Wait a little until an API server has bootstrapped its data; `config` is an administrator's.
 
     Raises ConditionError (Provisioning, or APIServerNotReady once published) while it has not.
     """
@@ -59,4 +59,4 @@ async def check_begun(config: ClusterConfig, *, published: bool, connections: Co
                 await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError:
         reason = Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING
-        raise ConditionError(reason, f"waiting for kube-apiserver, which writes what it begins with{said}") from None
+        raise ConditionError(reason, f"waiting for kube-apiserver, which bootstraps its data{said}") from None
