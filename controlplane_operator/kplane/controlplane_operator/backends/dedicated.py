@@ -89,8 +89,7 @@ class DedicatedProvisioner:
         if not writes:
             await self.set_writable(control_plane, writable=False)
         elif _place(control_plane) not in self._writable:
-            # The operator before this one may have ended within a migration.
-            await self.set_writable(control_plane, writable=True)
+            await self._lift_former_fence(control_plane)
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
             await self._api_servers.ensure(
                 control_plane,
@@ -185,6 +184,15 @@ class DedicatedProvisioner:
                 if await is_fenced(place.client):
                     await lift_fence(place.client)
         self._writable.add(_place(control_plane))
+
+    async def _lift_former_fence(self, control_plane: ControlPlane) -> None:
+        """Lift the fence that an operator has left that ended within a migration. Raises ConditionError."""
+        try:
+            await self.set_writable(control_plane, writable=True)
+        except ConditionError:
+            # Without a migration there is most likely none. An etcd that only API servers reach keeps nothing back.
+            if control_plane.status.migration is not None:
+                raise
 
     async def retire(self, control_plane: ControlPlane) -> None:
         """End the API server; etcd stays, with its fence."""
