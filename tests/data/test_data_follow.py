@@ -70,7 +70,7 @@ async def _content(place: Place) -> dict[bytes, bytes]:
     head = place.prefix.encode()
     pages = place.client.pages(place.prefix)
     found = {item.key.removeprefix(head): item.value async for page in pages for item in page.items}
-    return {key: value for key, value in found.items() if not key.startswith(b".follow/")}
+    return {key: value for key, value in found.items() if not key.startswith(b".follow")}
 
 
 async def _change_at_random(place: Place, *, seed: int, times: int) -> None:
