@@ -136,6 +136,8 @@ class Ledger:
     """Nothing more is written there: what was sent may take effect much later."""
     _rounds: int = 0
     """How often the writers began: no value is written twice."""
+    _strange: list[str] = field(default_factory=list)
+    """What no server may answer."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     async def fill(self) -> None:
@@ -160,7 +162,7 @@ class Ledger:
         """Read all objects, when nobody writes, and say what is not as the ledger has it."""
         found = await asyncio.to_thread(self._read)
         present = {entry.uid for entry in found.values()}
-        said = [f"{uid} was deleted, and is there" for uid in self._former & present]
+        said = self._strange + [f"{uid} was deleted, and is there" for uid in self._former & present]
         said += [f"{key}: nobody wrote that" for key in found.keys() - self._last.keys() - self._open.keys()]
         for key in self._last.keys() | self._open.keys():
             last, here, attempt = self._last.get(key), found.get(key), self._open.get(key)
@@ -210,7 +212,7 @@ class Ledger:
                 now = self._change(send, key, method, value, conditional=chance.random() < 0.3)
                 # One etcd counts the writes of all kinds, and clients take a lower version for an older one.
                 if now is not None and now <= version:
-                    self._fail(f"version {now} came after {version}")
+                    self._strange.append(f"version {now} came after {version}")
                 version = now or version
                 # What was late, because writes waited, is not made up for.
                 due = max(due + self.writers / self.a_second, time.monotonic() - 1.0)
@@ -248,7 +250,7 @@ class Ledger:
             if entry is None and last is not None:
                 self._former.add(last.uid)
             if method in {"PUT", "PATCH"} and last is not None and entry is not None and entry.uid != last.uid:
-                self.errors.append(f"{path} had uid {last.uid}, and now {entry.uid}")
+                self._strange.append(f"{path} had uid {last.uid}, and now {entry.uid}")
         self._last[key] = entry
         return entry.version if entry is not None else None
 

@@ -43,7 +43,9 @@ class Mover:
     seen: dict[str, Any] = field(default_factory=dict)
     """The control plane and its registration as they are now, by kind."""
     steps: list[str] = field(default_factory=list)
-    """Those that a watch saw, since they were cleared."""
+    """Of the latest migration, as a watch saw them."""
+    former: str | None = None
+    """When the one before it began."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -64,8 +66,8 @@ class Mover:
 
     def note(self, kind: str, event: Event) -> None:
         self.seen[kind] = event.object
-        if kind == "ControlPlane" and self.step is not None and self.steps[-1:] != [self.step]:
-            self.steps.append(self.step)
+        if kind == "ControlPlane" and self.migration.get("startedTime") != self.former:
+            self.steps += [self.step] if self.step is not None and self.steps[-1:] != [self.step] else []
         self.news.set()
 
     async def until(self, accept: Callable[[], bool], *, timeout: float = 120.0) -> None:
@@ -83,18 +85,22 @@ class Mover:
 
     async def ask(self, mode: str) -> None:
         """Begin a migration, or go back."""
+        self.former = self.migration.get("startedTime")
         self.steps.clear()
         await self.patch(mode=mode)
 
     async def arrives(self, mode: str, *, step: str = "Completed", timeout: float = 120.0) -> dict[str, Any]:
         """Wait until it lives there; returns `status.migration`."""
-        await self.until(lambda: self.mode == mode and self.step == step, timeout=timeout)
+        await self.until(lambda: self.mode == mode and self.steps[-1:] == [step], timeout=timeout)
         return self.migration
 
     async def controllers_work(self) -> None:
         """Return when kube-controller-manager has done something: a new namespace has a ServiceAccount."""
+        body = {"metadata": {"generateName": "new-"}}
         async with Client(self.config) as client:
-            name = (await client.create(NAMESPACES, {"metadata": {"generateName": "new-"}}))["metadata"]["name"]
+            # An API server that was killed and starts again refuses all, until it has read who may do what.
+            made = await self.eventually(lambda: client.create(NAMESPACES, body), timeout=90)
+            name = made["metadata"]["name"]
             await self.eventually(lambda: client.exists(SERVICE_ACCOUNTS, "default", namespace=name), timeout=90)
 
 

@@ -1,0 +1,122 @@
+"""Kills (-9) at each step of a migration: it arrives, no write is lost, and there are never two homes that write."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from kplane.binaries.programs import Binaries
+from kplane.controlplane_operator.component_names import apiserver_name, etcd_name
+from kplane.embedded import components
+from kplane.workloads import Pace, find_processes
+
+from .ledger import Ledger
+from .moving import Mover, moving_cluster, one_controller_manager
+from .two_homes import intruding
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.integration,
+    pytest.mark.timeout(300),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+OPERATOR, MCM, GATEWAY, ENVOY = "operator", "mcm", "gateway controller", "Envoy"
+SOURCE, TARGET = "source API server", "target API server"
+SOURCE_ETCD, TARGET_ETCD = "source etcd", "target etcd"
+ARRIVES_SECONDS = 150.0
+
+MOVES = [
+    ("Dedicated", [(OPERATOR, "Preparing"), (OPERATOR, "Copying")]),
+    ("Virtual", [(OPERATOR, "Starting"), (OPERATOR, "EndingControllers")]),
+    ("Dedicated", [(OPERATOR, "Cutting"), (OPERATOR, "Retaining")]),
+    ("Virtual", [(SOURCE, "Copying"), (OPERATOR, "Cutting")]),
+    ("Dedicated", [(SOURCE, "Copying"), (TARGET, "Starting"), (MCM, "EndingControllers")]),
+    ("Virtual", [(TARGET, "EndingControllers"), (SOURCE, "Cutting"), (MCM, "Retaining")]),
+    ("Dedicated", [(ENVOY, "EndingControllers"), (GATEWAY, "Cutting")]),
+    ("Virtual", [(ENVOY, "Cutting"), (TARGET, "Retaining")]),
+    ("Dedicated", [(SOURCE_ETCD, "Copying"), (TARGET_ETCD, "Cutting"), (GATEWAY, "Retaining")]),
+    ("Virtual", [(TARGET_ETCD, "Starting"), (SOURCE_ETCD, "Cutting")]),
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mover(
+    binaries: Binaries, eventually: Callable[..., Any], namespaces_go_at_once: Callable[..., Any]
+) -> AsyncIterator[Mover]:
+    async with moving_cluster(
+        binaries,
+        name="survivor",
+        eventually=eventually,
+        namespaces_go_at_once=namespaces_go_at_once,
+        # What is killed often waits no longer for that.
+        pace=Pace(restart_base=0.2, restart_limit=0.5),
+    ) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def ledger(mover: Mover) -> Ledger:
+    made = Ledger(mover.config, size=1500, a_second=60.0)
+    await made.fill()
+    return made
+
+
+def kill(mover: Mover, victim: str) -> None:
+    handle = mover.cluster.handle
+    runtime, homes = handle.directory / "runtime", [mover.migration[which] for which in ("from", "to")]
+
+    def etcd(home: dict[str, Any]) -> Path:
+        if home["mode"] == "Virtual":
+            return runtime / components.TENANTS_ETCD
+        return handle.operator_directory / etcd_name(mover.name, slot=home["slot"])
+
+    servers = [handle.operator_directory / apiserver_name(mover.name, slot=home["slot"]) for home in homes]
+    below = {
+        OPERATOR: runtime / components.OPERATOR,
+        MCM: runtime / components.MCM,
+        GATEWAY: runtime / components.GATEWAY,
+        ENVOY: handle.directory / "gateway" / "runtime" / "envoy",
+        SOURCE: servers[0],
+        TARGET: servers[1],
+        SOURCE_ETCD: etcd(homes[0]),
+        TARGET_ETCD: etcd(homes[1]),
+    }
+    pids = find_processes(below[victim])
+    # That of a new home is perhaps about to start.
+    assert pids or victim == TARGET
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def told(value: object) -> str | None:
+    return ", ".join(f"{victim} at {step}" for victim, step in value) if isinstance(value, list) else None
+
+
+@pytest.mark.parametrize(("mode", "kills"), MOVES, ids=told)
+async def test_a_migration_survives_kills(
+    mover: Mover, ledger: Ledger, mode: str, kills: list[tuple[str, str]], eventually: Callable[..., Any]
+) -> None:
+    source = mover.status["home"]["slot"]
+    with one_controller_manager(mover):
+        async with intruding(mover) as intruders, ledger.written():
+            await mover.ask(mode)
+            for victim, step in kills:
+                await mover.until(lambda step=step: step in mover.steps)
+                kill(mover, victim)
+            await mover.arrives(mode, timeout=ARRIVES_SECONDS)
+            await mover.controllers_work()
+            before = ledger.acknowledged
+            await eventually(lambda: ledger.acknowledged > before + 20)
+            await eventually(lambda: intruders.homes == [source, 1 - source])
+    assert intruders.homes == [source, 1 - source]
+    assert await intruders.lost() == []
+    assert await ledger.wrong() == []

@@ -1,0 +1,115 @@
+"""Writers at the own addresses of both API servers of a control plane that moves: no gateway holds them back.
+
+So the fence in etcd alone keeps them apart: when the new home takes writes, the former one may take none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import http.client
+import itertools
+import re
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+from kplane.api.names import KUBECONFIG_KEY, kubeconfig_secret_name, management_namespace
+from kplane.controlplane_operator.component_names import apiserver_name
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import CONFIG_MAPS
+from kplane.workloads import find_processes
+
+from .behind_gateway import secret
+from .ledger import Connection, Refused
+from .moving import Mover
+
+__all__ = ["Intruders", "intruding"]
+
+_PAUSE_SECONDS: Final = 0.05
+_ANSWER_SECONDS: Final = 5.0
+_PORT: Final = re.compile(rb"--secure-port=([0-9]+)")
+
+
+class Intruders:
+    """One writer for each home, which writes numbers into an object of its own."""
+
+    def __init__(self, mover: Mover, config: ClusterConfig) -> None:
+        self._mover, self._config, self._end = mover, config, threading.Event()
+        self._accepted: list[tuple[float, int]] = []
+        """When such a write began, and at the home of which slot."""
+        self._acknowledged, self._tried = [0, 0], [0, 0]
+        self._threads = [threading.Thread(target=self._write, args=(slot,)) for slot in (0, 1)]
+
+    @property
+    def homes(self) -> list[int]:
+        """Slots of the homes that took writes, in their order."""
+        return [slot for slot, _ in itertools.groupby(slot for _, slot in sorted(self._accepted))]
+
+    async def lost(self) -> list[str]:
+        """Say which writes are not there that a home took."""
+        said = []
+        async with Client(self._mover.config) as client:
+            for slot in (0, 1):
+                found = await client.get(CONFIG_MAPS, f"intruder-{slot}", namespace="default")
+                if not self._acknowledged[slot] <= (number := int(found["data"]["number"])) <= self._tried[slot]:
+                    said.append(f"intruder {slot} wrote {self._acknowledged[slot]}, and {number} is there")
+        return said
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _write(self, slot: int) -> None:
+        while not self._end.wait(_PAUSE_SECONDS):
+            if (port := self._port(slot)) is None:
+                continue
+            config = dataclasses.replace(self._config, server=f"https://127.0.0.1:{port}")
+            send = Connection(config, timeout=_ANSWER_SECONDS)
+            with contextlib.closing(send), contextlib.suppress(OSError, http.client.HTTPException):
+                while not self._end.wait(_PAUSE_SECONDS):
+                    self._put(send, slot)
+
+    def _put(self, send: Connection, slot: int) -> None:
+        self._tried[slot] += 1
+        number, began = self._tried[slot], time.monotonic()
+        with contextlib.suppress(Refused):
+            send("PUT", f"{CONFIG_MAPS.path(namespace='default')}/intruder-{slot}", _body(slot, number))
+            self._acknowledged[slot] = number
+            self._accepted.append((began, slot))
+
+    def _port(self, slot: int) -> int | None:
+        directory = self._mover.cluster.handle.operator_directory / apiserver_name(self._mover.name, slot=slot)
+        for pid in find_processes(directory):
+            with contextlib.suppress(OSError):
+                if found := _PORT.search(Path(f"/proc/{pid}/cmdline").read_bytes()):
+                    return int(found[1])
+        return None
+
+
+@contextlib.asynccontextmanager
+async def intruding(mover: Mover) -> AsyncIterator[Intruders]:
+    """Have writers at both homes during the body."""
+    found = await secret(mover.cluster.client, kubeconfig_secret_name(mover.name), management_namespace(mover.name))
+    async with Client(mover.config) as client:
+        for slot in (0, 1):
+            await client.apply(CONFIG_MAPS, _body(slot, 0))
+    made = Intruders(mover, ClusterConfig.from_kubeconfig(found[KUBECONFIG_KEY]))
+    made.start()
+    try:
+        await mover.eventually(lambda: made.homes == [mover.status["home"]["slot"]])
+        yield made
+    finally:
+        made.stop()
+
+
+def _body(slot: int, number: int) -> dict[str, Any]:
+    metadata = {"name": f"intruder-{slot}", "namespace": "default"}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"number": str(number)}}
