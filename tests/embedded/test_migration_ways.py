@@ -1,0 +1,123 @@
+"""The ways that a migration can take, other than to its end: planned only, aborted, rolled back, deleted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from kplane.binaries.programs import Binaries
+from kplane.controlplane_operator.component_names import apiserver_name, etcd_name
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
+from kplane.data import Client, Credentials
+from kplane.workloads import find_processes
+
+from .ledger import Ledger
+from .moving import Mover, moving_cluster
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.integration,
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+NAME = "wanderer"
+SIZE = 400
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mover(
+    binaries: Binaries, eventually: Callable[..., Any], namespaces_go_at_once: Callable[..., Any]
+) -> AsyncIterator[Mover]:
+    async with moving_cluster(
+        binaries, name=NAME, eventually=eventually, namespaces_go_at_once=namespaces_go_at_once, window="10m"
+    ) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def ledger(mover: Mover) -> Ledger:
+    made = Ledger(mover.config, size=SIZE)
+    await made.fill()
+    return made
+
+
+def is_there(mover: Mover, *, slot: int) -> bool:
+    """Tell whether a process of a home is left, or its files."""
+    names = (apiserver_name(NAME, slot=slot), etcd_name(NAME, slot=slot))
+    directories = [mover.cluster.handle.operator_directory / name for name in names]
+    return any(directory.exists() or find_processes(directory) for directory in directories)
+
+
+async def keys_below(mover: Mover, prefix: str) -> int:
+    """Count keys in the shared etcd."""
+    etcd = mover.cluster.handle.tenants_etcd
+    files = Credentials.in_directory(mover.cluster.handle.tenants_etcd_credentials)
+    async with Client(etcd.endpoint, credentials=files) as client:
+        return await client.count(prefix)
+
+
+async def is_as_before(mover: Mover, ledger: Ledger) -> None:
+    """The control plane is where it was, and nothing else is anywhere."""
+    await mover.until(lambda: not mover.migration)
+    assert mover.status["home"] == {"mode": "Virtual", "slot": 0}
+    await mover.eventually(lambda: not is_there(mover, slot=1))
+    await mover.eventually(lambda: keys_below(mover, f"{key_prefix(NAME)}.follow/"), lambda found: found == 0)
+    await mover.controllers_work()
+    assert ledger.errors == []
+
+
+async def test_a_plan_alone_changes_nothing(mover: Mover, ledger: Ledger) -> None:
+    async with ledger.written():
+        await mover.patch(mode="Dedicated", migration={"plan": True})
+        await mover.until(lambda: "plan" in mover.migration)
+        assert mover.step is None
+        assert mover.migration["plan"]["blockers"] == []
+        assert mover.migration["plan"]["keys"] > SIZE
+        assert not is_there(mover, slot=1)
+        await mover.patch(mode="Virtual", migration={"plan": False})
+        await is_as_before(mover, ledger)
+    assert await ledger.wrong() == []
+
+
+@pytest.mark.parametrize("step", ["Preparing", "EndingControllers"])
+async def test_an_abort_before_the_cut_leaves_everything_as_it_was(mover: Mover, ledger: Ledger, step: str) -> None:
+    async with ledger.written():
+        await mover.ask("Dedicated")
+        await mover.until(lambda: step in mover.steps)
+        await mover.patch(mode="Virtual")
+        await is_as_before(mover, ledger)
+    assert await ledger.wrong() == []
+
+
+async def test_a_roll_back_loses_nothing_and_copies_only_what_differs(mover: Mover, ledger: Ledger) -> None:
+    async with ledger.written():
+        await mover.ask("Dedicated")
+        await mover.arrives("Dedicated", step="Retaining")
+        await mover.controllers_work()
+    assert await keys_below(mover, key_prefix(NAME)) > SIZE // 2
+    # Without writers: what they write is counted, too.
+    await mover.ask("Virtual")
+    migration = await mover.arrives("Virtual", step="Retaining")
+    assert migration["returns"]
+    assert migration["keys"] < migration["plan"]["keys"]
+    async with ledger.written():
+        await mover.controllers_work()
+        await mover.patch(migration={"rollbackWindow": "0s"})
+        await mover.until(lambda: mover.step == "Completed")
+    assert not is_there(mover, slot=1)
+    assert ledger.errors == []
+    assert await ledger.wrong() == []
+
+
+async def test_one_that_is_deleted_while_it_moves_leaves_nothing(mover: Mover) -> None:
+    client = mover.cluster.client
+    await mover.ask("Dedicated")
+    await mover.until(lambda: "Starting" in mover.steps)
+    await client.delete(CONTROL_PLANES, NAME)
+    await mover.eventually(lambda: client.exists(CONTROL_PLANES, NAME), lambda found: not found, timeout=120)
+    assert [slot for slot in (0, 1) if is_there(mover, slot=slot)] == []
+    assert await keys_below(mover, key_prefix(NAME)) == 0
