@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Generator
 from contextvars import Context
 from typing import Any, TypeVar
 
@@ -30,7 +30,11 @@ class _Group(asyncio.TaskGroup):
 
     @override
     def create_task(
-        self, coro: Coroutine[Any, Any, _T], *, name: str | None = None, context: Context | None = None
+        self,
+        coro: Generator[Any, None, _T] | Coroutine[Any, Any, _T],
+        *,
+        name: str | None = None,
+        context: Context | None = None,
     ) -> asyncio.Task[_T]:
         task = super().create_task(coro, name=name, context=context)
         self._running.add(task)
