@@ -36,11 +36,12 @@ async def test_who_runs_a_group_that_fails_is_not_taken_for_cancelled() -> None:
 
 
 async def test_who_is_cancelled_while_a_group_fails_is_still_cancelled() -> None:
-    async def run() -> int:
+    async def run() -> None:
         with pytest.raises(DataError):
             await _run(now)
-        return _cancelling()
+        noted.append(_cancelling())
 
+    noted: list[int] = []
     now = asyncio.Event()
     task = asyncio.create_task(run())
     await asyncio.sleep(0)
@@ -48,4 +49,6 @@ async def test_who_is_cancelled_while_a_group_fails_is_still_cancelled() -> None
     now.set()
     await asyncio.sleep(0)
     task.cancel()
-    assert await task == 1
+    # From Python 3.13 on, it ends as one that was cancelled.
+    await asyncio.wait([task])
+    assert noted == [1]
