@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -76,6 +77,8 @@ async def test_a_program_that_vanished_is_waited_for(runtime, sandbox, tmp_path)
     program.chmod(0o755)
     await runtime.apply(replace(sandbox.shell("gone", ""), program=str(program)))
     pid = runtime.state("gone").pid
+    # Until then the shell has not read what it is to do.
+    await sandbox._eventually(Path(f"/proc/{pid}/cmdline").read_text, lambda text: text.startswith("sleep"))
     content = program.read_text()
     program.unlink()
     os.kill(pid, signal.SIGKILL)
