@@ -68,17 +68,18 @@ class Run:
         context = self.operator.context
         provisioners: Any = Provisioners(virtual=self.data, dedicated=self.data, adopted=self.data)  # type: ignore[arg-type]
         planner: Any = None  # of no control plane that stays where it is
+        claims = AddressClaims(context.stores, address=self.data.address)
         reconciler = ControlPlaneReconciler(
             context,
             provisioners=provisioners,
             namespaces=self.operator.namespaces,
-            claims=AddressClaims(context.stores, address=self.data.address),
+            claims=claims,
             switch=EndpointSwitch(context.stores, queues=context.queues),
             removal=self.operator.removal,
             runtime=ProcessRuntime(Path("/nonexistent"), programs=()),
             monitors=ServiceMonitors(context, settings=None),
             room=Room(context, limits=Limits(), at_once=1),
-            migrator=Migrator(context, homes=provisioners.home, planner=planner, copies=Copies()),
+            migrator=Migrator(context, homes=provisioners.home, planner=planner, copies=Copies(), claim=claims.take),
         )
         await self.operator.look(self.name)
         await reconciler.reconcile(("", self.name))
