@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from kplane.controlplane_operator.component_names import apiserver_name, etcd_na
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
 from kplane.data import Client, Credentials
+from kplane.embedded import components
 from kplane.workloads import find_processes
 
 from .ledger import Ledger
@@ -83,12 +87,28 @@ async def test_a_plan_alone_changes_nothing(mover: Mover, ledger: Ledger) -> Non
     assert await ledger.wrong() == []
 
 
+@contextlib.contextmanager
+def without_an_end_of_controllers(mover: Mover) -> Iterator[None]:
+    """Have mcm do nothing, so that the step in which it ends its instance is not over before the spec is set back."""
+    pids = find_processes(mover.cluster.handle.directory / "runtime" / components.MCM)
+    assert pids
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
 @pytest.mark.parametrize("step", ["Preparing", "EndingControllers"])
 async def test_an_abort_before_the_cut_leaves_everything_as_it_was(mover: Mover, ledger: Ledger, step: str) -> None:
     async with ledger.written():
-        await mover.ask("Dedicated")
-        await mover.until(lambda: step in mover.steps)
-        await mover.patch(mode="Virtual")
+        with without_an_end_of_controllers(mover):
+            await mover.ask("Dedicated")
+            await mover.until(lambda: step in mover.steps)
+            await mover.patch(mode="Virtual")
+            await mover.until(lambda: not mover.migration)
         await is_as_before(mover, ledger)
     assert await ledger.wrong() == []
 
