@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kplane.api import ControlPlane, find_condition
+from kplane.api import ControlPlane, ControlPlaneMode, Home, find_condition
 from kplane.api.conditions import CLASS_FOUND
-from kplane.controlplane_operator.class_policy import class_in_force, with_class_found
+from kplane.controlplane_operator.class_policy import class_in_force, home_asked_for, wanted_home, with_class_found
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES
 from kplane.controlplane_operator.watch.cache import Store
 
@@ -140,3 +140,32 @@ def test_it_is_told_while_the_class_is_gone_and_no_longer() -> None:
     assert "stays in force" in condition.message
     one = one.model_copy(update={"status": one.status.model_copy(update={"conditions": told})})
     assert with_class_found(one, followed=class_in_force(one, classes=classes(gold=SPEC))) == []
+
+
+@pytest.mark.parametrize(
+    ("by_class", "own", "wanted"),
+    [
+        (None, None, None),
+        ("pool-b", None, "pool-b"),
+        ("pool-b", "pool-c", "pool-c"),
+        ("pool-b", "default", None),
+        ("default", None, None),
+    ],
+)
+def test_the_data_store_is_that_of_the_class_unless_the_control_plane_names_one(
+    by_class: str | None, own: str | None, wanted: str | None
+) -> None:
+    def virtual(name: str | None) -> dict[str, Any]:
+        return {"virtual": {"dataStoreRef": {"name": name}}} if name is not None else {}
+
+    lives_there: dict[str, Any] = {"home": {"mode": "Virtual", "slot": 1, "dataStore": "pool-b"}}
+    one = control_plane(status=lives_there, **virtual(own))
+    chosen = class_in_force(one, classes=classes(gold=virtual(by_class))).chosen
+    asked = home_asked_for(one, chosen=chosen)
+    assert (asked.data_store, asked.slot) == (wanted, 0)
+    # Its components have other names in another home only.
+    assert wanted_home(one, chosen=chosen) == (
+        one.home if wanted == "pool-b" else Home(mode=ControlPlaneMode.VIRTUAL, slot=0, data_store=wanted)
+    )
+    dedicated = control_plane(mode="Dedicated")
+    assert home_asked_for(dedicated, chosen=chosen) == Home(mode=ControlPlaneMode.DEDICATED)

@@ -58,7 +58,7 @@ def look(*, status: dict[str, Any] | None = None, **found: Any) -> Pass:
     control_plane = ControlPlane.model_validate(
         {"metadata": {"name": "acme", "uid": "1", "generation": 3}, "spec": {}, "status": status or {}}
     )
-    return Pass(control_plane, ClassInForce(None), AsyncExitStack(), **found)
+    return Pass(control_plane, ClassInForce(None), AsyncExitStack(), home=control_plane.home, **found)
 
 
 def published(**found: Any) -> dict[str, Any]:

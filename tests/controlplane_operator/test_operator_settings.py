@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kplane.api.configuration import ConfigurationError
-from kplane.controlplane_operator.config import OperatorConfig
+from kplane.controlplane_operator.config import EtcdAt, OperatorConfig
 from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.main import main
 from kplane.controlplane_operator.pki.primitives import create_authority
@@ -33,6 +33,30 @@ def test_flags_become_settings(flags: list[str], tmp_path: Path) -> None:
     assert (settings.mcm_service_account, settings.workers) == (("ns", "name"), 3)
     assert settings.shared_etcd is not None
     assert settings.shared_etcd.credentials == tmp_path
+
+
+def test_data_stores_have_a_name_a_url_and_credentials(flags: list[str], tmp_path: Path) -> None:
+    assert OperatorConfig.parse(flags).data_stores == {}
+    for directory in (tmp_path / "stores" / "pool-b", tmp_path / "stores" / "empty"):
+        directory.mkdir(parents=True)
+    for name in ("ca.crt", "ca.key", "client.crt", "client.key"):
+        (tmp_path / "stores" / "pool-b" / name).write_text("x")
+    named, credentials = "--data-store=pool-b=https://10.0.0.6:2379", f"--data-store-credentials={tmp_path}/stores"
+    found = OperatorConfig.parse([*flags, named, credentials]).data_stores
+    assert found == {"pool-b": EtcdAt("https://10.0.0.6:2379", tmp_path / "stores" / "pool-b")}
+    for wrong, told in (
+        ([named], "go together"),
+        ([credentials], "go together"),
+        ([named, named, credentials], "names pool-b twice"),
+        (["--data-store=default=https://10.0.0.6:2379", credentials], "default is the first shared etcd"),
+        (["--data-store=pool-b", credentials], "this is not NAME=URL"),
+        (["--data-store=Pool=https://10.0.0.6:2379", credentials], "this is not NAME=URL"),
+        (["--data-store=pool-b=http://10.0.0.6:2379", credentials], "an https URL is needed"),
+        (["--data-store=empty=https://10.0.0.6:2379", credentials], "directory empty: ca.crt is missing there"),
+        (["--data-store=pool-c=https://10.0.0.6:2379", credentials], "directory pool-c: ca.crt is missing there"),
+    ):
+        with pytest.raises(ConfigurationError, match=told):
+            OperatorConfig.parse([*flags, *wrong])
 
 
 def test_a_gateway_has_a_url_and_a_ca(flags: list[str], tmp_path: Path) -> None:

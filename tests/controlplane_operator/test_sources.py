@@ -47,8 +47,9 @@ def stores(*, snapshot: dict[str, Any] | None = None, original: dict[str, Any] |
     return found
 
 
-def new(source: dict[str, Any], *, mode: str = "Virtual") -> ControlPlane:
-    return ControlPlane.model_validate(stored("copy", spec={"mode": mode, "source": source}))
+def new(source: dict[str, Any], *, mode: str = "Virtual", data_store: str | None = None) -> ControlPlane:
+    virtual = {"virtual": {"dataStoreRef": {"name": data_store}}} if data_store is not None else {}
+    return ControlPlane.model_validate(stored("copy", spec={"mode": mode, "source": source, **virtual}))
 
 
 @pytest.mark.parametrize(
@@ -69,6 +70,24 @@ def test_a_restore_begins_above_the_revisions_that_clients_know(former: str, mod
     # Nobody knows revisions of a clone.
     cloned = restore_status(new(SNAPSHOT | {"clone": True}, mode=mode), stores=known)
     assert cloned == found.model_copy(update={"begins_at": None})
+
+
+@pytest.mark.parametrize(
+    ("former", "data_store", "begins_at"),
+    [(None, "default", 7), ("pool-b", "pool-b", 7), (None, "pool-b", None), ("pool-b", None, None)],
+)
+def test_revisions_of_one_data_store_say_nothing_of_another(
+    former: str | None, data_store: str | None, begins_at: int | None
+) -> None:
+    known = stores(snapshot=saved(mode="Virtual", dataStore=former))
+    if begins_at is None:
+        with pytest.raises(ConditionError, match=f"its data were in data store {former or 'default'}"):
+            restore_status(new(SNAPSHOT, data_store=data_store), stores=known)
+    else:
+        found = restore_status(new(SNAPSHOT, data_store=data_store), stores=known)
+        assert found is not None
+        assert found.begins_at == begins_at
+    assert restore_status(new(SNAPSHOT | {"clone": True}, data_store=data_store), stores=known) is not None
 
 
 def test_a_clone_is_of_the_very_control_plane_that_was_there_first() -> None:

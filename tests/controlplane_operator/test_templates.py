@@ -170,7 +170,8 @@ class Desk:
         runtime: Any = self.runtime
         shared: Any = SimpleNamespace(keyspace=self.keyspace)
         access: Any = None
-        self.templates = Templates(context, runtime=runtime, shared=shared, access=access)
+        self.makers: set[str] = set()
+        self.templates = Templates(context, runtime=runtime, shared=shared, access=access, makers=self.makers)
         self.templates._maker = self.maker  # type: ignore[assignment]
 
     async def find(self, name: str) -> Original | None:
@@ -296,7 +297,9 @@ async def test_templates_out_of_use_are_collected() -> None:
 
 async def test_api_servers_of_templates_that_were_left_are_ended() -> None:
     desk = Desk()
-    desk.runtime.running = {template_name("a"), "apiserver-a", "apiserver-template-a"}
+    desk.runtime.running = {template_name("a"), template_name("b"), "apiserver-a", "apiserver-template-a"}
+    # In another data store, one is made at this moment.
+    desk.makers.add(template_name("b"))
     await desk.waits("a")
     async with desk.working():
         await desk.queued("a")

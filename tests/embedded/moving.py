@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -113,10 +113,13 @@ async def moving_cluster(
     namespaces_go_at_once: Callable[..., Any],
     window: str = "2s",
     pace: Pace | None = None,
+    operator_arguments: Sequence[str] = (),
 ) -> AsyncIterator[Mover]:
     """Run a management cluster with a gateway, and a control plane with controllers that can move."""
     directory = Path(tempfile.mkdtemp(prefix="kplane-embedded-"))
-    cluster = ManagementCluster(directory, binaries=binaries, fsync=False, gateway=find_envoy())
+    cluster = ManagementCluster(
+        directory, binaries=binaries, fsync=False, gateway=find_envoy(), operator_arguments=operator_arguments
+    )
     if pace is not None:
         cluster.runtime = ProcessRuntime(directory / "runtime", programs=binaries.directories, pace=pace)
     async with cluster, namespaces_go_at_once(ClusterConfig.load(cluster.handle.admin_kubeconfig)):

@@ -63,7 +63,7 @@ from kplane.api.control_plane_snapshot import (
 )
 from kplane.api.destinations import Destination
 from kplane.api.hibernation import HibernationReason, HibernationStatus, IdleSettings, StartPolicy
-from kplane.api.home import ControlPlaneMode, Home, Volume
+from kplane.api.home import DEFAULT_DATA_STORE, ControlPlaneMode, DataStoreReference, Home, Volume
 from kplane.api.kubernetes_version import KubernetesVersion
 from kplane.api.migration import MigrationBlocker, MigrationPlan, MigrationSpec, MigrationStatus, MigrationStep
 from kplane.api.oidc import SERVICE_ACCOUNT_ISSUER, OidcIssuer
@@ -74,6 +74,7 @@ from kplane.api.rotation import MAX_ROTATION_VALUE, RotationPhase, RotationStatu
 from kplane.api.service_settings import ServiceSettings
 
 __all__ = [
+    "DEFAULT_DATA_STORE",
     "DEFAULT_SERVICE_CIDR",
     "DELETING",
     "MANAGED_FLAGS",
@@ -109,6 +110,7 @@ __all__ = [
     "ControlPlaneStatus",
     "ControllersProfile",
     "ControllersSettings",
+    "DataStoreReference",
     "DedicatedSpec",
     "DeletionPolicy",
     "Destination",

@@ -12,7 +12,7 @@ from kplane.api.compute_resources import ComputeResources
 from kplane.api.conditions import Conditions
 from kplane.api.extensions import ATOMIC_MAP, Extension, Rule, list_map, rules
 from kplane.api.hibernation import HibernationStatus, StartPolicy
-from kplane.api.home import ControlPlaneMode, Home, Volume
+from kplane.api.home import DEFAULT_DATA_STORE, ControlPlaneMode, DataStoreReference, Home, Volume
 from kplane.api.kubernetes_version import VersionText
 from kplane.api.migration import MigrationSpec, MigrationStatus
 from kplane.api.references import ObjectReference, SecretReference, TypedReference
@@ -129,6 +129,10 @@ class VirtualSpec(ApiModel):
     the keys of a shared etcd. The default is the name of the object. No two control planes may share it, and it cannot
     be changed once it is in the status. `root` and `clusters` are reserved: a control plane of such a path, set here or
     by its name, does not become Ready and says so in its conditions.
+    """
+    data_store_ref: DataStoreReference | None = None
+    """The shared etcd that has the data. A change moves them while the control plane is in use, see `spec.migration`.
+    The default is that of the class, and `default` where that has none. For API servers that kplane runs.
     """
     start: StartPolicy | None = None
     """When the API server runs. Always: at all times. OnDemand: while the control plane is in use. Then it is Ready at
@@ -278,14 +282,17 @@ class ControlPlaneSpec(ApiModel):
                 field_path=".endpointStyle",
                 reason="FieldValueForbidden",
             ),
-            Rule(
-                rule="!has(self.endpointRef) || !has(self.virtual) || !has(self.virtual.start)",
-                message=(
-                    "spec.virtual.start is for API servers that kplane runs, and that of spec.endpointRef it does not:"
-                    " remove spec.virtual.start"
-                ),
-                field_path=".virtual.start",
-                reason="FieldValueForbidden",
+            *(
+                Rule(
+                    rule=f"!has(self.endpointRef) || !has(self.virtual) || !has(self.virtual.{field})",
+                    message=(
+                        f"spec.virtual.{field} is for API servers that kplane runs, and that of spec.endpointRef it"
+                        f" does not: remove spec.virtual.{field}"
+                    ),
+                    field_path=f".virtual.{field}",
+                    reason="FieldValueForbidden",
+                )
+                for field in ("start", "dataStoreRef")
             ),
             Rule(
                 rule="has(self.source) == has(oldSelf.source) && (!has(self.source) || self.source == oldSelf.source)",
@@ -303,7 +310,7 @@ class ControlPlaneSpec(ApiModel):
     control plane is in use, see `spec.migration`.
     """
     migration: MigrationSpec | None = None
-    """How a change of spec.mode, or of spec.dedicated.volume, goes."""
+    """How a change of spec.mode, spec.dedicated.volume or spec.virtual.dataStoreRef goes."""
     endpoint_ref: ObjectReference | None = None
     """The ControlPlaneEndpoint under which an existing API server serves this control plane; absent where kplane is to
     run the API server and provide the endpoint itself.
@@ -350,14 +357,15 @@ class ControlPlaneSpec(ApiModel):
 
     @model_validator(mode="after")
     def _runs_what_it_sets(self) -> Self:
-        start = self.virtual.start if self.virtual is not None else None
+        virtual = self.virtual or VirtualSpec()
         for field, value in (
             ("version", self.version),
             ("resources", self.resources),
             ("endpointPolicy", self.endpoint_policy),
             ("endpointStyle", self.endpoint_style),
             ("migration", self.migration),
-            ("virtual.start", start),
+            ("virtual.start", virtual.start),
+            ("virtual.dataStoreRef", virtual.data_store_ref),
             ("source", self.source),
         ):
             if value is not None and self.endpoint_ref is not None:
@@ -563,18 +571,16 @@ class ControlPlane(ResourceModel):
     @property
     def home(self) -> Home:
         """Where the data live; the spec may ask for another mode."""
-        return self.status.home or Home(mode=self.spec.mode, volume=self._volume)
+        return self.status.home or self.home_asked_for()
 
-    @property
-    def wanted_home(self) -> Home:
-        """Where the spec has the data live: `home`, or the one that a migration goes to."""
-        if (self.spec.mode, self._volume) == (self.home.mode, self.home.volume):
-            return self.home
-        return self.home.other(self.spec.mode, volume=self._volume)
-
-    @property
-    def _volume(self) -> Volume | None:
-        return self.spec.dedicated.volume if self.spec.dedicated is not None else None
+    def home_asked_for(self, *, by_class: DataStoreReference | None = None) -> Home:
+        """Return what the spec asks for. `by_class` counts where it names no data store."""
+        if self.spec.mode is ControlPlaneMode.DEDICATED:
+            volume = self.spec.dedicated.volume if self.spec.dedicated is not None else None
+            return Home(mode=self.spec.mode, volume=volume)
+        named = (self.spec.virtual.data_store_ref if self.spec.virtual is not None else None) or by_class
+        asked = named.name if named is not None else DEFAULT_DATA_STORE
+        return Home(mode=self.spec.mode, data_store=asked if asked != DEFAULT_DATA_STORE else None)
 
     def at(self, home: Home) -> ControlPlane:
         """Return the control plane as one that lives there: for what is done in the other home of a migration."""

@@ -16,7 +16,7 @@ from kplane.api.destinations import Destination
 from kplane.api.durations import duration_rules, duration_within, parse_duration
 from kplane.api.extensions import ATOMIC_LIST, Extension, Rule, rules
 from kplane.api.hibernation import IdleSettings, StartPolicy
-from kplane.api.home import ControlPlaneMode
+from kplane.api.home import ControlPlaneMode, DataStoreReference
 from kplane.api.kubernetes_version import VersionText
 from kplane.api.pod_scheduling import PodScheduling
 from kplane.api.references import Services
@@ -262,6 +262,10 @@ class VirtualSettings(ApiModel):
 
     storage: StorageSettings | None = None
     """How much a control plane may keep in the shared etcd."""
+    data_store_ref: DataStoreReference | None = None
+    """The shared etcd of each control plane that names none itself; absent for `default`. A change moves the data of
+    them all while they are in use; four begin at once.
+    """
     start: StartPolicy | None = None
     """When the API server runs of each control plane that does not say it itself: Always, or OnDemand. The default is
     OnDemand for those whose only address is the gateway's, and Always for others.

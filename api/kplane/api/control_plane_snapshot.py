@@ -59,6 +59,8 @@ class ControlPlaneSnapshotStatus(ApiModel):
     """The uid of the control plane that was saved: a later one of its name is another one."""
     mode: ControlPlaneMode | None = None
     """The mode of the control plane."""
+    data_store: Annotated[str, StringConstraints(max_length=63)] | None = None
+    """The shared etcd that had the data; absent for `default`, and for mode Dedicated."""
     revision: Annotated[int, Field(ge=0)] | None = None
     """The revision of etcd that all keys are of."""
     keys: Annotated[int, Field(ge=0)] | None = None

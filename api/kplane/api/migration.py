@@ -25,7 +25,7 @@ _WINDOW: Final = ("0s", "720h")
 
 
 class MigrationSpec(ApiModel):
-    """How a migration goes that a change of spec.mode or spec.dedicated.volume begins."""
+    """How a migration goes that a change of spec.mode, spec.dedicated.volume or spec.virtual.dataStoreRef begins."""
 
     plan: bool = False
     """Only write into `status.migration.plan` what a migration would take, and what stands in its way. Nothing moves

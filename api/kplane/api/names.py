@@ -30,6 +30,7 @@ __all__ = [
     "GATEWAY_SECRET_KEYS",
     "GROUP",
     "HOLDS_ANNOTATION",
+    "HOME_DATA_STORE_ANNOTATION",
     "HOME_SLOT_ANNOTATION",
     "HOME_VOLUME_ANNOTATION",
     "KUBECONFIG_EXTERNAL_KEY",
@@ -91,6 +92,9 @@ UID_ANNOTATION: Final = f"{GROUP}/uid"
 
 MODE_ANNOTATION: Final = f"{GROUP}/mode"
 """On a management namespace with keys in it: the mode of the home of their control plane."""
+
+HOME_DATA_STORE_ANNOTATION: Final = f"{GROUP}/home-data-store"
+"""On a management namespace with keys in it: the data store of that home; absent for the first one."""
 
 HOME_SLOT_ANNOTATION: Final = f"{GROUP}/home-slot"
 HOME_VOLUME_ANNOTATION: Final = f"{GROUP}/home-volume"

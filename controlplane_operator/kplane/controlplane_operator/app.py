@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.addons.reconciler import ControlPlaneAddonsReconciler
 from kplane.controlplane_operator.backends.adopted import AdoptedProvisioner
+from kplane.controlplane_operator.backends.data_stores import DataStores
 from kplane.controlplane_operator.backends.dedicated import DedicatedProvisioner
 from kplane.controlplane_operator.backends.virtual import VirtualProvisioner
 from kplane.controlplane_operator.classes.reconciler import ControlPlaneClassReconciler
@@ -52,6 +53,7 @@ from kplane.controlplane_operator.snapshots.restoring import SnapshotRestorer
 from kplane.controlplane_operator.snapshots.scheduler import SnapshotScheduler
 from kplane.controlplane_operator.snapshots.source import Sources
 from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
+from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.events import Events
 from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.storage_metrics import StorageMetrics
@@ -219,17 +221,33 @@ class _Assembly:
         self._trust = (
             GatewayTrust(context, context.gateway, ca_file=settings.gateway_ca) if context.gateway is not None else None
         )
-        self._shared_etcd, self._keeper = _shared_etcd(context.client, settings)
+        first, self._keeper = _shared_etcd(context.client, settings)
+        self._etcds: dict[str | None, SharedEtcd] = {None: first} if first is not None else {}
+        for name, at in settings.data_stores.items():
+            self._etcds[name] = SharedEtcd.from_directory(at.credentials, endpoint=at.endpoint)
         self._snapshot_jobs = SnapshotJobs()
         # Of its own, so that a restore does not wait for all snapshots that are due.
         self._restore_jobs = SnapshotJobs()
-        sources = Sources(context, runtime=runtime, shared_etcd=self._shared_etcd)
+        sources = Sources(context, runtime=runtime, data_stores=self._etcds)
         restorer = SnapshotRestorer(context, jobs=self._restore_jobs, storage=snapshots, sources=sources)
-        self._virtual = VirtualProvisioner(
-            context, runtime=runtime, shared_etcd=self._shared_etcd, restorer=restorer, proxy=settings.egress_proxy
-        )
+
+        makers: set[str] = set()
+
+        def make(etcd: SharedEtcd | None, *, data_store: str | None, without: ConditionError) -> VirtualProvisioner:
+            return VirtualProvisioner(
+                context,
+                runtime=runtime,
+                shared_etcd=etcd,
+                restorer=restorer,
+                proxy=settings.egress_proxy,
+                data_store=data_store,
+                without=without,
+                makers=makers,
+            )
+
+        self._data_stores = DataStores(self._etcds, make=make)
         provisioners = Provisioners(
-            virtual=self._virtual,
+            data_stores=self._data_stores,
             dedicated=DedicatedProvisioner(
                 context,
                 runtime=runtime,
@@ -328,8 +346,8 @@ class _Assembly:
 
     async def close(self) -> None:
         """Close what is connected."""
-        if self._shared_etcd is not None:
-            await self._shared_etcd.close()
+        for etcd in self._etcds.values():
+            await etcd.close()
 
     def checks(self) -> dict[str, Check]:
         """Return what /readyz looks at."""
@@ -362,7 +380,7 @@ class _Assembly:
             wake_all(context.stores, queues=context.queues)
             self._metrics.observe(control_planes=context.stores.control_planes, queues=context.queues.by_name())
             self._metrics.registry.register(ExpiryMetrics(context.stores))
-            self._metrics.registry.register(StorageMetrics(context.stores, usage=self._virtual.usage))
+            self._metrics.registry.register(StorageMetrics(context.stores, usage=self._data_stores.usage))
             self._metrics.registry.register(SnapshotMetrics(context.stores))
             work = {
                 "events": context.events.run(),
@@ -370,7 +388,7 @@ class _Assembly:
                 "sweeping": self._grants_gc.run(),
                 "grants": self._grant_watcher.run(),
                 "secrets": context.secrets.run(listed=self._grants_gc.synced),
-                "shared etcd": self._virtual.run(),
+                "data stores": self._data_stores.run(),
                 "snapshots": self._snapshot_jobs.run(),
                 "restores": self._restore_jobs.run(),
                 "migrations": self._copies.run(),
@@ -427,7 +445,7 @@ class _Assembly:
 
     def _etcd_problem(self) -> str | None:
         # Only the leader keeps its credentials.
-        return self._virtual.problem() if self._leading() else None
+        return self._data_stores.problem() if self._leading() else None
 
 
 class _Opened:

@@ -19,6 +19,7 @@ from kplane.api import (
     ControlPlane,
     ControlPlaneClass,
     DeletionPolicy,
+    Home,
     RememberedClass,
     find_condition,
     is_cluster_path,
@@ -34,10 +35,12 @@ __all__ = [
     "check_class",
     "check_cluster_path",
     "class_in_force",
+    "home_asked_for",
     "invalid_class",
     "is_decided",
     "is_unclear",
     "policy_of",
+    "wanted_home",
     "with_class_found",
 ]
 
@@ -132,6 +135,18 @@ def _held_to(
         return None
     spec = memory.spec.model_copy(update={"deletion_policy": named.spec.deletion_policy})
     return memory.model_copy(update={"spec": spec})
+
+
+def home_asked_for(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> Home:
+    """Return the home that spec and class ask for, with the first set of names."""
+    virtual = chosen.spec.virtual if chosen is not None else None
+    return control_plane.home_asked_for(by_class=virtual.data_store_ref if virtual is not None else None)
+
+
+def wanted_home(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> Home:
+    """Return where spec and class have the data live: where they are, or where a migration goes to."""
+    asked = home_asked_for(control_plane, chosen=chosen)
+    return control_plane.home if asked.is_like(control_plane.home) else control_plane.home.other(asked)
 
 
 def policy_of(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> DeletionPolicy:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, model_validator
 
-from kplane.api import ComputeResources, ResourceAmounts, quantity
+from kplane.api import DEFAULT_DATA_STORE, ComputeResources, ResourceAmounts, quantity
 from kplane.api.configuration import Configuration, Directory, File, Flag, HostPort, Listen, State
 from kplane.api.names import GATEWAY_NAMESPACE
 from kplane.controlplane_operator.backends.etcd import DEFAULT_QUOTA_BYTES, quota_on
@@ -30,9 +30,11 @@ from kplane.controlplane_operator.flag_values import (
     Interval,
     LabelPair,
     McmArgument,
+    NamedUrl,
     Peers,
     Program,
     Size,
+    etcd_credentials,
     storage_bytes,
 )
 from kplane.controlplane_operator.gateway import Gateway, read_authorities
@@ -104,6 +106,10 @@ class OperatorConfig(Configuration):
     """URL of the etcd of virtual control planes, such as https://10.0.0.5:2379"""
     shared_etcd_credentials: Annotated[EtcdCredentials | None, Flag("DIR")] = None
     """Directory with ca.crt and ca.key, which sign tenants' certificates, and root's client.crt and client.key"""
+    data_store: Annotated[tuple[NamedUrl, ...], Flag("NAME=URL")] = ()
+    """Another etcd for virtual control planes, which name it in spec.virtual.dataStoreRef; the first one is default"""
+    data_store_credentials: Annotated[Directory | None, Flag("DIR")] = None
+    """Directory with a directory for each --data-store, of its name, with the files of --shared-etcd-credentials"""
     shared_etcd_service: Annotated[str | None, Flag("NAME")] = None
     """Service of an etcd that was installed with this operator, which then makes its certificates"""
     namespace: Annotated[str, Flag("NAME")] = "kplane-system"
@@ -219,6 +225,7 @@ class OperatorConfig(Configuration):
             self.pods,
             self.election,
             self.shared_etcd,
+            self.data_stores,
             self.dedicated_mcm,
             self.service_monitors,
             self.gateway,
@@ -285,6 +292,22 @@ class OperatorConfig(Configuration):
                 "--shared-etcd-endpoint and --shared-etcd-credentials go together; only one of them is given"
             )
         return None
+
+    @cached_property
+    def data_stores(self) -> Mapping[str, EtcdAt]:
+        """The further etcds of virtual control planes, by name."""
+        if bool(self.data_store) is not bool(self.data_store_credentials):
+            raise ValueError("--data-store and --data-store-credentials go together; only one of them is given")
+        found = {}
+        for each in self.data_store:
+            if each.name in found or each.name == DEFAULT_DATA_STORE:
+                raise ValueError(f"--data-store names {each.name} twice: {DEFAULT_DATA_STORE} is the first shared etcd")
+            try:
+                credentials = etcd_credentials((self.data_store_credentials or Path()) / each.name)
+            except ValueError as error:
+                raise ValueError(f"--data-store-credentials, directory {each.name}: {error}") from None
+            found[each.name] = EtcdAt(each.url, credentials)
+        return found
 
     @cached_property
     def gateway(self) -> Gateway | None:

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, ValidationError
@@ -27,9 +27,11 @@ __all__ = [
     "Interval",
     "LabelPair",
     "McmArgument",
+    "NamedUrl",
     "Peers",
     "Program",
     "Size",
+    "etcd_credentials",
     "storage_bytes",
 ]
 
@@ -64,6 +66,20 @@ def _https(url: str) -> str:
     return url
 
 
+class _NamedUrl(NamedTuple):
+    name: str
+    url: str
+
+
+def _named_url(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    name, separator, url = value.partition("=")
+    if not separator or not _LABEL.fullmatch(name):
+        raise ValueError("this is not NAME=URL, such as pool-b=https://10.0.0.6:2379")
+    return _NamedUrl(name, _https(url))
+
+
 def _domain(name: str) -> str:
     if len(name) > _LONGEST_DOMAIN or not all(_LABEL.fullmatch(label) for label in name.split(".")):
         raise ValueError(
@@ -73,7 +89,8 @@ def _domain(name: str) -> str:
     return name
 
 
-def _etcd_credentials(directory: Path) -> Path:
+def etcd_credentials(directory: Path) -> Path:
+    """Return the directory, if it has what the operator needs of a shared etcd. Raises ValueError."""
     for name in ("ca.crt", "ca.key", "client.crt", "client.key"):
         if not (directory / name).is_file():
             raise ValueError(f"{name} is missing there")
@@ -173,12 +190,13 @@ def _mcm_arg(argument: str) -> str:
 AccountName = Annotated[Account, BeforeValidator(_account)]
 Amounts = Annotated[ResourceAmounts, BeforeValidator(_amounts)]
 Domain = Annotated[str, AfterValidator(_domain)]
-EtcdCredentials = Annotated[Directory, AfterValidator(_etcd_credentials)]
+EtcdCredentials = Annotated[Directory, AfterValidator(etcd_credentials)]
 Host = Annotated[str, AfterValidator(_host)]
 HttpsUrl = Annotated[str, AfterValidator(_https)]
 Interval = Annotated[str, AfterValidator(_interval)]
 LabelPair = Annotated[str, AfterValidator(_label)]
 McmArgument = Annotated[str, AfterValidator(_mcm_arg)]
+NamedUrl = Annotated[_NamedUrl, BeforeValidator(_named_url)]
 Peers = Annotated[Sequence[Mapping[str, Any]], BeforeValidator(_peers)]
 Program = Annotated[Path, AfterValidator(_program)]
 Size = Annotated[str, AfterValidator(_size)]

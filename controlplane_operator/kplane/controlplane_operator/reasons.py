@@ -141,6 +141,11 @@ class Reason(StrEnum):
         "choose another `spec.virtual.clusterPath`, or revert the endpoint's URL",
         _in(_READY, phase=_PENDING),
     )
+    DATA_STORE_NOT_FOUND = (
+        "DataStoreNotFound",
+        "name a data store of the operator, or start it with that one",
+        _in(_READY, phase=_PENDING),
+    )
     ENDPOINT_IN_USE = (
         "EndpointInUse",
         "correct the endpoint's URL, or delete the other control plane",
@@ -306,7 +311,7 @@ class Reason(StrEnum):
     # Migrations
     MIGRATING = (
         "Migrating",
-        "wait: the message says how far it is; to abort, set `spec.mode` back",
+        "wait: the message says how far it is; to abort, set the spec back",
         _in(_READY, _MIGRATING, _REGISTRATION, phase=ControlPlanePhase.MIGRATING, transient=True, expected=True),
     )
     MIGRATION_PLANNED = (
@@ -316,7 +321,7 @@ class Reason(StrEnum):
     )
     MIGRATION_BLOCKED = (
         "MigrationBlocked",
-        "the message says what stands in the way; to give it up, set `spec.mode` back",
+        "the message says what stands in the way; to give it up, set the spec back",
         _in(_MIGRATING),
     )
     MIGRATION_ABORTED = (
@@ -326,7 +331,7 @@ class Reason(StrEnum):
     )
     RETAINING_FORMER_HOME = (
         "RetainingFormerHome",
-        "nothing to do; to move back, set `spec.mode` back before `spec.migration.rollbackWindow` ends",
+        "nothing to do; to move back, set the spec back before `spec.migration.rollbackWindow` ends",
         _in(_MIGRATING, expected=True),
     )
     MIGRATED = ("Migrated", "nothing to do: of the former home nothing is left", _in(_MIGRATING, expected=True))

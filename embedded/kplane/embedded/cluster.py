@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -52,7 +52,8 @@ class ManagementCluster:
     `directory` keeps data and credentials: a cluster that starts there again has both. `operators` adds
     controlplane-operator and mcm. Both need `manifests`: the CRDs and RBAC of kplane, and an etcd for control planes.
     Without `fsync`, which suits tests, a crash of the machine can lose data. `gateway` is the program Envoy, which then
-    serves the control planes under one address; it needs `operators`.
+    serves the control planes under one address; it needs `operators`. `operator_arguments` are more flags of
+    controlplane-operator.
     Exiting ends all processes, those of the tenants too, and raises `LeftRunning` if one is left.
     Entering raises `DirectoryInUse`, `NotReadyInTime`, `workloads.WorkloadsError`, `provider.ProviderError` and
     `kplane.controlplane_operator.errors.OperatorError`. Parts that start together raise them in an ExceptionGroup.
@@ -67,7 +68,9 @@ class ManagementCluster:
         manifests: bool = True,
         fsync: bool = True,
         gateway: Path | None = None,
+        operator_arguments: Sequence[str] = (),
     ) -> None:
+        self._operator_arguments = tuple(operator_arguments)
         self._directory = directory.absolute()
         self._binaries = binaries
         self._operators = operators
@@ -235,6 +238,7 @@ class ManagementCluster:
                 f"--shared-etcd-endpoint={handle.tenants_etcd.endpoint}",
                 f"--shared-etcd-credentials={handle.tenants_etcd_credentials}",
                 *gateway,
+                *self._operator_arguments,
                 f"--mcm-program={components.python_program(self._directory / 'programs', module='kplane.mcm.main')}",
             ),
             address=addresses[components.OPERATOR],

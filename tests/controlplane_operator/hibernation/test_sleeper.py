@@ -56,7 +56,7 @@ class World:
         self.queues = Queues()
         context = cast("OperatorContext", SimpleNamespace(stores=self.stores, queues=self.queues, gateway=None))
         room = Room(context, limits=Limits(), at_once=2)
-        self.sleeper = Sleeper(context, backend=cast("Hibernating", self.backend), room=room)
+        self.sleeper = Sleeper(context, backend=lambda _: cast("Hibernating", self.backend), room=room)
 
         async def look(*_: Any, **__: Any) -> Inside:
             return self.inside

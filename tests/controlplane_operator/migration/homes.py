@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import copy
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
 from kplane.api import ControlPlane, DeletionPolicy, MigrationPlan
-from kplane.controlplane_operator.controlplanes.migration import cut, migrator
+from kplane.controlplane_operator.controlplanes.migration import cut, migrator, turns
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.writer import StatusWriter
@@ -92,7 +93,8 @@ class World:
         monkeypatch.setattr(migrator, "TenantKeys", lambda _: _Keys())
         monkeypatch.setattr(migrator, "registrations_of", lambda *_, **__: [])
         monkeypatch.setattr(migrator, "instances_of", lambda *_, **__: [NAME] if self.instance else [])
-        monkeypatch.setattr(migrator, "time", SimpleNamespace(monotonic=self._tick))
+        for module in (migrator, turns):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=self._tick))
 
     def _tick(self) -> float:
         self._clock += 400.0  # longer than any wait between two tries
@@ -184,10 +186,25 @@ class World:
             await self.call("publish", effect)
 
     def ask_for(self, home: str) -> None:
-        """As a user does: `Virtual`, `Dedicated`, or `Dedicated (20Gi)`."""
-        mode, _, size = home.partition(" ")
-        self.object["spec"].pop("dedicated", None)
-        self.set_spec(mode=mode, **({"dedicated": {"volume": {"size": size.strip("()")}}} if size else {}))
+        """As a user does: `Virtual`, `Virtual (pool-b)`, `Dedicated`, or `Dedicated (20Gi)`."""
+        mode, _, told = home.partition(" ")
+        kind, asked = mode.lower(), told.strip("()")
+        settings = {"virtual": {"dataStoreRef": {"name": asked}}, "dedicated": {"volume": {"size": asked}}}
+        for each in settings:
+            self.object["spec"].pop(each, None)
+        self.set_spec(mode=mode, **({kind: settings[kind]} if asked else {}))
+
+    def other(self, name: str, *, began: datetime) -> dict[str, Any]:
+        """Return another control plane, which moves."""
+        found = copy.deepcopy(self.object)
+        found["metadata"].update(name=name, uid=f"{UID[:-2]}f{name[-1]}")
+        found["status"]["migration"] = {
+            "source": {"mode": "Virtual"},
+            "target": {"mode": "Dedicated", "slot": 1},
+            "step": "Copying",
+            "startedTime": began.isoformat(),
+        }
+        return found
 
     def set_spec(self, **spec: Any) -> None:
         """As a user does."""
@@ -360,10 +377,12 @@ class _Planner:
 class Operator:
     """One process of the operator."""
 
-    def __init__(self, world: World, *, gateway: bool = True) -> None:
-        """`gateway` says whether it was started with one."""
+    def __init__(self, world: World, *, gateway: bool = True, others: Sequence[dict[str, Any]] = ()) -> None:
+        """`gateway` says whether it was started with one. `others` are control planes besides."""
         self._world = world
         self.store = Store(CONTROL_PLANES)
+        for other in others:
+            self.store.apply(other)
         silent = SimpleNamespace(record=lambda *_, **__: None)
         self._status = StatusWriter(world, events=silent)  # type: ignore[arg-type]
         context: Any = SimpleNamespace(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kplane.api import ControlPlane
 from kplane.controlplane_operator.controlplanes.migration.cut import Cutter
+from kplane.controlplane_operator.controlplanes.migration.turns import Turns
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.provider import ProviderError
@@ -20,9 +24,16 @@ from .homes import Home, Killed, Operator, World
 AWAY = ConditionError(Reason.MIGRATING, "it does not answer")
 
 
-async def moved(world: World, *, to: str = "Dedicated", passes: int = 40, until: str = "Retaining") -> None:
+async def moved(
+    world: World,
+    *,
+    to: str = "Dedicated",
+    passes: int = 40,
+    until: str = "Retaining",
+    others: Sequence[dict[str, Any]] = (),
+) -> None:
     """Have an operator work until the control plane lives there."""
-    operator = Operator(world)
+    operator = Operator(world, others=others)
     for _ in range(passes):
         await operator.reconcile()
         world.control_controllers()
@@ -77,7 +88,9 @@ async def test_a_control_plane_moves_although_the_operator_dies_at_any_call(monk
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     deaths=st.lists(st.integers(1, 60), min_size=1, max_size=4),
-    homes=st.lists(st.sampled_from(["Virtual", "Dedicated", "Dedicated (20Gi)"]), min_size=4, max_size=4),
+    homes=st.lists(
+        st.sampled_from(["Virtual", "Virtual (pool-b)", "Dedicated", "Dedicated (20Gi)"]), min_size=4, max_size=4
+    ),
     window=st.sampled_from(["0s", "10m"]),
 )
 async def test_operators_die_and_users_change_their_minds(deaths: list[int], homes: list[str], window: str) -> None:
@@ -214,6 +227,51 @@ async def test_controllers_continue_if_one_of_them_does_not_end(monkeypatch: pyt
     assert steps[steps.index("EndingControllers") :].count("Starting") > 1
     assert world.lives_in == 0
     await moved(world)
+
+
+async def test_one_waits_until_few_others_move_and_a_way_back_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    began = datetime.now(UTC)
+    others = [world.other(f"other-{number}", began=began) for number in range(4)]
+    world.ask_for("Virtual (pool-b)")
+    operator = Operator(world, others=others)
+    for _ in range(5):
+        await operator.reconcile()
+    assert world.step is None
+    assert "it moves after others: 4 do now" in str(world.object["status"]["conditions"])
+    assert operator.migrator.again(world.control_plane, chosen=None) == 30.0
+    # One of them takes very long, or has arrived.
+    late = world.other("other-0", began=began - timedelta(minutes=6))
+    await moved(world, to="Virtual (pool-b)", others=[late, *others[1:]])
+    world.ask_for("Virtual")
+    await moved(world, to="Virtual", others=others)
+    # A migration before does not keep it from its turn.
+    world.set_spec(migration={"rollbackWindow": "0s"})
+    await moved(world, to="Virtual", until="Completed")
+    world.ask_for("Virtual (pool-b)")
+    operator = Operator(world, others=others)
+    for _ in range(5):
+        await operator.reconcile()
+    assert (world.step, world.lives_in) == (None, 0)
+    assert operator.migrator.again(world.control_plane, chosen=None) == 30.0
+    await moved(world, to="Virtual (pool-b)", until="Completed")
+
+
+def test_four_have_a_turn_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    context: Any = SimpleNamespace(stores=SimpleNamespace(control_planes=[]))
+    turns = Turns(context)
+    world = World(monkeypatch)
+
+    def one(number: int) -> ControlPlane:
+        return ControlPlane.model_validate(world.other(f"one-{number}", began=datetime.now(UTC)))
+
+    with contextlib.ExitStack() as stack:
+        for number in range(4):
+            stack.enter_context(turns.beginning(one(number)))
+        with pytest.raises(ConditionError, match="4 do now"):
+            stack.enter_context(turns.beginning(one(4)))
+    with turns.beginning(one(4)):
+        pass
 
 
 async def test_another_volume_waits_until_the_former_home_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,7 +67,8 @@ class Run:
         """Look at the control plane once, in an operator that has just begun."""
         self.operator = Operator(self.client, self.data)
         context = self.operator.context
-        provisioners: Any = Provisioners(virtual=self.data, dedicated=self.data, adopted=self.data)  # type: ignore[arg-type]
+        data_stores: Any = SimpleNamespace(of=lambda _: self.data, let_go=lambda _: None)
+        provisioners: Any = Provisioners(data_stores=data_stores, dedicated=self.data, adopted=self.data)  # type: ignore[arg-type]
         planner: Any = None  # of no control plane that stays where it is
         claims = AddressClaims(context.stores, address=self.data.address)
         reconciler = ControlPlaneReconciler(

@@ -39,6 +39,8 @@ async def test_who_is_measured_and_reconciled() -> None:
         stored("unclear", storage={"keys": "many"}),
         stored("odd", clusterPath="../odd"),
         stored("early", endpoint=None),
+        stored("elsewhere", home={"mode": "Virtual", "slot": 0, "dataStore": "pool-b"}),
+        stored("dedicated", home={"mode": "Dedicated", "slot": 1}),
         adopted,
     ):
         stores.control_planes.apply(obj)
@@ -48,7 +50,9 @@ async def test_who_is_measured_and_reconciled() -> None:
     virtual = VirtualProvisioner(context, runtime=runtime, shared_etcd=shared, restorer=shared)
     await virtual._required().meter.look()
     measured = {
-        name for name in ("acme", "known", "unclear", "odd", "early", "adopted") if virtual.usage(f"uid-of-{name}")
+        name
+        for name in ("acme", "known", "unclear", "odd", "early", "elsewhere", "dedicated", "adopted")
+        if virtual.usage(f"uid-of-{name}")
     }
     assert measured == {"acme", "known", "unclear"}
     assert len(queues.control_planes) == 2

@@ -167,7 +167,12 @@ async def test_credentials_lost_while_a_control_plane_has_data_are_refused(site:
         await site.keeper().check()  # made while the credentials were awaited, never published: it has no data
         for name in ("credentials", "server"):
             await site.delete(name)
-        status = {"status": {"endpoint": "https://10.0.0.1:6443"}}
+        status = {"status": {"endpoint": "https://10.0.0.1:6443", "home": {"mode": "Virtual", "dataStore": "pool-b"}}}
+        await site.client.patch(CONTROL_PLANES, site.namespace, status, subresource="status")
+        await site.keeper().check()  # its data are elsewhere
+        for name in ("credentials", "server"):
+            await site.delete(name)
+        status = {"status": {"home": {"mode": "Virtual", "dataStore": None}}}
         await site.client.patch(CONTROL_PLANES, site.namespace, status, subresource="status")
         with pytest.raises(CredentialsInvalid, match=f"control plane {site.namespace} has data there: restore it"):
             await site.keeper().check()

@@ -20,7 +20,7 @@ from kplane.api import AuthSpec, ControlPlane, ControlPlaneClass
 from kplane.controlplane_operator.backends.apiserver import API_SERVER
 from kplane.controlplane_operator.backends.template_making import MADE, TemplateMaker, Wanted, left_out
 from kplane.controlplane_operator.backends.versions import ApiServerPlan
-from kplane.controlplane_operator.component_names import makes_template
+from kplane.controlplane_operator.component_names import makes_template, template_name
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import OperatorError, TemplateFailed
 from kplane.controlplane_operator.reasons import Reason
@@ -69,13 +69,17 @@ class Templates:
         runtime: Runtime,
         shared: SharedEtcd,
         access: AccessControl,
+        makers: set[str],
         copied: Callable[[str, Usage], None] = lambda _uid, _usage: None,
     ) -> None:
-        """`copied` is told the uid of a control plane whose keys are a copy, and how much they are."""
+        """`makers` has the components that make templates now, also those of other data stores.
+
+        `copied` is told the uid of a control plane whose keys are a copy, and how much they are."""
         self._context = context
         self._told = copied
         self._runtime = runtime
         self._shared = shared
+        self._makers = makers
         self._maker = TemplateMaker(runtime=runtime, shared=shared, access=access)
         self._known: dict[str, Original] = {}
         self._asked: dict[str, _Asked] = {}
@@ -193,6 +197,7 @@ class Templates:
 
     async def _make(self, name: str) -> None:
         asked = self._asked[name]
+        self._makers.add(maker := template_name(asked.host))
         try:
             async with asyncio.timeout(_MAKING_SECONDS):
                 await self._maker.make(asked.wanted, host=asked.host)
@@ -204,6 +209,7 @@ class Templates:
             self._failed.pop(name, None)
             _log.info("made template %s", name)
         finally:
+            self._makers.discard(maker)
             del self._asked[name]
             for waiting in asked.waiting:
                 self._context.queues.control_planes.add(("", waiting))
@@ -213,7 +219,7 @@ class Templates:
         ended."""
         ended = True
         for component in self._runtime.names():
-            if makes_template(component):
+            if makes_template(component) and component not in self._makers:
                 try:
                     await self._runtime.delete(component)
                 except WorkloadsError as error:

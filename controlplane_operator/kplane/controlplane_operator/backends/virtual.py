@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
 
 from kplane.api import AuthModel, AuthSpec, ControlPlane, ControlPlaneMode, DeletionPolicy, is_true
 from kplane.api.conditions import HIBERNATED
@@ -44,11 +43,6 @@ from kplane.workloads import Phase, Runtime
 
 __all__ = ["VirtualProvisioner"]
 
-_NO_ETCD: Final = (
-    "this operator has no shared etcd for control planes of mode Virtual: start it with --shared-etcd-service, or with"
-    " --shared-etcd-endpoint and --shared-etcd-credentials, or set spec.endpointRef"
-)
-
 
 @dataclass(frozen=True, slots=True)
 class _Etcd:
@@ -73,8 +67,18 @@ class VirtualProvisioner:
         shared_etcd: SharedEtcd | None,
         restorer: Restorer,
         proxy: ProxyProgram = PROXY_PROCESS,
+        data_store: str | None = None,
+        without: ConditionError | None = None,
+        makers: set[str] | None = None,
     ) -> None:
+        """`data_store` is what homes call the etcd: None is the name of the first one.
+
+        `without` is raised where there is no etcd. `makers` has the components that make templates now, in any etcd.
+        """
+        self._makers = makers if makers is not None else set()
         self._context = context
+        self._data_store = data_store
+        self._without = without or ConditionError(Reason.FAILED, "this operator has no shared etcd")
         self._restorer = restorer
         self._runtime = runtime
         self._keys = TenantKeys(context)
@@ -91,7 +95,14 @@ class VirtualProvisioner:
             PrefixClaims(shared, keys=self._keys, access=access),
             EtcdHealth(shared),
             meter,
-            Templates(self._context, runtime=self._runtime, shared=shared, access=access, copied=meter.know),
+            Templates(
+                self._context,
+                runtime=self._runtime,
+                shared=shared,
+                access=access,
+                makers=self._makers,
+                copied=meter.know,
+            ),
         )
 
     def problem(self) -> str | None:
@@ -139,9 +150,11 @@ class VirtualProvisioner:
         found = await self._api_servers.provision(control_plane, ground=ground, fresh=fresh)
         return replace(found, fresh=fresh, account_uid=self._accounts(control_plane, plan=ground.plan))
 
-    async def prepare_home(self, control_plane: ControlPlane, *, begins_at: int | None, new: bool) -> None:  # noqa: ARG002 - it is shared
+    async def prepare_home(self, control_plane: ControlPlane, *, begins_at: int | None, new: bool) -> None:
         """Claim the prefix, and have the revision of the shared etcd exceed `begins_at`."""
         etcd = self._required()
+        if new:
+            await self._check_version(etcd.shared, reason=Reason.MIGRATING)
         await etcd.claims.claim(control_plane)
         if begins_at is not None:
             async with self.connect(control_plane) as place:
@@ -227,7 +240,7 @@ class VirtualProvisioner:
         published = control_plane.status.endpoint is not None
         if not published:
             # Those that run keep running: an end of them would keep tenants apart no better.
-            await self._check_version(etcd.shared)
+            await self._check_version(etcd.shared, reason=Reason.PROVISIONING)
         await etcd.claims.claim(control_plane)
         plan = await self._planner.plan(control_plane)
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
@@ -343,12 +356,13 @@ class VirtualProvisioner:
             return None
 
     def _tenants(self) -> dict[str, str]:
-        """Return the prefixes of all control planes that were made here, by uid."""
+        """Return the prefixes of all control planes that live in this etcd, by uid."""
         found = {}
         for obj in self._context.stores.control_planes:
             status = obj.get("status") or {}
-            away = (status.get("home") or {}).get("mode") == ControlPlaneMode.DEDICATED
-            if "endpointRef" not in obj["spec"] and status.get("clusterPath") and status.get("endpoint") and not away:
+            home = status.get("home") or {}
+            here = home.get("mode") != ControlPlaneMode.DEDICATED and home.get("dataStore") == self._data_store
+            if "endpointRef" not in obj["spec"] and status.get("clusterPath") and status.get("endpoint") and here:
                 with contextlib.suppress(KeyspaceError):
                     found[obj["metadata"]["uid"]] = key_prefix(status["clusterPath"])
         return found
@@ -367,8 +381,8 @@ class VirtualProvisioner:
             if recorded(known, usage=usage, quota_bytes=quota_bytes) != known:
                 self._context.queues.control_planes.add(("", obj["metadata"]["name"]))
 
-    async def _check_version(self, shared: SharedEtcd) -> None:
-        with runtime_errors(Reason.PROVISIONING):
+    async def _check_version(self, shared: SharedEtcd, *, reason: Reason) -> None:
+        with runtime_errors(reason):
             refusal = await shared.refusal()
         if refusal is not None:
             raise ConditionError(Reason.ETCD_REFUSED, refusal)
@@ -381,7 +395,7 @@ class VirtualProvisioner:
 
     def _required(self) -> _Etcd:
         if self._etcd is None:
-            raise ConditionError(Reason.FAILED, _NO_ETCD)
+            raise ConditionError(self._without.reason, self._without.message)
         return self._etcd
 
 

@@ -210,7 +210,8 @@ class ManagementNamespaces:
         record = record_of(found, control_plane) if found is not None and not _terminating(found) else None
         if found is None or record is None or not record.is_of(control_plane):
             return False
-        await self._patch(found, retained_metadata(record))
+        # It may have moved in the pass before, which did not come to write that down.
+        await self._patch(found, retained_metadata(record, home=control_plane))
         return True
 
     async def remove(self, control_plane: ControlPlane) -> None:

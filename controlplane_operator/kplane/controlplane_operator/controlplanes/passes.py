@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from kplane.api import ControlPlane
+from kplane.api import ControlPlane, Home
 from kplane.controlplane_operator.backends.base import Provision, Provisioner
 from kplane.controlplane_operator.class_policy import ClassInForce
 from kplane.controlplane_operator.controlplanes.credentials import Credentials
@@ -26,6 +26,8 @@ class Pass:
     followed: ClassInForce
     until_written: AsyncExitStack
     """Closed after the status is written."""
+    home: Home | None
+    """Where its data live, or are to live; None for those of an API server that kplane does not run."""
     stored: ControlPlane | None = None
     """As it was before this pass, if the last status of the pass is its first."""
     provisioner: Provisioner | None = None
@@ -39,6 +41,11 @@ class Pass:
     """Fields of the status, once all that they name is there."""
     again: Result | None = None
     failure: ConditionError | None = None
+
+    @property
+    def in_its_home(self) -> ControlPlane:
+        """The control plane with a home, which the status has only when it is written down before anything is made."""
+        return self.control_plane.at(self.home) if self.home is not None else self.control_plane
 
     @property
     def was_published(self) -> bool:

@@ -7,6 +7,8 @@ from typing import Final
 from kplane.api import ControlPlane, ControlPlaneMode, find_condition
 from kplane.api.conditions import MANAGED
 from kplane.controlplane_operator.backends.base import Hibernating, Movable, Provisioner
+from kplane.controlplane_operator.backends.data_stores import DataStores
+from kplane.controlplane_operator.controlplanes.retained_data import is_managed
 
 __all__ = ["Provisioners"]
 
@@ -14,8 +16,8 @@ __all__ = ["Provisioners"]
 class Provisioners:
     """The three ways to an API server, and which of them is a control plane's."""
 
-    def __init__(self, *, virtual: Hibernating, dedicated: Movable, adopted: Provisioner) -> None:
-        self.virtual: Final = virtual
+    def __init__(self, *, data_stores: DataStores, dedicated: Movable, adopted: Provisioner) -> None:
+        self._data_stores = data_stores
         self.dedicated: Final = dedicated
         self.adopted: Final = adopted
 
@@ -38,12 +40,21 @@ class Provisioners:
         """Repair nothing of a control plane by itself any more, until it is ensured again."""
         if uid is None:
             return
-        for each in (self.virtual, self.dedicated, self.adopted):
+        for each in (self._data_stores, self.dedicated, self.adopted):
             each.let_go(uid)
 
     def home(self, control_plane: ControlPlane) -> Movable:
         """Return the way to the API server of the home that the status names."""
-        return self.dedicated if control_plane.home.mode is ControlPlaneMode.DEDICATED else self.virtual
+        return self.dedicated if control_plane.home.mode is ControlPlaneMode.DEDICATED else self.virtual(control_plane)
+
+    def check_home(self, control_plane: ControlPlane) -> None:
+        """Raise ConditionError (DataStoreNotFound) where the operator does not have the data store of the home."""
+        if control_plane.home.mode is ControlPlaneMode.VIRTUAL and is_managed(control_plane):
+            self._data_stores.check(control_plane)
+
+    def virtual(self, control_plane: ControlPlane) -> Hibernating:
+        """Return the way to the API server of a control plane of mode Virtual."""
+        return self._data_stores.of(control_plane)
 
     def address(self, control_plane: ControlPlane) -> str | None:
         """Name what the control plane is to have for itself.
@@ -52,5 +63,5 @@ class Provisioners:
         """
         used = self.used(control_plane)
         if used is self.dedicated and control_plane.status.cluster_path is not None:
-            return self.virtual.address(control_plane)
+            return self.virtual(control_plane).address(control_plane)
         return used.address(control_plane)

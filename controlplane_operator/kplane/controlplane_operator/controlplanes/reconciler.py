@@ -30,6 +30,7 @@ from kplane.controlplane_operator.class_policy import (
     ClassInForce,
     check_cluster_path,
     class_in_force,
+    home_asked_for,
     policy_of,
     with_class_found,
 )
@@ -60,7 +61,7 @@ from kplane.controlplane_operator.controlplanes.publish import (
     write_secrets,
 )
 from kplane.controlplane_operator.controlplanes.restored import restore_status, restored_service_cidr
-from kplane.controlplane_operator.controlplanes.retained_data import RetainedDataRecord
+from kplane.controlplane_operator.controlplanes.retained_data import RetainedDataRecord, is_managed
 from kplane.controlplane_operator.controlplanes.rotator import Rotator
 from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitors
 from kplane.controlplane_operator.controlplanes.summary import Summary
@@ -146,7 +147,7 @@ class ControlPlaneReconciler:
                 control_plane = await self._recall(key, control_plane, followed=followed)
                 return await self._removal.remove(control_plane, chosen=followed.chosen)
             async with AsyncExitStack() as until_written:
-                one = Pass(control_plane, followed, until_written)
+                one = Pass(control_plane, followed, until_written, home=self._home(control_plane, followed=followed))
                 try:
                     await self._phases(one)
                 except ConditionError as failure:
@@ -172,13 +173,14 @@ class ControlPlaneReconciler:
 
     def _policy(self, one: Pass) -> Provisioner:
         """Check the spec, and the class that the control plane follows; returns the way to its API server."""
-        control_plane, followed = one.control_plane, one.followed
+        control_plane, followed = one.in_its_home, one.followed
         if control_plane.home.mode is ControlPlaneMode.VIRTUAL:
             check_cluster_path(control_plane)
         if followed.chosen is None and followed.lost is not None:
             raise followed.lost
         if not one.was_published:
             endpoint_policy(self._context, control_plane, chosen=followed.chosen)
+            self._provisioners.check_home(control_plane)
         provisioner = self._provisioners.wanted(control_plane)
         if provisioner is not self._provisioners.used(control_plane):
             raise ConditionError(
@@ -191,8 +193,8 @@ class ControlPlaneReconciler:
 
     async def _claim(self, one: Pass) -> str | None:
         """Claim the clusterPath or the address of the API server; returns the address to record."""
-        await self._namespaces.check(one.control_plane)
-        return self._claims.take(one.control_plane)
+        await self._namespaces.check(one.in_its_home)
+        return self._claims.take(one.in_its_home)
 
     async def _record(self, one: Pass) -> ControlPlane:
         """Write down, before anything is made, what will have to be removed: finalizer, path, address, policy, class.
@@ -207,10 +209,10 @@ class ControlPlaneReconciler:
         virtual = control_plane.home.mode is ControlPlaneMode.VIRTUAL
         recorded = {
             "cluster_path": control_plane.cluster_path if virtual else control_plane.status.cluster_path,
-            "home": self._home(one),
+            "home": one.home,
             "claimed_address": one.claimed,
             "service_cidr": self._service_cidr(one),
-            "restore": restore_status(control_plane, stores=self._context.stores),
+            "restore": restore_status(one.in_its_home, stores=self._context.stores),
             "deletion_policy": policy_of(control_plane, chosen=one.followed.chosen),
             "remembered_class": one.followed.remembered(),
             "conditions": self._recorded_conditions(control_plane, followed=one.followed),
@@ -222,7 +224,8 @@ class ControlPlaneReconciler:
             one.stored = control_plane
             return control_plane.model_copy(update={"status": status})
         if find_condition(status.conditions, READY) is None:
-            first = Pass(control_plane.model_copy(update={"status": status}), one.followed, one.until_written)
+            written = control_plane.model_copy(update={"status": status})
+            first = Pass(written, one.followed, one.until_written, home=one.home)
             first.failure = ConditionError(Reason.PROVISIONING, "the control plane is being made")
             status = self._summary.status(first)
         # The policy of a control plane whose deletion was requested meanwhile must not change.
@@ -230,15 +233,18 @@ class ControlPlaneReconciler:
         await self._write(control_plane, status=status, only_as_seen=changed)
         return control_plane.model_copy(update={"status": status})
 
-    def _home(self, one: Pass) -> Home | None:
-        """Return where the data live: where the status says, else where those live that are taken over."""
-        if one.provisioner is self._provisioners.adopted:
-            return None
-        if one.control_plane.status.home is not None:
-            return one.control_plane.status.home
-        namespace = self._known_namespace(one.control_plane)
+    def _home(self, control_plane: ControlPlane, *, followed: ClassInForce) -> Home | None:
+        """Return where the data live, or are to live: of data that are there, the namespace says it."""
+        if not is_managed(control_plane) or control_plane.status.home is not None:
+            return control_plane.status.home
+        asked = home_asked_for(control_plane, chosen=followed.chosen)
+        namespace = self._known_namespace(control_plane)
         record = RetainedDataRecord.of(namespace) if namespace is not None else None
-        return (record.home if record is not None else None) or one.control_plane.home
+        kept = record.home if record is not None else None
+        if record is not None and kept is not None and (record.is_of(control_plane) or asked.is_like(kept)):
+            return kept
+        # A version that wrote no homes made what is published. What is asked for now may be another one.
+        return asked if control_plane.status.endpoint is None else Home(mode=control_plane.spec.mode)
 
     async def _recall(self, key: Key, control_plane: ControlPlane, *, followed: ClassInForce) -> ControlPlane:
         """Write down before a removal what a pass has begun that was cut off before its status."""
@@ -336,7 +342,7 @@ class ControlPlaneReconciler:
         due = credentials.due_in_seconds()
         if one.decision is not None and one.decision.again is not None:
             due = min(due, max(_SOON_SECONDS, (one.decision.again - datetime.now(UTC)).total_seconds()))
-        if (soon := self._migrator.again(one.control_plane)) is not None:
+        if (soon := self._migrator.again(one.control_plane, chosen=one.followed.chosen)) is not None:
             due = min(due, soon)
         if one.is_asleep or is_migrating(one.control_plane):
             return Result(due)

@@ -7,6 +7,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from kplane.api import (
+    DEFAULT_DATA_STORE,
     ControlPlane,
     ControlPlaneMode,
     ControlPlaneSnapshot,
@@ -41,7 +42,17 @@ def restore_status(control_plane: ControlPlane, *, stores: Stores) -> RestoreSta
         return RestoreStatus(
             control_plane_uid=original.metadata.uid, kubernetes_version=original.status.version, begins_at=None
         )
-    name, status = source.snapshot_ref.name, _snapshot(control_plane, stores=stores)
+    name, status, home = source.snapshot_ref.name, _snapshot(control_plane, stores=stores), control_plane.home
+    if (
+        not source.clone
+        and status.mode is home.mode is ControlPlaneMode.VIRTUAL
+        and status.data_store != home.data_store
+    ):
+        raise _not_ready(
+            f"ControlPlaneSnapshot {name}",
+            f"its data were in data store {status.data_store or DEFAULT_DATA_STORE}, whose revisions clients know: name"
+            " that one in spec.virtual.dataStoreRef, or set spec.mode Dedicated or spec.source.clone",
+        )
     if status.location is None or status.sha256 is None or status.revision is None or status.control_plane_uid is None:
         raise _not_ready(f"ControlPlaneSnapshot {name}", "it does not say where its file is")
     return RestoreStatus(
@@ -50,7 +61,7 @@ def restore_status(control_plane: ControlPlane, *, stores: Stores) -> RestoreSta
         sha256=status.sha256,
         control_plane_uid=status.control_plane_uid,
         kubernetes_version=status.kubernetes_version,
-        begins_at=None if source.clone else status.revision + _above(status, mode=control_plane.home.mode),
+        begins_at=None if source.clone else status.revision + _above(status, mode=home.mode),
     )
 
 

@@ -13,12 +13,13 @@ from typing import Any, Final, Self
 
 from pydantic import ValidationError
 
-from kplane.api import DEFAULT_SERVICE_CIDR, ControlPlane, ControlPlaneMode, Home, Volume
+from kplane.api import DEFAULT_DATA_STORE, DEFAULT_SERVICE_CIDR, ControlPlane, ControlPlaneMode, Home, Volume
 from kplane.api.names import (
     ADOPT_ANNOTATION,
     ADOPTION_TOKEN_ANNOTATION,
     CLUSTER_PATH_ANNOTATION,
     CONTROL_PLANE_LABEL,
+    HOME_DATA_STORE_ANNOTATION,
     HOME_SLOT_ANNOTATION,
     HOME_VOLUME_ANNOTATION,
     MODE_ANNOTATION,
@@ -74,6 +75,8 @@ class RetainedDataRecord:
     """Of the home of the data."""
     volume: Volume | None = None
     """Of that home."""
+    data_store: str | None = None
+    """Of that home."""
     service_cidr: str = DEFAULT_SERVICE_CIDR
     adoption_token: str | None = field(default=None, repr=False)
     """Who names it may take the data over; None while the control plane lives, and no control plane may."""
@@ -96,6 +99,7 @@ class RetainedDataRecord:
             service_cidr=annotations.get(SERVICE_CIDR_ANNOTATION, DEFAULT_SERVICE_CIDR),
             slot=1 if annotations.get(HOME_SLOT_ANNOTATION) == "1" else 0,
             volume=_volume(annotations.get(HOME_VOLUME_ANNOTATION)),
+            data_store=annotations.get(HOME_DATA_STORE_ANNOTATION) or None,
             created=datetime.fromisoformat(created) if created else datetime.max.replace(tzinfo=UTC),
             adoption_token=annotations.get(ADOPTION_TOKEN_ANNOTATION) or None,
         )
@@ -103,9 +107,12 @@ class RetainedDataRecord:
     @property
     def home(self) -> Home | None:
         """Where the data live; None where that is not known."""
-        if self.mode not in set(ControlPlaneMode):
+        try:
+            return Home.model_validate(
+                {"mode": self.mode, "slot": self.slot, "volume": self.volume, "dataStore": self.data_store}
+            )
+        except ValidationError:
             return None
-        return Home(mode=ControlPlaneMode(self.mode), slot=self.slot, volume=self.volume)
 
     def is_of(self, control_plane: ControlPlane) -> bool:
         """Tell whether keys and data are those of this very control plane, and not of an earlier one of its name."""
@@ -120,19 +127,16 @@ def owned_metadata(control_plane: ControlPlane) -> dict[str, Any]:
             UID_ANNOTATION: control_plane.metadata.uid,
             RETAINED_UID_ANNOTATION: None,
             ADOPTION_TOKEN_ANNOTATION: None,
-            MODE_ANNOTATION: str(control_plane.home.mode),
-            HOME_SLOT_ANNOTATION: str(control_plane.home.slot) if control_plane.home.slot else None,
-            HOME_VOLUME_ANNOTATION: _recorded_volume(control_plane.home.volume),
-            CLUSTER_PATH_ANNOTATION: _cluster_path(control_plane),
+            **_home_annotations(control_plane),
             SERVICE_CIDR_ANNOTATION: control_plane.status.service_cidr,
         },
     }
 
 
-def retained_metadata(record: RetainedDataRecord) -> dict[str, Any]:
+def retained_metadata(record: RetainedDataRecord, *, home: ControlPlane | None = None) -> dict[str, Any]:
     """Return what makes a namespace the record of a control plane that is gone, as a merge patch of its metadata.
 
-    A token that it has already is kept.
+    A token that it has already is kept. `home` is the control plane, where it is known where its data live.
     """
     return {
         "labels": {RETAINED_LABEL: "true", **POD_SECURITY},
@@ -141,6 +145,7 @@ def retained_metadata(record: RetainedDataRecord) -> dict[str, Any]:
             RETAINED_UID_ANNOTATION: record.uid,
             # Not the uid, which is no secret: it was in lists of control planes, in Events and in registrations.
             ADOPTION_TOKEN_ANNOTATION: record.adoption_token or secrets.token_urlsafe(_TOKEN_BYTES),
+            **(_home_annotations(home) if home is not None else {}),
         },
     }
 
@@ -179,11 +184,28 @@ def check_adoption(control_plane: ControlPlane, *, record: RetainedDataRecord) -
             f"{where}, on volumes that spec.dedicated.volume asked for as {_told(record.volume)}; set it so instead of"
             f" {_told(control_plane.home.volume)}, or give the control plane another name"
         )
+    if control_plane.home.data_store != record.data_store:
+        kept = record.data_store or DEFAULT_DATA_STORE
+        raise _retained(
+            f"{where}, in data store {kept}; set spec.virtual.dataStoreRef to that instead of"
+            f" {control_plane.home.data_store or DEFAULT_DATA_STORE}, or give the control plane another name"
+        )
     if _cluster_path(control_plane) != record.cluster_path:
         raise _retained(
             f"{where}, under clusterPath {record.cluster_path!r}; set spec.virtual.clusterPath to that instead of"
             f" {_cluster_path(control_plane)!r}, or give the control plane another name"
         )
+
+
+def _home_annotations(control_plane: ControlPlane) -> dict[str, str | None]:
+    home = control_plane.home
+    return {
+        MODE_ANNOTATION: str(home.mode),
+        HOME_SLOT_ANNOTATION: str(home.slot) if home.slot else None,
+        HOME_VOLUME_ANNOTATION: _recorded_volume(home.volume),
+        HOME_DATA_STORE_ANNOTATION: home.data_store,
+        CLUSTER_PATH_ANNOTATION: _cluster_path(control_plane),
+    }
 
 
 def _cluster_path(control_plane: ControlPlane) -> str | None:

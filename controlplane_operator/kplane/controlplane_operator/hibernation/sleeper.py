@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -46,7 +47,8 @@ class _Beginning:
 class Sleeper:
     """Looks only at control planes that begin to sleep: at what they need, and into them."""
 
-    def __init__(self, context: OperatorContext, *, backend: Hibernating, room: Room) -> None:
+    def __init__(self, context: OperatorContext, *, backend: Callable[[ControlPlane], Hibernating], room: Room) -> None:
+        """`backend` returns the way to the API server of a control plane of mode Virtual."""
         self._context = context
         self._stores = context.stores
         self._backend = backend
@@ -63,7 +65,7 @@ class Sleeper:
         if decision.sleep is None or _is_asleep(control_plane) or control_plane.status.endpoint is None:
             self._beginnings.pop(control_plane.metadata.uid or "", None)
             return decision
-        if not decision.begins and self._backend.is_ending(control_plane):
+        if not decision.begins and self._backend(control_plane).is_ending(control_plane):
             # Pods take their time. Until they are gone, nothing answers a look inside.
             return decision
         beginning = self._beginnings.setdefault(control_plane.metadata.uid or "", _Beginning())
@@ -107,11 +109,11 @@ class Sleeper:
             return None
         if not _is_asleep(control_plane) and self.waits_for(control_plane):
             return None
-        return await self._backend.hibernate(control_plane)
+        return await self._backend(control_plane).hibernate(control_plane)
 
     async def _look(self, control_plane: ControlPlane, *, now: datetime) -> Inside:
         try:
-            needed = await self._backend.needs_api_server(control_plane)
+            needed = await self._backend(control_plane).needs_api_server(control_plane)
         except KeyspaceError as error:
             return Inside(f"the operator cannot read in etcd: {error}", unknown=True)
         return Inside(needed) if needed is not None else await self._look_inside(control_plane, now=now)

@@ -145,7 +145,9 @@ class CredentialsKeeper:
         """Say which control plane has data in the etcd: one that was published, and is run by kplane."""
         for found in (await self._client.list(CONTROL_PLANES)).items:
             spec, status = found.get("spec") or {}, found.get("status") or {}
-            if spec.get("mode", "Virtual") == "Virtual" and "endpointRef" not in spec and status.get("endpoint"):
+            home = status.get("home") or {"mode": spec.get("mode", "Virtual")}
+            here = home.get("mode") == "Virtual" and home.get("dataStore") is None
+            if here and "endpointRef" not in spec and status.get("endpoint"):
                 return f"control plane {found['metadata']['name']} has data there"
         return None
 

@@ -148,6 +148,7 @@ class ControlPlaneSnapshotReconciler:
             completion_time=datetime.now(UTC).replace(microsecond=0),
             control_plane_uid=of.metadata.uid,
             mode=of.home.mode,
+            data_store=of.home.data_store,
             revision=archived.revision,
             keys=archived.digest.count,
             bytes=archived.size,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -40,10 +40,13 @@ class Source:
 class Sources:
     """Opens the etcd of each control plane that kplane runs. The API server need not run."""
 
-    def __init__(self, context: OperatorContext, *, runtime: Runtime, shared_etcd: SharedEtcd | None) -> None:
+    def __init__(
+        self, context: OperatorContext, *, runtime: Runtime, data_stores: Mapping[str | None, SharedEtcd]
+    ) -> None:
+        """`data_stores` has the shared etcds by name; the name of the first one is None."""
         self._keys = TenantKeys(context)
         self._runtime = runtime
-        self._shared = shared_etcd
+        self._data_stores = data_stores
 
     @contextlib.asynccontextmanager
     async def open(self, control_plane: ControlPlane) -> AsyncIterator[Source]:
@@ -63,11 +66,12 @@ class Sources:
 
     @contextlib.asynccontextmanager
     async def _virtual(self, control_plane: ControlPlane) -> AsyncIterator[tuple[Client, str]]:
-        if self._shared is None or control_plane.status.cluster_path is None:
+        shared = self._data_stores.get(control_plane.home.data_store)
+        if shared is None or control_plane.status.cluster_path is None:
             raise BackupFailed("the operator has no shared etcd with data of the control plane")
         prefix = key_prefix(control_plane.status.cluster_path)
-        credentials = Credentials.in_directory(self._shared.keyspace.credentials)
-        async with _client(self._shared.endpoint, credentials) as client:
+        credentials = Credentials.in_directory(shared.keyspace.credentials)
+        async with _client(shared.endpoint, credentials) as client:
             owner = await owner_of(client, prefix)
             if owner is None or owner.uid != control_plane.metadata.uid:
                 whose = owner.label if owner is not None else "no control plane that is known"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -25,18 +24,19 @@ from kplane.api import (
     MigrationStep,
 )
 from kplane.controlplane_operator.backends.base import Movable, Provision, data_errors
+from kplane.controlplane_operator.class_policy import wanted_home
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.migration.cut import Cut, Cutter
 from kplane.controlplane_operator.controlplanes.migration.following import Copies, Copy
 from kplane.controlplane_operator.controlplanes.migration.plan import REVISIONS_BETWEEN, Planner
 from kplane.controlplane_operator.controlplanes.migration.report import Report, required
+from kplane.controlplane_operator.controlplanes.migration.turns import Turns
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.consumers import instances_of, registrations_of
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.data import RevisionTooFar
 from kplane.data.follow import open_place
-from kplane.provider.aio.backoff import Backoff
 
 __all__ = ["Migrator"]
 
@@ -45,22 +45,10 @@ _SOON_SECONDS: Final = 0.1
 _BLOCKED_SECONDS: Final = 30.0
 _REVISIONS_AGAIN: Final = 8 * REVISIONS_BETWEEN
 """Where others write so much that the usual distance was too short."""
-_ENDING_SECONDS: Final = 30.0
-"""So long controllers do nothing while something else is waited for."""
 _REVISIONS_LEFT: Final = REVISIONS_BETWEEN // 2
 """What others may write in the source while writes wait, and until clients read in the target."""
 _CLOSE_SECONDS: Final = 1.0
 """So far behind a copy may be when controllers end."""
-
-
-@dataclass(slots=True)
-class _Wait:
-    """Before the next try to change a home."""
-
-    until: float = 0.0
-    """By the monotonic clock."""
-    why: str = ""
-    backoff: Backoff = field(default_factory=lambda: Backoff(initial_seconds=2.0, maximum_seconds=300.0))
 
 
 class Migrator:
@@ -87,10 +75,7 @@ class Migrator:
         self._keys = TenantKeys(context)
         self._report = Report(context, copies=copies)
         self._cutter = Cutter(context, homes=homes)
-        self._waiting: dict[str, _Wait] = {}
-        """By uid."""
-        self._ending: dict[str, float] = {}
-        """By uid: until when, by the monotonic clock, controllers may be without work before they continue."""
+        self._turns = Turns(context)
         self._retired: set[str] = set()
         """Uids of those in a new home whose former API server was seen to have ended."""
 
@@ -104,8 +89,8 @@ class Migrator:
         known = control_plane.status.migration
         if known is not None and known.step is MigrationStep.CUTTING:
             control_plane = await self._recover(control_plane)
+        target = wanted_home(control_plane, chosen=chosen)
         try:
-            target = control_plane.wanted_home
             if target == control_plane.home:
                 return await self._stay(control_plane)
             control_plane = await self._make_way(control_plane, target=target)
@@ -116,20 +101,22 @@ class Migrator:
             return await self._move(control_plane, chosen=chosen)
         except ConditionError as waits:
             # What the control plane is in its home does not depend on that.
-            return await self._wait(self.seen(control_plane), waits.message)
+            return await self._wait(self.seen(control_plane), waits.message, target=target)
 
     def seen(self, control_plane: ControlPlane) -> ControlPlane:
         """Return the control plane as the last write of its migration left it."""
         return self._report.seen(control_plane)
 
-    def again(self, control_plane: ControlPlane) -> float | None:
+    def again(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> float | None:
         """Return after how many seconds to look again; None if time changes nothing."""
         migration = control_plane.status.migration
-        if migration is None or migration.step is MigrationStep.COMPLETED:
+        if migration is None:
             return None
-        away = control_plane.wanted_home != control_plane.home
-        if migration.step is None or (migration.step is MigrationStep.RETAINING and away):
+        away = wanted_home(control_plane, chosen=chosen) != control_plane.home
+        if migration.step is None or (migration.step.is_cut and away):
             return _BLOCKED_SECONDS
+        if migration.step is MigrationStep.COMPLETED:
+            return None
         if migration.step is MigrationStep.RETAINING and migration.cut_time is not None:
             if control_plane.metadata.uid not in self._retired:
                 return _SOON_SECONDS
@@ -163,8 +150,7 @@ class Migrator:
 
     async def forget(self, uid: str) -> None:
         """End what runs for a control plane in this operator."""
-        self._waiting.pop(uid, None)
-        self._ending.pop(uid, None)
+        self._turns.forget(uid)
         self._retired.discard(uid)
         await self._copies.end(uid)
 
@@ -229,12 +215,23 @@ class Migrator:
     async def _begin(
         self, control_plane: ControlPlane, *, target: Home, chosen: ControlPlaneClass | None
     ) -> tuple[ControlPlane, bool]:
-        """Plan, and write down that it begins, before anything is made; tell whether it does."""
+        """Plan, and write down that it begins, before anything is made; tell whether it does.
+
+        Raises ConditionError while so many others move that this one waits.
+        """
+        known = control_plane.status.migration
+        returns = known is not None and known.step is MigrationStep.RETAINING and known.source == target
+        in_turn = not returns and not _settings(control_plane).plan
+        with self._turns.beginning(control_plane) if in_turn else contextlib.nullcontext():
+            return await self._begin_now(control_plane, target=target, chosen=chosen, returns=returns)
+
+    async def _begin_now(
+        self, control_plane: ControlPlane, *, target: Home, chosen: ControlPlaneClass | None, returns: bool
+    ) -> tuple[ControlPlane, bool]:
+        home = control_plane.home
         plan = await self._planner.plan(control_plane, target=target, chosen=chosen)
-        known, home = control_plane.status.migration, control_plane.home
         if plan.blockers or _settings(control_plane).plan:
             return await self._report.plan(control_plane, plan, target=target), False
-        returns = known is not None and known.step is MigrationStep.RETAINING and known.source == target
         begins = MigrationStatus(
             source=home,
             target=target,
@@ -274,9 +271,7 @@ class Migrator:
         if required(control_plane).step is MigrationStep.COPYING:
             control_plane = await self._report.step(control_plane, MigrationStep.STARTING, "the API server starts")
         provision = await home.ensure(there, writes=False)
-        waits = self._waiting.get(control_plane.metadata.uid or "")
-        if waits is not None and (left := waits.until - time.monotonic()) > 0:
-            raise _waiting(f"{waits.why}; the next try is in {left:.0f} s")
+        self._turns.check_next_try(control_plane)
         if copy.lag_seconds > _CLOSE_SECONDS:
             raise _waiting("the copy catches up")
         if required(control_plane).step is MigrationStep.STARTING:
@@ -285,23 +280,14 @@ class Migrator:
             raise _waiting(f"waiting until instances have ended, of {', '.join(working)}")
         return await self._cut(control_plane, copy, provision=provision, chosen=chosen)
 
-    async def _wait(self, control_plane: ControlPlane, why: str) -> ControlPlane:
+    async def _wait(self, control_plane: ControlPlane, why: str, *, target: Home) -> ControlPlane:
         """Say what a step waits for. Controllers do not wait for long: they continue until the next try."""
-        uid, migration = control_plane.metadata.uid or "", control_plane.status.migration
-        if migration is None or migration.step is not MigrationStep.ENDING_CONTROLLERS:
-            return await self._report.say(control_plane, why)
-        if time.monotonic() < self._ending.setdefault(uid, time.monotonic() + _ENDING_SECONDS):
-            return await self._report.say(control_plane, why)
-        self._put_off(control_plane, why)
+        migration = control_plane.status.migration
+        ends = migration is not None and migration.step is MigrationStep.ENDING_CONTROLLERS
+        if not ends or not self._turns.is_ending_for_long(control_plane):
+            return await self._report.say(control_plane, why, target=target)
+        self._turns.put_off(control_plane, why)
         return await self._report.step(control_plane, MigrationStep.STARTING, why)
-
-    def _put_off(self, control_plane: ControlPlane, why: str) -> None:
-        """Have the next try to change the home be later."""
-        uid = control_plane.metadata.uid or ""
-        self._ending.pop(uid, None)
-        waits = self._waiting.setdefault(uid, _Wait())
-        waits.until, waits.why = time.monotonic() + waits.backoff.next_delay(), why
-        self._context.events.record(control_plane, reason="MigrationRetried", message=why, warning=True)
 
     async def _cut(
         self, control_plane: ControlPlane, copy: Copy, *, provision: Provision, chosen: ControlPlaneClass | None
@@ -321,7 +307,7 @@ class Migrator:
             if await self._revision(control_plane) + _REVISIONS_LEFT // 2 >= (migration.begins_at or 0):
                 raise _waiting("others wrote so much meanwhile that the new home has to be raised")
         except ConditionError as failure:
-            self._put_off(control_plane, failure.message)
+            self._turns.put_off(control_plane, failure.message)
             await self._recover(control_plane)
             raise
         control_plane = await self._report.commit(control_plane, endpoint=provision.addresses.internal)

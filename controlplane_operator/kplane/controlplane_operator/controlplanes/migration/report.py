@@ -66,11 +66,12 @@ class Report:
             endpoint=endpoint,
         )
 
-    async def say(self, control_plane: ControlPlane, told: str) -> ControlPlane:
-        """Say what is done, or waited for."""
+    async def say(self, control_plane: ControlPlane, told: str, *, target: Home) -> ControlPlane:
+        """Say what is done, or waited for, on the way to another home."""
         migration = control_plane.status.migration
-        if migration is None or migration.step is None:
-            planned = migration or MigrationStatus(source=control_plane.home, target=control_plane.wanted_home)
+        if migration is None or migration.step in {None, MigrationStep.COMPLETED}:
+            waits = migration is not None and migration.step is None and migration.target == target
+            planned = migration if waits else MigrationStatus(source=control_plane.home, target=target)
             return await self.write(control_plane, planned, status="False", reason=Reason.MIGRATION_BLOCKED, told=told)
         noted = migration.model_copy(update={**self._progress(control_plane), "message": told[:_LONGEST]})
         if migration.step.is_cut:
