@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kplane.controlplane_operator.config import OperatorConfig
+from kplane.controlplane_operator.config import EtcdAt, OperatorConfig
 from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.hibernation.room import Limits
 from kplane.controlplane_operator.pki.primitives import create_authority
@@ -32,11 +32,13 @@ CA = create_authority("gateway").certificate
 
 
 def operator_settings(rendered: Any, credentials: Path) -> OperatorConfig:
-    for name in ("ca.crt", "ca.key", "client.crt", "client.key"):
-        (credentials / name).touch()
+    for directory in (credentials, credentials / "pool-b"):
+        directory.mkdir(exist_ok=True)
+        for name in ("ca.crt", "ca.key", "client.crt", "client.key"):
+            (directory / name).touch()
     given = arguments(rendered, "-operator")
     (credentials / "ca.crt").write_bytes(CA)
-    mounted = ("/etc/kplane/shared-etcd", "/etc/kplane/bucket", "/etc/kplane/gateway")
+    mounted = ("/etc/kplane/shared-etcd", "/etc/kplane/bucket", "/etc/kplane/gateway", "/etc/kplane/data-stores")
     return OperatorConfig.parse([_replaced(item, mounted, str(credentials)) for item in given])
 
 
@@ -51,6 +53,7 @@ def test_the_operator_is_told_everything_that_is_set(chart: Any, everything_on: 
     settings = operator_settings(rendered, tmp_path)
     assert settings.kubeconfig is None
     assert settings.mcm_service_account == ("kplane-system", "my-kplane-mcm")
+    assert settings.data_stores == {"pool-b": EtcdAt("https://etcd-b.example.org:2379", tmp_path / "pool-b")}
     assert (settings.workers, settings.log_level, settings.listen.port) == (4, "DEBUG", 8080)
     assert settings.gateway == Gateway("https://api.example.org", CA, "kube-node-lease", "cp.example.org")
     assert settings.election is not None

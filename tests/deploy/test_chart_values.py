@@ -100,6 +100,23 @@ def test_the_operator_is_told_of_an_etcd_of_the_users(chart: Any) -> None:
     assert rendered.names("CronJob") == []
 
 
+def test_the_operator_has_the_credentials_of_each_data_store(chart: Any) -> None:
+    stores = [
+        {"name": name, "endpoint": f"https://{name}:2379", "credentialsSecret": f"of-{name}"} for name in ("b", "c")
+    ]
+    pod = chart.render(settings={"etcd.dataStores": stores}).one("Deployment", "kplane-operator")["spec"]["template"][
+        "spec"
+    ]
+    (operator,) = pod["containers"]
+    assert {"--data-store=b=https://b:2379", "--data-store=c=https://c:2379"} <= set(operator["args"])
+    (at,) = [item.partition("=")[2] for item in operator["args"] if item.startswith("--data-store-credentials=")]
+    mounted = {each["name"]: each["mountPath"] for each in operator["volumeMounts"]}
+    secrets = {mounted[each["name"]]: each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each}
+    assert secrets == {f"{at}/b": "of-b", f"{at}/c": "of-c"}
+    with pytest.raises(chart.refused, match=r"etcd\.dataStores has two of name b"):
+        chart.render(settings={"etcd.dataStores": [stores[0], stores[0]]})
+
+
 def test_all_members_are_restored_alike(chart: Any) -> None:
     """Members with different revisions would not be one etcd."""
     environments = list(restores(chart, {"etcd.restore.bumpRevision": 2_000_000_000}).values())
