@@ -67,7 +67,7 @@ class Run:
         """Look at the control plane once, in an operator that has just begun."""
         self.operator = Operator(self.client, self.data)
         context = self.operator.context
-        data_stores: Any = SimpleNamespace(of=lambda _: self.data, let_go=lambda _: None)
+        data_stores: Any = SimpleNamespace(of=lambda _: self.data, check=lambda _: None, let_go=lambda _: None)
         provisioners: Any = Provisioners(data_stores=data_stores, dedicated=self.data, adopted=self.data)  # type: ignore[arg-type]
         planner: Any = None  # of no control plane that stays where it is
         claims = AddressClaims(context.stores, address=self.data.address)
