@@ -22,7 +22,7 @@ from .behind_gateway import external_config
 from .ledger import Ledger
 from .moving import Mover, moving_cluster
 
-pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 NAME: Final = "pooled"
 POOL: Final = "pool-b"
