@@ -22,7 +22,7 @@ from kplane.provider.client.resources import NAMESPACES, VALIDATING_ADMISSION_PO
 from kplane.workloads import ProcessRuntime
 
 from .reset import reset_api_server
-from .tenants import SharedEtcd, Tenant, delete_all, start_api_server, start_etcd, until_ready
+from .tenants import SharedEtcd, Tenant, delete_all, running_etcd, start_api_server, start_etcd, until_ready
 
 if TYPE_CHECKING:
     from kplane.binaries.programs import Binaries
@@ -98,13 +98,8 @@ async def session_etcd(
 ) -> AsyncIterator[SharedEtcd]:
     """An etcd for all tests of the process."""
     directory = tmp_path_factory.mktemp("shared-etcd")
-    async with ProcessRuntime(directory / "runtime", programs=binaries.directories) as runtime:
-        try:
-            made = await start_etcd(runtime, directory=directory, eventually=eventually)
-            await made.keyspace.close()
-            yield made
-        finally:
-            await delete_all(runtime)
+    async with running_etcd(binaries, directory=directory, eventually=eventually) as made:
+        yield made
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 
+from kplane.binaries.programs import Binaries
 from kplane.controlplane_operator.backends.apiserver import (
     API_SERVER_PORTS,
     api_server_component,
@@ -90,6 +91,18 @@ async def start_etcd(runtime: ProcessRuntime, *, directory: Path, eventually: Ev
     async with made.client("root"):
         await keyspace.ensure_authentication()
     return made
+
+
+@contextlib.asynccontextmanager
+async def running_etcd(binaries: Binaries, *, directory: Path, eventually: Eventually) -> AsyncIterator[SharedEtcd]:
+    """Run an etcd in a runtime of its own, with whatever else a test starts there."""
+    async with ProcessRuntime(directory / "runtime", programs=binaries.directories) as runtime:
+        try:
+            made = await start_etcd(runtime, directory=directory, eventually=eventually)
+            await made.keyspace.close()
+            yield made
+        finally:
+            await delete_all(runtime)
 
 
 async def start_api_server(

@@ -104,9 +104,8 @@ def test_the_operator_has_the_credentials_of_each_data_store(chart: Any) -> None
     stores = [
         {"name": name, "endpoint": f"https://{name}:2379", "credentialsSecret": f"of-{name}"} for name in ("b", "c")
     ]
-    pod = chart.render(settings={"etcd.dataStores": stores}).one("Deployment", "kplane-operator")["spec"]["template"][
-        "spec"
-    ]
+    deployment = chart.render(settings={"etcd.dataStores": stores}).one("Deployment", "kplane-operator")
+    pod = deployment["spec"]["template"]["spec"]
     (operator,) = pod["containers"]
     assert {"--data-store=b=https://b:2379", "--data-store=c=https://c:2379"} <= set(operator["args"])
     (at,) = [item.partition("=")[2] for item in operator["args"] if item.startswith("--data-store-credentials=")]

@@ -15,8 +15,7 @@ from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PL
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
 from kplane.provider import Client
 from kplane.provider.client.resources import CONFIG_MAPS
-from kplane.workloads import ProcessRuntime
-from tests.controlplane_operator.tenants import SharedEtcd, delete_all, start_etcd
+from tests.controlplane_operator.tenants import SharedEtcd, running_etcd
 
 from .behind_gateway import external_config
 from .ledger import Ledger
@@ -34,13 +33,8 @@ async def pool(
 ) -> AsyncIterator[SharedEtcd]:
     """Another etcd."""
     directory = tmp_path_factory.mktemp("pool")
-    async with ProcessRuntime(directory / "runtime", programs=binaries.directories) as runtime:
-        try:
-            made = await start_etcd(runtime, directory=directory, eventually=eventually)
-            await made.keyspace.close()
-            yield made
-        finally:
-            await delete_all(runtime)
+    async with running_etcd(binaries, directory=directory, eventually=eventually) as made:
+        yield made
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
