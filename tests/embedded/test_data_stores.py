@@ -98,6 +98,27 @@ async def test_data_move_to_another_shared_etcd_and_back_under_writers(mover: Mo
     assert other == 0
 
 
+async def test_an_api_server_that_finds_a_service_without_its_address_starts_again(
+    mover: Mover, pool: SharedEtcd, eventually: Callable[..., Any]
+) -> None:
+    # It finds that of itself where others write Services while it starts. This has it do so surely.
+    prefix = f"{key_prefix(NAME)}ipaddresses/"
+    mover.former = mover.migration.get("startedTime")
+    mover.steps.clear()
+    await mover.patch(virtual={"dataStoreRef": {"name": POOL}})
+    await mover.until(lambda: "Starting" in mover.steps)
+    async with pool.client("root") as etcd:
+        addresses = [each async for page in etcd.pages(prefix) for each in page.items]
+        assert addresses
+        await etcd.delete_prefix(prefix)
+        await mover.until(lambda: "it starts again" in str(mover.migration.get("message")), timeout=60)
+        for each in addresses:
+            await etcd.put(each.key, each.value)
+    await mover.until(lambda: mover.steps[-1:] == ["Completed"], timeout=60)
+    await mover.controllers_work()
+    await move(mover, to=None)
+
+
 async def test_a_class_decides_where_control_planes_begin_and_moves_those_it_has(
     mover: Mover, pool: SharedEtcd, eventually: Callable[..., Any]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,8 +21,10 @@ from kplane.controlplane_operator.backends.etcd import EtcdAccess
 from kplane.controlplane_operator.backends.proxy import EgressProxies, ProxyProgram
 from kplane.controlplane_operator.backends.readiness import (
     READY_WITHOUT_BOOTSTRAP_CHECKS,
+    UNREPAIRED_SECONDS,
     check_bootstrapped,
     is_bootstrapped,
+    is_unrepaired,
 )
 from kplane.controlplane_operator.backends.versions import ApiServerPlan
 from kplane.controlplane_operator.component_names import apiserver_name
@@ -32,6 +35,7 @@ from kplane.controlplane_operator.pki.authorities import TenantAuthorities, Tena
 from kplane.controlplane_operator.pki.primitives import KeyPair
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.provider import ClusterConfig
 from kplane.workloads import Address, Phase, Runtime
 
@@ -76,6 +80,8 @@ class ApiServerRunner:
         self._runtime = runtime
         self._keys = keys
         self._proxies = EgressProxies(runtime, program=proxy)
+        self._unrepaired: dict[str, float] = {}
+        """Components that wait for nothing but addresses of Services: since when, by the monotonic clock."""
 
     async def prepare(
         self,
@@ -140,15 +146,23 @@ class ApiServerRunner:
         )
         await self._proxies.end_unused(control_plane, chosen=plan.chosen)
 
-    async def provision(self, control_plane: ControlPlane, *, ground: Ground, fresh: bool = False) -> Provision:
+    async def provision(
+        self, control_plane: ControlPlane, *, ground: Ground, fresh: bool = False, writes: bool = True
+    ) -> Provision:
         """Describe the API server that runs. Raises ConditionError while it does not answer.
 
-        `fresh` says that its data are a copy of a template.
+        `fresh` says that its data are a copy of a template, and `writes` that it does not only read.
         """
         plan, name = ground.plan, apiserver_name(control_plane.name, slot=control_plane.home.slot)
         published = control_plane.status.endpoint is not None
-        state = await check_ready(self._runtime, name, what="kube-apiserver", published=published)
         provision = ground.provision()
+        try:
+            state = await check_ready(self._runtime, name, what="kube-apiserver", published=published)
+        except ConditionError:
+            if not writes:
+                await self._end_unrepaired(name, administrator=provision.administrator)
+            raise
+        self._unrepaired.pop(name, None)
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
             version = plan.version or state.version or await self._runtime.version(API_SERVER)
         if not is_bootstrapped(control_plane, version=version, fresh=fresh):
@@ -162,6 +176,23 @@ class ApiServerRunner:
             lag=plan.lag(state) or self._proxies.lag(control_plane, chosen=plan.chosen),
         )
 
+    async def _end_unrepaired(self, name: str, *, administrator: ClusterConfig) -> None:
+        """End an API server that only reads, and will not be ready. The next pass starts it again.
+
+        Raises ConditionError if it was ended.
+        """
+        if not await is_unrepaired(administrator, connections=self._context.connections):
+            self._unrepaired.pop(name, None)
+            return
+        now = time.monotonic()
+        if now - self._unrepaired.setdefault(name, now) < UNREPAIRED_SECONDS:
+            return
+        del self._unrepaired[name]
+        with runtime_errors(Reason.MIGRATING):
+            await self._runtime.stop(name)
+        said = "Services and their addresses did not match when kube-apiserver began to read them: it starts again"
+        raise ConditionError(Reason.MIGRATING, said)
+
     def phase(self, control_plane: ControlPlane) -> Phase:
         """Return the phase of the API server."""
         return self._runtime.state(apiserver_name(control_plane.name, slot=control_plane.home.slot)).phase
@@ -173,5 +204,7 @@ class ApiServerRunner:
 
     async def delete(self, control_plane: ControlPlane) -> None:
         """End API server and proxy for good."""
-        await self._runtime.delete(apiserver_name(control_plane.name, slot=control_plane.home.slot))
+        name = apiserver_name(control_plane.name, slot=control_plane.home.slot)
+        self._unrepaired.pop(name, None)
+        await self._runtime.delete(name)
         await self._proxies.end(control_plane)

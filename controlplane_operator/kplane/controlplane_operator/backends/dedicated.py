@@ -98,7 +98,7 @@ class DedicatedProvisioner:
                 etcd_prefix=_PREFIX,
                 etcd_shared=False,
             )
-        found = await self._api_servers.provision(control_plane, ground=etcd.ground)
+        found = await self._api_servers.provision(control_plane, ground=etcd.ground, writes=writes)
         return replace(
             found,
             settled=found.settled and members.settled,

@@ -2,6 +2,10 @@
 
 Two checks of `/readyz` say that an API server has bootstrapped its data: roles, and classes of priority. It looks at
 those after a second. If it finds them there, nothing in its answers depends on that look.
+
+Another check says that each Service has its address, and each address its Service. At its start an API server looks at
+the two lists, of slightly different moments, and writes what is missing. One that only reads fails there while others
+write Services. It never looks again, and ends after a minute (`RepairIPAddress.RunUntil` in upstream's repairip.go).
 """
 
 from __future__ import annotations
@@ -16,7 +20,15 @@ from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.provider import ClusterConfig, ProviderError
 from kplane.provider.client.connections import Connections
 
-__all__ = ["BOOTSTRAP_CHECKS", "READY", "READY_WITHOUT_BOOTSTRAP_CHECKS", "check_bootstrapped", "is_bootstrapped"]
+__all__ = [
+    "BOOTSTRAP_CHECKS",
+    "READY",
+    "READY_WITHOUT_BOOTSTRAP_CHECKS",
+    "UNREPAIRED_SECONDS",
+    "check_bootstrapped",
+    "is_bootstrapped",
+    "is_unrepaired",
+]
 
 READY: Final = "/readyz"
 """Answers 200 when an API server serves, and its data are bootstrapped."""
@@ -26,7 +38,12 @@ BOOTSTRAP_CHECKS: Final = (
 )
 READY_WITHOUT_BOOTSTRAP_CHECKS: Final = f"{READY}?{'&'.join(f'exclude={each}' for each in BOOTSTRAP_CHECKS)}"
 """Answers 200 when an API server serves, whatever the data. `informer-sync` is among its checks: roles are in force."""
+UNREPAIRED_SECONDS: Final = 10.0
+"""One that is unrepaired for so long has failed: the look takes less than a second."""
 
+_READY_BUT_UNREPAIRED: Final = (
+    f"{READY_WITHOUT_BOOTSTRAP_CHECKS}&exclude=poststarthook/start-service-ip-repair-controllers"
+)
 _PATIENCE_SECONDS: Final = 3.0
 _POLL_SECONDS: Final = 0.1
 
@@ -60,3 +77,13 @@ async def check_bootstrapped(config: ClusterConfig, *, published: bool, connecti
     except TimeoutError:
         reason = Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING
         raise ConditionError(reason, f"waiting for kube-apiserver, which bootstraps its data{said}") from None
+
+
+async def is_unrepaired(config: ClusterConfig, *, connections: Connections | None) -> bool:
+    """Tell of an API server that is not ready whether it only waits for Services to have their addresses."""
+    try:
+        async with asyncio.timeout(_PATIENCE_SECONDS), tenant_client(config, connections=connections) as client:
+            await client.probe(_READY_BUT_UNREPAIRED)
+    except (ProviderError, TimeoutError):
+        return False
+    return True

@@ -147,7 +147,7 @@ class VirtualProvisioner:
                 etcd_prefix=prefix.rstrip("/"),
                 etcd_shared=True,
             )
-        found = await self._api_servers.provision(control_plane, ground=ground, fresh=fresh)
+        found = await self._api_servers.provision(control_plane, ground=ground, fresh=fresh, writes=writes)
         return replace(found, fresh=fresh, account_uid=self._accounts(control_plane, plan=ground.plan))
 
     async def prepare_home(self, control_plane: ControlPlane, *, begins_at: int | None, new: bool) -> None:
