@@ -166,7 +166,7 @@ async def test_one_that_hangs_is_ended_with_all_that_it_started(plugin, tmp_path
     script = f"sleep 1000 & echo $! > {tmp_path}/child; sleep 1000"
     running = asyncio.create_task(plugin(script, timeout_seconds=600.0).run(cluster={}))
     child = int(await eventually((tmp_path / "child").read_text))
-    [(seconds, scope)] = scopes
+    [(seconds, scope)] = await eventually(lambda: scopes)
     assert seconds == 600
     scope.reschedule(0.0)  # its time is up
     with pytest.raises(KubeconfigError, match="longer than 600 s"):

@@ -11,7 +11,6 @@ import contextlib
 import datetime as dt
 import os
 import re
-import signal
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any, Final
 
 import orjson
 
+from kplane.provider.aio.programs import end_program, start_program
 from kplane.provider.errors import KubeconfigError
 
 __all__ = ["ExecCredential", "ExecPlugin", "require_no_text"]
@@ -144,15 +144,7 @@ class ExecPlugin:
         information = {"apiVersion": self.api_version, "kind": "ExecCredential", "spec": spec}
         environment = {**os.environ, **self.env, "KUBERNETES_EXEC_INFO": orjson.dumps(information).decode()}
         try:
-            process = await asyncio.create_subprocess_exec(
-                self.command,
-                *self.args,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=environment,
-                start_new_session=True,
-            )
+            process = await start_program(self.command, *self.args, env=environment)
         except OSError as error:
             hint = f": {_plain(self.install_hint)}" if self.install_hint else ""
             raise KubeconfigError(f"exec plugin {self.command!r} cannot be run: {error.strerror}{hint}") from None
@@ -161,7 +153,7 @@ class ExecPlugin:
                 printed, said = await asyncio.gather(_read(process.stdout), _read(process.stderr))
                 status = await process.wait()
         except BaseException as error:
-            await _end(process)
+            await end_program(process)
             if not isinstance(error, TimeoutError):
                 raise
             raise KubeconfigError(
@@ -251,13 +243,6 @@ async def _read(stream: asyncio.StreamReader | None) -> bytes:
         while await stream.read(65536):  # its writer must not wait for ever; the deadline ends it
             pass
     return read
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    # Its session, because what it started may outlive it, and hold the pipes.
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    await process.wait()
 
 
 def _complaint(said: bytes) -> str:

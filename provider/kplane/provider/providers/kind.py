@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import random
 import shutil
-import signal
 from typing import Final
 
 from kplane.provider.access.config import ClusterConfig
 from kplane.provider.aio.backoff import Backoff
+from kplane.provider.aio.programs import end_program, start_program
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.contracts import Fleet
 from kplane.provider.errors import ProviderError
@@ -108,33 +106,19 @@ class KindProvider:
     async def _run(self, *arguments: str) -> bytes:
         """Return the output of the program. Raises ProviderError if it fails."""
         try:
-            process = await asyncio.create_subprocess_exec(
-                self._program,
-                *arguments,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )
+            process = await start_program(self._program, *arguments)
         except OSError as error:
             raise ProviderError(f"{self._program} cannot be run: {error.strerror}") from error
         asked = f"kind {' '.join(arguments)}"
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 output, complaint = await process.communicate()
-        except TimeoutError as error:
+        except BaseException as error:
+            await end_program(process)
+            if not isinstance(error, TimeoutError):
+                raise
             raise ProviderError(f"{asked} took longer than {self._timeout_seconds:g} s") from error
-        finally:
-            await _end(process)
         if process.returncode:
             said = complaint.decode(errors="replace").strip()[-_MOST_OF_A_MESSAGE:]
             raise ProviderError(f"{asked} failed: {said or f'exit status {process.returncode}'}")
         return output
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill the program and what it started."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()

@@ -1,0 +1,48 @@
+"""Programs that are started, and ended with what they started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from kplane.provider.aio.programs import end_program, start_program
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3, 5, 8])
+async def test_a_cancelled_start_leaves_nothing(tmp_path, eventually, turns):
+    child = tmp_path / "child"
+    starting = asyncio.create_task(start_program("sh", "-c", f"sleep 1000 & echo $! > {child}; sleep 1000"))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    starting.cancel()
+    async with asyncio.timeout(60):
+        await asyncio.wait([starting])
+    if starting.cancelled():
+        # It may have been killed before it wrote anything.
+        await eventually(lambda: not (child.exists() and child.read_text() and _runs(int(child.read_text()))))
+    else:
+        await end_program(starting.result())
+
+
+async def test_the_end_is_told_though_much_was_printed_that_nobody_read(eventually):
+    process = await start_program("sh", "-c", "yes & yes")
+    await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        await end_program(process)
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+
+
+async def test_a_program_that_is_not_there_is_told():
+    with pytest.raises(FileNotFoundError):
+        await start_program("/no/such/program")
