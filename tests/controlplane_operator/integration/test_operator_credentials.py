@@ -66,7 +66,8 @@ async def test_the_class_says_how_long_credentials_live(field: Any, adopt: Adopt
     async def lifetime() -> float:
         config = await field.tenant(name)
         status = (await field.get("ControlPlane", name))["status"]
-        assert datetime.fromisoformat(status["credentialsExpireAt"]) == ends(config)
+        # An API server looks at the clock once for the token, and once for what it answers.
+        assert abs(datetime.fromisoformat(status["credentialsExpireAt"]) - ends(config)) <= timedelta(seconds=2)
         shown = (await metrics(field))[
             f'kplane_credentials_expiry_seconds{{control_plane="{name}",secret="kubeconfig"}}'
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kplane.api import ControlPlaneClass, DeletionPolicy
-from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANES
 from kplane.provider import Conflict
 from kplane.provider.client.resources import NAMESPACES
 
@@ -38,6 +38,24 @@ async def test_a_class_that_was_edited_while_the_operator_was_away_destroys_noth
     assert data.kept
     [told] = operator.said("PolicyUnclear")
     assert in_force in told
+    await client.delete(NAMESPACES, f"kplane-cp-{name}")
+
+
+async def test_a_class_that_was_edited_a_moment_ago_destroys_nothing(client: Mortal) -> None:
+    """Its watch has not told that yet."""
+    name, data = "edited-now", Data()
+    await begin(client, name, policy="Destroy")
+    await client.patch(CONTROL_PLANES, name, {"spec": {"deletionPolicy": None, "classRef": {"name": name}}})
+    operator = Operator(client, data)
+    await operator.make(name)
+    body = {"metadata": {"name": name}, "spec": {"deletionPolicy": "Retain"}}
+    await client.create(CONTROL_PLANE_CLASSES, body)
+    await client.delete(CONTROL_PLANES, name)
+    while not await gone(client, name):
+        await operator.removal.remove(await operator.look(name), chosen=class_of("Destroy"))
+    assert data.kept
+    assert operator.said("PolicyUnclear") != []
+    await client.delete(CONTROL_PLANE_CLASSES, name)
     await client.delete(NAMESPACES, f"kplane-cp-{name}")
 
 

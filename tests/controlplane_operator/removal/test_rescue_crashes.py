@@ -136,7 +136,7 @@ async def test_keys_survive_the_operators_death_at_every_write(client: Mortal) -
 
 async def test_keys_wait_for_data_that_would_go_with_the_namespace(client: Mortal) -> None:
     name, namespace = "weighty", "kplane-cp-weighty"
-    await begin(client, name, policy="Destroy")
+    uid = await begin(client, name, policy="Destroy")
     run = Run(client, name)
     await run.reconcile()
     kept = await authorities(client, name)
@@ -151,4 +151,4 @@ async def test_keys_wait_for_data_that_would_go_with_the_namespace(client: Morta
     run.data.held = None
     await client.delete(CONTROL_PLANES, name)
     await remove_all(Operator(client, run.data), name)
-    assert (await client.list(SECRETS, namespace="kplane-system")).items == []
+    assert await secret(client, saved_keys_name(uid), namespace="kplane-system") is None

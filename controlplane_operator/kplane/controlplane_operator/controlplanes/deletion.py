@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Final
 
+from pydantic import ValidationError
+
 from kplane.api import DELETING, ControlPlane, ControlPlaneClass, ControlPlanePhase, DeletionPolicy, find_condition
 from kplane.api.names import FINALIZER, controllers_secret_name, kubeconfig_secret_name, management_namespace
 from kplane.controlplane_operator.backends.base import Provisioner, runtime_errors
@@ -17,6 +19,7 @@ from kplane.controlplane_operator.controlplanes.claims import AddressClaims
 from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
 from kplane.controlplane_operator.controlplanes.retained_data import is_managed
 from kplane.controlplane_operator.finalizers import remove_finalizer
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES
 from kplane.controlplane_operator.pki.secrets import delete_secret, make_secret_last
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
@@ -30,7 +33,7 @@ from kplane.controlplane_operator.tenant.revocation import revoke_issued
 from kplane.controlplane_operator.watch.backoff import KeyedBackoff
 from kplane.controlplane_operator.watch.cache import Change, Object
 from kplane.controlplane_operator.watch.stores import Stores
-from kplane.provider import ClusterConfig, Conflict, ProviderError, Result
+from kplane.provider import ClusterConfig, Conflict, NotFound, ProviderError, Result
 
 __all__ = ["DeletedRegistrations", "Progress", "Removal", "Retention"]
 
@@ -265,10 +268,13 @@ class Removal:
         uid = control_plane.metadata.uid or ""
         if FINALIZER not in control_plane.metadata.finalizers:
             return None
+        begins = control_plane.status.deletion_policy is not None and not is_decided(control_plane)
+        if begins:
+            chosen = await self._read_class(control_plane, known=chosen)
         policy = policy_of(control_plane, chosen=chosen)
         progress = Progress(self._context, control_plane, policy=policy)
         try:
-            if control_plane.status.deletion_policy is not None and not is_decided(control_plane):
+            if begins:
                 control_plane = await self._decide(control_plane, policy=policy, chosen=chosen, progress=progress)
             self._await_consumers(control_plane, chosen=chosen, progress=progress)
             message = await self._take_down(control_plane, policy=policy, progress=progress)
@@ -291,6 +297,20 @@ class Removal:
         self._undone.pop(uid, None)
         self._given_up = {told for told in self._given_up if told[0] != uid}
         return None
+
+    async def _read_class(
+        self, control_plane: ControlPlane, *, known: ControlPlaneClass | None
+    ) -> ControlPlaneClass | None:
+        """Return the class as it is now: a watch tells later of an edit, and data that are gone do not come back."""
+        reference = control_plane.spec.class_ref
+        if reference is None:
+            return known
+        try:
+            return ControlPlaneClass.model_validate(
+                await self._context.client.get(CONTROL_PLANE_CLASSES, reference.name)
+            )
+        except (NotFound, ValidationError):
+            return known
 
     async def _decide(
         self,
