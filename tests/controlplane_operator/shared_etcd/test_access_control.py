@@ -170,7 +170,7 @@ async def test_nothing_is_written_while_all_is_well_and_few_calls_are_made(
     for _ in range(access_control._FULL_EVERY):
         await control.check()
     # etcd says that nothing changed. Users are looked at once all the same, or twice: `run` checks beside this test.
-    assert granted[:2] == ["a", "b"]
+    assert set(granted) == {"a", "b"}
     assert len(granted) <= 4
     assert await keyspace.access_revision() == before
 
