@@ -39,6 +39,9 @@ class Home:
     """Where data live. Somebody can write there while an API server runs that etcd lets write."""
 
     data: dict[str, int] = field(default_factory=dict)
+    versions: dict[str, int] = field(default_factory=dict)
+    """The revision at which each of its keys was written."""
+    revision: int = 0
     exists: bool = False
     runs: bool = False
     may_write: bool = True
@@ -50,6 +53,15 @@ class Home:
     @property
     def takes_writes(self) -> bool:
         return self.exists and self.runs and self.may_write
+
+    def put(self, key: str, value: int) -> None:
+        self.revision += 1
+        self.data[key], self.versions[key] = value, self.revision
+
+    def delete(self, key: str) -> None:
+        self.revision += 1
+        self.data.pop(key, None)
+        self.versions.pop(key, None)
 
 
 class World:
@@ -68,6 +80,10 @@ class World:
         self.refused: list[str] = []
         """What clients of the gateway saw that was no success."""
         self.writes = 0
+        self.seen: dict[tuple[str, int], int] = {}
+        """What clients may have read: values by key and version."""
+        self.newest = 0
+        """The highest revision that clients may have read."""
         self.object: dict[str, Any] = {
             "apiVersion": CONTROL_PLANES.api_version,
             "kind": "ControlPlane",
@@ -136,13 +152,19 @@ class World:
     def check(self) -> None:
         """There are never two homes that take writes, and the one in which it lives has all, and is published.
 
-        No copy writes into a home that takes writes.
+        No copy writes into a home that takes writes. What is read there is as new as what was read before, and a key
+        that has a version again has the value of that version: otherwise a client would overwrite what it never saw.
         """
         assert not any(home.takes_writes and not home.closed for home in self.homes.values() if home.copied)
         assert not (self.homes[0].takes_writes and self.homes[1].takes_writes)
         assert self.homes[self.lives_in].data == self.acknowledged
         # Controllers would start for a home that takes no writes.
         assert self.object["status"]["endpoint"] == f"https://home-{self.lives_in}"
+        home = self.homes[self.lives_in]
+        for key, version in home.versions.items():
+            assert self.seen.setdefault((key, version), home.data[key]) == home.data[key]
+        assert home.revision >= self.newest
+        self.newest = home.revision
 
     def write(self, *, by: str = "gateway") -> None:
         """A client writes; `by` may be somebody who takes no notice of a hold, such as an API server itself."""
@@ -154,9 +176,10 @@ class World:
             if self.homes[slot].takes_writes:
                 key = f"key-{self.writes % 5}"
                 if self.writes % 7:
-                    self.homes[slot].data[key] = self.acknowledged[key] = self.writes
+                    self.homes[slot].put(key, self.writes)
+                    self.acknowledged[key] = self.writes
                 else:
-                    self.homes[slot].data.pop(key, None)
+                    self.homes[slot].delete(key)
                     self.acknowledged.pop(key, None)
             elif by == "gateway":
                 self.refused.append(f"write {self.writes} at home {slot}")
@@ -274,14 +297,16 @@ class _Backend:
 
     async def prepare_home(self, control_plane: ControlPlane, *, begins_at: int | None, new: bool) -> None:
         def effect() -> None:
-            self._home(control_plane).exists = True
+            home = self._home(control_plane)
+            home.exists = True
+            home.revision = max(home.revision, (begins_at or 0) + 1)
 
         await self._world.call("prepare", effect)
 
     @contextlib.asynccontextmanager
     async def connect(self, control_plane: ControlPlane) -> AsyncIterator[Any]:
         async def revision() -> int:
-            return self._world.writes
+            return self._home(control_plane).revision
 
         async def open_place(_: Any) -> None:
             await self._world.call("open", lambda: setattr(self._home(control_plane), "closed", False))
@@ -326,10 +351,14 @@ class _Follower:
 
     async def catch_up(self) -> Any:
         def effect() -> bool:
-            homes = self._world.homes
-            assert not homes[self._target].closed
-            homes[self._target].copied = True
-            homes[self._target].data = dict(homes[self._source].data)
+            source, target = self._world.homes[self._source], self._world.homes[self._target]
+            assert not target.closed
+            target.copied = True
+            for key in target.data.keys() - source.data.keys():
+                target.delete(key)
+            for key, value in source.data.items():
+                if target.data.get(key) != value:
+                    target.put(key, value)
             return True
 
         if self._world.faults.get("compare") == ["unequal"]:

@@ -305,6 +305,28 @@ async def test_what_others_write_meanwhile_keeps_no_home_from_changing(monkeypat
     assert world.object["status"]["migration"]["attempts"] == 1
 
 
+@pytest.mark.parametrize(("when", "revisions", "made_again"), [("", 150, 0), ("prepare, done", 6000, 1)])
+async def test_a_new_home_stays_above_the_revisions_of_the_former_one(
+    monkeypatch: pytest.MonkeyPatch, when: str, revisions: int, made_again: int
+) -> None:
+    world, calls = World(monkeypatch), []
+    world.write()
+
+    async def others_write(_: int, name: str) -> None:
+        # Others in the same etcd: a little all the time, or very much once.
+        if not when or (name == when and when not in calls):
+            world.homes[0].revision += revisions
+        calls.append(name)
+
+    world.at = others_write
+    world.set_spec(mode="Dedicated")
+    await moved(world, passes=60)
+    assert calls.count("write status Preparing") == 1 + made_again
+    assert calls.count("settle") == made_again
+    assert world.object["status"]["migration"]["attempts"] == 1
+    assert world.object["status"]["migration"]["beginsAt"] > world.newest - 1000 > 5000
+
+
 async def test_a_former_home_that_cannot_end_keeps_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, window="0s")
     world.faults = {"retire": [AWAY] * 5, "shut down": [AWAY] * 5}

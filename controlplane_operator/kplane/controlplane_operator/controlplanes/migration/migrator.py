@@ -207,8 +207,10 @@ class Migrator:
         """Delete what was made of a new home."""
         await self.forget(control_plane.metadata.uid or "")
         await self._cutter.resume(control_plane)
-        await self._discard(control_plane, required(control_plane).target)
         told = f"it stays {control_plane.home}, {why}"
+        # If the operator dies now and the spec is changed again, the new home is to get its revision once more.
+        control_plane = await self._report.step(control_plane, MigrationStep.PREPARING, told)
+        await self._discard(control_plane, required(control_plane).target)
         self._context.events.record(control_plane, reason="MigrationAborted", message=told)
         return await self._report.write(control_plane, None, status="False", reason=Reason.MIGRATION_ABORTED, told=told)
 
@@ -263,8 +265,7 @@ class Migrator:
                 said = "the new home is made again, because its revision is too far below"
                 return await self._report.step(control_plane, MigrationStep.PREPARING, said, returns=False)
             control_plane = await self._report.step(control_plane, MigrationStep.COPYING, "the data are copied")
-        # Before the copy begins: etcd restarts without its beginning.
-        await home.prepare_home(there, begins_at=None, new=False)
+        control_plane = await self._keep_margin(control_plane)
         copy = await self._copy(control_plane)
         if not copy.complete:
             raise _waiting(copy.problem or "the data are copied")
@@ -294,8 +295,6 @@ class Migrator:
     ) -> ControlPlane:
         """Change the home. Raises ConditionError if that was not possible, and the control plane is as it was."""
         migration, follower = required(control_plane), copy.follower
-        if await self._revision(control_plane) + _REVISIONS_LEFT >= (migration.begins_at or 0):
-            return await self._raise_again(control_plane)
         if follower is None or not copy.complete:
             raise _waiting(copy.problem or "the data are copied")
         control_plane = await self._report.step(
@@ -338,20 +337,34 @@ class Migrator:
         await self._cutter.resume(control_plane)
         return control_plane
 
-    async def _raise_again(self, control_plane: ControlPlane) -> ControlPlane:
-        """Have the new home be above the revisions of the former one, which has reached them.
+    async def _keep_margin(self, control_plane: ControlPlane) -> ControlPlane:
+        """Have the new home run, and be above the revisions of the former one, which come nearer with each write.
 
-        Otherwise clients would take versions of the former home for newer ones.
+        Otherwise clients would take versions of the former home for newer ones. Raises ConditionError while it does
+        not run, and if it is made again.
         """
-        there = control_plane.at(required(control_plane).target)
-        await self._homes(there).retire(there)
-        return await self._report.step(
-            control_plane,
-            MigrationStep.PREPARING,
-            "the former home has reached the revisions of the new one, which are raised",
-            begins_at=await self._revision(control_plane) + _REVISIONS_AGAIN,
-            returns=True,
-        )
+        migration = required(control_plane)
+        there, begins_at = control_plane.at(migration.target), migration.begins_at or 0
+        home, revision = self._homes(there), await self._revision(control_plane)
+        raised = None
+        if revision < begins_at <= revision + _REVISIONS_LEFT:
+            raised = revision + REVISIONS_BETWEEN
+        # The first time after the beginning, etcd restarts without it.
+        await home.prepare_home(there, begins_at=raised, new=False)
+        if raised is not None:
+            revision = await self._revision(control_plane)
+        if revision >= begins_at:
+            # What was copied before may have lower revisions there than here. So all is copied again.
+            said = "the former home has reached the revisions of the new one, which is made again"
+            await self._copies.end(control_plane.metadata.uid or "")
+            await self._discard(control_plane, migration.target)
+            begins_at, step = revision + _REVISIONS_AGAIN, MigrationStep.PREPARING
+            await self._report.step(control_plane, step, said, begins_at=begins_at, returns=False)
+            raise _waiting(said)
+        if raised is None:
+            return control_plane
+        said = f"the new home is raised to revision {raised}"
+        return await self._report.step(control_plane, required(control_plane).step, said, begins_at=raised)
 
     async def _discard(self, control_plane: ControlPlane, home: Home) -> None:
         """Delete what is in a home that the control plane does not live in: exactly that."""
