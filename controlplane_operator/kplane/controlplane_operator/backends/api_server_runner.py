@@ -155,14 +155,14 @@ class ApiServerRunner:
         """
         plan, name = ground.plan, apiserver_name(control_plane.name, slot=control_plane.home.slot)
         published = control_plane.status.endpoint is not None
-        provision = ground.provision()
         try:
             state = await check_ready(self._runtime, name, what="kube-apiserver", published=published)
         except ConditionError:
             if not writes:
-                await self._end_unrepaired(name, administrator=provision.administrator)
+                await self._end_unrepaired(name, administrator=ground.provision().administrator)
             raise
         self._unrepaired.pop(name, None)
+        provision = ground.provision()
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
             version = plan.version or state.version or await self._runtime.version(API_SERVER)
         if not is_bootstrapped(control_plane, version=version, fresh=fresh):
