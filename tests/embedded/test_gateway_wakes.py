@@ -19,21 +19,19 @@ import pytest_asyncio
 from kubernetes import config as official_config
 from kubernetes.client import CoreV1Api
 
-from kplane.api.names import WAKE_REQUESTED_ANNOTATION, management_namespace
+from kplane.api.names import WAKE_REQUESTED_ANNOTATION
 from kplane.binaries.envoy import find_envoy
 from kplane.binaries.programs import Binaries
-from kplane.controlplane_operator.pki.authorities import TenantAuthorities
 from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
 from kplane.controlplane_operator.pki.primitives import create_signing_key, issue_client
 from kplane.controlplane_operator.pki.signatures import sign_claims
-from kplane.controlplane_operator.pki.store import AUTHORITIES_SECRET
 from kplane.embedded.cluster import ManagementCluster
 from kplane.gateway.control_planes import CONTROL_PLANES
 from kplane.provider import ApiError, Client, ClusterConfig, Event, Informer, Unreachable
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
 from kplane.workloads import find_processes
 
-from .behind_gateway import external_config, secret
+from .behind_gateway import certified_config, external_config
 
 _SLEEPER = "globex"
 _NAMED = "umbrella"
@@ -74,16 +72,6 @@ async def _refusal(config: ClusterConfig) -> str:
         return ""
 
 
-async def _administrator(cluster: ManagementCluster, name: str) -> tuple[ClusterConfig, TenantAuthorities]:
-    """Return how a user with a client certificate reaches a control plane, and its keys."""
-    through = await external_config(cluster.client, name)
-    keys = await secret(cluster.client, AUTHORITIES_SECRET, management_namespace(name))
-    authorities = TenantAuthorities.from_secret(keys)
-    pair = issue_client(authorities.client, user="admin", groups=("system:masters",))
-    user = dataclasses.replace(through, token=None, client_certificate=pair.certificate, client_key=pair.key)
-    return user, authorities
-
-
 @pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.asyncio(loop_scope="module")
@@ -102,7 +90,7 @@ async def test_the_first_request_wakes_a_control_plane_and_is_answered(
     await client.create(CONTROL_PLANES, {"metadata": {"name": _SLEEPER}, "spec": _ON_DEMAND})
     await eventually(phase, lambda found: found == "Hibernated")
     through = await external_config(client, _SLEEPER)
-    administrator, authorities = await _administrator(cluster, _SLEEPER)
+    administrator, authorities = await certified_config(client, _SLEEPER)
     kubeconfig = tmp_path / "kubeconfig"
     assert through.ca_data is not None
     kubeconfig.write_bytes(render_kubeconfig(server=through.server, ca=through.ca_data, user="me", token=through.token))
@@ -215,7 +203,7 @@ async def test_the_first_connection_to_a_host_name_wakes_a_control_plane(
     spec = {"deletionPolicy": "Destroy", "virtual": {"start": "OnDemand"}, "endpointStyle": "HostName"}
     await client.create(CONTROL_PLANES, {"metadata": {"name": _NAMED}, "spec": spec})
     await eventually(phase, lambda found: found == "Hibernated")
-    administrator, _ = await _administrator(cluster, _NAMED)
+    administrator, _ = await certified_config(client, _NAMED)
     parts = urlsplit(administrator.server)
     assert parts.hostname == f"{_NAMED}.localhost"
     # Not every resolver knows names below localhost.

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import pytest_asyncio
 
@@ -18,14 +19,33 @@ from kplane.binaries.programs import Binaries
 from kplane.embedded.cluster import ManagementCluster
 from kplane.gateway.control_planes import CONTROL_PLANES
 from kplane.provider import Client, ClusterConfig
-from kplane.provider.client.resources import CONFIG_MAPS
+from kplane.provider.client.resources import CONFIG_MAPS, EVENTS
+from kplane.provider.errors import Expired
 from kplane.workloads import find_processes
 
-from .behind_gateway import external_config
+from .behind_gateway import certified_config, external_config
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 _NAME = "mover"
+
+
+async def holds(cluster: ManagementCluster) -> int:
+    """Return how many holds of writes the operator has measured."""
+    async with aiohttp.ClientSession() as session, session.get(f"{cluster.handle.operator_url}/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    return int(next(float(each.split()[1]) for each in lines if each.startswith("kplane_migration_hold_seconds_count")))
+
+
+async def is_too_old(tenant: Client, version: str) -> bool:
+    """Tell whether the server asks a client to list again that watches from a version."""
+    try:
+        async with tenant.watch(CONFIG_MAPS, resource_version=version, timeout_seconds=1) as watch:
+            async for _ in watch:
+                pass
+    except Expired:
+        return True
+    return False
 
 
 async def gone(client: Client) -> bool:
@@ -75,7 +95,11 @@ async def test_data_move_while_clients_write(
 
     await eventually(status, lambda found: found.get("phase") in {"Ready", "Hibernated"}, timeout=60)
     config = await external_config(client, _NAME)
+    certified, _ = await certified_config(client, _NAME)
+    held = await holds(cluster)
     written: dict[str, str] = {}
+    async with Client(certified) as administrator:
+        former = (await administrator.list(CONFIG_MAPS)).resource_version
     stop = asyncio.Event()
 
     async def write() -> None:
@@ -102,10 +126,20 @@ async def test_data_move_while_clients_write(
             assert found["home"]["mode"] == wanted.get("mode", "Dedicated")
             assert found["home"].get("volume") == wanted.get("dedicated", {}).get("volume")
             assert not writing.done()
+            async with Client(certified) as administrator:
+                assert await is_too_old(administrator, former)
+                former = (await administrator.list(CONFIG_MAPS)).resource_version
         stop.set()
     async with Client(config) as tenant:
         found = await tenant.list(CONFIG_MAPS, namespace="default")
     there = {each["metadata"]["name"]: each.get("data", {}).get("number") for each in found.items}
     assert {name: there.get(name) for name in written} == written
+    assert await holds(cluster) == held + len(others)
+
+    async def told() -> set[str]:
+        events = (await client.list(EVENTS, namespace="default")).items
+        return {each["reason"] for each in events if each["involvedObject"]["name"] == _NAME}
+
+    await eventually(told, {"MigrationStarted", "MigrationCut", "MigrationCompleted"}.issubset)
     await client.delete(CONTROL_PLANES, _NAME)
     await eventually(lambda: gone(client), timeout=90)
