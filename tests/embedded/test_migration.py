@@ -16,6 +16,7 @@ import pytest_asyncio
 
 from kplane.binaries.envoy import find_envoy
 from kplane.binaries.programs import Binaries
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES
 from kplane.embedded.cluster import ManagementCluster
 from kplane.gateway.control_planes import CONTROL_PLANES
 from kplane.provider import Client, ClusterConfig
@@ -87,7 +88,11 @@ async def test_data_move_while_clients_write(
 ) -> None:
     client = cluster.client
     first, *others = moves
-    spec = {"deletionPolicy": "Destroy", "migration": {"rollbackWindow": "2s"}, **first}
+    # What cannot be read in etcd moves as well.
+    sealed = {"apiServer": {"encryptedResources": ["configmaps"]}}
+    await client.apply(CONTROL_PLANE_CLASSES, {"metadata": {"name": _NAME}, "spec": sealed})
+    settings = {"classRef": {"name": _NAME}, "deletionPolicy": "Destroy", "migration": {"rollbackWindow": "2s"}}
+    spec = {**settings, **first}
     await client.create(CONTROL_PLANES, {"metadata": {"name": _NAME}, "spec": spec})
 
     async def status() -> dict[str, Any]:

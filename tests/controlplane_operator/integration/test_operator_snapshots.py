@@ -49,6 +49,7 @@ pytestmark = pytest.mark.integration
 NODES = Resource("v1", "Node", "nodes", namespaced=False)
 KEY = pyrage.x25519.Identity.generate()
 CONFIG_MAP = {"metadata": {"name": "precious", "namespace": "default"}, "data": {"value": "42"}}
+SECRET = {"metadata": {"name": "hidden", "namespace": "default"}, "stringData": {"value": "43"}}
 
 
 def opened(path: Path) -> tuple[Archived, dict[bytes, bytes]]:
@@ -186,21 +187,29 @@ async def test_a_destroyed_control_plane_is_restored_as_it_was(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Same uids, tokens and keys; a watch from before is told to begin anew; an end halfway is made up for."""
+    """Same uids, tokens and keys, also where Kubernetes encrypts; a watch from before is told to begin anew.
+
+    An end halfway is made up for.
+    """
     field, operator = mortal_field
     # Each is a write.
     monkeypatch.setattr(restored, "_ABOVE_IN_SHARED_ETCD", 1000)
     settings = {"snapshot_volume": tmp_path, "snapshot_recipient": (str(KEY.to_public()),)}
     name = f"phoenix-{former}-{mode}".lower()
+    sealed = {"encryptedResources": ["secrets"]}
+    spec = {"classRef": {"name": name}, "deletionPolicy": "Destroy"}
     async with operator(snapshots=settings):
-        await field.create("ControlPlane", name, mode=former, deletionPolicy="Destroy")
+        await field.create("ControlPlaneClass", name, apiServer=sealed)
+        await field.create("ControlPlane", name, mode=former, **spec)
         await field.becomes("ControlPlane", name, "Reconciled")
         admin = await field.tenant(name)
         async with Client(admin) as tenant:
             known = await tenant.create(CONFIG_MAPS, CONFIG_MAP)
+            secret = await tenant.create(SECRETS, SECRET)
             token = (await owner_of(admin)).token
             await field.create("ControlPlaneSnapshot", name, controlPlaneRef={"name": name})
             saved = (await completed(field, name))["status"]
+            assert opened(tmp_path / saved["location"])[1][b"secrets/default/hidden"].startswith(b"k8s:enc:")
             # Clients know later versions than the snapshot has.
             for number in range(20):
                 last = await tenant.patch(CONFIG_MAPS, "precious", {"data": {"late": str(number)}}, namespace="default")
@@ -208,7 +217,7 @@ async def test_a_destroyed_control_plane_is_restored_as_it_was(
         await field.gone(CONTROL_PLANES, name)
 
         source = {"snapshotRef": {"name": name}, "identitySecretRef": {"name": "identity"}}
-        await field.create("ControlPlane", name, mode=mode, deletionPolicy="Destroy", source=source)
+        await field.create("ControlPlane", name, mode=mode, **spec, source=source)
         failed = await field.becomes("ControlPlane", name, "RestoreFailed")
         assert "there is no Secret kplane-system/identity" in message(failed)
         await keep_identity(field)
@@ -247,6 +256,7 @@ async def test_a_destroyed_control_plane_is_restored_as_it_was(
         async with Client(replace(admin_now, token=token)) as tenant:
             found = await tenant.get(CONFIG_MAPS, "precious", namespace="default")
             assert (found["metadata"]["uid"], found["data"]) == (known["metadata"]["uid"], {"value": "42"})
+            assert (await tenant.get(SECRETS, "hidden", namespace="default"))["data"] == secret["data"]
             listed = await tenant.list(CONFIG_MAPS)
             assert int(listed.resource_version) > int(last["metadata"]["resourceVersion"]) > saved["revision"]
             with pytest.raises(Expired):
@@ -400,11 +410,11 @@ async def contents(tenant: Client) -> dict[str, Any]:
     return found
 
 
-async def test_a_sleeping_control_plane_is_cloned_and_what_is_encrypted_is_not(
-    mortal_field: tuple[Field, Callable[..., contextlib.AbstractAsyncContextManager[str]]],
+async def test_a_sleeping_control_plane_is_saved_and_cloned_and_what_is_encrypted_is_not_cloned(
+    mortal_field: tuple[Field, Callable[..., contextlib.AbstractAsyncContextManager[str]]], tmp_path: Path
 ) -> None:
     field, operator = mortal_field
-    async with operator():
+    async with operator(snapshots={"snapshot_volume": tmp_path, "snapshot_recipient": (str(KEY.to_public()),)}):
         await field.create("ControlPlaneClass", "plain", deletionPolicy="Destroy", virtual={"start": "OnDemand"})
         await field.create("ControlPlane", "sheep", classRef={"name": "plain"})
         await field.becomes("ControlPlane", "sheep", "Hibernated")
@@ -419,6 +429,9 @@ async def test_a_sleeping_control_plane_is_cloned_and_what_is_encrypted_is_not(
             lambda: field.get("ControlPlane", "twin"), lambda found: "endpoint" in found.get("status", {}), timeout=120
         )
         assert "beginsAt" not in twin["status"]["restore"]
+        await field.create("ControlPlaneSnapshot", "sheep", controlPlaneRef={"name": "sheep"})
+        saved = await completed(field, "sheep")
+        assert b"namespaces/default" in opened(tmp_path / saved["status"]["location"])[1]
         assert await field.reason("ControlPlane", "sheep") == "Hibernated"
 
         settings = {"encryptedResources": ["configmaps"]}
@@ -432,6 +445,8 @@ async def test_a_sleeping_control_plane_is_cloned_and_what_is_encrypted_is_not(
         assert told.startswith(
             "failed to clone control plane vault: configmaps/default/precious is encrypted at rest, "
         )
+        await field.client.delete(CONTROL_PLANE_SNAPSHOTS, "sheep")
+        await field.gone(CONTROL_PLANE_SNAPSHOTS, "sheep")
 
 
 @pytest.mark.slow
