@@ -233,8 +233,8 @@ async def _migration(demo: Demo) -> dict[str, Any]:
 
 
 def _is_moved(migration: Mapping[str, Any]) -> bool:
-    """Tell whether the control plane lives in its new home."""
-    return "step" in migration and MigrationStep(migration["step"]).is_cut
+    """Tell whether the control plane lives in its new home, and the operator has said how long writes waited."""
+    return "holdMilliseconds" in migration and MigrationStep(migration["step"]).is_cut
 
 
 async def _follow(demo: Demo, tenant: Tenant, *, old: int | None) -> None:
