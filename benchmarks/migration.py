@@ -3,8 +3,8 @@
 Runs `python -m kplane.embedded --gateway`. For each number of keys, a virtual control plane is filled with ConfigMaps
 of 1 KiB. Then it moves to a home of its own, and back, while four clients write through the gateway. They do not
 retry, and keep a ledger. Prints JSON: `hold_seconds` of all moves, and `runs`, one for each move, with
-- `keys_per_second`: the rate of the engine that copies, from `copies`; `step_seconds` has when each step began, of
-  which Copying includes the restart of a new etcd;
+- `keys_per_second`: the rate of the engine that copies, from `copies`;
+- `step_seconds`: when each step began; Copying includes the restart of a new etcd;
 - `lag_ms`: how far the copy was behind at most, as the status says, until the controllers ended;
 - `hold_seconds`: how long writes waited, as the operator measured it; `slowest_write_seconds`, as a client did;
 - `total_seconds`: from the change of `spec.mode` to the new home;
