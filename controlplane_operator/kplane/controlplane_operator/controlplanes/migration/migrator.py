@@ -364,7 +364,8 @@ class Migrator:
         if raised is None:
             return control_plane
         said = f"the new home is raised to revision {raised}"
-        return await self._report.step(control_plane, required(control_plane).step, said, begins_at=raised)
+        noted = migration.model_copy(update={"begins_at": raised, "message": said})
+        return await self._report.write(control_plane, noted, told=said)
 
     async def _discard(self, control_plane: ControlPlane, home: Home) -> None:
         """Delete what is in a home that the control plane does not live in: exactly that."""
