@@ -261,9 +261,8 @@ class Migrator:
                 await home.prepare_home(there, begins_at=migration.begins_at, new=not migration.returns)
             except RevisionTooFar:
                 # What it had is not needed: a new one begins at any revision.
-                await self._discard(control_plane, migration.target)
                 said = "the new home is made again, because its revision is too far below"
-                return await self._report.step(control_plane, MigrationStep.PREPARING, said, returns=False)
+                return await self._make_again(control_plane, said)
             control_plane = await self._report.step(control_plane, MigrationStep.COPYING, "the data are copied")
         control_plane = await self._keep_margin(control_plane)
         copy = await self._copy(control_plane)
@@ -356,16 +355,19 @@ class Migrator:
         if revision >= begins_at:
             # What was copied before may have lower revisions there than here. So all is copied again.
             said = "the former home has reached the revisions of the new one, which is made again"
-            await self._copies.end(control_plane.metadata.uid or "")
-            await self._discard(control_plane, migration.target)
-            begins_at, step = revision + _REVISIONS_AGAIN, MigrationStep.PREPARING
-            await self._report.step(control_plane, step, said, begins_at=begins_at, returns=False)
+            await self._make_again(control_plane, said, begins_at=revision + _REVISIONS_AGAIN)
             raise _waiting(said)
         if raised is None:
             return control_plane
         said = f"the new home is raised to revision {raised}"
         noted = migration.model_copy(update={"begins_at": raised, "message": said})
         return await self._report.write(control_plane, noted, told=said)
+
+    async def _make_again(self, control_plane: ControlPlane, told: str, **update: Any) -> ControlPlane:
+        """Delete the new home, and go back to its preparation."""
+        await self._copies.end(control_plane.metadata.uid or "")
+        await self._discard(control_plane, required(control_plane).target)
+        return await self._report.step(control_plane, MigrationStep.PREPARING, told, returns=False, **update)
 
     async def _discard(self, control_plane: ControlPlane, home: Home) -> None:
         """Delete what is in a home that the control plane does not live in: exactly that."""
