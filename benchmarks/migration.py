@@ -283,8 +283,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ):
         _say(f"the management cluster runs in {programs.handle.directory}")
         runs = uvloop.run(_run(options, programs, Path(directory)))
-    holds = [run["hold_seconds"] for run in runs]
-    held = {"p50": statistics.median(holds), "max": max(holds)}
+    holds = [run["hold_seconds"] for run in runs if run["hold_seconds"] is not None]
+    held = {"p50": statistics.median(holds), "max": max(holds)} if holds else None
     print_result({"writes_a_second": options.writes_a_second, "hold_seconds": held, "runs": runs})
     return 1 if any(run["lost"] or run["errors"] for run in runs) else 0
 
