@@ -81,6 +81,7 @@ async def test_a_plan_alone_changes_nothing(mover: Mover, ledger: Ledger) -> Non
         assert mover.step is None
         assert mover.migration["plan"]["blockers"] == []
         assert mover.migration["plan"]["keys"] > SIZE
+        assert mover.migration["plan"]["holdMilliseconds"] < 5000
         assert not is_there(mover, slot=1)
         await mover.patch(mode="Virtual", migration={"plan": False})
         await is_as_before(mover, ledger)

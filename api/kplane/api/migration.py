@@ -103,6 +103,8 @@ class MigrationPlan(ApiModel):
     """How many bytes they have."""
     seconds: Annotated[int, Field(ge=0)]
     """How long it may take until the new home is in use."""
+    hold_milliseconds: Annotated[int, Field(ge=0)] | None = None
+    """How long writes may wait meanwhile."""
     blockers: Annotated[list[MigrationBlocker], Field(max_length=16)] = Field(default_factory=list)
     """What stands in its way. While there is one, nothing is changed."""
 

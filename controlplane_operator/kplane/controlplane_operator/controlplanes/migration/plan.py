@@ -38,6 +38,9 @@ _MEASURED_SECONDS: Final = 3.0
 _FIXED_SECONDS: Final = 15
 """For an etcd, an API server and the end of controllers."""
 _KEYS_A_SECOND: Final = 5_000
+_FIXED_HOLD_MILLISECONDS: Final = 500
+"""For the gateway's confirmation, the fence and the new address, as `benchmarks.migration` measures it."""
+_KEYS_COMPARED_A_MILLISECOND: Final = 250
 
 
 class Planner:
@@ -68,7 +71,10 @@ class Planner:
             if target.mode is ControlPlaneMode.VIRTUAL and not blockers:
                 blockers += [each async for each in self._revisions(control_plane, source, target=target)]
         seconds = _FIXED_SECONDS + found.keys // _KEYS_A_SECOND
-        return MigrationPlan(keys=found.keys, bytes=found.bytes, seconds=seconds, blockers=blockers)
+        hold = _FIXED_HOLD_MILLISECONDS + found.keys // _KEYS_COMPARED_A_MILLISECOND
+        return MigrationPlan(
+            keys=found.keys, bytes=found.bytes, seconds=seconds, hold_milliseconds=hold, blockers=blockers
+        )
 
     async def _blockers(
         self, control_plane: ControlPlane, *, target: Home, chosen: ControlPlaneClass | None, size: int

@@ -1,0 +1,147 @@
+"""A plan names each thing that stands in the way, and what to do about it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kplane.api import ControlPlane, ControlPlaneClass, ControlPlaneMode, EndpointType, Home, MigrationPlan
+from kplane.controlplane_operator.controlplanes.migration import plan
+from kplane.controlplane_operator.controlplanes.migration.plan import Planner
+from kplane.controlplane_operator.gateway import Gateway
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.data.revision import MOST_RAISED
+from kplane.data.usage import Usage
+
+GATEWAY = Gateway(url="https://api.example.org", ca=b"", namespace="kplane-gateway")
+BEHIND = f"{GATEWAY.url}/clusters/acme/control-plane"
+VIRTUAL, DEDICATED = Home(mode=ControlPlaneMode.VIRTUAL), Home(mode=ControlPlaneMode.DEDICATED, slot=1)
+
+
+class Homes:
+    """Two etcds, each at a revision."""
+
+    def __init__(self, revisions: dict[ControlPlaneMode, int]) -> None:
+        self._revisions = revisions
+
+    def __call__(self, control_plane: ControlPlane) -> Any:
+        return SimpleNamespace(connect=self._connect)
+
+    @contextlib.asynccontextmanager
+    async def _connect(self, control_plane: ControlPlane) -> AsyncIterator[Any]:
+        mode = control_plane.home.mode
+        if mode not in self._revisions:
+            raise ConditionError(Reason.MIGRATING, "it does not answer")
+
+        async def revision() -> int:
+            return self._revisions[mode]
+
+        yield SimpleNamespace(client=SimpleNamespace(revision=revision), prefix="/registry/")
+
+
+@pytest.fixture(autouse=True)
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def estimate(*_: Any, **__: Any) -> Usage:
+        return Usage(5000, 3 << 20)
+
+    monkeypatch.setattr(plan, "estimate", estimate)
+
+
+async def planned(
+    target: Home,
+    *,
+    gateway: Gateway | None = GATEWAY,
+    address: str = BEHIND,
+    annotations: dict[str, str] | None = None,
+    conditions: tuple[dict[str, Any], ...] = (),
+    chosen: dict[str, Any] | None = None,
+    revisions: dict[ControlPlaneMode, int] | None = None,
+    taken: bool = False,
+) -> MigrationPlan:
+    former = VIRTUAL if target.mode is ControlPlaneMode.DEDICATED else DEDICATED
+    control_plane = ControlPlane.model_validate(
+        {
+            "metadata": {"name": "acme", "uid": "uid", "annotations": annotations or {}},
+            "spec": {"mode": target.mode},
+            "status": {
+                "home": former.model_dump(by_alias=True),
+                "endpoint": BEHIND,
+                "clusterPath": "acme",
+                "endpoints": [{"type": kind, "url": address} for kind in (EndpointType.EXTERNAL, EndpointType.JOIN)],
+                "conditions": conditions,
+            },
+        }
+    )
+
+    def claim(_: ControlPlane) -> None:
+        if taken:
+            raise ConditionError(Reason.CLUSTER_PATH_IN_USE, "path acme is that of another control plane")
+
+    both = revisions if revisions is not None else {ControlPlaneMode.VIRTUAL: 9000, ControlPlaneMode.DEDICATED: 9000}
+    planner = Planner(cast("Any", SimpleNamespace(gateway=gateway)), homes=Homes(both), claim=claim)
+    settled = ControlPlaneClass.model_validate({"metadata": {"name": "small"}, "spec": chosen}) if chosen else None
+    return await planner.plan(control_plane, target=target, chosen=settled)
+
+
+@pytest.mark.parametrize("target", [VIRTUAL, DEDICATED], ids=["to Virtual", "to Dedicated"])
+async def test_a_plan_without_blockers_says_what_it_takes(target: Home) -> None:
+    found = await planned(target)
+    assert found.blockers == []
+    assert (found.keys, found.bytes) == (5000, 3 << 20)
+    assert found.seconds > 0
+    assert found.hold_milliseconds is not None
+
+
+@pytest.mark.parametrize(
+    ("target", "given", "reason", "told"),
+    [
+        (DEDICATED, {"gateway": None}, "ClientsOnOwnAddress", "install the gateway, or move by hand"),
+        (DEDICATED, {"address": "https://10.0.0.9:6443"}, "ClientsOnOwnAddress", "Set spec.endpointPolicy to Gateway"),
+        (
+            DEDICATED,
+            {"annotations": {"controlplane.kplane.dev/rotate": "2026"}},
+            "RotationUnderWay",
+            "wait until that is done",
+        ),
+        (
+            DEDICATED,
+            {
+                "conditions": (
+                    {
+                        "type": "UpToDate",
+                        "status": "False",
+                        "reason": "Behind",
+                        "message": "1.35.1 runs",
+                        "lastTransitionTime": "2026-11-25T00:00:00Z",
+                    },
+                )
+            },
+            "VersionDiffers",
+            "1.35.1 runs",
+        ),
+        (DEDICATED, {"chosen": {"modesAllowed": ["Virtual"]}}, "ModeNotAllowed", "name one that allows Dedicated"),
+        (VIRTUAL, {"taken": True}, "ClusterPathInUse", "path acme is that of another control plane"),
+        (
+            VIRTUAL,
+            {"chosen": {"virtual": {"storage": {"quota": "1Mi"}}}},
+            "StorageQuota",
+            "raise spec.virtual.storage.quota of the class",
+        ),
+        (VIRTUAL, {"revisions": {ControlPlaneMode.DEDICATED: 9000}}, "NoSharedEtcd", "it does not answer"),
+        (
+            VIRTUAL,
+            {"revisions": {ControlPlaneMode.VIRTUAL: 1, ControlPlaneMode.DEDICATED: MOST_RAISED + 9000}},
+            "RevisionTooFar",
+            "the shared etcd is at revision 1, and has to be above",
+        ),
+    ],
+)
+async def test_what_stands_in_the_way_is_named(target: Home, given: dict[str, Any], reason: str, told: str) -> None:
+    (blocker,) = (await planned(target, **given)).blockers
+    assert blocker.reason == reason
+    assert told in blocker.message
