@@ -152,3 +152,21 @@ def test_times_of_the_lease_that_do_not_fit_are_refused(flags: list[str], second
     ]
     with pytest.raises(ConfigurationError, match="--leader-elect-lease-seconds"):
         OperatorConfig.parse([*flags, *given])
+
+
+def test_snapshots_are_encrypted_and_in_one_place(flags: list[str], tmp_path: Path) -> None:
+    recipient = "--snapshot-recipient=age10xrvnm6h3640jymngzm8fnd7st5wgxk6xdjuezggfpw447dh4agqds5tkt"
+    volume, bucket = f"--snapshot-volume={tmp_path}", "--snapshot-bucket=s3://backups/kplane"
+    credentials = f"--snapshot-bucket-credentials={tmp_path}"
+    assert OperatorConfig.parse(flags).open_snapshots() is None
+    for right in ([recipient], [recipient, volume]):
+        assert OperatorConfig.parse([*flags, *right]).open_snapshots() is not None
+    for wrong, told in (
+        ([volume], "need --snapshot-recipient"),
+        ([bucket, credentials], "need --snapshot-recipient"),
+        ([recipient, volume, bucket, credentials], "only one of --snapshot-volume and --snapshot-bucket"),
+        ([recipient, bucket], "--snapshot-bucket needs --snapshot-bucket-credentials"),
+        ([recipient, credentials], "of no use without --snapshot-bucket"),
+    ):
+        with pytest.raises(ConfigurationError, match=told):
+            OperatorConfig.parse([*flags, *wrong])

@@ -48,6 +48,8 @@ __all__ = [
     "SCHEDULED_FOR_ANNOTATION",
     "SERVICE_CIDR_ANNOTATION",
     "SLEEP_REQUESTED_ANNOTATION",
+    "SNAPSHOT_FILE_ANNOTATION",
+    "SNAPSHOT_FILE_LABEL",
     "UID_ANNOTATION",
     "VERSION",
     "WAKE_REQUESTED_ANNOTATION",
@@ -132,6 +134,12 @@ SCHEDULED_FOR_ANNOTATION: Final = f"{GROUP}/scheduled-for"
 
 SCHEDULED_AT_ANNOTATION: Final = f"{GROUP}/scheduled-at"
 """On such a ControlPlaneSnapshot: the time of the schedule that it was made for."""
+
+SNAPSHOT_FILE_LABEL: Final = f"{GROUP}/snapshot-file"
+"""On a Secret in the operator's namespace: a digest of the name of the snapshot's file that it is a part of."""
+
+SNAPSHOT_FILE_ANNOTATION: Final = f"{GROUP}/snapshot-file"
+"""On such a Secret: the name of the file."""
 
 BUNDLE_LABEL: Final = f"{GROUP}/addon"
 """`"true"` on a ConfigMap in the operator's namespace makes it an add-on that classes can name."""
@@ -230,6 +238,16 @@ def gateway_secret_name(name: str) -> str:
 def saved_keys_name(uid: str) -> str:
     """Name of the Secret, in the operator's namespace, with the keys of a control plane whose namespace was deleted."""
     return f"kplane-saved-keys-{uid}"
+
+
+def snapshot_secret_name(file: str, *, number: int) -> str:
+    """Name of a Secret, in the operator's namespace, with a part of the file of a snapshot; `number` counts from 0."""
+    return f"kplane-snapshot-{snapshot_file_label(file)}-{number}"
+
+
+def snapshot_file_label(file: str) -> str:
+    """Value of `SNAPSHOT_FILE_LABEL` for the file of a snapshot."""
+    return _digest(file)
 
 
 def snapshot_name(name: str, *, time: str) -> str:

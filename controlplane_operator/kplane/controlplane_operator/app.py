@@ -89,16 +89,17 @@ async def run_operator(settings: OperatorConfig, *, stop: asyncio.Event) -> None
     KubeconfigError, RuntimeFailure or OSError where it cannot start, and LeaseLost, in a group, where work had to end.
     """
     # Before there are threads: to trust a CA, the library of buckets takes it from the environment.
-    snapshots = _snapshots(settings)
+    opened = _open_snapshots(settings)
     config = settings.management_config()
     default = ClusterConfig.load(settings.cluster_kubeconfig) if settings.cluster_kubeconfig is not None else None
     async with AsyncExitStack() as stack:
-        if snapshots is not None:
-            stack.callback(snapshots.close)
         leadership = await stack.enter_async_context(Leadership(settings.election, config=config))
         client = await stack.enter_async_context(
             Client(config, timeout_seconds=_CALL_SECONDS, keeps_worker=True, before_write=leadership.check)
         )
+        snapshots = opened(client) if opened is not None else None
+        if snapshots is not None:
+            stack.callback(snapshots.close)
         runtime = _runtime(client, settings)
         if isinstance(runtime, PodRuntime):
             # It only watches by itself, while one of processes looks after them.
@@ -135,7 +136,7 @@ async def run_operator(settings: OperatorConfig, *, stop: asyncio.Event) -> None
                 task.cancel()
 
 
-def _snapshots(settings: OperatorConfig) -> SnapshotStorage | None:
+def _open_snapshots(settings: OperatorConfig) -> Callable[[Client], SnapshotStorage] | None:
     """Open the storage of snapshots. Control planes need none: if it cannot be opened, the operator works without."""
     try:
         return settings.open_snapshots()

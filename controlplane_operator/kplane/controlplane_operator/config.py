@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from kplane.controlplane_operator.backends.etcd import DEFAULT_QUOTA_BYTES, quot
 from kplane.controlplane_operator.backends.mcm import MCM, MCM_RESOURCES, McmProgram
 from kplane.controlplane_operator.backends.proxy import EGRESS_PROXY, PROXY_PROCESS, ProxyProgram
 from kplane.controlplane_operator.backup.archive import recipients
-from kplane.controlplane_operator.backup.storage import Bucket, Volume
+from kplane.controlplane_operator.backup.storage import Bucket, Storage, Volume
 from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitorSettings
 from kplane.controlplane_operator.flag_values import (
     AccountName,
@@ -41,8 +41,9 @@ from kplane.controlplane_operator.gateway import Gateway, read_authorities
 from kplane.controlplane_operator.grants import Account
 from kplane.controlplane_operator.hibernation.room import Limits
 from kplane.controlplane_operator.secret_access import DEFAULT_SECRETS_ROLE
+from kplane.controlplane_operator.snapshots.secrets import SecretStorage
 from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
-from kplane.provider import ClusterConfig
+from kplane.provider import Client, ClusterConfig
 from kplane.provider.coordination.lease import LeaseTimings
 from kplane.workloads import Resources
 from kplane.workloads.pods import CLUSTER_DNS, Expose, Image, PodSettings
@@ -207,8 +208,8 @@ class OperatorConfig(Configuration):
 
     snapshot_recipient: Annotated[tuple[str, ...], Flag("KEY", _SNAPSHOTS)] = ()
     """Public key of age that snapshots are encrypted to; without one none is made"""
-    snapshot_volume: Annotated[Directory | None, Flag("DIR", _SNAPSHOTS)] = None
-    """Directory for the files of snapshots"""
+    snapshot_volume: Annotated[Directory | None, Flag("DIR", _SNAPSHOTS, default="Secrets of --namespace")] = None
+    """Directory for the files of snapshots; in Secrets, a file has 4 MiB at most"""
     snapshot_bucket: Annotated[str | None, Flag("URL", _SNAPSHOTS)] = None
     """Bucket of S3-compatible storage for them instead, such as s3://backups/kplane"""
     snapshot_bucket_endpoint: Annotated[str | None, Flag("URL", _SNAPSHOTS, default="AWS")] = None
@@ -236,8 +237,10 @@ class OperatorConfig(Configuration):
 
     def _check_snapshots(self) -> None:
         places = [place for place in (self.snapshot_volume, self.snapshot_bucket) if place is not None]
-        if bool(self.snapshot_recipient) is not bool(places) or len(places) > 1:
-            raise ValueError("--snapshot-recipient goes with one of --snapshot-volume and --snapshot-bucket")
+        if len(places) > 1:
+            raise ValueError("only one of --snapshot-volume and --snapshot-bucket can be given")
+        if places and not self.snapshot_recipient:
+            raise ValueError("--snapshot-volume and --snapshot-bucket need --snapshot-recipient")
         if self.snapshot_bucket is not None and self.snapshot_bucket_credentials is None:
             raise ValueError("--snapshot-bucket needs --snapshot-bucket-credentials")
         others = (self.snapshot_bucket_endpoint, self.snapshot_bucket_region, self.snapshot_bucket_credentials)
@@ -246,22 +249,27 @@ class OperatorConfig(Configuration):
                 "--snapshot-bucket-endpoint, -region and -credentials are of no use without --snapshot-bucket"
             )
 
-    def open_snapshots(self) -> SnapshotStorage | None:
-        """Open the storage of snapshots; None if there is none. Raises BackupFailed and OSError."""
+    def open_snapshots(self) -> Callable[[Client], SnapshotStorage] | None:
+        """Open the storage of snapshots, which may need a client of the management cluster; None if there is none.
+
+        Raises BackupFailed and OSError.
+        """
         if not self.snapshot_recipient:
             return None
-        to = recipients(self.snapshot_recipient)
+        to, place = recipients(self.snapshot_recipient), self._place_of_snapshots()
+        return lambda client: SnapshotStorage(place or SecretStorage(client, namespace=self.namespace), to)
+
+    def _place_of_snapshots(self) -> Storage | None:
         if self.snapshot_volume is not None:
-            return SnapshotStorage(Volume(self.snapshot_volume), to)
+            return Volume(self.snapshot_volume)
         if self.snapshot_bucket is None or self.snapshot_bucket_credentials is None:
             return None
-        bucket = Bucket(
+        return Bucket(
             self.snapshot_bucket,
             credentials=self.snapshot_bucket_credentials,
             endpoint=self.snapshot_bucket_endpoint,
             region=self.snapshot_bucket_region,
         )
-        return SnapshotStorage(bucket, to)
 
     @property
     def etcd_quota_bytes(self) -> int:

@@ -20,7 +20,7 @@ import pytest
 from e2e.documents import ON_PROCESSES, blocks
 from e2e.installation import ROOT
 from e2e.reader import Reader
-from kplane.api.names import FINALIZER, SCHEDULED_AT_ANNOTATION, SCHEDULED_FOR_ANNOTATION
+from kplane.api.names import FINALIZER, SCHEDULED_AT_ANNOTATION, SCHEDULED_FOR_ANNOTATION, SNAPSHOT_FILE_LABEL
 from kplane.binaries.programs import Binaries
 from kplane.controlplane_operator.backup.storage import Volume
 from kplane.controlplane_operator.component_names import apiserver_name, etcd_name
@@ -288,9 +288,12 @@ async def test_a_clone_is_another_control_plane(
     tmp_path: Path,
     binaries: Binaries,
 ) -> None:
-    """From one that runs, and from a snapshot, of the other mode: fresh uids and keys, nothing that was issued."""
+    """From one that runs, and from a snapshot, of the other mode: fresh uids and keys, nothing that was issued.
+
+    Without a volume, the snapshot is kept as a Secret.
+    """
     field, operator = mortal_field
-    settings = {"snapshot_volume": tmp_path, "snapshot_recipient": (str(KEY.to_public()),)}
+    settings = {"snapshot_recipient": (str(KEY.to_public()),)}
     former = "Dedicated" if mode == "Virtual" else "Virtual"
     name = f"dolly-{mode}".lower()
     async with operator(snapshots=settings):
@@ -342,6 +345,11 @@ async def test_a_clone_is_another_control_plane(
             assert found_ca["data"]["ca.crt"].encode() == cloned.ca_data
         async with Client(admin) as tenant:
             assert await contents(tenant) == original
+        files = {"namespace": "kplane-system", "label_selector": SNAPSHOT_FILE_LABEL}
+        assert (await field.client.list(SECRETS, **files)).items
+        await field.client.delete(CONTROL_PLANE_SNAPSHOTS, name)
+        await field.gone(CONTROL_PLANE_SNAPSHOTS, name)
+        assert not (await field.client.list(SECRETS, **files)).items
         for each in (f"{name}-1", f"{name}-2", f"{name}-3", name):
             await field.client.delete(CONTROL_PLANES, each)
         for each in (f"{name}-1", f"{name}-2", f"{name}-3", name):

@@ -77,6 +77,7 @@ ALLOWED = [
     ("create", secret("kplane-system", f"{RELEASE}-etcd-server", type="Opaque")),
     ("create", secret("kplane-system", f"{RELEASE}-etcd-credentials", type="Opaque")),
     ("create", secret("kplane-system", "kplane-saved-keys-a-uid", type="Opaque")),
+    ("create", secret("kplane-system", "kplane-snapshot-a-0", type="Opaque")),
     ("apply", secret("kplane-system", AUTHORITY)),
     ("apply", secret("kplane-system", CERTIFICATE)),
     ("create", for_gateway(GATEWAY)),
@@ -116,6 +117,7 @@ DENIED = [
     ("create", secret("kplane-system", "another")),
     ("create", secret("kplane-system", f"{RELEASE}-etcd-server", type="example.org/other")),
     ("create", secret("kplane-system", "kplane-saved-keys-a-uid", type="example.org/other")),
+    ("create", secret("kplane-system", "kplane-snapshot-a-0", type="example.org/other")),
     ("create", secret("kplane-system", CERTIFICATE, type="example.org/other")),
     # for a gateway: elsewhere, by another name, of nothing, of something else, and anything but Secrets
     ("create", for_gateway("kplane-system")),

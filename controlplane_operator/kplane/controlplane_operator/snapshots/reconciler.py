@@ -38,8 +38,7 @@ _RESTORED_SECONDS: Final = 10.0
 _FIRST_RETRY_SECONDS: Final = 10.0
 _RETRY_SECONDS_AT_MOST: Final = 900.0
 _NO_STORAGE: Final = (
-    "the operator has no storage for snapshots: set etcd.backup.recipients, and etcd.backup.bucket or a volume that"
-    " several nodes can use"
+    "the operator has no storage for snapshots: set etcd.backup.recipients; if it is set, see the operator's log"
 )
 
 

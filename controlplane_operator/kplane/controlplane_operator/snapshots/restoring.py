@@ -213,7 +213,7 @@ class SnapshotRestorer:
     async def _saved(self, control_plane: ControlPlane) -> SavedOrigin:
         reference = _source(control_plane).identity_secret_ref
         if self._storage is None:
-            raise BackupFailed("the operator has no storage for snapshots: set etcd.backup.recipients and a storage")
+            raise BackupFailed("the operator has no storage for snapshots: set etcd.backup.recipients")
         name = reference.name if reference is not None else ""
         try:
             secret = await self._context.client.get(SECRETS, name, namespace=self._context.namespace)

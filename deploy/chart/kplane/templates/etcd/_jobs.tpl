@@ -3,12 +3,10 @@
 {{ if .Values.etcd.backup.recipients }}true{{ end }}
 {{- end -}}
 
-{{/* Whether the operator has a storage for ControlPlaneSnapshots: a bucket, or a volume that the pods of all nodes can use. */}}
-{{- define "kplane.keepsSnapshots" -}}
+{{/* Whether the operator keeps ControlPlaneSnapshots on the volume of backups: without a bucket, if the pods of all nodes can use it. */}}
+{{- define "kplane.snapshotsOnVolume" -}}
 {{- $etcd := .Values.etcd -}}
-{{- if $etcd.backup.recipients -}}
-{{- if or $etcd.backup.bucket.url (and $etcd.enabled $etcd.backup.enabled (eq $etcd.backup.accessMode "ReadWriteMany")) -}}true{{- end -}}
-{{- end -}}
+{{- if and $etcd.backup.recipients (not $etcd.backup.bucket.url) $etcd.enabled $etcd.backup.enabled (eq $etcd.backup.accessMode "ReadWriteMany") -}}true{{- end -}}
 {{- end -}}
 
 {{/* The job that makes a backup: (list $ account advice). With advice, said after a failure, it soon gives up: Helm waits for it. */}}

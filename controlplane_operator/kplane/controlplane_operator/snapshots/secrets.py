@@ -1,0 +1,165 @@
+"""Keeps the files of small snapshots in the management cluster, each as a few Secrets beside the operator."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import Coroutine, Iterator
+from typing import Any, Final, TypeVar
+
+from typing_extensions import override
+
+from kplane.api.names import (
+    SNAPSHOT_FILE_ANNOTATION,
+    SNAPSHOT_FILE_LABEL,
+    snapshot_file_label,
+    snapshot_secret_name,
+)
+from kplane.controlplane_operator.backup.archive import Readable, Writable
+from kplane.controlplane_operator.backup.storage import Storage
+from kplane.controlplane_operator.errors import BackupFailed
+from kplane.controlplane_operator.watch.cache import Object
+from kplane.provider import Client, NotFound, ProviderError
+from kplane.provider.client.resources import SECRETS
+
+__all__ = ["SecretStorage"]
+
+_T = TypeVar("_T")
+
+_PIECE_BYTES: Final = 512 << 10
+"""Of one Secret. etcd takes requests of 1.5 MiB."""
+_LARGEST_BYTES: Final = 4 << 20
+_MOST_SECRETS: Final = 256
+"""128 MiB at most: etcd of a management cluster has 2 GiB by default, and keeps all of it in memory."""
+_CALL_SECONDS: Final = 60.0
+"""Longer than the deadline of the client."""
+_ADVICE: Final = "set etcd.backup.bucket, or a volume with etcd.backup.accessMode ReadWriteMany"
+_DATA: Final = "data"
+
+
+class SecretStorage(Storage):
+    """The Secrets of a namespace that have a label for their file. Use it from other threads than the client's loop.
+
+    The first Secret of a file is written last, and has the number of all: without it, there is no file.
+    """
+
+    def __init__(self, client: Client, *, namespace: str) -> None:
+        """Make it in the event loop of the client."""
+        self._client = client
+        self._namespace = namespace
+        self._loop = asyncio.get_running_loop()
+
+    @override
+    def names(self) -> list[str]:
+        files = {each["metadata"].get("annotations", {}).get(SNAPSHOT_FILE_ANNOTATION) for each in self._list()}
+        return sorted(name for name in files if name is not None)
+
+    @override
+    def prepare(self) -> list[str]:
+        return []
+
+    @override
+    @contextlib.contextmanager
+    def writer(self, name: str) -> Iterator[Writable]:
+        written = _Bounded(name)
+        try:
+            yield written
+            self._write(name, bytes(written.content))
+        except BaseException:
+            with contextlib.suppress(BackupFailed):
+                self.remove(name)
+            raise
+
+    @override
+    @contextlib.contextmanager
+    def reader(self, name: str) -> Iterator[Readable]:
+        yield _Pieces(self._read(name))
+
+    @override
+    def remove(self, name: str) -> None:
+        # The first one first: what is left after a crash is no file.
+        for found in sorted(self._list(name), key=lambda each: each["metadata"]["name"]):
+            with contextlib.suppress(NotFound):
+                self._call(self._client.delete(SECRETS, found["metadata"]["name"], namespace=self._namespace))
+
+    def _write(self, name: str, content: bytes) -> None:
+        pieces = [content[start : start + _PIECE_BYTES] for start in range(0, len(content), _PIECE_BYTES)] or [b""]
+        if len(self._list()) + len(pieces) > _MOST_SECRETS:
+            kept = _MOST_SECRETS * _PIECE_BYTES >> 20
+            raise BackupFailed(f"up to {kept} MiB of snapshots are kept as Secrets: delete snapshots, or {_ADVICE}")
+        for number, piece in reversed(list(enumerate(pieces))):
+            metadata = {
+                "name": snapshot_secret_name(name, number=number),
+                "labels": {SNAPSHOT_FILE_LABEL: snapshot_file_label(name)},
+                "annotations": {SNAPSHOT_FILE_ANNOTATION: name},
+            }
+            data = {_DATA: base64.b64encode(piece).decode(), "pieces": base64.b64encode(b"%d" % len(pieces)).decode()}
+            body = {"metadata": metadata, "type": "Opaque", "immutable": True, "data": data}
+            self._call(self._client.create(SECRETS, body, namespace=self._namespace))
+
+    def _read(self, name: str) -> Iterator[bytes]:
+        first = self._get(name, 0)
+        yield _value(first, _DATA)
+        for number in range(1, int(_value(first, "pieces"))):
+            yield _value(self._get(name, number), _DATA)
+
+    def _get(self, name: str, number: int) -> Object:
+        secret = snapshot_secret_name(name, number=number)
+        try:
+            return self._call(self._client.get(SECRETS, secret, namespace=self._namespace))
+        except NotFound as error:
+            raise BackupFailed(f"failed to read {name}: Secret {self._namespace}/{secret} is gone") from error
+
+    def _list(self, name: str | None = None) -> list[Object]:
+        selector = SNAPSHOT_FILE_LABEL if name is None else f"{SNAPSHOT_FILE_LABEL}={snapshot_file_label(name)}"
+        listing = self._client.list(SECRETS, namespace=self._namespace, label_selector=selector, metadata_only=True)
+        return self._call(listing).items
+
+    def _call(self, call: Coroutine[Any, Any, _T]) -> _T:
+        """Wait in this thread for a call of the client. Raises NotFound and BackupFailed."""
+        running = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            return running.result(_CALL_SECONDS)
+        except NotFound:
+            raise
+        except (ProviderError, TimeoutError) as error:
+            running.cancel()
+            raise BackupFailed(f"the management cluster failed: {str(error) or 'an answer took too long'}") from error
+
+
+class _Bounded:
+    """Takes the content of a file, up to the largest that is kept."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.content = bytearray()
+
+    def write(self, data: bytes, /) -> int:
+        if len(self.content) + len(data) > _LARGEST_BYTES:
+            raise BackupFailed(
+                f"{self._name} has more than {_LARGEST_BYTES >> 20} MiB, too much for Secrets: {_ADVICE}"
+            )
+        self.content += data
+        return len(data)
+
+
+class _Pieces:
+    """Reads pieces as one file."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._rest = b""
+
+    def read(self, size: int = -1, /) -> bytes:
+        if size < 0:
+            found, self._rest = self._rest + b"".join(self._pieces), b""
+            return found
+        while not self._rest and (piece := next(self._pieces, None)) is not None:
+            self._rest = piece
+        found, self._rest = self._rest[:size], self._rest[size:]
+        return found
+
+
+def _value(secret: Object, key: str) -> bytes:
+    return base64.b64decode((secret.get("data") or {}).get(key, ""))
