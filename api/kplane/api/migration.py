@@ -104,7 +104,7 @@ class MigrationPlan(ApiModel):
     seconds: Annotated[int, Field(ge=0)]
     """How long it may take until the new home is in use."""
     hold_milliseconds: Annotated[int, Field(ge=0)] | None = None
-    """How long writes may wait meanwhile."""
+    """About how long writes wait meanwhile."""
     blockers: Annotated[list[MigrationBlocker], Field(max_length=16)] = Field(default_factory=list)
     """What stands in its way. While there is one, nothing is changed."""
 
