@@ -36,7 +36,7 @@ def operator_settings(rendered: Any, credentials: Path) -> OperatorConfig:
         directory.mkdir(exist_ok=True)
         for name in ("ca.crt", "ca.key", "client.crt", "client.key"):
             (directory / name).touch()
-    given = arguments(rendered, "-operator")
+    given = [item.replace("=/backup", f"={credentials}") for item in arguments(rendered, "-operator")]
     (credentials / "ca.crt").write_bytes(CA)
     mounted = ("/etc/kplane/shared-etcd", "/etc/kplane/bucket", "/etc/kplane/gateway", "/etc/kplane/data-stores")
     return OperatorConfig.parse([_replaced(item, mounted, str(credentials)) for item in given])
@@ -80,6 +80,28 @@ def test_the_operator_is_told_everything_that_is_set(chart: Any, everything_on: 
     assert (settings.snapshot_volume, settings.snapshot_bucket_region) == (None, "eu-central-1")
     operator = rendered.pod_templates()["Deployment/my-kplane-operator"]["spec"]["containers"][0]["image"]
     assert pods.images["egress-proxy"] == Image(operator, pull_policy="Always")
+
+
+@pytest.mark.parametrize(
+    ("settings", "on_volume"),
+    [
+        ({}, False),
+        ({"etcd.backup.accessMode": "ReadWriteMany"}, True),
+        ({"etcd.backup.accessMode": "ReadWriteOnce"}, False),
+    ],
+)
+def test_without_a_bucket_snapshots_are_on_a_volume_for_all_nodes_or_in_secrets(
+    chart: Any, settings: dict[str, Any], on_volume: bool, tmp_path: Path
+) -> None:
+    recipient = "age10xrvnm6h3640jymngzm8fnd7st5wgxk6xdjuezggfpw447dh4agqds5tkt"
+    rendered = chart.render(settings={"etcd.backup.recipients": [recipient], **settings})
+    found = operator_settings(rendered, tmp_path)
+    assert found.snapshot_recipient == (recipient,)
+    assert (found.snapshot_bucket, found.snapshot_volume is not None) == (None, on_volume)
+    pod = rendered.pod_templates()["Deployment/kplane-operator"]["spec"]
+    mounted = [each["name"] for each in pod["containers"][0]["volumeMounts"] if each["mountPath"] == "/backup"]
+    assert mounted == (["backup"] if on_volume else [])
+    assert ("backup" in [each["name"] for each in pod["volumes"]]) is on_volume
 
 
 def test_an_mcm_for_one_registration_is_like_the_one_for_many(chart: Any, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ class ControlPlaneSnapshotStatus(ApiModel):
     kubernetes_version: Annotated[str, StringConstraints(max_length=63)] | None = None
     """The version that the API server reported last."""
     location: Annotated[str, StringConstraints(max_length=1024)] | None = None
-    """The name of the file in the storage of backups."""
+    """The name of the file in the storage of snapshots; with `secrets/` before it if it is in Secrets."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """The metadata.generation that this status answers."""
     conditions: Conditions = Field(default_factory=list)
@@ -82,7 +82,7 @@ class ControlPlaneSnapshotStatus(ApiModel):
 
 
 class ControlPlaneSnapshot(ResourceModel):
-    """The data and keys of a control plane at one revision, encrypted, in the storage of backups.
+    """The data and keys of a control plane at one revision, encrypted, in the storage of snapshots.
 
     Its deletion deletes the file.
     """

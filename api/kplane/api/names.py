@@ -48,6 +48,7 @@ __all__ = [
     "SCHEDULED_FOR_ANNOTATION",
     "SERVICE_CIDR_ANNOTATION",
     "SLEEP_REQUESTED_ANNOTATION",
+    "SNAPSHOT_BYTES_ANNOTATION",
     "SNAPSHOT_FILE_ANNOTATION",
     "SNAPSHOT_FILE_LABEL",
     "UID_ANNOTATION",
@@ -140,6 +141,9 @@ SNAPSHOT_FILE_LABEL: Final = f"{GROUP}/snapshot-file"
 
 SNAPSHOT_FILE_ANNOTATION: Final = f"{GROUP}/snapshot-file"
 """On such a Secret: the name of the file."""
+
+SNAPSHOT_BYTES_ANNOTATION: Final = f"{GROUP}/snapshot-bytes"
+"""On such a Secret: how many bytes of the file it has."""
 
 BUNDLE_LABEL: Final = f"{GROUP}/addon"
 """`"true"` on a ConfigMap in the operator's namespace makes it an add-on that classes can name."""

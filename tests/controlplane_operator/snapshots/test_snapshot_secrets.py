@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pyrage
 import pytest
 
 from kplane.api.names import SNAPSHOT_FILE_LABEL
-from kplane.controlplane_operator.backup.storage import Storage
+from kplane.controlplane_operator.backup.storage import Storage, Volume
 from kplane.controlplane_operator.errors import BackupFailed
 from kplane.controlplane_operator.snapshots import secrets as snapshot_secrets
 from kplane.controlplane_operator.snapshots.opening import OpenedSnapshot
@@ -57,9 +58,9 @@ async def storage(client: Client) -> AsyncIterator[SnapshotStorage]:
         await made.remove(NAME)
 
 
-async def save(storage: SnapshotStorage, *, values: int) -> Saved:
+async def save(storage: SnapshotStorage, *, values: int, name: str = NAME) -> Saved:
     source = Source(Values(values), "/registry/", {"controlPlane": "acme"})
-    return await save_snapshot(source, to=storage, name=NAME)
+    return await save_snapshot(source, to=storage, name=name)
 
 
 async def kept(client: Client) -> list[str]:
@@ -90,11 +91,13 @@ async def test_what_is_too_large_is_refused_and_leaves_nothing(client: Client, s
 async def test_all_together_are_bounded(
     client: Client, storage: SnapshotStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot_secrets, "_MOST_SECRETS", 2)
-    with pytest.raises(BackupFailed, match="up to 1 MiB of snapshots are kept as Secrets: delete snapshots"):
+    monkeypatch.setattr(snapshot_secrets, "_MOST_BYTES", 1 << 20)
+    with pytest.raises(BackupFailed, match="may have 1 MiB, and have 0 MiB already: delete snapshots"):
         await save(storage, values=150)
     assert await kept(client) == []
     await save(storage, values=100)
+    with pytest.raises(BackupFailed, match="may have 1 MiB, and have 0 MiB already: delete snapshots"):
+        await save(storage, values=20, name="controlplane-globex-uid.age")
     assert len(await kept(client)) == 2
 
 
@@ -112,3 +115,18 @@ async def test_a_part_that_a_killed_operator_left_is_no_file(client: Client, sto
     assert await kept(client) == [second]
     await save(storage, values=1)
     assert await kept(client) == [first]
+
+
+async def test_a_file_is_looked_for_in_the_kind_of_storage_that_has_it(
+    storage: SnapshotStorage, tmp_path: Path
+) -> None:
+    """Else a deletion would find nothing, and leave the file for ever."""
+    volume = SnapshotStorage(Volume(tmp_path), [KEY.to_public()])
+    assert (storage.location(NAME), volume.location(NAME)) == (f"secrets/{NAME}", NAME)
+    for found in (storage, volume):
+        assert found.name_at(found.location(NAME)) == NAME
+    with pytest.raises(BackupFailed, match="is in Secrets, and the operator keeps snapshots in a bucket or a volume"):
+        volume.name_at(storage.location(NAME))
+    with pytest.raises(BackupFailed, match="is in a bucket or a volume, and the operator keeps snapshots in Secrets"):
+        storage.name_at(volume.location(NAME))
+    volume.close()

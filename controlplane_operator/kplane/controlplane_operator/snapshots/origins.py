@@ -37,7 +37,7 @@ class SavedOrigin:
         if restore.location is None or restore.sha256 is None:
             raise BackupFailed("the control plane has no snapshot to begin with")
         self._storage = storage
-        self._name, self._sha256 = restore.location, restore.sha256
+        self._name, self._sha256 = storage.name_at(restore.location), restore.sha256
         self._keys = keys
         self.archived: Archived | None = None
         """What the file has; known after it was read once."""

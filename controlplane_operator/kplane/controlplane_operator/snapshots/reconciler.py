@@ -131,7 +131,7 @@ class ControlPlaneSnapshotReconciler:
                 await self._tell(snapshot, failure=saving, phase=SnapshotPhase.RUNNING)
                 async with self._sources.open(of) as source:
                     saved = await save_snapshot(source, to=storage, name=file_name(snapshot))
-                await self._completed(snapshot, of=of, saved=saved)
+                await self._completed(snapshot, of=of, saved=saved, location=storage.location(file_name(snapshot)))
                 self._backoff.forget(uid)
             except _EXPECTED as error:
                 await self._failed(snapshot, str(error) or "an answer took too long")
@@ -139,7 +139,9 @@ class ControlPlaneSnapshotReconciler:
                 _log.exception("failed to save control plane %s", of.name)
                 await self._failed(snapshot, "the operator failed; report it, with the operator's log")
 
-    async def _completed(self, snapshot: ControlPlaneSnapshot, *, of: ControlPlane, saved: Saved) -> None:
+    async def _completed(
+        self, snapshot: ControlPlaneSnapshot, *, of: ControlPlane, saved: Saved, location: str
+    ) -> None:
         archived = saved.archived
         await self._write(
             snapshot,
@@ -154,7 +156,7 @@ class ControlPlaneSnapshotReconciler:
             sha256=saved.sha256,
             service_cidr=of.status.service_cidr,
             kubernetes_version=of.status.version,
-            location=file_name(snapshot),
+            location=location,
             conditions=with_condition(
                 snapshot.status.conditions,
                 of=snapshot,
@@ -204,7 +206,8 @@ class ControlPlaneSnapshotReconciler:
         snapshot = PartialSnapshot.of(obj)
         uid = metadata["uid"]
         try:
-            await self._required().remove(file_name(snapshot))
+            storage = self._required()
+            await storage.remove(storage.name_at(snapshot.status.location or storage.location(file_name(snapshot))))
         except (BackupFailed, OSError) as error:
             conditions = with_condition(
                 snapshot.status.conditions,

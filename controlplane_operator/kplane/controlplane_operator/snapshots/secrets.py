@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import concurrent.futures
 import contextlib
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from typing_extensions import override
 
 from kplane.api.names import (
+    SNAPSHOT_BYTES_ANNOTATION,
     SNAPSHOT_FILE_ANNOTATION,
     SNAPSHOT_FILE_LABEL,
     snapshot_file_label,
@@ -29,13 +31,15 @@ _T = TypeVar("_T")
 
 _PIECE_BYTES: Final = 512 << 10
 """Of one Secret. etcd takes requests of 1.5 MiB."""
-_LARGEST_BYTES: Final = 4 << 20
-_MOST_SECRETS: Final = 256
-"""128 MiB at most: etcd of a management cluster has 2 GiB by default, and keeps all of it in memory."""
+_MOST_PIECES: Final = 8
+_LARGEST_BYTES: Final = _MOST_PIECES * _PIECE_BYTES
+_MOST_BYTES: Final = 128 << 20
+"""Of all files: etcd of a management cluster has 2 GiB by default, and keeps all of it in memory."""
 _CALL_SECONDS: Final = 60.0
 """Longer than the deadline of the client."""
 _ADVICE: Final = "set etcd.backup.bucket, or a volume with etcd.backup.accessMode ReadWriteMany"
 _DATA: Final = "data"
+_PIECES: Final = "pieces"
 
 
 class SecretStorage(Storage):
@@ -52,8 +56,8 @@ class SecretStorage(Storage):
 
     @override
     def names(self) -> list[str]:
-        files = {each["metadata"].get("annotations", {}).get(SNAPSHOT_FILE_ANNOTATION) for each in self._list()}
-        return sorted(name for name in files if name is not None)
+        first = [each["metadata"] for each in self._list() if each["metadata"]["name"].endswith("-0")]
+        return sorted(_annotation(metadata, SNAPSHOT_FILE_ANNOTATION) for metadata in first)
 
     @override
     def prepare(self) -> list[str]:
@@ -62,6 +66,7 @@ class SecretStorage(Storage):
     @override
     @contextlib.contextmanager
     def writer(self, name: str) -> Iterator[Writable]:
+        self._require_room(1)
         written = _Bounded(name)
         try:
             yield written
@@ -79,29 +84,36 @@ class SecretStorage(Storage):
     @override
     def remove(self, name: str) -> None:
         # The first one first: what is left after a crash is no file.
-        for found in sorted(self._list(name), key=lambda each: each["metadata"]["name"]):
+        for number in range(_MOST_PIECES):
+            secret = snapshot_secret_name(name, number=number)
             with contextlib.suppress(NotFound):
-                self._call(self._client.delete(SECRETS, found["metadata"]["name"], namespace=self._namespace))
+                self._call(self._client.delete(SECRETS, secret, namespace=self._namespace))
+
+    def _require_room(self, size: int) -> None:
+        kept = sum(int(_annotation(each["metadata"], SNAPSHOT_BYTES_ANNOTATION) or 0) for each in self._list())
+        if kept + size > _MOST_BYTES:
+            raise BackupFailed(
+                f"all snapshots in Secrets may have {_MOST_BYTES >> 20} MiB, and have {kept >> 20} MiB already: delete"
+                f" snapshots, or {_ADVICE}"
+            )
 
     def _write(self, name: str, content: bytes) -> None:
-        pieces = [content[start : start + _PIECE_BYTES] for start in range(0, len(content), _PIECE_BYTES)] or [b""]
-        if len(self._list()) + len(pieces) > _MOST_SECRETS:
-            kept = _MOST_SECRETS * _PIECE_BYTES >> 20
-            raise BackupFailed(f"up to {kept} MiB of snapshots are kept as Secrets: delete snapshots, or {_ADVICE}")
+        self._require_room(len(content))
+        pieces = [content[start : start + _PIECE_BYTES] for start in range(0, len(content), _PIECE_BYTES)]
         for number, piece in reversed(list(enumerate(pieces))):
             metadata = {
                 "name": snapshot_secret_name(name, number=number),
                 "labels": {SNAPSHOT_FILE_LABEL: snapshot_file_label(name)},
-                "annotations": {SNAPSHOT_FILE_ANNOTATION: name},
+                "annotations": {SNAPSHOT_FILE_ANNOTATION: name, SNAPSHOT_BYTES_ANNOTATION: str(len(piece))},
             }
-            data = {_DATA: base64.b64encode(piece).decode(), "pieces": base64.b64encode(b"%d" % len(pieces)).decode()}
+            data = {_DATA: _encoded(piece), _PIECES: _encoded(str(len(pieces)).encode())}
             body = {"metadata": metadata, "type": "Opaque", "immutable": True, "data": data}
             self._call(self._client.create(SECRETS, body, namespace=self._namespace))
 
     def _read(self, name: str) -> Iterator[bytes]:
         first = self._get(name, 0)
         yield _value(first, _DATA)
-        for number in range(1, int(_value(first, "pieces"))):
+        for number in range(1, int(_value(first, _PIECES))):
             yield _value(self._get(name, number), _DATA)
 
     def _get(self, name: str, number: int) -> Object:
@@ -111,18 +123,25 @@ class SecretStorage(Storage):
         except NotFound as error:
             raise BackupFailed(f"failed to read {name}: Secret {self._namespace}/{secret} is gone") from error
 
-    def _list(self, name: str | None = None) -> list[Object]:
-        selector = SNAPSHOT_FILE_LABEL if name is None else f"{SNAPSHOT_FILE_LABEL}={snapshot_file_label(name)}"
-        listing = self._client.list(SECRETS, namespace=self._namespace, label_selector=selector, metadata_only=True)
+    def _list(self) -> list[Object]:
+        listing = self._client.list(
+            SECRETS, namespace=self._namespace, label_selector=SNAPSHOT_FILE_LABEL, metadata_only=True
+        )
         return self._call(listing).items
 
     def _call(self, call: Coroutine[Any, Any, _T]) -> _T:
         """Wait in this thread for a call of the client. Raises NotFound and BackupFailed."""
-        running = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            running = asyncio.run_coroutine_threadsafe(call, self._loop)
+        except RuntimeError as error:
+            call.close()
+            raise BackupFailed("the operator ends") from error
         try:
             return running.result(_CALL_SECONDS)
         except NotFound:
             raise
+        except concurrent.futures.CancelledError as error:
+            raise BackupFailed("the operator ends") from error
         except (ProviderError, TimeoutError) as error:
             running.cancel()
             raise BackupFailed(f"the management cluster failed: {str(error) or 'an answer took too long'}") from error
@@ -159,6 +178,15 @@ class _Pieces:
             self._rest = piece
         found, self._rest = self._rest[:size], self._rest[size:]
         return found
+
+
+def _annotation(metadata: Mapping[str, Any], name: str) -> str:
+    value: str = (metadata.get("annotations") or {}).get(name, "")
+    return value
+
+
+def _encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode()
 
 
 def _value(secret: Object, key: str) -> bytes:

@@ -15,11 +15,13 @@ from typing_extensions import override
 from kplane.controlplane_operator.backup.archive import Readable, Writable
 from kplane.controlplane_operator.backup.storage import Storage
 from kplane.controlplane_operator.errors import BackupFailed
+from kplane.controlplane_operator.snapshots.secrets import SecretStorage
 
 __all__ = ["SnapshotStorage"]
 
 _T = TypeVar("_T")
 
+_IN_SECRETS: Final = "secrets/"
 _THREADS: Final = 8
 """Two snapshots, two restores and removals need five. The others are for work that hangs."""
 _IDLE_SECONDS: Final = 600.0
@@ -48,6 +50,20 @@ class SnapshotStorage:
     def close(self) -> None:
         """Begin no further work. Waits for none: a storage that hangs must not hold up the end."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def location(self, name: str) -> str:
+        """Return where a file is, as a status says it."""
+        return f"{_IN_SECRETS}{name}" if isinstance(self._storage, SecretStorage) else name
+
+    def name_at(self, location: str) -> str:
+        """Return the name of the file at a location. Raises BackupFailed if it is in another kind of storage."""
+        in_secrets = location.startswith(_IN_SECRETS)
+        if in_secrets is not isinstance(self._storage, SecretStorage):
+            former, present = "Secrets", "a bucket or a volume"
+            if not in_secrets:
+                former, present = present, former
+            raise BackupFailed(f"{location} is in {former}, and the operator keeps snapshots in {present} now")
+        return location.removeprefix(_IN_SECRETS)
 
     async def remove(self, name: str) -> None:
         """Delete a file, and what a killed process left of it."""
