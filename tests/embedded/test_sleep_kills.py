@@ -122,6 +122,10 @@ class World:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    async def all_run(self) -> None:
+        """Wait until what was killed has started again: the next cycle may kill it as its first."""
+        await self.eventually(lambda: all(self.pids(victim) for victim in (OPERATOR, MCM, GATEWAY, ENVOY)))
+
     async def write(self) -> None:
         """Write one object through the gateway."""
         name = f"written-{len(self.written)}"
@@ -298,6 +302,7 @@ async def test_a_kill_while_it_falls_asleep_and_one_while_it_wakes(
     world: World, cycle: tuple[tuple[str, str], tuple[str, str]]
 ) -> None:
     (sleep_victim, sleep_step), (wake_victim, wake_step) = cycle
+    await world.all_run()
     await world.write()
     await world.is_awake()
 

@@ -38,23 +38,25 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], Awaitabl
 
 
 async def test_what_was_begun_of_a_virtual_one_goes_with_it(field: Any, cut: Any) -> None:
-    prefix, owners = "/clusters/hasty/", list[Any]()
+    prefix, begun = "/clusters/unbegun/", list[bool]()
     async with field.handle.tenants_etcd.client() as etcd:
 
         async def delete() -> None:
-            assert not (await field.get("ControlPlane", "hasty")).get("status")
-            owners.append(await owner_of(etcd, prefix))
-            await field.client.delete(CONTROL_PLANES, "hasty")
+            found = await field.get("ControlPlane", "unbegun")
+            assert not found.get("status")
+            owner = await owner_of(etcd, prefix)
+            assert owner is None or owner.uid == found["metadata"]["uid"]
+            begun.append(owner is not None)
+            await field.client.delete(CONTROL_PLANES, "unbegun")
 
         # An etcd that has just started may fail the first pass before anything is claimed there.
-        while not any(owners):
-            cut("hasty", delete)
-            await field.create("ControlPlane", "hasty", deletionPolicy="Destroy")
-            await field.gone(CONTROL_PLANES, "hasty")
-        # A pass that a late event begins may look once more.
-        await field.eventually(lambda: owner_of(etcd, prefix), lambda found: found is None)
+        while not any(begun):
+            cut("unbegun", delete)
+            await field.create("ControlPlane", "unbegun", deletionPolicy="Destroy")
+            await field.gone(CONTROL_PLANES, "unbegun")
+        assert await owner_of(etcd, prefix) is None
         assert await etcd.count(prefix) == 0
-    await field.gone(NAMESPACES, management_namespace("hasty"))
+    await field.gone(NAMESPACES, management_namespace("unbegun"))
 
 
 async def test_what_was_issued_in_an_adopted_one_is_revoked(field: Any, adopt: Adopt, cut: Any) -> None:
