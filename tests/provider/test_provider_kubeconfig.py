@@ -274,3 +274,35 @@ def test_the_identity_of_a_pod(tools, tmp_path):
     assert config.token_file == tmp_path / "token"
     with pytest.raises(KubeconfigError, match="not in a pod"):
         ClusterConfig.in_cluster(directory=tmp_path, environment={})
+
+
+def test_the_default_is_what_kubectl_would_use(document, tmp_path, monkeypatch):
+    """Of two files, the first counts for each name; a file's own files are beside it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(KubeconfigError, match=r"there is no kubeconfig at .*/\.kube/config; set KUBECONFIG"):
+        ClusterConfig.default(environment={})
+    first, second = tmp_path / "first" / "config", tmp_path / "second" / "config"
+    for path in (first, second):
+        path.parent.mkdir()
+    cluster = document["clusters"][0]["cluster"]
+    (second.parent / "ca.crt").write_bytes(base64.b64decode(cluster["certificate-authority-data"]))
+    others = copy.deepcopy(document)
+    others["current-context"] = "other"
+    others["contexts"] = [{"name": "other", "context": {"cluster": "d", "user": "u"}}]
+    others["clusters"] = [
+        {"name": "c", "cluster": {"server": "https://10.0.0.9:6443", "certificate-authority": "ca.crt"}},
+        {"name": "d", "cluster": {"server": "https://10.0.0.2:6443", "certificate-authority": "ca.crt"}},
+    ]
+    others["users"] = []
+    first.write_text(yaml.safe_dump(document))
+    second.write_text(yaml.safe_dump(others))
+    environment = {"KUBECONFIG": f"{first}:{tmp_path}/missing:{second}"}
+    assert ClusterConfig.default(environment=environment).server == "https://10.0.0.1:6443/clusters/x"
+    found = ClusterConfig.default(context="other", environment=environment)
+    assert (found.server, found.client_key) == (
+        "https://10.0.0.2:6443",
+        ClusterConfig.default(environment=environment).client_key,
+    )
+    assert found.ca_data == (second.parent / "ca.crt").read_bytes()
+    with pytest.raises(KubeconfigError, match="no context 'absent'"):
+        ClusterConfig.default(context="absent", environment=environment)

@@ -12,21 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from kplane.provider.access.documents import DocumentError, read_yaml
 from kplane.provider.access.exec_plugin import ExecPlugin, require_no_text
 from kplane.provider.access.impersonation import Impersonation
+from kplane.provider.access.kubeconfigs import kubeconfig_paths, merged_kubeconfig, parse_kubeconfig, read_document
 from kplane.provider.errors import KubeconfigError
 
 if TYPE_CHECKING:  # loaded only when there is a certificate to read
     from cryptography.x509 import Certificate
 
-__all__ = ["ClusterConfig", "read_document"]
+__all__ = ["ClusterConfig"]
 
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-# Forty clusters with certificates, or four hundred contexts. A foreign kubeconfig is read in the loop, in 0.1 s.
-_MOST_BYTES: Final = 256 * 1024
-_MOST_NODES: Final = 10_000
-_MOST_BYTES_OF_FILE: Final = 16 * 1024**2
 _REFUSED_USER_FIELDS: Final = {
     "auth-provider": "auth providers were removed from Kubernetes",
     "username": "user name and password were removed from Kubernetes",
@@ -94,7 +90,7 @@ class ClusterConfig:
         Raises KubeconfigError with the reason.
         """
         require_no_text(exec_plugins)
-        document = source if isinstance(source, Mapping) else _parse(source)
+        document = source if isinstance(source, Mapping) else parse_kubeconfig(source)
         name = context if context is not None else document.get("current-context")
         if not isinstance(name, str) or not name:
             raise KubeconfigError("the kubeconfig has no current-context, and none was chosen")
@@ -138,6 +134,22 @@ class ClusterConfig:
             raise KubeconfigError(f"cannot read kubeconfig {path}: {error.strerror}") from error
         directory = path.absolute().parent
         return cls.from_kubeconfig(document, context=context, directory=directory, exec_plugins=exec_plugins)
+
+    @classmethod
+    def default(cls, *, context: str | None = None, environment: Mapping[str, str] | None = None) -> ClusterConfig:
+        """Find the cluster as kubectl does: the files of KUBECONFIG, else `~/.kube/config`, else the pod's own cluster.
+
+        Of several files that have an entry of one name, the first counts. Exec plugins are allowed, because the files
+        are the user's own. Raises KubeconfigError if there is no cluster, or if a file cannot be read.
+        """
+        variables = os.environ if environment is None else environment
+        paths = kubeconfig_paths(variables)
+        found = [path for path in paths if path.is_file()]
+        if not found and context is None and variables.get("KUBERNETES_SERVICE_HOST"):
+            return cls.in_cluster(environment=variables)
+        if not found:
+            raise KubeconfigError(f"there is no kubeconfig at {', '.join(map(str, paths))}; set KUBECONFIG")
+        return cls.from_kubeconfig(merged_kubeconfig(found), context=context, directory=Path("/"), exec_plugins=True)
 
     @classmethod
     def in_cluster(
@@ -297,27 +309,6 @@ def _subject(client_certificate: bytes) -> str:
         return first.subject.rfc4514_string()
     except (ValueError, TypeError) as error:
         raise KubeconfigError("the subject of the client certificate cannot be read; have one issued anew") from error
-
-
-def read_document(path: Path) -> Mapping[str, Any]:
-    """Read a kubeconfig file, without the files it names. Raises OSError and KubeconfigError."""
-    return _parse(path.read_bytes(), most_bytes=_MOST_BYTES_OF_FILE, most_nodes=None)
-
-
-def _parse(
-    source: str | bytes, *, most_bytes: int = _MOST_BYTES, most_nodes: int | None = _MOST_NODES
-) -> Mapping[str, Any]:
-    if len(source) > most_bytes:
-        raise KubeconfigError(
-            f"the kubeconfig has more than {most_bytes // 1024} KiB; keep only the contexts that are needed"
-        )
-    try:
-        document = read_yaml(source, most_nodes=most_nodes)
-    except DocumentError as error:
-        raise KubeconfigError(f"the kubeconfig {error}") from error
-    if not isinstance(document, Mapping):
-        raise KubeconfigError("the kubeconfig is empty or no YAML mapping")
-    return document
 
 
 def _named(document: Mapping[str, Any], section: str, kind: str, name: object) -> Mapping[str, Any]:

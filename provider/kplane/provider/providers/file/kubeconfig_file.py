@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from kplane.provider.access.config import ClusterConfig, read_document
+from kplane.provider.access.config import ClusterConfig
 from kplane.provider.access.exec_plugin import require_no_text
+from kplane.provider.access.kubeconfigs import read_document
 
 __all__ = ["KubeconfigFile"]
 
