@@ -7,15 +7,24 @@ from typing import Annotated
 
 import typer
 
+from kplane.cli.commands import access, backup, control_planes, operations, site
+
 __all__ = ["app", "main"]
 
 app = typer.Typer(
-    help="Real Kubernetes control planes as objects, and one controller manager for all of them.",
+    help=(
+        "Real Kubernetes control planes as objects, and one controller manager for all of them.\n\n"
+        "Exit codes: 0 done, 1 failed or refused, 2 wrong usage, 3 not found, 4 not in time, 5 the management cluster"
+        " does not answer."
+    ),
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+for group in (site, control_planes, access, operations):
+    app.registered_commands += group.app.registered_commands
+app.add_typer(backup.app)
 
 _Directory = Annotated[
     Path | None,

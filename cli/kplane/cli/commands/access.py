@@ -1,0 +1,117 @@
+"""Use control planes: kubeconfigs that stay valid, and commands with the right one."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kplane.cli.commands.options import ContextOption, NameArgument, TimeoutOption
+from kplane.cli.errors import Refused
+from kplane.cli.session import say, work_on
+
+if TYPE_CHECKING:
+    from kplane.client import ControlPlanes
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+InternalOption = Annotated[
+    bool,
+    typer.Option(
+        "--internal/--external", help="Address for the management cluster's pods, instead of that for people."
+    ),
+]
+
+
+@app.command(short_help="Get the kubeconfig of a control plane.")
+def kubeconfig(
+    name: NameArgument,
+    *,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Add it to your kubeconfig as context kplane-NAME, and use that.")
+    ] = False,
+    static: Annotated[
+        bool, typer.Option("--static", help="With credentials in it that end, for machines without kplane.")
+    ] = False,
+    internal: InternalOption = False,
+    context: ContextOption = None,
+) -> None:
+    """Print the administrator's kubeconfig of a control plane.
+
+    It asks `kplane credential` for the credentials, which are always the current ones.
+    """
+
+    async def work(control_planes: ControlPlanes) -> None:
+        from kplane.cli.kubeconfigs import add_context, to_text, with_exec_credential
+
+        if static and merge:
+            raise Refused("--static and --merge do not go together: what is merged has to stay valid")
+        published = await control_planes.kubeconfig(name, internal=internal)
+        if static:
+            typer.echo(published, nl=False)
+            return
+        document = with_exec_credential(published, name=name, context=context, internal=internal)
+        if not merge:
+            typer.echo(to_text(document), nl=False)
+            return
+        path = add_context(document)
+        say(f"context kplane-{name} is in {path}, and is the current one; back: kubectl config use-context NAME")
+        typer.echo(f"kplane-{name}")
+
+    work_on(context, work)
+
+
+@app.command(short_help="Print the credential of a control plane for kubectl.")
+def credential(name: NameArgument, *, internal: InternalOption = False, context: ContextOption = None) -> None:
+    """Print the administrator's current credential as kubectl wants it of an exec plugin."""
+
+    async def work(control_planes: ControlPlanes) -> None:
+        from kplane.cli.kubeconfigs import exec_credential
+
+        typer.echo(exec_credential(await control_planes.config(name, internal=internal)))
+
+    work_on(context, work)
+
+
+@app.command(
+    short_help="Run a command, or a shell, with a control plane.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def connect(
+    name: NameArgument,
+    arguments: typer.Context,
+    *,
+    internal: InternalOption = False,
+    timeout: TimeoutOption = 300.0,
+    context: ContextOption = None,
+) -> None:
+    """Run a command with KUBECONFIG set to a control plane: kplane connect NAME -- kubectl get pods.
+
+    Without a command, run your shell. The kubeconfig is gone afterwards.
+    """
+    document = ""
+
+    async def work(control_planes: ControlPlanes) -> None:
+        nonlocal document
+        from kplane.cli.kubeconfigs import to_text, with_exec_credential
+
+        await control_planes.wait(name, timeout_seconds=timeout)
+        published = await control_planes.kubeconfig(name, internal=internal)
+        document = to_text(with_exec_credential(published, name=name, context=context, internal=internal))
+
+    work_on(context, work)
+    from kplane.cli.kubeconfigs import run_with
+
+    command = [each for each in arguments.args if each != "--"]
+    if not command:
+        say(f"a shell for {name}; leave it by `exit`")
+    try:
+        raise typer.Exit(run_with(document, command))
+    except FileNotFoundError as error:
+        say(f"error: there is no program {error.filename}", error=True)
+        raise typer.Exit(127) from None
+    finally:
+        sys.stdout.flush()

@@ -1,0 +1,201 @@
+"""Create, look at and delete control planes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kplane.cli.commands.options import (
+    ContextOption,
+    Mode,
+    NameArgument,
+    OutputOption,
+    TimeoutOption,
+    WaitOption,
+    YesOption,
+)
+from kplane.cli.errors import Refused
+from kplane.cli.output import Format
+from kplane.cli.session import say, work_on
+
+if TYPE_CHECKING:
+    from kplane.api import ControlPlane
+    from kplane.client import ControlPlanes
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+
+@app.command(short_help="Create a control plane.")
+def create(
+    name: NameArgument,
+    *,
+    class_name: Annotated[
+        str | None, typer.Option("--class", metavar="CLASS", help="Its ControlPlaneClass.", show_default=False)
+    ] = None,
+    mode: Annotated[
+        Mode | None, typer.Option("--mode", help="Virtual or Dedicated.  [default: Virtual]", show_default=False)
+    ] = None,
+    origin: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="NAME",
+            help="Control plane that the new one is a clone of.",
+            show_default=False,
+        ),
+    ] = None,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = 300.0,
+    context: ContextOption = None,
+) -> None:
+    """Create a control plane, and wait until it can be used."""
+
+    async def work(control_planes: ControlPlanes) -> None:
+        chosen = mode.value if mode is not None else None
+        if origin is None:
+            await control_planes.create(name, class_name=class_name, mode=chosen)
+        else:
+            await control_planes.clone(origin, name, class_name=class_name, mode=chosen)
+        typer.echo(f"controlplane/{name} created")
+        if not wait:
+            return
+        found = await control_planes.wait(name, timeout_seconds=timeout)
+        typer.echo(f"controlplane/{name} is {found.status.phase}")
+        say(f"use it: kplane connect {name} -- kubectl get namespaces")
+
+    work_on(context, work)
+
+
+@app.command(short_help="Clone a control plane.")
+def clone(
+    original: Annotated[str, typer.Argument(help="Control plane that is cloned.")],
+    name: Annotated[str, typer.Argument(help="Name of the new one.")],
+    *,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = 300.0,
+    context: ContextOption = None,
+) -> None:
+    """Create a control plane with the objects of another one, fresh uids, and keys of its own."""
+    create(name, origin=original, wait=wait, timeout=timeout, context=context)
+
+
+@app.command(short_help="Delete a control plane.")
+def delete(
+    name: NameArgument,
+    *,
+    yes: YesOption = False,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = 300.0,
+    context: ContextOption = None,
+) -> None:
+    """Delete a control plane. Says what that destroys, and asks for its name."""
+
+    async def work(control_planes: ControlPlanes) -> None:
+        found = await control_planes.get(name)
+        say(await _consequences(control_planes, found))
+        if not yes:
+            _ask_for(name)
+        await control_planes.delete(name, wait=wait, timeout_seconds=timeout)
+        typer.echo(f"controlplane/{name} deleted" if wait else f"controlplane/{name} is being deleted")
+
+    work_on(context, work)
+
+
+async def _consequences(control_planes: ControlPlanes, control_plane: ControlPlane) -> str:
+    from kplane.api import DeletionPolicy
+
+    policy = control_plane.status.deletion_policy or control_plane.spec.deletion_policy or DeletionPolicy.RETAIN
+    name, storage = control_plane.name, control_plane.status.storage
+    if control_plane.spec.endpoint_ref is not None:
+        return f"{name} is an API server that kplane does not run: it stays, and kplane's access to it ends."
+    size = f" ({storage.keys} keys)" if storage is not None else ""
+    if policy is DeletionPolicy.RETAIN:
+        return f"The API of {name} ends. Its data{size} and keys stay in namespace kplane-cp-{name}: policy Retain."
+    kept = [each.name for each in await control_planes.snapshots(name) if each.status.phase == "Completed"]
+    rest = f" Snapshots stay: {', '.join(kept)}." if kept else " There is no snapshot of it."
+    return f"The API of {name} ends, and all its data{size} and keys are destroyed for good: policy Destroy.{rest}"
+
+
+def _ask_for(name: str) -> None:
+    import sys
+
+    if not sys.stdin.isatty():
+        raise Refused(f"there is no terminal to confirm the deletion of {name}; pass --yes")
+    if typer.prompt(f"Type {name} to delete it", err=True, default="", show_default=False) != name:
+        raise Refused("this is not the name; nothing was deleted")
+
+
+@app.command("list", short_help="List all control planes.")
+def list_all(*, output: OutputOption = Format.TABLE, context: ContextOption = None) -> None:
+    """List all control planes."""
+
+    async def work(control_planes: ControlPlanes) -> None:
+        _show(await control_planes.list(), output=output)
+
+    work_on(context, work)
+
+
+@app.command(short_help="Show one control plane.")
+def get(
+    name: NameArgument,
+    *,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Print a line at each change, until Ctrl-C.")] = False,
+    output: OutputOption = Format.TABLE,
+    context: ContextOption = None,
+) -> None:
+    """Show one control plane; with --watch, each of its changes."""
+
+    async def work(control_planes: ControlPlanes) -> None:
+        found = await control_planes.get(name)
+        _show([found], output=output, single=True)
+        if not watch:
+            return
+        async for change in control_planes.watch(name):
+            if change.object.metadata.resource_version != found.metadata.resource_version:
+                _show([change.object], output=output, single=True)
+
+    work_on(context, work)
+
+
+@app.command(short_help="Explain the state of one control plane.")
+def describe(name: NameArgument, *, context: ContextOption = None) -> None:
+    """Show what a control plane consists of, why it is not ready, and which command helps."""
+
+    async def work(control_planes: ControlPlanes) -> None:
+        from kplane.cli.description import describe_control_plane
+
+        for line in await describe_control_plane(control_planes, name):
+            typer.echo(line)
+
+    work_on(context, work)
+
+
+def _show(found: Sequence[ControlPlane], *, output: Format, single: bool = False) -> None:
+    from kplane.api import READY, find_condition
+    from kplane.cli.output import age, print_objects, print_table
+
+    if output not in {Format.TABLE, Format.WIDE}:
+        objects = [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in found]
+        kind = {"apiVersion": found[0].resource.api_version, "kind": "ControlPlane"} if found else {}
+        print_objects("controlplane", [kind | each for each in objects], form=output, single=single)
+        return
+    if not found:
+        say("there is no control plane; create one: kplane create NAME")
+        return
+    heads = ["NAME", "MODE", "PHASE", "READY", "AGE"]
+    wide = ["CLASS", "VERSION", "MIGRATION", "ENDPOINT"] if output is Format.WIDE else []
+    rows = []
+    for each in found:
+        status, condition = each.status, find_condition(each.status.conditions, READY)
+        row: list[object] = [each.name, each.spec.mode, status.phase]
+        row += [condition.status if condition is not None else None, age(each.metadata.creation_timestamp)]
+        if wide:
+            moving = status.migration.step if status.migration is not None else None
+            row += [each.spec.class_ref.name if each.spec.class_ref is not None else None, status.version]
+            row += [moving, status.endpoint]
+        rows.append(row)
+    print_table(heads + wide, rows)

@@ -1,0 +1,196 @@
+"""Change what a control plane does: move, sleep, wake, pause, rotate, register."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kplane.cli.commands.options import ContextOption, Mode, NameArgument, TimeoutOption, WaitOption
+from kplane.cli.errors import Refused
+from kplane.cli.session import say, work_on
+
+if TYPE_CHECKING:
+    from kplane.api import ControlPlane, ControlPlaneMode, MigrationPlan
+    from kplane.client import ControlPlanes
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+
+@app.command(short_help="Move a control plane with its data.")
+def move(
+    name: NameArgument,
+    *,
+    to: Annotated[
+        Mode | None, typer.Option("--to", help="Virtual: shared etcd. Dedicated: own etcd.", show_default=False)
+    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Only say what it would take.")] = False,
+    back: Annotated[
+        bool, typer.Option("--abort", "--rollback", help="Abort a move, or move back after it; nothing is lost.")
+    ] = False,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = 900.0,
+    context: ContextOption = None,
+) -> None:
+    """Move a control plane to another etcd while it is in use. Its address and credentials stay valid."""
+    if (to is None) is not back:
+        raise typer.BadParameter("give one of --to and --abort/--rollback")
+
+    async def work(control_planes: ControlPlanes) -> None:
+        from kplane.api import ControlPlaneMode
+        from kplane.client import moved
+
+        found = await control_planes.get(name)
+        mode = ControlPlaneMode(to) if to is not None else _former(found)
+        if found.home.mode == mode and found.spec.mode == mode:
+            say(f"{name} is {mode} already")
+            return
+        await control_planes.move(name, mode=mode, plan=plan)
+        if plan:
+            planned = await control_planes.wait(name, _is_planned, timeout_seconds=min(timeout, 120.0))
+            _print_plan(_plan_of(planned))
+            return
+        if not wait:
+            typer.echo(f"controlplane/{name} begins to move")
+            return
+        step = ""
+
+        def arrived(each: ControlPlane) -> bool:
+            nonlocal step
+            moving = each.status.migration
+            told = f"{moving.step} {moving.percent} %" if moving is not None and moving.step is not None else ""
+            if told and told != step:
+                step = told
+                say(f"{name}: {told}")
+            plan = _plan_of(each) if _is_planned(each) and not told else None
+            if plan is not None and plan.blockers:
+                why = "; ".join(f"{blocker.message} ({blocker.reason})" for blocker in plan.blockers)
+                raise Refused(f"{name} does not move yet: {why}; give it up by `kplane move {name} --abort`")
+            return moved(mode)(each)
+
+        done = await control_planes.wait(name, arrived, timeout_seconds=timeout)
+        held = done.status.migration.hold_milliseconds if done.status.migration is not None else None
+        waited = f"; writes waited for {held} ms" if held is not None else ""
+        typer.echo(f"controlplane/{name} is {mode}{waited}")
+
+    work_on(context, work)
+
+
+def _former(control_plane: ControlPlane) -> ControlPlaneMode:
+    """Return the mode to go back to: the present home before the cut, the former one after it."""
+    moving = control_plane.status.migration
+    if moving is None or moving.step is None or not moving.step.is_cut:
+        return control_plane.home.mode
+    return moving.source.mode
+
+
+def _is_planned(control_plane: ControlPlane) -> bool:
+    """Whether the operator has answered what the spec asks for now."""
+    status = control_plane.status
+    return _plan_of(control_plane) is not None and status.observed_generation == control_plane.metadata.generation
+
+
+def _plan_of(control_plane: ControlPlane) -> MigrationPlan | None:
+    moving = control_plane.status.migration
+    return moving.plan if moving is not None else None
+
+
+def _print_plan(plan: MigrationPlan | None) -> None:
+    if plan is None:
+        return
+    hold = f", writes wait about {plan.hold_milliseconds} ms" if plan.hold_milliseconds is not None else ""
+    typer.echo(f"{plan.keys} keys, {plan.bytes >> 10} KiB, about {plan.seconds} s{hold}")
+    for each in plan.blockers:
+        typer.echo(f"blocked: {each.message} ({each.reason})")
+    if plan.blockers:
+        raise typer.Exit(1)
+
+
+@app.command(short_help="Let a control plane sleep.")
+def sleep(
+    name: NameArgument, *, wait: WaitOption = True, timeout: TimeoutOption = 300.0, context: ContextOption = None
+) -> None:
+    """End the API server of a control plane that starts on demand, until a client needs it."""
+
+    async def work(control_planes: ControlPlanes) -> None:
+        from kplane.api import ControlPlaneMode
+        from kplane.client import asleep
+
+        if (await control_planes.get(name)).home.mode is ControlPlaneMode.DEDICATED:
+            raise Refused(
+                f"{name} has an etcd of its own, and never sleeps; move it first: kplane move {name} --to Virtual"
+            )
+        await control_planes.sleep(name)
+        if wait:
+            await control_planes.wait(name, asleep, timeout_seconds=timeout)
+        typer.echo(f"controlplane/{name} " + ("sleeps" if wait else "is to sleep"))
+
+    work_on(context, work)
+
+
+@app.command(short_help="Wake a control plane.")
+def wake(
+    name: NameArgument, *, wait: WaitOption = True, timeout: TimeoutOption = 300.0, context: ContextOption = None
+) -> None:
+    """Start the API server of a control plane that sleeps."""
+
+    async def work(control_planes: ControlPlanes) -> None:
+        from kplane.client import awake
+
+        await control_planes.wake(name)
+        if wait:
+            await control_planes.wait(name, awake, timeout_seconds=timeout)
+        typer.echo(f"controlplane/{name} " + ("is awake" if wait else "is to wake"))
+
+    work_on(context, work)
+
+
+@app.command(short_help="Have the operator leave a control plane as it is.")
+def pause(name: NameArgument, *, context: ContextOption = None) -> None:
+    """Have the operator leave a control plane as it is, its deletion included, until `kplane resume`."""
+    _ask(context, lambda control_planes: control_planes.pause(name), f"controlplane/{name} paused")
+
+
+@app.command(short_help="End a pause.")
+def resume(name: NameArgument, *, context: ContextOption = None) -> None:
+    """End a pause."""
+    _ask(context, lambda control_planes: control_planes.resume(name), f"controlplane/{name} resumed")
+
+
+@app.command(short_help="Exchange the keys of a control plane.")
+def rotate(name: NameArgument, *, context: ContextOption = None) -> None:
+    """Have CAs and ServiceAccount key exchanged, step by step, while clients continue to work."""
+    _ask(context, lambda control_planes: control_planes.rotate(name), f"controlplane/{name} exchanges its keys")
+
+
+@app.command(short_help="Run controllers for a control plane.")
+def register(
+    name: NameArgument,
+    *,
+    service: Annotated[
+        list[str] | None, typer.Option("--service", help="controllers or scheduler.  [default: controllers]")
+    ] = None,
+    context: ContextOption = None,
+) -> None:
+    """Run kube-controller-manager, or kube-scheduler, for a control plane."""
+    services = tuple(service or ["controllers"])
+    done = f"controlplaneregistration/{name} applied"
+    _ask(context, lambda control_planes: control_planes.register(name, services=services), done)
+
+
+@app.command(short_help="End the controllers of a control plane.")
+def unregister(name: NameArgument, *, context: ContextOption = None) -> None:
+    """End what runs by the registration of this name."""
+    done = f"controlplaneregistration/{name} deleted"
+    _ask(context, lambda control_planes: control_planes.unregister(name), done)
+
+
+def _ask(context: str | None, what: Callable[[ControlPlanes], Awaitable[object]], done: str) -> None:
+    async def work(control_planes: ControlPlanes) -> None:
+        await what(control_planes)
+        typer.echo(done)
+
+    work_on(context, work)

@@ -1,0 +1,55 @@
+"""Arguments and options that several commands have."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from kplane.cli.output import Format
+
+__all__ = ["ContextOption", "Mode", "NameArgument", "OutputOption", "TimeoutOption", "WaitOption", "YesOption"]
+
+
+class Mode(StrEnum):
+    """The values of `--mode`."""
+
+    VIRTUAL = "Virtual"
+    DEDICATED = "Dedicated"
+
+
+def _names(incomplete: str) -> list[str]:
+    """Complete the names of control planes. A shell shows nothing if the cluster does not answer soon."""
+    import asyncio
+
+    from kplane.client import ClientError, ControlPlanes
+    from kplane.provider import ProviderError
+
+    async def found() -> list[str]:
+        async with asyncio.timeout(2.0), ControlPlanes.connect() as control_planes:
+            return [each.name for each in await control_planes.list() if each.name.startswith(incomplete)]
+
+    try:
+        return asyncio.run(found())
+    except (ClientError, OSError, ProviderError, TimeoutError):
+        return []
+
+
+NameArgument = Annotated[
+    str, typer.Argument(help="Name of the control plane.", show_default=False, autocompletion=_names)
+]
+ContextOption = Annotated[
+    str | None,
+    typer.Option(
+        "--context",
+        help="Context of the management cluster in your kubeconfig.  [default: the current one]",
+        envvar="KPLANE_CONTEXT",
+        show_default=False,
+        show_envvar=False,
+    ),
+]
+OutputOption = Annotated[Format, typer.Option("--output", "-o", help="How the result is printed.")]
+TimeoutOption = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait.")]
+WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

@@ -1,0 +1,99 @@
+"""A control plane as a tree of what it consists of, with the line that matters and the command that helps."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kplane.api import READY, RUNNING, ControlPlane, ControlPlaneRegistration, find_condition, is_true
+from kplane.api.conditions import MIGRATING, PAUSED, UP_TO_DATE
+from kplane.cli.output import age, coloured
+from kplane.client import ControlPlanes
+
+__all__ = ["describe_control_plane"]
+
+_HELP: Final = {
+    "ClassNotFound": "kubectl get controlplaneclasses",
+    "ClusterPathInUse": "kubectl get controlplanes -o custom-columns=NAME:.metadata.name,PATH:.status.clusterPath",
+    "DataRetained": "kubectl get namespaces -l controlplane.kplane.dev/retained=true",
+    "RestoreFailed": "kplane backup list",
+    "SharedEtcdUnavailable": "kubectl get pods -n kplane-system -l app.kubernetes.io/component=etcd",
+}
+"""By the reason of condition Ready: the command to look at next."""
+
+
+async def describe_control_plane(control_planes: ControlPlanes, name: str) -> list[str]:
+    """Return the lines to print. Raises what `ControlPlanes.get` does."""
+    found = await control_planes.get(name)
+    registrations = await control_planes.registrations(name)
+    snapshots = await control_planes.snapshots(name)
+    lines = [f"{name}  {coloured(str(found.status.phase or 'Pending'))}  {age(found.metadata.creation_timestamp)}"]
+    branches = [*_own(found), *(_registration(each) for each in registrations)]
+    if not registrations:
+        branches.append(f"registration  none: no controllers run; kplane register {name}")
+    branches.append(f"snapshots     {len(snapshots)}" + (f", newest {snapshots[-1].name}" if snapshots else ""))
+    lines += [f"├─ {each}" for each in branches[:-1]]
+    lines.append(f"└─ {branches[-1]}")
+    return [*lines, *_why(found)]
+
+
+def _own(found: ControlPlane) -> list[str]:
+    status, spec = found.status, found.spec
+    branches = [
+        f"class         {spec.class_ref.name if spec.class_ref is not None else 'none: the defaults of kplane'}"
+    ]
+    home = str(found.home.mode)
+    if spec.endpoint_ref is not None:
+        home = f"not run by kplane: ControlPlaneEndpoint {spec.endpoint_ref.name}"
+    elif status.storage is not None:
+        home += f", {status.storage.keys} keys, {status.storage.bytes >> 10} KiB"
+    branches.append(f"data          {home}")
+    branches.append(f"API server    {_api_server(found)}")
+    branches += [f"{each.type.lower():<12}  {each.url}" for each in status.endpoints]
+    secret = status.kubeconfig_secret_ref
+    if secret is not None:
+        ends = status.credentials_expire_at
+        until = f", valid until {ends:%Y-%m-%d %H:%M} UTC" if ends is not None else ""
+        branches.append(f"kubeconfig    Secret {secret.namespace}/{secret.name}{until}")
+    if status.migration is not None and status.migration.step is not None:
+        moving = status.migration
+        branches.append(
+            f"migration     {moving.step}, {moving.percent} %" + (f": {moving.message}" if moving.message else "")
+        )
+    return branches
+
+
+def _api_server(found: ControlPlane) -> str:
+    version = found.status.version or "version not known yet"
+    asleep = found.status.hibernation
+    if asleep is None:
+        return version
+    wakes = f", wakes at {asleep.next_wake:%Y-%m-%d %H:%M} UTC" if asleep.next_wake is not None else ""
+    return f"{version}, asleep since {age(asleep.since)} ({asleep.reason}){wakes}; its first request wakes it"
+
+
+def _registration(found: ControlPlaneRegistration) -> str:
+    services = ", ".join(str(each) for each in found.status.services) or "none"
+    running = find_condition(found.status.conditions, RUNNING)
+    ready = find_condition(found.status.conditions, READY)
+    state = f"running is {running.status}" if running is not None else "not running"
+    told = next((each for each in (ready, running) if each is not None and each.status != "True"), None)
+    return f"registration  {found.name}: {services}, {state}" + (f" ({told.message})" if told is not None else "")
+
+
+def _why(found: ControlPlane) -> list[str]:
+    """Say what is wrong, and what to do; nothing if nothing is."""
+    lines = []
+    ready = find_condition(found.status.conditions, READY)
+    if ready is not None and ready.status != "True":
+        lines.append(f"not ready: {ready.message} ({ready.reason})")
+        if (command := _HELP.get(ready.reason)) is not None:
+            lines.append(f"look at:   {command.format(name=found.name)}")
+    if ready is None:
+        lines.append("not ready: no operator has seen it yet; see `kubectl get pods -n kplane-system`")
+    if is_true(found.status.conditions, PAUSED):
+        lines.append(f"paused: the operator leaves it as it is; kplane resume {found.name}")
+    for name in (UP_TO_DATE, MIGRATING):
+        condition = find_condition(found.status.conditions, name)
+        if condition is not None and condition.status == "False":
+            lines.append(f"{name}: {condition.message} ({condition.reason})")
+    return lines

@@ -1,0 +1,181 @@
+"""Kubeconfigs of control planes: with an exec credential, in the user's own file, or for one command."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from kplane.binaries.cache import Cache, cache_root
+from kplane.binaries.upstreams import KUBERNETES, this_platform
+from kplane.cli.errors import Refused
+from kplane.provider import ClusterConfig
+from kplane.provider.access.kubeconfigs import kubeconfig_paths, read_document
+
+__all__ = ["add_context", "exec_credential", "remove_context", "run_with", "to_text", "with_exec_credential"]
+
+_API_VERSION: Final = "client.authentication.k8s.io/v1"
+_VALID: Final = timedelta(minutes=5)
+"""kubectl asks again after this time. The Secret has new credentials long before the former ones end."""
+_SECTIONS: Final = ("clusters", "contexts", "users")
+
+
+def with_exec_credential(published: str, *, name: str, context: str | None, internal: bool) -> dict[str, Any]:
+    """Return a published kubeconfig as context `kplane-NAME`, with `kplane credential` in the place of credentials.
+
+    `context` is that of the management cluster; None for the current one at the time of each request.
+    """
+    document = yaml.safe_load(published)
+    cluster = document["clusters"][0]["cluster"]
+    arguments = ["credential", name]
+    arguments += ["--internal"] if internal else []
+    arguments += ["--context", context or _current_context()]
+    plugin: dict[str, Any] = {
+        "apiVersion": _API_VERSION,
+        "command": sys.executable,
+        "args": ["-m", "kplane.cli.main", *arguments],
+        "interactiveMode": "Never",
+        # The credential is read with the management cluster's kubeconfig, also where KUBECONFIG is this one by then.
+        "env": [{"name": "KUBECONFIG", "value": os.pathsep.join(map(str, kubeconfig_paths(os.environ)))}],
+    }
+    called = f"kplane-{name}"
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": called, "cluster": cluster}],
+        "users": [{"name": called, "user": {"exec": plugin}}],
+        "contexts": [{"name": called, "context": {"cluster": called, "user": called}}],
+        "current-context": called,
+    }
+
+
+def _current_context() -> str:
+    for path in kubeconfig_paths(os.environ):
+        if path.is_file() and (found := read_document(path).get("current-context")):
+            return str(found)
+    raise Refused("your kubeconfig has no current context; choose one by --context")
+
+
+def exec_credential(config: ClusterConfig) -> str:
+    """Return credentials as an ExecCredential for kubectl and other clients (client.authentication.k8s.io/v1)."""
+    status: dict[str, Any] = {"expirationTimestamp": f"{datetime.now(UTC) + _VALID:%Y-%m-%dT%H:%M:%SZ}"}
+    if config.token is not None:
+        status["token"] = config.token
+    if config.client_certificate is not None and config.client_key is not None:
+        status["clientCertificateData"] = config.client_certificate.decode()
+        status["clientKeyData"] = config.client_key.decode()
+    return json.dumps({"apiVersion": _API_VERSION, "kind": "ExecCredential", "status": status})
+
+
+def to_text(document: Mapping[str, Any]) -> str:
+    """Return a kubeconfig as YAML."""
+    text: str = yaml.safe_dump(dict(document), sort_keys=False)
+    return text
+
+
+def add_context(document: Mapping[str, Any]) -> Path:
+    """Add a kubeconfig with one context to the user's own, make it the current one, and return the file.
+
+    An entry of the same name is replaced; all others stay as they are.
+    """
+    return _change({section: list(document[section]) for section in _SECTIONS}, current=document["current-context"])
+
+
+def remove_context(name: str) -> None:
+    """Remove a context from the user's kubeconfig, and those whose credentials come from its cluster."""
+    path = kubeconfig_paths(os.environ)[0]
+    if not path.is_file():
+        return
+    users = read_document(path).get("users") or []
+    served = {each["name"] for each in users if _arguments(each)[-2:] == ["--context", name]}
+    _change({section: [] for section in _SECTIONS}, without=frozenset({name, *served}))
+
+
+def _arguments(user: Mapping[str, Any]) -> list[str]:
+    plugin = (user.get("user") or {}).get("exec") or {}
+    return list(plugin.get("args") or [])
+
+
+def _change(
+    entries: Mapping[str, list[dict[str, Any]]], *, current: str | None = None, without: frozenset[str] = frozenset()
+) -> Path:
+    path = kubeconfig_paths(os.environ)[0]
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _locked(path):
+        held: dict[str, Any] = dict(read_document(path)) if path.is_file() and path.stat().st_size else {}
+        held.setdefault("apiVersion", "v1")
+        held.setdefault("kind", "Config")
+        for section, added in entries.items():
+            replaced = without | {each["name"] for each in added}
+            former = [each for each in held.get(section) or [] if each.get("name") not in replaced]
+            held[section] = [*former, *added]
+        if current is not None:
+            held["current-context"] = current
+        elif held.get("current-context") in without:
+            held["current-context"] = ""
+        _replace(path, to_text(held))
+    return path
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock that kubectl takes, too: a file beside the kubeconfig."""
+    lock = path.with_name(f"{path.name}.lock")
+    try:
+        os.close(os.open(lock, os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        raise Refused(f"{path} is being changed by another program; if none runs, remove {lock}") from None
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write the file as a whole, readable for its user only. A link stays a link."""
+    target = path.resolve()
+    descriptor, partial = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+
+
+def run_with(document: str, command: Sequence[str]) -> int:
+    """Run a command, or the user's shell, with a kubeconfig in a private file; returns its exit code."""
+    with tempfile.TemporaryDirectory(prefix="kplane-") as directory:
+        path = Path(directory) / "kubeconfig"
+        path.touch(mode=0o600)
+        path.write_text(document)
+        chosen = list(command) or [os.environ.get("SHELL", "/bin/sh")]
+        environment = {**os.environ, **_with_kubectl(), "KUBECONFIG": str(path)}
+        # Ctrl-C is for the command; it decides how it ends.
+        process = subprocess.Popen(chosen, env=environment)
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                continue
+
+
+def _with_kubectl() -> dict[str, str]:
+    """Return a PATH on which kubectl is found: the one that kplane has obtained, on a machine without another."""
+    obtained = Cache(cache_root(os.environ)).directory(KUBERNETES, platform=this_platform())
+    if shutil.which("kubectl") is not None or not (obtained / "kubectl").is_file():
+        return {}
+    return {"PATH": f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{obtained}"}

@@ -1,0 +1,111 @@
+"""The management cluster of `kplane up`: processes of this machine, which stay until `kplane down`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from kplane.binaries.programs import BinariesError, resolve
+from kplane.cli.errors import CliError, Refused
+from kplane.cli.kubeconfigs import add_context, remove_context
+from kplane.embedded import lock
+from kplane.embedded.daemon import Daemon, end
+from kplane.embedded.errors import EmbeddedError
+from kplane.embedded.handle import READY_FILE, Handle
+
+__all__ = ["CONTEXT", "default_directory", "end_local", "start_local"]
+
+CONTEXT: Final = "kplane"
+_MARKER: Final = ".kplane-local"
+_READY_SECONDS: Final = 240.0
+
+Report = Callable[[str], None]
+
+
+def default_directory() -> Path:
+    """Return where `kplane up` without `--directory` keeps its data."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "kplane" / "local"
+
+
+def start_local(directory: Path | None, *, report: Report) -> Handle:
+    """Have a management cluster run in a directory, and its context in the user's kubeconfig.
+
+    Raises CliError if the directory is another program's, or if the start fails.
+    """
+    chosen = (directory or default_directory()).absolute()
+    if lock.holder(chosen) is not None and (chosen / READY_FILE).exists():
+        handle = _load(chosen)
+        report(f"kplane runs already, process {handle.pid}")
+    else:
+        handle = _start(chosen, report=report)
+    path = add_context(_context(handle))
+    report(f"context {CONTEXT} is in {path}, and is the current one")
+    report("next: kplane create acme; end it: kplane down")
+    return handle
+
+
+def _start(directory: Path, *, report: Report) -> Handle:
+    _require_own(directory)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (directory / _MARKER).touch(mode=0o600)
+    try:
+        binaries = resolve(report=report)
+        report("starting etcd, kube-apiserver, both operators and the gateway ...")
+        daemon = Daemon(directory, binaries=binaries, bound=False, gateway=True)
+        try:
+            handle = daemon.wait_ready(timeout_seconds=_READY_SECONDS)
+        except BaseException:
+            end(directory)
+            raise
+    except (BinariesError, EmbeddedError) as error:
+        raise CliError(str(error)) from error
+    report(f"ready after {handle.seconds['total']:.1f} s")
+    return handle
+
+
+def end_local(directory: Path | None, *, purge: bool, report: Report) -> None:
+    """End the management cluster of a directory, and remove its context. Raises CliError if a process does not end."""
+    chosen = (directory or default_directory()).absolute()
+    _require_own(chosen)
+    if not chosen.exists():
+        report("nothing runs")
+        return
+    try:
+        end(chosen)
+    except EmbeddedError as error:
+        raise CliError(str(error)) from error
+    remove_context(CONTEXT)
+    if purge:
+        shutil.rmtree(chosen)
+        report("ended, and all data deleted")
+    else:
+        report(f"ended; the data stay in {chosen} for the next `kplane up`; --purge deletes them")
+
+
+def _require_own(directory: Path) -> None:
+    if directory.exists() and any(directory.iterdir()) and not (directory / _MARKER).exists():
+        raise Refused(f"{directory} holds files that `kplane up` did not write; choose another directory")
+
+
+def _load(directory: Path) -> Handle:
+    try:
+        return Handle.load(directory)
+    except EmbeddedError as error:
+        raise CliError(str(error)) from error
+
+
+def _context(handle: Handle) -> dict[str, Any]:
+    """Return the administrator's kubeconfig with names of its own."""
+    document = yaml.safe_load(handle.admin_kubeconfig.read_text())
+    return {
+        "clusters": [{"name": CONTEXT, "cluster": document["clusters"][0]["cluster"]}],
+        "users": [{"name": CONTEXT, "user": document["users"][0]["user"]}],
+        "contexts": [{"name": CONTEXT, "context": {"cluster": CONTEXT, "user": CONTEXT}}],
+        "current-context": CONTEXT,
+    }

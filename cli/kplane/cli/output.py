@@ -1,0 +1,89 @@
+"""What commands print: tables for people, JSON, YAML and names for programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+import typer
+
+__all__ = ["Format", "age", "coloured", "print_objects", "print_table"]
+
+_GAP = "   "
+_COLOURS = {
+    "Ready": "green",
+    "True": "green",
+    "Completed": "green",
+    "Hibernated": "blue",
+    "Failed": "red",
+    "Unavailable": "red",
+    "False": "red",
+}
+
+
+class Format(StrEnum):
+    """The values of `--output`."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
+
+
+def print_objects(kind: str, objects: Sequence[dict[str, Any]], *, form: Format, single: bool = False) -> None:
+    """Print objects as JSON, YAML or names: one as it is, several as a List."""
+    if form is Format.NAME:
+        for each in objects:
+            typer.echo(f"{kind}/{each['metadata']['name']}")
+        return
+    content: Any = objects[0] if single else {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+    if form is Format.JSON:
+        import json
+
+        typer.echo(json.dumps(content, indent=2))
+    else:
+        import yaml
+
+        typer.echo(yaml.safe_dump(content, sort_keys=False), nl=False)
+
+
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print aligned columns, as kubectl does; colours only on a terminal."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(len(row[column]) for row in [list(heads), *cells]) for column in range(len(heads))]
+    typer.echo(_line(heads, widths))
+    for row in cells:
+        typer.echo(_line(row, widths, colours=True))
+
+
+def coloured(text: str) -> str:
+    """Return a phase or a status in its colour, on a terminal."""
+    colour = _COLOURS.get(text)
+    return typer.style(text, fg=colour) if colour is not None and sys.stdout.isatty() else text
+
+
+def age(since: datetime | None) -> str:
+    """Return how long ago something was, as kubectl does: 42s, 7m, 3h, 12d."""
+    if since is None:
+        return ""
+    seconds = max(0, int((datetime.now(UTC) - since).total_seconds()))
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length}{unit}"
+    return f"{seconds}s"
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _line(row: Sequence[str], widths: Sequence[int], *, colours: bool = False) -> str:
+    padded = [
+        (coloured(text) if colours else text) + " " * (width - len(text))
+        for text, width in zip(row, widths, strict=True)
+    ]
+    return _GAP.join(padded).rstrip()

@@ -1,0 +1,65 @@
+"""Runs the work of one command against the management cluster, and ends it with the right exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from kplane.cli.errors import CliError, ExitCode
+
+if TYPE_CHECKING:  # loaded when a command runs, so that --help stays fast
+    from kplane.client import ControlPlanes
+
+__all__ = ["run", "say", "work_on"]
+
+Work = Callable[["ControlPlanes"], Awaitable[None]]
+
+
+def work_on(context: str | None, work: Work) -> None:
+    """Connect to the management cluster, and do the work. Raises typer.Exit unless it ends well."""
+
+    import asyncio
+
+    async def connected() -> None:
+        from kplane.client import ControlPlanes
+
+        async with ControlPlanes.connect(context=context) as control_planes:
+            await work(control_planes)
+
+    run(lambda: asyncio.run(connected()))
+
+
+def run(command: Callable[[], Any]) -> None:
+    """Run a command. An error becomes one line on standard error, and an exit code."""
+    from kplane.client import ClientError, NoControlPlane, NotSettled
+    from kplane.provider import NotFound, ProviderError, Unreachable
+    from kplane.provider.errors import KubeconfigError
+
+    try:
+        command()
+    except KeyboardInterrupt:
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+    except BrokenPipeError:
+        # The reader of the output has enough, such as `head`.
+        sys.stderr.close()
+        raise typer.Exit(ExitCode.OK) from None
+    except (ClientError, CliError, OSError, ProviderError) as error:
+        say(f"error: {error}", error=True)
+        match error:
+            case NoControlPlane() | NotFound():
+                code = ExitCode.NOT_FOUND
+            case NotSettled():
+                code = ExitCode.TIMED_OUT
+            case Unreachable() | KubeconfigError():
+                code = ExitCode.UNREACHABLE
+            case _:
+                code = ExitCode.FAILED
+        raise typer.Exit(code) from None
+
+
+def say(text: str, *, error: bool = False) -> None:
+    """Tell a person something on standard error; standard output is for results."""
+    typer.secho(text, err=True, fg="red" if error else None)

@@ -1,0 +1,331 @@
+"""The control planes of one management cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, Self
+
+from kplane.api import (
+    READY,
+    ControlPlane,
+    ControlPlaneMode,
+    ControlPlanePhase,
+    ControlPlaneRegistration,
+    ControlPlaneSnapshot,
+    DeletionPolicy,
+    SnapshotPhase,
+    find_condition,
+)
+from kplane.api.names import (
+    KUBECONFIG_EXTERNAL_KEY,
+    KUBECONFIG_KEY,
+    PAUSED_ANNOTATION,
+    ROTATE_ANNOTATION,
+    SLEEP_REQUESTED_ANNOTATION,
+    WAKE_REQUESTED_ANNOTATION,
+    kubeconfig_secret_name,
+    management_namespace,
+)
+from kplane.client.errors import ClientError, NoControlPlane, NoKubeconfig, NotSettled
+from kplane.client.settled import Settled, ready
+from kplane.client.watching import Change, follow, read_as, served
+from kplane.provider import Client, ClusterConfig, NotFound
+from kplane.provider.client.resources import SECRETS
+
+__all__ = ["ControlPlanes"]
+
+_CONTROL_PLANES: Final = served(ControlPlane.resource)
+_REGISTRATIONS: Final = served(ControlPlaneRegistration.resource)
+_SNAPSHOTS: Final = served(ControlPlaneSnapshot.resource)
+_FIELD_MANAGER: Final = "kplane-client"
+_WAIT_SECONDS: Final = 300.0
+_POLL_SECONDS: Final = 0.3
+
+
+class ControlPlanes:
+    """Creates, follows, changes and deletes control planes, with the rights of a user of the management cluster.
+
+    All methods raise `kplane.provider.ProviderError` if the API server refuses or does not answer, and ClientError as
+    they say. Waits end with NotSettled after `timeout_seconds`.
+    """
+
+    def __init__(self, client: Client) -> None:
+        """Use a client of the management cluster, which its owner closes."""
+        self._client = client
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def connect(cls, config: ClusterConfig | None = None, *, context: str | None = None) -> AsyncIterator[Self]:
+        """Connect to a management cluster: of `config`, else of a context of the kubeconfig that kubectl would use.
+
+        Raises KubeconfigError if there is none.
+        """
+        chosen = config if config is not None else ClusterConfig.default(context=context)
+        async with Client(chosen, field_manager=_FIELD_MANAGER) as client:
+            yield cls(client)
+
+    @property
+    def client(self) -> Client:
+        """The client of the management cluster."""
+        return self._client
+
+    async def get(self, name: str) -> ControlPlane:
+        """Read one. Raises NoControlPlane."""
+        try:
+            return read_as(ControlPlane, await self._client.get(_CONTROL_PLANES, name))
+        except NotFound as error:
+            raise self._missing(name, error) from error
+
+    async def list(self) -> Sequence[ControlPlane]:
+        """Read all, by name."""
+        found = (await self._client.list(_CONTROL_PLANES)).items
+        return sorted((read_as(ControlPlane, obj) for obj in found), key=lambda each: each.name)
+
+    def watch(self, name: str | None = None) -> AsyncGenerator[Change[ControlPlane], None]:
+        """Yield what there is, then each change, without an end; of one control plane, or of all."""
+        return follow(self._client, ControlPlane, name=name)
+
+    async def wait(self, name: str, until: Settled = ready, *, timeout_seconds: float = _WAIT_SECONDS) -> ControlPlane:
+        """Wait until a control plane is there and `until` says yes. Raises NotSettled with what its conditions say."""
+        last: ControlPlane | None = None
+        try:
+            async with asyncio.timeout(timeout_seconds), contextlib.aclosing(self.watch(name)) as changes:
+                async for change in changes:
+                    if change.type == "DELETED":
+                        last = None
+                        continue
+                    last = change.object
+                    if until(last):
+                        return last
+        except TimeoutError:
+            raise NotSettled(f"{_told(name, last)}, after {timeout_seconds:g} s") from None
+        raise AssertionError("a watch ended")
+
+    async def create(
+        self,
+        name: str,
+        *,
+        class_name: str | None = None,
+        mode: ControlPlaneMode | str | None = None,
+        spec: Mapping[str, Any] | None = None,
+        wait: bool = False,
+        timeout_seconds: float = _WAIT_SECONDS,
+    ) -> ControlPlane:
+        """Create one, with `spec` as in a manifest. Raises AlreadyExists; with `wait`, returns when it can be used."""
+        chosen: dict[str, Any] = dict(spec or {})
+        if class_name is not None:
+            chosen["classRef"] = {"name": class_name}
+        if mode is not None:
+            chosen["mode"] = str(ControlPlaneMode(mode))
+        body = {"metadata": {"name": name}, "spec": chosen}
+        made = read_as(ControlPlane, await self._client.create(_CONTROL_PLANES, body))
+        return await self.wait(name, timeout_seconds=timeout_seconds) if wait else made
+
+    async def clone(self, original: str, name: str, **options: Any) -> ControlPlane:
+        """Create one with the objects of another, and fresh identities; `options` are those of `create`."""
+        return await self._from({"controlPlaneRef": {"name": original}, "clone": True}, name, **options)
+
+    async def restore(
+        self, snapshot: str, name: str, *, identity_secret: str, clone: bool = False, **options: Any
+    ) -> ControlPlane:
+        """Create one from a ControlPlaneSnapshot: the former one again, or a clone of it.
+
+        `identity_secret` is a Secret beside the operator with the private key. `options` are those of `create`.
+        """
+        source: dict[str, Any] = {
+            "snapshotRef": {"name": snapshot},
+            "identitySecretRef": {"name": identity_secret},
+        }
+        return await self._from(source | ({"clone": True} if clone else {}), name, **options)
+
+    async def _from(self, source: dict[str, Any], name: str, **options: Any) -> ControlPlane:
+        spec = {**(options.pop("spec", None) or {}), "source": source}
+        return await self.create(name, spec=spec, **options)
+
+    async def delete(
+        self,
+        name: str,
+        *,
+        policy: DeletionPolicy | str | None = None,
+        wait: bool = False,
+        timeout_seconds: float = _WAIT_SECONDS,
+    ) -> None:
+        """Delete one; with its data, if the policy in force is Destroy. `policy` sets it. Raises NoControlPlane."""
+        if policy is not None:
+            await self._patch(name, {"spec": {"deletionPolicy": str(DeletionPolicy(policy))}})
+        found = await self.get(name)
+        try:
+            await self._client.delete(_CONTROL_PLANES, name, uid=found.metadata.uid)
+        except NotFound as error:
+            raise self._missing(name, error) from error
+        if wait:
+            await self._wait_gone(found, timeout_seconds=timeout_seconds)
+
+    async def _wait_gone(self, former: ControlPlane, *, timeout_seconds: float) -> None:
+        last = former
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while last.metadata.uid == former.metadata.uid:
+                    await asyncio.sleep(_POLL_SECONDS)
+                    last = await self.get(former.name)
+        except NoControlPlane:
+            return
+        except TimeoutError:
+            raise NotSettled(f"{_told(former.name, last)}, after {timeout_seconds:g} s") from None
+
+    @contextlib.asynccontextmanager
+    async def temporary(self, name: str, **options: Any) -> AsyncIterator[ControlPlane]:
+        """Create one that can be used, and destroy it with its data at the end; `options` are those of `create`."""
+        options["spec"] = {"deletionPolicy": str(DeletionPolicy.DESTROY), **(options.get("spec") or {})}
+        await self.create(name, **options)
+        try:
+            yield await self.wait(name)
+        finally:
+            with contextlib.suppress(NoControlPlane):
+                await self.delete(name, wait=True)
+
+    async def kubeconfig(self, name: str, *, internal: bool = False) -> str:
+        """Return the administrator's kubeconfig: for people, or, with `internal`, for the management cluster's pods.
+
+        Its credentials end; the Secret has others before that. Raises NoControlPlane, and NoKubeconfig if it has not
+        published one yet.
+        """
+        key = KUBECONFIG_KEY if internal else KUBECONFIG_EXTERNAL_KEY
+        try:
+            secret = await self._client.get(SECRETS, kubeconfig_secret_name(name), namespace=management_namespace(name))
+        except NotFound:
+            secret = {}
+        content = (secret.get("data") or {}).get(key)
+        if content is None:
+            found = await self.get(name)
+            raise NoKubeconfig(f"{_told(name, found)}: it has published no kubeconfig yet")
+        return base64.b64decode(content).decode()
+
+    async def config(self, name: str, *, internal: bool = False) -> ClusterConfig:
+        """Return that kubeconfig as a configuration for `kplane.provider.Client`."""
+        return ClusterConfig.from_kubeconfig(await self.kubeconfig(name, internal=internal))
+
+    async def move(self, name: str, *, mode: ControlPlaneMode | str, plan: bool = False) -> ControlPlane:
+        """Ask for a move of the data to a home of another mode, or with `plan` for what it would take. Does not wait.
+
+        The same mode as that of `status.home` aborts a move, or moves back after it.
+        """
+        wanted = ControlPlaneMode(mode)
+        found = await self.get(name)
+        spec: dict[str, Any] = {"mode": str(wanted), "migration": {"plan": plan}}
+        # The API server refuses settings of the other mode.
+        if wanted is ControlPlaneMode.DEDICATED and found.spec.virtual is not None:
+            spec["virtual"] = None
+        if wanted is ControlPlaneMode.VIRTUAL:
+            spec["dedicated"] = None
+            if (path := found.status.cluster_path) is not None and path != name:
+                spec["virtual"] = {"clusterPath": path}
+        return await self._patch(name, {"spec": spec})
+
+    async def sleep(self, name: str) -> ControlPlane:
+        """Ask that the API server ends until a client needs it."""
+        return await self._annotate(name, SLEEP_REQUESTED_ANNOTATION, _now())
+
+    async def wake(self, name: str) -> ControlPlane:
+        """Ask that the API server of one that sleeps starts."""
+        return await self._annotate(name, WAKE_REQUESTED_ANNOTATION, _now())
+
+    async def pause(self, name: str) -> ControlPlane:
+        """Have the operator leave it as it is, its deletion included."""
+        return await self._annotate(name, PAUSED_ANNOTATION, "true")
+
+    async def resume(self, name: str) -> ControlPlane:
+        """End a pause."""
+        return await self._annotate(name, PAUSED_ANNOTATION, None)
+
+    async def rotate(self, name: str) -> ControlPlane:
+        """Have CAs and ServiceAccount key exchanged, step by step, while clients continue to work."""
+        return await self._annotate(name, ROTATE_ANNOTATION, _now())
+
+    async def register(self, name: str, *, services: tuple[str, ...] = ("controllers",)) -> ControlPlaneRegistration:
+        """Have services run for a control plane, by a registration of its name."""
+        body = {
+            "metadata": {"name": name},
+            "spec": {"controlPlaneRef": {"name": name}, "services": list(services)},
+        }
+        return read_as(ControlPlaneRegistration, await self._client.apply(_REGISTRATIONS, body))
+
+    async def unregister(self, name: str) -> None:
+        """End what runs by the registration of this name; one that is gone already is fine."""
+        with contextlib.suppress(NotFound):
+            await self._client.delete(_REGISTRATIONS, name)
+
+    async def registrations(self, name: str) -> Sequence[ControlPlaneRegistration]:
+        """Read the registrations of a control plane, by name."""
+        found = await self._client.list(_REGISTRATIONS, field_selector=f"spec.controlPlaneRef.name={name}")
+        return sorted((read_as(ControlPlaneRegistration, obj) for obj in found.items), key=lambda each: each.name)
+
+    async def snapshot(
+        self, name: str, *, of: str, wait: bool = False, timeout_seconds: float = _WAIT_SECONDS
+    ) -> ControlPlaneSnapshot:
+        """Save the data and keys of a control plane; with `wait`, returns when they are saved."""
+        body = {"metadata": {"name": name}, "spec": {"controlPlaneRef": {"name": of}}}
+        made = read_as(ControlPlaneSnapshot, await self._client.create(_SNAPSHOTS, body))
+        if not wait:
+            return made
+        last = made
+        try:
+            changes = follow(self._client, ControlPlaneSnapshot, name=name)
+            async with asyncio.timeout(timeout_seconds), contextlib.aclosing(changes):
+                async for change in changes:
+                    last = change.object
+                    if change.type == "DELETED":
+                        raise ClientError(f"ControlPlaneSnapshot {name} was deleted before it was complete")
+                    if last.status.phase is SnapshotPhase.COMPLETED:
+                        return last
+        except TimeoutError:
+            said = find_condition(last.status.conditions, READY)
+            why = f": {said.message}" if said is not None else ""
+            raise NotSettled(f"snapshot {name} is not complete after {timeout_seconds:g} s{why}") from None
+        raise AssertionError("a watch ended")
+
+    async def delete_snapshot(self, name: str) -> None:
+        """Ask for the deletion of a snapshot with its file. Raises `kplane.provider.NotFound`."""
+        await self._client.delete(_SNAPSHOTS, name)
+
+    async def snapshots(self, of: str | None = None) -> Sequence[ControlPlaneSnapshot]:
+        """Read the snapshots of a control plane, or all, by name."""
+        selector = f"spec.controlPlaneRef.name={of}" if of is not None else None
+        found = await self._client.list(_SNAPSHOTS, field_selector=selector)
+        return sorted((read_as(ControlPlaneSnapshot, obj) for obj in found.items), key=lambda each: each.name)
+
+    async def _annotate(self, name: str, annotation: str, value: str | None) -> ControlPlane:
+        return await self._patch(name, {"metadata": {"annotations": {annotation: value}}})
+
+    async def _patch(self, name: str, body: dict[str, Any]) -> ControlPlane:
+        try:
+            return read_as(ControlPlane, await self._client.patch(_CONTROL_PLANES, name, body))
+        except NotFound as error:
+            raise self._missing(name, error) from error
+
+    def _missing(self, name: str, error: NotFound) -> ClientError:
+        if "name" not in error.details:
+            # An API server that has the kind names the object.
+            return ClientError(
+                f"{self._client.config.server} has no kind ControlPlane: install kplane there, or choose another"
+                " context"
+            )
+        return NoControlPlane(f"there is no ControlPlane {name}; see `kubectl get controlplanes`")
+
+
+def _told(name: str, control_plane: ControlPlane | None) -> str:
+    if control_plane is None:
+        return f"ControlPlane {name} is not there"
+    phase = control_plane.status.phase or ControlPlanePhase.PENDING
+    said = find_condition(control_plane.status.conditions, READY)
+    why = f" ({said.reason}: {said.message})" if said is not None and said.status != "True" else ""
+    return f"ControlPlane {name} is {phase}{why}"
+
+
+def _now() -> str:
+    # With a fraction: a wake must be later than the sleep that began in the same second.
+    return datetime.now(UTC).isoformat()

@@ -1,0 +1,156 @@
+"""`kplane` against a real management cluster, as a person types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kplane.embedded.handle import Handle
+
+pytestmark = pytest.mark.integration
+
+Kplane = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def environment(management_cluster: Handle, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    home = tmp_path_factory.mktemp("home")
+    (home / "config").write_bytes(management_cluster.admin_kubeconfig.read_bytes())
+    return {
+        "HOME": str(home),
+        "KUBECONFIG": str(home / "config"),
+        "PATH": f"{Path(sys.executable).parent}:{management_cluster.kubectl_program.parent}:/usr/bin:/bin",
+    }
+
+
+@pytest.fixture(scope="module")
+def kplane(environment: dict[str, str]) -> Kplane:
+    def run(*args: str, code: int = 0, **changed: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            ["kplane", *args],
+            env=environment | changed,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert done.returncode == code, (args, done.stdout, done.stderr)
+        return done
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def small(management_cluster: Handle) -> Iterator[str]:
+    body = {
+        "apiVersion": "controlplane.kplane.dev/v1alpha1",
+        "kind": "ControlPlaneClass",
+        "metadata": {"name": "typed"},
+        "spec": {"deletionPolicy": "Destroy", "virtual": {"start": "OnDemand"}},
+    }
+    kubectl = [str(management_cluster.kubectl_program), f"--kubeconfig={management_cluster.admin_kubeconfig}"]
+    subprocess.run([*kubectl, "apply", "-f", "-"], input=json.dumps(body), text=True, check=True, timeout=60)
+    yield "typed"
+    subprocess.run([*kubectl, "delete", "controlplaneclass", "typed"], check=True, timeout=60)
+
+
+def eventually_said(kplane: Kplane, *args: str, word: str) -> str:
+    """The operator says it a moment later."""
+    deadline = time.monotonic() + 30.0
+    while word not in (told := kplane(*args).stdout):
+        assert time.monotonic() < deadline, told
+    return told
+
+
+def test_a_life_of_a_control_plane(kplane: Kplane, small: str) -> None:
+    assert "there is no ControlPlane typed" in kplane("get", "typed", code=3).stderr
+    made = kplane("create", "typed", "--class", small)
+    assert made.stdout.splitlines() == ["controlplane/typed created", "controlplane/typed is Hibernated"]
+    assert "already exists" in kplane("create", "typed", code=1).stderr
+    assert kplane("wake", "typed").stdout == "controlplane/typed is awake\n"
+
+    head, *rows = kplane("list").stdout.splitlines()
+    assert head.split() == ["NAME", "MODE", "PHASE", "READY", "AGE"]
+    assert ["typed", "Virtual", "Ready", "True"] in [row.split()[:4] for row in rows]
+    assert "controlplane/typed" in kplane("list", "-o", "name").stdout.split()
+    assert json.loads(kplane("get", "typed", "-o", "json").stdout)["kind"] == "ControlPlane"
+    assert yaml.safe_load(kplane("get", "typed", "-o", "yaml").stdout)["spec"]["classRef"] == {"name": small}
+    assert small in kplane("get", "typed", "-o", "wide").stdout
+
+    namespaces = kplane("connect", "typed", "--", "kubectl", "get", "namespaces", "-o", "name").stdout.split()
+    assert "namespace/kube-system" in namespaces
+    assert kplane("connect", "typed", "--", "kubectl", "get", "nonsense", code=1).stderr
+    assert "no program missing" in kplane("connect", "typed", "--", "missing", code=127).stderr
+    static = yaml.safe_load(kplane("kubeconfig", "typed", "--static").stdout)
+    assert "exec" not in static["users"][0]["user"]
+
+    told = kplane("describe", "typed").stdout
+    assert told.startswith("typed  Ready")
+    assert f"class         {small}" in told
+    assert "kplane register typed" in told
+    kplane("register", "typed")
+    assert "registration  typed" in kplane("describe", "typed").stdout
+    kplane("unregister", "typed")
+
+    assert kplane("sleep", "typed").stdout == "controlplane/typed sleeps\n"
+    assert "its first request wakes it" in kplane("describe", "typed").stdout
+
+    kplane("pause", "typed")
+    assert "kplane resume typed" in eventually_said(kplane, "describe", "typed", word="paused")
+    kplane("resume", "typed")
+
+    refused = kplane("delete", "typed", code=1).stderr
+    assert "all its data" in refused
+    assert "pass --yes" in refused
+    assert kplane("delete", "typed", "--yes").stdout == "controlplane/typed deleted\n"
+
+
+def test_a_kubeconfig_that_is_merged_stays_valid(kplane: Kplane, small: str, environment: dict[str, str]) -> None:
+    kplane("create", "merged", "--class", small)
+    kplane("wake", "merged")
+    (former,) = [each["name"] for each in yaml.safe_load(Path(environment["KUBECONFIG"]).read_text())["contexts"]]
+    assert kplane("kubeconfig", "merged", "--merge").stdout == "kplane-merged\n"
+    try:
+        kubectl = ["kubectl", "get", "--raw", "/version"]
+        subprocess.run(kubectl, env=environment, capture_output=True, check=True, timeout=60)
+        # The context is that of the control plane now, and the management cluster is named.
+        assert "has no kind ControlPlane" in kplane("get", "merged", code=1).stderr
+        kplane("get", "merged", "--context", former)
+    finally:
+        subprocess.run(["kubectl", "config", "use-context", former], env=environment, check=True, timeout=60)
+        kplane("delete", "merged", "--yes")
+
+
+def test_a_move_says_what_it_takes_and_what_stands_in_its_way(kplane: Kplane, small: str) -> None:
+    kplane("create", "planned", "--class", small)
+    planned = kplane("move", "planned", "--to", "Dedicated", "--plan", code=1).stdout
+    assert "keys" in planned.splitlines()[0]
+    assert "install the gateway" in planned
+    assert "give one of --to" in kplane("move", "planned", code=2).stderr
+    assert (
+        "does not move yet: this operator has no gateway"
+        in kplane("move", "planned", "--to", "Dedicated", code=1).stderr
+    )
+    kplane("move", "planned", "--abort", "--no-wait")
+    kplane("delete", "planned", "--yes")
+
+
+def test_snapshots_need_a_storage(kplane: Kplane, small: str) -> None:
+    kplane("create", "saved", "--class", small)
+    told = kplane("backup", "create", "saved", "--snapshot", "saved-1", "--timeout", "3", code=4).stderr
+    assert "set etcd.backup.recipients" in told
+    assert kplane("backup", "list", "saved").stdout.splitlines()[1].split()[:3] == ["saved-1", "saved", "Pending"]
+    kplane("backup", "delete", "saved-1")
+    kplane("delete", "saved", "--yes")
+
+
+def test_a_cluster_that_does_not_answer_has_its_own_exit_code(kplane: Kplane, tmp_path: Path) -> None:
+    assert "set KUBECONFIG" in kplane("list", code=5, KUBECONFIG=str(tmp_path / "missing")).stderr

@@ -1,0 +1,107 @@
+"""The user's own kubeconfig keeps what others wrote, and kubectl gets credentials that are the current ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kplane.cli import kubeconfigs
+from kplane.cli.errors import Refused
+from kplane.provider import ClusterConfig
+
+PUBLISHED = yaml.safe_dump(
+    {
+        "clusters": [{"name": "x", "cluster": {"server": "https://api.example.org/clusters/acme/control-plane"}}],
+        "users": [{"name": "x", "user": {"token": "secret"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
+        "current-context": "x",
+    }
+)
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / ".kube" / "config"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    return path
+
+
+def entry(name: str) -> dict[str, Any]:
+    return {
+        "clusters": [{"name": name, "cluster": {"server": "https://10.0.0.1:6443"}}],
+        "users": [{"name": name, "user": {"token": "other"}}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
+        "current-context": name,
+    }
+
+
+def made(name: str, *, context: str | None = "kplane") -> dict[str, Any]:
+    return kubeconfigs.with_exec_credential(PUBLISHED, name=name, context=context, internal=False)
+
+
+def test_what_others_wrote_stays(own: Path) -> None:
+    kubeconfigs.add_context(entry("work"))
+    kubeconfigs.add_context(entry("kplane"))
+    kubeconfigs.add_context(made("acme"))
+    kubeconfigs.add_context(made("acme"))
+    kubeconfigs.add_context(made("globex", context="work"))
+    held = yaml.safe_load(own.read_text())
+    assert [each["name"] for each in held["contexts"]] == ["work", "kplane", "kplane-acme", "kplane-globex"]
+    assert held["current-context"] == "kplane-globex"
+    assert stat.S_IMODE(own.stat().st_mode) == 0o600
+    assert os.listdir(own.parent) == ["config"]
+    # With a management cluster, what asks it for credentials goes.
+    kubeconfigs.remove_context("kplane")
+    held = yaml.safe_load(own.read_text())
+    assert [each["name"] for each in held["users"]] == ["work", "kplane-globex"]
+    assert held["current-context"] == "kplane-globex"
+
+
+def test_a_link_stays_a_link_and_a_lock_is_respected(own: Path, tmp_path: Path) -> None:
+    own.parent.mkdir()
+    real = tmp_path / "real"
+    real.write_text(yaml.safe_dump(entry("work")))
+    own.symlink_to(real)
+    kubeconfigs.add_context(entry("kplane"))
+    assert own.is_symlink()
+    assert len(yaml.safe_load(real.read_text())["contexts"]) == 2
+    (own.parent / "config.lock").touch()
+    with pytest.raises(Refused, match="is being changed by another program"):
+        kubeconfigs.add_context(entry("more"))
+
+
+def test_kubectl_asks_for_the_credential_of_the_present(own: Path) -> None:
+    document = made("acme")
+    assert "secret" not in kubeconfigs.to_text(document)
+    plugin = document["users"][0]["user"]["exec"]
+    assert plugin["command"] == sys.executable
+    assert plugin["args"][-4:] == ["credential", "acme", "--context", "kplane"]
+    assert plugin["env"] == [{"name": "KUBECONFIG", "value": str(own)}]
+    # As it is at the time: a later change of the current context must not matter.
+    kubeconfigs.add_context(entry("work"))
+    assert made("acme", context=None)["users"][0]["user"]["exec"]["args"][-1] == "work"
+    answer = json.loads(kubeconfigs.exec_credential(ClusterConfig.from_kubeconfig(PUBLISHED)))
+    assert answer["status"]["token"] == "secret"
+    assert answer["status"]["expirationTimestamp"].endswith("Z")
+
+
+def test_a_command_gets_a_private_file_that_goes_with_it(tmp_path: Path) -> None:
+    script = (
+        "import os, stat, sys\n"
+        "path = os.environ['KUBECONFIG']\n"
+        "seen = f'{path} {stat.S_IMODE(os.stat(path).st_mode):o} {open(path).read()}'\n"
+        "open(sys.argv[1], 'w').write(seen)\n"
+        "sys.exit(7)\n"
+    )
+    assert kubeconfigs.run_with("a: b", [sys.executable, "-c", script, str(tmp_path / "seen")]) == 7
+    path, mode, content = (tmp_path / "seen").read_text().split(" ", 2)
+    assert (mode, content) == ("600", "a: b")
+    assert not Path(path).exists()
