@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from kplane.provider import ClusterConfig
-from kplane.provider.access import config as kubeconfigs
+from kplane.provider.access import kubeconfigs
 from kplane.provider.errors import KubeconfigError
 from kplane.provider.providers._support.memo import KubeconfigMemo
 
