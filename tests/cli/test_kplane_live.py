@@ -87,6 +87,7 @@ def test_a_life_of_a_control_plane(kplane: Kplane, small: str) -> None:
 
     namespaces = kplane("connect", "typed", "--", "kubectl", "get", "namespaces", "-o", "name").stdout.split()
     assert "namespace/kube-system" in namespaces
+    assert kplane("connect", "typed", "--", "echo", "a", "--", "b").stdout == "a -- b\n"
     assert kplane("connect", "typed", "--", "kubectl", "get", "nonsense", code=1).stderr
     assert "no program missing" in kplane("connect", "typed", "--", "missing", code=127).stderr
     static = yaml.safe_load(kplane("kubeconfig", "typed", "--static").stdout)

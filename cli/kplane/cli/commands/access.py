@@ -105,7 +105,8 @@ def connect(
     work_on(context, work)
     from kplane.cli.kubeconfigs import run_with
 
-    command = [each for each in arguments.args if each != "--"]
+    # Only the first: `kubectl exec POD -- COMMAND` has one of its own.
+    command = arguments.args[1:] if arguments.args[:1] == ["--"] else arguments.args
     if not command:
         say(f"a shell for {name}; leave it by `exit`")
     try:

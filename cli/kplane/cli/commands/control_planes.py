@@ -107,14 +107,17 @@ def delete(
 
 async def _consequences(control_planes: ControlPlanes, control_plane: ControlPlane) -> str:
     from kplane.api import DeletionPolicy
+    from kplane.api.names import management_namespace
 
-    policy = control_plane.status.deletion_policy or control_plane.spec.deletion_policy or DeletionPolicy.RETAIN
+    # The spec first: the status may be older than an edit of it.
+    policy = control_plane.spec.deletion_policy or control_plane.status.deletion_policy or DeletionPolicy.RETAIN
     name, storage = control_plane.name, control_plane.status.storage
     if control_plane.spec.endpoint_ref is not None:
         return f"{name} is an API server that kplane does not run: it stays, and kplane's access to it ends."
     size = f" ({storage.keys} keys)" if storage is not None else ""
     if policy is DeletionPolicy.RETAIN:
-        return f"The API of {name} ends. Its data{size} and keys stay in namespace kplane-cp-{name}: policy Retain."
+        kept_by = management_namespace(name)
+        return f"The API of {name} ends. Its data{size} stay, and its keys in namespace {kept_by}: policy Retain."
     kept = [each.name for each in await control_planes.snapshots(name) if each.status.phase == "Completed"]
     rest = f" Snapshots stay: {', '.join(kept)}." if kept else " There is no snapshot of it."
     return f"The API of {name} ends, and all its data{size} and keys are destroyed for good: policy Destroy.{rest}"
