@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["DOCUMENTS", "ON_PROCESSES", "Block", "blocks", "script"]
+__all__ = ["DOCUMENTS", "ON_PROCESSES", "Block", "all_documents", "blocks", "document", "script"]
 
 DOCUMENTS: Final = ("install", "security", "operate", "upgrade", "troubleshooting", "uninstall")
-"""Documents with commands of the main route, in its order."""
+"""Documents with commands of the main route, in its order: paths in docs/, without `.md`."""
 
 ON_PROCESSES: Final = ("backup", "restore", "clone")
 """Documents whose commands an integration test runs, in this order, on an operator that runs processes.
@@ -25,6 +25,7 @@ ON_PROCESSES: Final = ("backup", "restore", "clone")
 They need a storage for snapshots, which clusters of the suite lack.
 """
 
+_DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 _SHELLS: Final = frozenset({"bash", "shell", "zsh"})
 _COMMENT: Final = re.compile(r"\s*<!-- *e2e:")
 _ROUTE: Final = re.compile(r"<!-- e2e: route: (?P<name>[a-z-]+) -->")
@@ -49,12 +50,22 @@ class Block:
     """Its only route; None for a block of all routes through its section."""
 
 
-def blocks(document: Path) -> Iterator[Block]:
+def document(name: str) -> Path:
+    """Return the file of the document `name`, such as `how-to/install`."""
+    return _DOCS / f"{name}.md"
+
+
+def all_documents() -> list[str]:
+    """Name all documents."""
+    return sorted(str(path.relative_to(_DOCS).with_suffix("")) for path in _DOCS.rglob("*.md"))
+
+
+def blocks(path: Path) -> Iterator[Block]:
     """Find the blocks in order. Raises AssertionError if the suite would skip a block without notice."""
     section, before = "", ""
-    lines = iter(enumerate(document.read_text().splitlines(), start=1))
+    lines = iter(enumerate(path.read_text().splitlines(), start=1))
     for number, line in lines:
-        place = f"{document}:{number}"
+        place = f"{path}:{number}"
         assert not _INDENTED.match(line), f"{place}: a block in a list is not run: begin it at the start of the line"
         if not line.startswith("```"):
             heading = _HEADING.fullmatch(line)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import yaml
 
-from e2e.documents import blocks
+from e2e.documents import blocks, document
 from e2e.kubectl import Kubectl, Object
 
 __all__ = [
@@ -67,7 +67,7 @@ def document_images() -> Mapping[str, str]:
     docs/install.md has a file of values with the images of a registry, deploy/install.yaml has those of `make images`,
     and the chart has that of etcd.
     """
-    (written,) = [block for block in blocks(ROOT / "docs" / "install.md") if block.file == "images.yaml"]
+    (written,) = [block for block in blocks(document("install")) if block.file == "images.yaml"]
     operator, mcm, etcd = images()
     named = {chart_values()["etcd"]["image"]: etcd}
     for text in (written.text, (ROOT / "deploy" / "values-dev.yaml").read_text()):

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from e2e.circumstances import etcd_of_their_own, lost_credentials, lost_namespace, shared_files
-from e2e.documents import Block, blocks
-from e2e.installation import ROOT
+from e2e.documents import Block, blocks, document
 from e2e.kubectl import Kubectl
 
 __all__ = ["ROUTES", "Stop"]
@@ -30,7 +29,7 @@ class Stop:
 
     def blocks(self, route: str) -> list[Block]:
         """Find the blocks that a reader on this route runs here."""
-        found = blocks(ROOT / "docs" / f"{self.document}.md")
+        found = blocks(document(self.document))
         return [block for block in found if block.section == self.section and block.route in (None, route)]
 
 

@@ -8,8 +8,8 @@ from typing import Final
 
 import pytest
 
-from e2e.documents import DOCUMENTS, blocks
-from e2e.installation import ROOT, chart_values
+from e2e.documents import DOCUMENTS, blocks, document
+from e2e.installation import chart_values
 from e2e.nodes import Nodes
 from e2e.reader import Reader
 
@@ -28,7 +28,7 @@ def next_version(nodes: Nodes) -> Iterator[None]:
 
     It holds the present version, because the test is about the replacement of an image.
     """
-    named = re.search(r"^image=(\S+)$", (ROOT / "docs" / "upgrade.md").read_text(), re.MULTILINE)
+    named = re.search(r"^image=(\S+)$", document("upgrade").read_text(), re.MULTILINE)
     assert named is not None
     with nodes.image_named(chart_values()["controlPlanes"]["kubeApiserverImage"], also=named[1]):
         yield
@@ -39,4 +39,4 @@ def next_version(nodes: Nodes) -> Iterator[None]:
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_every_command_works(released: None, next_version: None, reader: Reader, name: str) -> None:
     """The commands of the document work in their order."""
-    reader.follow(name, [block for block in blocks(ROOT / "docs" / f"{name}.md") if block.route is None])
+    reader.follow(name, [block for block in blocks(document(name)) if block.route is None])

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from e2e.documents import DOCUMENTS, ON_PROCESSES, blocks, script
+from e2e.documents import DOCUMENTS, ON_PROCESSES, all_documents, blocks, document, script
 from e2e.installation import ROOT, document_images, gateway_image, images
 
 _DOCUMENT: Final = """
@@ -43,18 +43,17 @@ echo $name
 """
 
 
-@pytest.mark.parametrize("name", sorted(document.stem for document in (ROOT / "docs").glob("*.md")))
+@pytest.mark.parametrize("name", all_documents())
 def test_commands_are_well_formed(name: str) -> None:
     """Bash can parse the commands of each document."""
-    found = list(blocks(ROOT / "docs" / f"{name}.md"))
+    found = list(blocks(document(name)))
     done = subprocess.run(["bash", "-n"], input=script(name, found), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
 def test_documents_are_all_of_those_with_commands_of_the_main_route() -> None:
     """No other document has a block `sh` without a route, because the suite would not run it."""
-    documents = (ROOT / "docs").glob("*.md")
-    found = {document.stem for document in documents if any(block.route is None for block in blocks(document))}
+    found = {name for name in all_documents() if any(block.route is None for block in blocks(document(name)))}
     assert found == {*DOCUMENTS, *ON_PROCESSES}
 
 
@@ -78,17 +77,17 @@ def test_images_of_the_documents_are_those_that_are_built() -> None:
 )
 def test_what_would_not_be_run_is_told(text: str, complaint: str, tmp_path: Path) -> None:
     """A block that looks tested and is not is an error."""
-    document = tmp_path / "x.md"
-    document.write_text(text)
+    file = tmp_path / "x.md"
+    file.write_text(text)
     with pytest.raises(AssertionError, match=complaint):
-        list(blocks(document))
+        list(blocks(file))
 
 
 def test_blocks_are_run_as_one_shell_would(tmp_path: Path) -> None:
     """Files are written as shown, and variables last to the end of the document."""
-    document = tmp_path / "x.md"
-    document.write_text(_DOCUMENT)
-    found = list(blocks(document))
+    file = tmp_path / "x.md"
+    file.write_text(_DOCUMENT)
+    found = list(blocks(file))
     assert [(block.section, block.route) for block in found] == [
         ("One", "cloud"),
         ("One", None),

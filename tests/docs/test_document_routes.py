@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from e2e.documents import blocks
-from e2e.installation import ROOT
+from e2e.documents import all_documents, blocks, document
 from e2e.routes import ROUTES
 
 
 def test_each_block_of_a_route_is_on_it() -> None:
     """Each block of a route is run by the route that it names, and each stop of a route has a block."""
-    documents = (ROOT / "docs").glob("*.md")
     marked = {
-        (document.stem, block.section, block.route)
-        for document in documents
-        for block in blocks(document)
+        (name, block.section, block.route)
+        for name in all_documents()
+        for block in blocks(document(name))
         if block.route is not None
     }
     assert {route for _, _, route in marked} == set(ROUTES)

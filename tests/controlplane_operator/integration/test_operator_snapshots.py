@@ -17,8 +17,7 @@ from typing import Any
 import pyrage
 import pytest
 
-from e2e.documents import ON_PROCESSES, blocks
-from e2e.installation import ROOT
+from e2e.documents import ON_PROCESSES, blocks, document
 from e2e.reader import Reader
 from kplane.api.names import FINALIZER, SCHEDULED_AT_ANNOTATION, SCHEDULED_FOR_ANNOTATION, SNAPSHOT_FILE_LABEL
 from kplane.binaries.programs import Binaries
@@ -476,7 +475,7 @@ async def test_the_commands_of_the_documents_work(
         async with Client(await field.tenant("acme")) as tenant:
             await tenant.create(CONFIG_MAPS, CONFIG_MAP)
         for name in ON_PROCESSES:
-            found = [*blocks(ROOT / "docs" / f"{name}.md")]
+            found = [*blocks(document(name))]
             await asyncio.to_thread(reader.follow, name, found)
         for name in ("acme", "acme-copy", "acme-before"):
             async with Client(await field.tenant(name)) as tenant:
