@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kplane.cli.commands import access, backup, control_planes, operations, site
+from kplane.cli.commands import access, backup, control_planes, operations, site, ui
 
 __all__ = ["app", "main"]
 
@@ -22,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for group in (site, control_planes, access, operations):
+for group in (site, control_planes, access, operations, ui):
     app.registered_commands += group.app.registered_commands
 app.add_typer(backup.app)
 

@@ -1,0 +1,102 @@
+"""Serves the page on this machine, for one person: with the rights of that person's kubeconfig, and read-only."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Final, Generic, TypeVar
+
+from aiohttp import web
+
+from kplane.api import ControlPlane, ControlPlaneRegistration, ResourceModel
+from kplane.cli.ui.fleet import show_fleet
+from kplane.client import ControlPlanes
+from kplane.client.watching import follow
+
+__all__ = ["serve"]
+
+_HOST: Final = "127.0.0.1"
+_FILES: Final = {
+    "": ("page.html", "text/html"),
+    "page.css": ("page.css", "text/css"),
+    "page.js": ("page.js", "text/javascript"),
+}
+_HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none';"
+        " form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+Kind = TypeVar("Kind", bound=ResourceModel)
+
+
+@dataclass(slots=True)
+class _Known(Generic[Kind]):
+    """Keeps the objects of one kind as they are now."""
+
+    objects: dict[str, Kind] = field(default_factory=dict)
+
+    async def follow(self, control_planes: ControlPlanes, kind: type[Kind]) -> None:
+        async with contextlib.aclosing(follow(control_planes.client, kind)) as changes:
+            async for change in changes:
+                if change.type == "DELETED":
+                    self.objects.pop(change.object.name, None)
+                else:
+                    self.objects[change.object.name] = change.object
+
+
+async def serve(control_planes: ControlPlanes, *, port: int, ready: Callable[[str], None]) -> None:
+    """Serve the page on 127.0.0.1 until it is cancelled. Tells `ready` its address, which has a key in it.
+
+    The key keeps other users of the machine, and pages of other sites, away. `port` 0 takes a free one. Raises OSError
+    if the port is taken, and `kplane.provider.ProviderError` if the API server refuses to list.
+    """
+    known, registered = _Known[ControlPlane](), _Known[ControlPlaneRegistration]()
+    key = secrets.token_urlsafe(24)
+    app = web.Application()
+
+    async def fleet(_: web.Request) -> web.Response:
+        content = show_fleet(known.objects.values(), registered.objects.values())
+        return web.json_response({"server": control_planes.client.config.server, **content}, headers=_HEADERS)
+
+    app.router.add_get(f"/{key}/fleet", fleet)
+    for name, (file, content_type) in _FILES.items():
+        app.router.add_get(f"/{key}/{name}", _answer(file, content_type=content_type))
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(known.follow(control_planes, ControlPlane), name="ui: control planes")
+            tasks.create_task(registered.follow(control_planes, ControlPlaneRegistration), name="ui: registrations")
+            async with _listening(app, port=port) as chosen:
+                ready(f"http://{_HOST}:{chosen}/{key}/")
+                await asyncio.Event().wait()
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None
+
+
+def _answer(file: str, *, content_type: str) -> Callable[[web.Request], Awaitable[web.Response]]:
+    body = resources.files("kplane.cli.ui").joinpath(file).read_bytes()
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=body, content_type=content_type, charset="utf-8", headers=_HEADERS)
+
+    return answer
+
+
+@contextlib.asynccontextmanager
+async def _listening(app: web.Application, *, port: int) -> AsyncIterator[int]:
+    """Listen inside of this context, at the port that is returned."""
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, _HOST, port).start()
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()

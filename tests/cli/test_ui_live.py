@@ -1,0 +1,82 @@
+"""The page of `kplane ui` over a real management cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from kplane.cli.ui.server import serve
+from kplane.client import ControlPlanes
+from kplane.embedded.handle import Handle
+from kplane.provider import ClusterConfig
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+async def control_planes(management_cluster: Handle) -> AsyncIterator[ControlPlanes]:
+    async with ControlPlanes.connect(ClusterConfig.load(management_cluster.admin_kubeconfig)) as connected:
+        yield connected
+
+
+@pytest.fixture
+async def address(control_planes: ControlPlanes) -> AsyncIterator[str]:
+    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(serve(control_planes, port=0, ready=listening.set_result))
+    done, _ = await asyncio.wait([serving, listening], return_when=asyncio.FIRST_COMPLETED)
+    if serving in done:
+        serving.result()
+    yield listening.result()
+    serving.cancel()
+    await asyncio.wait([serving])
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+async def test_the_page_shows_what_there_is_and_changes(
+    control_planes: ControlPlanes, address: str, http: aiohttp.ClientSession
+) -> None:
+    async def rows() -> dict[str, str]:
+        async with http.get(f"{address}fleet") as answer:
+            return {row["name"]: row["phase"] for row in (await answer.json())["controlPlanes"]}
+
+    async def until(name: str, phase: str | None) -> None:
+        async with asyncio.timeout(60):
+            while (await rows()).get(name) != phase:
+                await asyncio.sleep(0.05)
+
+    await control_planes.create("pictured", spec={"virtual": {"start": "OnDemand"}, "deletionPolicy": "Destroy"})
+    try:
+        await until("pictured", "Hibernated")
+    finally:
+        await control_planes.delete("pictured", wait=True)
+    await until("pictured", None)
+
+
+async def test_all_parts_of_the_page_are_there_and_closed_to_other_sites(
+    address: str, http: aiohttp.ClientSession
+) -> None:
+    for part, kind in (("", "text/html"), ("page.css", "text/css"), ("page.js", "text/javascript")):
+        async with http.get(f"{address}{part}") as answer:
+            assert (answer.status, answer.content_type) == (200, kind)
+            assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+    async with http.get(f"{address}fleet") as answer:
+        assert json.loads(await answer.text())["server"].startswith("https://")
+
+
+async def test_without_the_key_and_for_writes_nothing_is_there(address: str, http: aiohttp.ClientSession) -> None:
+    origin = address.split("/", 3)[:3]
+    for path in ("", "fleet", "page.js", f"{'A' * 32}/fleet"):
+        async with http.get("/".join([*origin, path])) as answer:
+            assert answer.status == 404
+    for method in ("POST", "PUT", "PATCH", "DELETE"):
+        async with http.request(method, f"{address}fleet") as answer:
+            assert answer.status == 405
