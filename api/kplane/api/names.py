@@ -100,8 +100,10 @@ HOME_DATA_STORE_ANNOTATION: Final = f"{GROUP}/home-data-store"
 """On a management namespace with keys in it: the data store of that home; absent for the first one."""
 
 HOME_SLOT_ANNOTATION: Final = f"{GROUP}/home-slot"
+"""On a management namespace with keys in it: which of two sets of names that home has; absent for the first one."""
+
 HOME_VOLUME_ANNOTATION: Final = f"{GROUP}/home-volume"
-"""On a management namespace with keys in it: the slot of that home; absent for the first one."""
+"""On a management namespace with keys in it: the volumes of that home, as JSON; absent for those of the operator."""
 
 CLUSTER_PATH_ANNOTATION: Final = f"{GROUP}/cluster-path"
 """On a management namespace with keys in it: the clusterPath that the control plane's data lie under."""

@@ -17,6 +17,7 @@ from kplane.provider.client.resources import ROLE_BINDINGS, ROLES
 __all__ = ["RBAC", "Access", "Account", "apply_rbac", "create_rbac", "is_as_written", "uids_of"]
 
 _UID_LABEL: Final = f"{GROUP}/registration-uid"
+"""On the Roles and RoleBindings by which mcm may read a Secret: the uid of the registration."""
 RBAC: Final = "rbac.authorization.k8s.io"
 
 

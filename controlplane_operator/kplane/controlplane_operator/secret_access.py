@@ -47,6 +47,7 @@ DEFAULT_SECRETS_ROLE: Final = "kplane-controlplane-operator-secrets"
 
 _SELF_REVIEWS: Final = Resource("authentication.k8s.io/v1", "SelfSubjectReview", "selfsubjectreviews", namespaced=False)
 _LABEL: Final = f"{GROUP}/operator-access"
+"""`secrets` on the RoleBindings by which the operator may use the Secrets of a namespace."""
 _ACCOUNT: Final = "system:serviceaccount:"
 _RESTORED_SECONDS: Final = 1.0
 """So long a broken binding waits, so that two controllers that overwrite each other cost little."""

@@ -26,6 +26,7 @@ __all__ = ["FIELD_MANAGER", "Inventory"]
 FIELD_MANAGER: Final = "kplane-addons"
 
 _LABEL: Final = f"{GROUP}/addon-inventory"
+"""`"true"` on a ConfigMap in a control plane: it lists the objects that an add-on installed."""
 _ADDON: Final = "addon"
 _OBJECTS: Final = "objects"
 _PREFIX: Final = "kplane-addon-"

@@ -39,9 +39,13 @@ __all__ = [
 ]
 
 _RENEW_AT: Final = f"{GROUP}/renew-at"
+"""On a published Secret: when the operator renews the credentials in it."""
 _EXPIRES_AT: Final = f"{GROUP}/expires-at"
+"""On a published Secret: when the credentials in it end."""
 _LIFETIME: Final = f"{GROUP}/lifetime"
+"""On a published Secret: how long the class lets its credentials live, if they were issued for that."""
 _CHECKSUM: Final = f"{GROUP}/checksum"
+"""On a published Secret: a digest of its credentials and annotations, which shows edits."""
 _RENEWED_AFTER: Final = 2 / 3
 _CLOCKS_DIFFER: Final = timedelta(minutes=1)
 

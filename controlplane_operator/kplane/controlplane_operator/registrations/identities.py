@@ -31,6 +31,7 @@ from kplane.provider.client.resources import (
 __all__ = ["McmIdentities"]
 
 _UID_LABEL: Final = f"{GROUP}/dedicated-uid"
+"""On the identity of a dedicated mcm and its RBAC objects: the uid of the registration."""
 _RBAC: Final = "rbac.authorization.k8s.io"
 _EVENTS_NAMESPACE: Final = "default"
 """Events of cluster-scoped objects are there."""

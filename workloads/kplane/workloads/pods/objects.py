@@ -45,8 +45,10 @@ MANAGED: Final = f"{_MANAGED_BY_LABEL}={_MANAGER},{COMPONENT_LABEL}"
 """Label selector of everything that a PodRuntime makes."""
 
 _FILES_ANNOTATION: Final = "controlplane.kplane.dev/files"
+"""On a pod: a digest of the files that its program reads only once. A change of them replaces the pod."""
 _NAMESPACE_LABEL: Final = "kubernetes.io/metadata.name"
 _PULL_SECRET_LABEL: Final = "controlplane.kplane.dev/pull-secret"  # noqa: S105 - the name of a label
+"""On a copy of a Secret for pulling images, in the namespace of a control plane."""
 PULL_SECRETS: Final = f"{_MANAGED_BY_LABEL}={_MANAGER},{_PULL_SECRET_LABEL}"
 """Label selector of the copies of Secrets for pulling images."""
 
