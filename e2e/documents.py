@@ -16,7 +16,23 @@ from typing import Final
 
 __all__ = ["DOCUMENTS", "ON_PROCESSES", "Block", "all_documents", "blocks", "document", "script"]
 
-DOCUMENTS: Final = ("install", "security", "operate", "upgrade", "troubleshooting", "uninstall")
+DOCUMENTS: Final = (
+    "install",
+    "security",
+    "how-to/look-inside",
+    "how-to/monitor",
+    "how-to/backup-shared-etcd",
+    "how-to/restore-shared-etcd",
+    "how-to/move-controllers",
+    "how-to/retained-data",
+    "how-to/storage",
+    "how-to/drain-nodes",
+    "how-to/leaked-kubeconfig",
+    "troubleshoot/lost-credentials",
+    "upgrade",
+    "troubleshooting",
+    "uninstall",
+)
 """Documents with commands of the main route, in its order: paths in docs/, without `.md`."""
 
 ON_PROCESSES: Final = ("backup", "restore", "clone")

@@ -48,7 +48,7 @@ class Machine:
         self("sh", "-c", 'mkdir -p "${1%/*}" && umask 077 && cat > "$1"', "sh", file, stdin=text)
 
     def join(self, tenant: Tenant) -> None:
-        """Join as docs/operate.md says, and wait until the node is ready."""
+        """Join as docs/how-to/join-nodes.md says, and wait until the node is ready."""
         file, token = _discovery(tenant.kubectl), _token(tenant.kubectl)
         self.write("/join/discovery.conf", file)
         self.write("/join/patches/kubeletconfiguration+strategic.json", _KUBELET)

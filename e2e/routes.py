@@ -52,7 +52,7 @@ ROUTES: Final[Mapping[str, tuple[Stop, ...]]] = {
         Stop("install", "Three members", where=shared_files),
         _TENANT,
         _FROM_OUTSIDE,
-        Stop("operate", "Restore of the shared etcd"),
+        Stop("how-to/restore-shared-etcd", "Restore"),
         _UNINSTALL,
     ),
     "growing": (
@@ -78,7 +78,7 @@ ROUTES: Final[Mapping[str, tuple[Stop, ...]]] = {
         _IMAGES,
         Stop("install", "With Helm"),
         _TENANT,
-        Stop("operate", "Lost while the operator was away", where=lost_credentials),
+        Stop("troubleshoot/lost-credentials", "Lost while the operator was away", where=lost_credentials),
         _FROM_OUTSIDE,
         Stop("uninstall", "In the wrong order", where=lost_namespace),
     ),

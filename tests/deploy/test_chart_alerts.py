@@ -47,7 +47,8 @@ def test_the_document_has_each_alert(chart: Any) -> None:
     rendered = [(name, each["expr"], each["for"], each["labels"]["severity"]) for name, each in found.items()]
     assert _SECTION.findall(DOCUMENT.read_text()) == rendered
     assert DOCUMENT.read_text().count("\n## ") == len(rendered)
-    assert f"[{len(rendered)} alerts](alerts.md)" in (DOCUMENT.parent / "operate.md").read_text()
+    monitor = Path(__file__).parents[2] / "docs" / "how-to" / "monitor.md"
+    assert f"[{len(rendered)} alerts](../troubleshoot/alerts.md)" in monitor.read_text()
     assert {each["annotations"]["runbook"] for each in found.values()} == {
         f"docs/alerts.md#{name.lower()}" for name in found
     }

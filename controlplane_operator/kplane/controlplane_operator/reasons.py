@@ -236,18 +236,18 @@ class Reason(StrEnum):
     )
     DATA_RETAINED = (
         "DataRetained",
-        "[adopt the data](operate.md#retained-data), or choose another name or path",
+        "[adopt the data](../how-to/retained-data.md), or choose another name or path",
         _in(_READY, phase=_PENDING, waits=True),
     )
     DATA_NOT_OWNED = (
         "DataNotOwned",
-        "[say what becomes of the data](operate.md#data-of-another-owner), or choose another path",
+        "[say what becomes of the data](../troubleshoot/data-of-another-owner.md), or choose another path",
         _in(_READY, phase=_PENDING),
     )
     NAMESPACE_CONFLICT = ("NamespaceConflict", "delete that namespace, or choose another name", _in(_READY))
     NAMESPACE_DELETED = (
         "NamespaceDeleted",
-        "wait; with a data volume, [secure it first](operate.md#a-namespace-that-was-deleted)",
+        "wait; with a data volume, [secure it first](../troubleshoot/lost-namespace.md)",
         _in(_READY, phase=_PROVISIONING, transient=True),
     )
     PROVISIONING = (

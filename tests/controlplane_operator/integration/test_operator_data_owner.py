@@ -94,7 +94,7 @@ async def test_an_upgrade_and_a_restored_etcd_say_whose_the_data_are(mortal_fiel
         async with operator():
             assert "belong to control plane older (6f1c)" in await message(field, "older")
             assert await etcd.access.roles_of(f"cp-{uid}") is None
-            # As docs/operate.md says it.
+            # As docs/troubleshoot/data-of-another-owner.md says it.
             await etcd.put(owner_key(prefix), f"{uid} older".encode())
             await field.becomes("ControlPlane", "older", "Reconciled")
             assert await etcd.access.roles_of(f"cp-{uid}") == (f"cp-{uid}",)

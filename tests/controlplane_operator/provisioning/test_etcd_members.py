@@ -275,7 +275,7 @@ async def test_all_start_again_on_what_they_have(tenant: Tenant) -> None:
 
 @pytest.mark.slow
 async def test_a_backup_is_restored(tenant: Tenant, binaries: Binaries, tmp_path: Path) -> None:
-    """As docs/operate.md says: the first member begins with it, and the others join that one anew."""
+    """As docs/how-to/dedicated-backup.md says: the first member begins with it, and the others join that one anew."""
     await tenant.becomes(3)
     await tenant.put("key", "saved")
     snapshot, restored = tmp_path / "backup.db", tmp_path / "restored"

@@ -230,7 +230,7 @@ async def test_data_carry_a_mark(cluster):
         await runtime.mark_data(name, "one")
         await runtime.mark_data(name, "two")
         assert await runtime.data_mark(name) == "two"
-    # The next operator finds it. An administrator takes it off, as docs/operate.md says of volumes that are lost.
+    # The next operator finds it. An administrator takes it off, as docs/how-to/dedicated-members.md says.
     async with cluster.runtime() as runtime:
         assert await runtime.data_mark(name) == "two"
         await cluster.client.patch(

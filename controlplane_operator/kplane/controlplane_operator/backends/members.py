@@ -317,7 +317,8 @@ class DedicatedEtcd:
                 return _Awaited(f"{look.names[joining]} joins when the others are ready")
             unmarked = [look.names[number] for number in look.voters() if look.marks[number] is None]
             if unmarked:
-                return _Awaited(f"{unmarked[0]} runs on data without a mark, which may be new: see docs/operate.md")
+                said = f"{unmarked[0]} runs on data without a mark, which may be new"
+                return _Awaited(f"{said}: see docs/how-to/dedicated-members.md")
             await self._add(look, joining, etcd=etcd)
         return await self._join(look, joining, etcd=etcd)
 
@@ -328,7 +329,7 @@ class DedicatedEtcd:
             # etcd may know it by another address, or not be the one that it was.
             raise RuntimeFailure(
                 f"{name} has data, and etcd does not know it by {peer_url(look.addresses[number])}; to give these data"
-                " up, remove their mark (docs/operate.md)"
+                " up, remove their mark (docs/how-to/dedicated-members.md)"
             )
         await self._runtime.delete(name)
         look.addresses[number] = await self._runtime.reserve(name, ports=ETCD_PORTS)

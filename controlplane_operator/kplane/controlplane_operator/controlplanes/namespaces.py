@@ -155,8 +155,8 @@ class ManagementNamespaces:
         else:
             what = (
                 f"{held} holds the data and keeps the namespace: secure its volume, remove finalizer"
-                f" {PROTECTION_FINALIZER} from the claim, and the operator makes the namespace anew; docs/operate.md,"
-                ' "A namespace that was deleted", has the commands'
+                f" {PROTECTION_FINALIZER} from the claim, and the operator makes the namespace anew;"
+                " docs/troubleshoot/lost-namespace.md has the commands"
             )
         raise ConditionError(Reason.NAMESPACE_DELETED, f"{said}; {what}")
 
