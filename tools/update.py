@@ -107,7 +107,7 @@ def render_go_mod(upstream: Upstream, *, version: str, theirs: str) -> str:
     roots = [upstream.module] if one_module else tools
     head = (
         f"// The {upstream.title} programs that kplane uses, pinned. Not a library: nothing imports this module.\n"
-        f"// To change the version, see docs/development.md.\n"
+        f"// To change the version, see docs/contribute/programs.md.\n"
         f"module kplane.dev/tools/{upstream.name}"
     )
     parts = [

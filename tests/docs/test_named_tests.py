@@ -10,7 +10,7 @@ BELOW = "tests/controlplane_operator/integration/"
 
 
 def test_tests_that_show_a_mistake_absent_exist() -> None:
-    text = (ROOT / "docs" / "development.md").read_text()
+    text = (ROOT / "docs" / "contribute" / "mistakes.md").read_text()
     named = re.findall(r"`((?:tests/)?[\w/]+\.py)::(test_\w+)`", text)
     assert len(named) > 10
     for path, name in named:

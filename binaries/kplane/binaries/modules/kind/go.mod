@@ -1,5 +1,5 @@
 // The kind programs that kplane uses, pinned. Not a library: nothing imports this module.
-// To change the version, see docs/development.md.
+// To change the version, see docs/contribute/programs.md.
 module kplane.dev/tools/kind
 
 go 1.24.0
