@@ -1,4 +1,4 @@
-# What a user and a developer of kplane do: `make` lists it. docs/development.md tells more.
+# What a user and a developer of kplane do: `make` lists it. docs/contribute/development.md tells more.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
