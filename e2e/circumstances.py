@@ -62,7 +62,7 @@ def shared_files(kubectl: Kubectl, _: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def etcd_of_their_own(kubectl: Kubectl, directory: Path) -> Iterator[None]:
-    """Run an etcd as docs/install.md demands it: Service `etcd` of namespace `databases`."""
+    """Run an etcd as docs/how-to/external-etcd.md demands it: Service `etcd` of namespace `databases`."""
     _make_certificates(directory, host=f"etcd.{_DATABASES}.svc")
     kubectl("create", "namespace", _DATABASES)
     try:

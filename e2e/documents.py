@@ -17,8 +17,11 @@ from typing import Final
 __all__ = ["DOCUMENTS", "ON_PROCESSES", "Block", "all_documents", "blocks", "document", "script"]
 
 DOCUMENTS: Final = (
-    "install",
-    "security",
+    "how-to/install",
+    "how-to/first-tenant",
+    "how-to/expose",
+    "how-to/production-checklist",
+    "how-to/harden",
     "how-to/look-inside",
     "how-to/monitor",
     "how-to/backup-shared-etcd",
@@ -29,13 +32,19 @@ DOCUMENTS: Final = (
     "how-to/drain-nodes",
     "how-to/leaked-kubeconfig",
     "troubleshoot/lost-credentials",
-    "upgrade",
-    "troubleshooting",
-    "uninstall",
+    "how-to/upgrade",
+    "how-to/upgrade-kubernetes",
+    "how-to/roll-back",
+    "troubleshoot/index",
+    "troubleshoot/installation",
+    "troubleshoot/tenant-access",
+    "troubleshoot/no-controllers",
+    "troubleshoot/shared-etcd",
+    "how-to/uninstall",
 )
 """Documents with commands of the main route, in its order: paths in docs/, without `.md`."""
 
-ON_PROCESSES: Final = ("backup", "restore", "clone")
+ON_PROCESSES: Final = ("how-to/backup", "how-to/restore", "how-to/clone")
 """Documents whose commands an integration test runs, in this order, on an operator that runs processes.
 
 They need a storage for snapshots, which clusters of the suite lack.

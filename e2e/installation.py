@@ -64,10 +64,10 @@ def chart_values() -> dict[str, Any]:
 def document_images() -> Mapping[str, str]:
     """Map each image that the documents name to the built image that it stands for.
 
-    docs/install.md has a file of values with the images of a registry, deploy/install.yaml has those of `make images`,
-    and the chart has that of etcd.
+    docs/how-to/install.md has a file of values with the images of a registry, deploy/install.yaml has those of
+    `make images`, and the chart has that of etcd.
     """
-    (written,) = [block for block in blocks(document("install")) if block.file == "images.yaml"]
+    (written,) = [block for block in blocks(document("how-to/install")) if block.file == "images.yaml"]
     operator, mcm, etcd = images()
     named = {chart_values()["etcd"]["image"]: etcd}
     for text in (written.text, (ROOT / "deploy" / "values-dev.yaml").read_text()):

@@ -33,53 +33,60 @@ class Stop:
         return [block for block in found if block.section == self.section and block.route in (None, route)]
 
 
-_IMAGES: Final = Stop("install", "Images")
-_TENANT: Final = Stop("install", "The first tenant")
-_FROM_OUTSIDE: Final = Stop("install", "Reach tenants from outside")
-_UNINSTALL: Final = Stop("uninstall", "In the right order")
+_IMAGES: Final = Stop("how-to/install", "Images")
+_WITH_HELM: Final = Stop("how-to/install", "With Helm")
+_TENANT: Final = (Stop("how-to/first-tenant", "Create a control plane"), Stop("how-to/first-tenant", "Connect to it"))
+_FROM_OUTSIDE: Final = Stop("how-to/expose", "Change it")
+_UNINSTALL: Final = Stop("how-to/uninstall", "In the right order")
 
 ROUTES: Final[Mapping[str, tuple[Stop, ...]]] = {
-    "kind": (Stop("install", "On kind"), _TENANT, _UNINSTALL),
+    "kind": (Stop("get-started/on-kind", "Install it"), *_TENANT, _UNINSTALL),
     "without-helm": (
         _IMAGES,
-        Stop("install", "Without Helm"),
-        _TENANT,
-        Stop("upgrade", "Without Helm"),
-        Stop("uninstall", "Without Helm"),
+        Stop("how-to/install-without-helm", "Without Helm"),
+        *_TENANT,
+        Stop("how-to/upgrade", "Without Helm"),
+        Stop("how-to/uninstall", "Without Helm"),
     ),
     "three-members": (
         _IMAGES,
-        Stop("install", "Three members", where=shared_files),
-        _TENANT,
+        Stop("how-to/three-members", "Three members", where=shared_files),
+        *_TENANT,
         _FROM_OUTSIDE,
         Stop("how-to/restore-shared-etcd", "Restore"),
         _UNINSTALL,
     ),
     "growing": (
         _IMAGES,
-        Stop("install", "With Helm"),
-        _TENANT,
-        Stop("upgrade", "The shared etcd: from one member to three"),
+        _WITH_HELM,
+        *_TENANT,
+        Stop("how-to/grow-shared-etcd", "From one member to three"),
         _UNINSTALL,
     ),
     "moving": (
         _IMAGES,
-        Stop("install", "With Helm"),
-        _TENANT,
-        Stop("gateway", "Install it"),
-        Stop("move", "Plan first"),
-        Stop("move", "Move"),
-        Stop("move", "Look"),
-        Stop("move", "Abort, and go back"),
+        _WITH_HELM,
+        *_TENANT,
+        Stop("how-to/gateway", "Install it"),
+        Stop("how-to/move", "Plan first"),
+        Stop("how-to/move", "Move"),
+        Stop("how-to/move", "Look"),
+        Stop("how-to/move", "Abort, and go back"),
         _UNINSTALL,
     ),
-    "own-etcd": (_IMAGES, Stop("install", "An etcd of yours", where=etcd_of_their_own), _TENANT, _UNINSTALL),
+    "own-etcd": (
+        _IMAGES,
+        Stop("how-to/external-etcd", "An etcd of yours", where=etcd_of_their_own),
+        *_TENANT,
+        _UNINSTALL,
+    ),
     "mishaps": (
         _IMAGES,
-        Stop("install", "With Helm"),
-        _TENANT,
+        _WITH_HELM,
+        *_TENANT,
         Stop("troubleshoot/lost-credentials", "Lost while the operator was away", where=lost_credentials),
         _FROM_OUTSIDE,
-        Stop("uninstall", "In the wrong order", where=lost_namespace),
+        Stop("troubleshoot/uninstalled-in-the-wrong-order", "Take the finalizers off", where=lost_namespace),
+        Stop("troubleshoot/uninstalled-in-the-wrong-order", "What is not in a namespace"),
     ),
 }

@@ -24,11 +24,11 @@ def reader(reader_environment: Mapping[str, str], tmp_path_factory: pytest.TempP
 
 @pytest.fixture(scope="module")
 def next_version(nodes: Nodes) -> Iterator[None]:
-    """Provide the image of the next Kubernetes version, which docs/upgrade.md names.
+    """Provide the image of the next Kubernetes version, which docs/how-to/upgrade-kubernetes.md names.
 
     It holds the present version, because the test is about the replacement of an image.
     """
-    named = re.search(r"^image=(\S+)$", document("upgrade").read_text(), re.MULTILINE)
+    named = re.search(r"^image=(\S+)$", document("how-to/upgrade-kubernetes").read_text(), re.MULTILINE)
     assert named is not None
     with nodes.image_named(chart_values()["controlPlanes"]["kubeApiserverImage"], also=named[1]):
         yield

@@ -14,7 +14,7 @@ from .series import FROM_PROMETHEUS, every_series
 
 pytestmark = pytest.mark.integration
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "alerts.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "troubleshoot" / "alerts.md"
 ON = {"metrics.prometheusRule.enabled": True}
 _SECTION = re.compile(r"^## (\w+)\n\n```promql\n(.+)\n```\n\nFor (\w+), (critical|warning)\. \S", re.MULTILINE)
 _JOB = "--service-monitor-job="
@@ -50,7 +50,7 @@ def test_the_document_has_each_alert(chart: Any) -> None:
     monitor = Path(__file__).parents[2] / "docs" / "how-to" / "monitor.md"
     assert f"[{len(rendered)} alerts](../troubleshoot/alerts.md)" in monitor.read_text()
     assert {each["annotations"]["runbook"] for each in found.values()} == {
-        f"docs/alerts.md#{name.lower()}" for name in found
+        f"docs/troubleshoot/alerts.md#{name.lower()}" for name in found
     }
 
 

@@ -123,7 +123,7 @@ class Ledger:
     """Writes of all writers together, once all objects are there."""
     acknowledged: int = 0
     conflicts: int = 0
-    """Updates with the version of a read just before that were refused for that: clients read again (docs/move.md)."""
+    """Updates with the version of a read just before that were refused for that: see docs/how-to/move.md."""
     errors: list[str] = field(default_factory=list)
     slowest_seconds: float = 0.0
     kinds: set[int] = field(default_factory=set)

@@ -275,7 +275,7 @@ class Reason(StrEnum):
     # Sleep
     HIBERNATED = (
         "Hibernated",
-        "nothing to do: [what wakes the control plane](hibernation.md#what-wakes-it) starts its API server",
+        "nothing to do: [what wakes the control plane](../concepts/sleep.md#what-wakes-it) starts its API server",
         _in(
             _READY,
             _HIBERNATED,
@@ -451,7 +451,7 @@ class Reason(StrEnum):
     SECRET_NOT_FOUND = ("SecretNotFound", "create the Secret, or omit `spec.kubeconfigSecretRef`", _in(_REGISTRATION))
     DEDICATED_NOT_AVAILABLE = (
         "DedicatedNotAvailable",
-        "[tell the operator how to run mcm](mcm.md#an-mcm-for-one-registration), or set mode Shared",
+        "[tell the operator how to run mcm](../how-to/dedicated-mcm.md#configure-it), or set mode Shared",
         _in(_REGISTRATION, waits=True),
     )
     SERVICE_TAKEN = (
@@ -502,7 +502,7 @@ class Reason(StrEnum):
     SNAPSHOT_FAILED = ("SnapshotFailed", "the message says what fails; the operator retries", _in(_SNAPSHOT))
     NO_SNAPSHOT_STORAGE = (
         "NoSnapshotStorage",
-        "[configure encrypted backups](backup.md#before-the-first-one), or delete the snapshot",
+        "[configure encrypted backups](../how-to/backup.md#before-the-first-one), or delete the snapshot",
         _in(_SNAPSHOT, waits=True),
     )
     NOT_RUN_BY_KPLANE = (

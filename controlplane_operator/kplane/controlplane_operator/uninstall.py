@@ -47,10 +47,10 @@ async def refusal(client: Client) -> str | None:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return (
         f"kplane is not uninstalled, because there are control planes: {', '.join(names[:_NAMED])}{more}. Delete them"
-        " first, while the operator runs: kubectl delete controlplanes --all. docs/uninstall.md says what becomes of"
-        f" their data. {_ANYWAY}: virtual control planes then lose their etcd, and no operator maintains the others."
-        " To keep the release, run: helm rollback. Until then Helm upgrades nothing, because it calls the release"
-        " uninstalling."
+        " first, while the operator runs: kubectl delete controlplanes --all. docs/how-to/uninstall.md says what"
+        f" becomes of their data. {_ANYWAY}: virtual control planes then lose their etcd, and no operator maintains the"
+        " others. To keep the release, run: helm rollback. Until then Helm upgrades nothing, because it calls the"
+        " release uninstalling."
     )
 
 

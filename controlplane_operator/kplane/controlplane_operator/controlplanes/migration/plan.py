@@ -138,6 +138,6 @@ class Planner:
             said = (
                 f"the shared etcd is at revision {here}, and has to be above {wanted}, which takes more writes than"
                 f" {MOST_RAISED} at once: wait until others have written, or restore the shared etcd with a higher"
-                " revision (docs/move.md)"
+                " revision (docs/how-to/move.md)"
             )
             yield MigrationBlocker(reason="RevisionTooFar", message=said)
