@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import aiohttp
 import pytest
@@ -42,23 +43,18 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def test_the_page_shows_what_there_is_and_changes(
-    control_planes: ControlPlanes, address: str, http: aiohttp.ClientSession
+    control_planes: ControlPlanes, address: str, http: aiohttp.ClientSession, eventually: Callable[..., Awaitable[Any]]
 ) -> None:
-    async def rows() -> dict[str, str]:
+    async def phases() -> dict[str, str]:
         async with http.get(f"{address}fleet") as answer:
             return {row["name"]: row["phase"] for row in (await answer.json())["controlPlanes"]}
 
-    async def until(name: str, phase: str | None) -> None:
-        async with asyncio.timeout(60):
-            while (await rows()).get(name) != phase:
-                await asyncio.sleep(0.05)
-
     await control_planes.create("pictured", spec={"virtual": {"start": "OnDemand"}, "deletionPolicy": "Destroy"})
     try:
-        await until("pictured", "Hibernated")
+        await eventually(phases, lambda found: found.get("pictured") == "Hibernated")
     finally:
         await control_planes.delete("pictured", wait=True)
-    await until("pictured", None)
+    await eventually(phases, lambda found: "pictured" not in found)
 
 
 async def test_all_parts_of_the_page_are_there_and_closed_to_other_sites(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kplane.cli.commands import access, backup, control_planes, operations, site, ui
+from kplane.cli.commands import access, backup, control_planes, installation, operations, site, ui
 
 __all__ = ["app", "main"]
 
@@ -22,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for group in (site, control_planes, access, operations, ui):
+for group in (site, installation, control_planes, access, operations, ui):
     app.registered_commands += group.app.registered_commands
 app.add_typer(backup.app)
 
@@ -37,22 +37,26 @@ _Directory = Annotated[
 ]
 
 
-@app.command(short_help="Run the whole suite on this machine.")
+@app.command(short_help="Show on this machine what kplane does.")
 def demo(
     *,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave everything running; `kplane demo-down` ends it.")] = False,
+    clean: Annotated[bool, typer.Option("--clean", help="End everything afterwards.")] = False,
+    control_planes: Annotated[int, typer.Option("--control-planes", min=5, help="How many to create.")] = 200,
     directory: _Directory = None,
 ) -> None:
-    """Run the whole suite on an embedded management cluster, and verify each step."""
+    """Start kplane on this machine, show what it does, and verify each step.
+
+    Leaves everything running as context `kplane.demo`; `kplane demo-down` ends it.
+    """
     from kplane.cli.demo.run import run_demo
     from kplane.cli.demo.site import default_directory
 
-    raise typer.Exit(run_demo(directory or default_directory(), keep=keep))
+    raise typer.Exit(run_demo(directory or default_directory(), clean=clean, count=control_planes))
 
 
-@app.command(short_help="End a kept demo.")
+@app.command(short_help="End a demo.")
 def demo_down(*, directory: _Directory = None) -> None:
-    """End a kept demo, or the processes of a crashed demo, and remove its directory."""
+    """End a demo that was left running, or the processes of a crashed one, and remove its directory and context."""
     from kplane.cli.demo.down import end_demo
     from kplane.cli.demo.site import default_directory
 

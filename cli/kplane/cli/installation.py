@@ -1,0 +1,75 @@
+"""Installs and upgrades kplane on a cluster: the chart of this package, by helm."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from kplane.binaries.errors import BinariesError
+from kplane.binaries.programs import resolve
+from kplane.cli.errors import CliError, Refused
+
+__all__ = ["CHART", "NAMESPACE", "RELEASE", "Installation"]
+
+CHART: Final = Path(__file__).parent / "chart"
+"""The chart of this version of kplane."""
+RELEASE: Final = "kplane"
+NAMESPACE: Final = "kplane-system"
+_ASK_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """Knows the release of kplane on the cluster of one context."""
+
+    helm: Path
+    context: str | None
+    """Context of the kubeconfig that kubectl would use; None for the current one."""
+
+    @classmethod
+    def on(cls, context: str | None, *, report: Callable[[str], None]) -> Self:
+        """Find or obtain helm. Raises CliError if there is none."""
+        try:
+            return cls(resolve(programs=["helm"], report=report).path("helm"), context)
+        except BinariesError as error:
+            raise CliError(str(error)) from error
+
+    def install(self, options: Sequence[str]) -> None:
+        """Install the chart, with more options of helm. Raises Refused if kplane is there, CliError if helm fails."""
+        if (found := self._release()) is not None:
+            raise Refused(f"{found['chart']} is installed already ({found['status']}): kplane upgrade")
+        self._change("install", "--create-namespace", *options)
+
+    def upgrade(self, options: Sequence[str]) -> None:
+        """Upgrade to the chart of this version. Values that the user set before stay.
+
+        Raises Refused if kplane is not there, CliError if helm fails.
+        """
+        if self._release() is None:
+            raise Refused(f"there is no release {RELEASE} in namespace {NAMESPACE}: kplane init")
+        self._change("upgrade", "--reset-then-reuse-values", *options)
+
+    def _release(self) -> dict[str, Any] | None:
+        command = self._command("list", "--all", "--filter", f"^{RELEASE}$", "--output", "json")
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            raise CliError(f"helm did not answer for {_ASK_SECONDS:g} s: is the cluster reachable?") from None
+        if done.returncode != 0:
+            raise CliError(f"failed to look for a release: {done.stderr.strip()}")
+        found: list[dict[str, Any]] = json.loads(done.stdout)
+        return found[0] if found else None
+
+    def _change(self, verb: str, *options: str) -> None:
+        # helm has a deadline of its own, and its output goes to the user as it comes.
+        done = subprocess.run(self._command(verb, RELEASE, str(CHART), *options), check=False)
+        if done.returncode != 0:
+            raise CliError(f"helm {verb} ended with status {done.returncode}; its message is above")
+
+    def _command(self, *arguments: str) -> list[str]:
+        context = [] if self.context is None else ["--kube-context", self.context]
+        return [str(self.helm), *arguments, "--namespace", NAMESPACE, *context]
