@@ -69,7 +69,7 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
     if not landlock_version():
         logger.warning(
             "this kernel offers no Landlock: an instance can read the keys of all control planes of this mcm; see"
-            " docs/security.md"
+            " docs/how-to/harden.md"
         )
     config = ClusterConfig.load(settings.kubeconfig) if settings.kubeconfig else ClusterConfig.in_cluster()
     reader = ReaderCertificate.create() if settings.instance_metrics is not InstanceMetrics.NONE else None

@@ -1,4 +1,4 @@
-"""What the roles that a class may name allow in a control plane: docs/security.md says it, and these tests show it."""
+"""What the roles that a class may name allow in a control plane, as docs/how-to/grant-rights.md says."""
 
 from __future__ import annotations
 

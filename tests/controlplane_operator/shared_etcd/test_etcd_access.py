@@ -2,7 +2,7 @@
 
 Each call of etcd's API is in `PLACED`, compared with what the server itself says it has: a call that comes with another
 version fails a test until it is placed. Where etcd lets something through, a test says so: that is a known limit, and
-docs/security.md names it.
+docs/reference/security-limits.md names it.
 """
 
 from __future__ import annotations
@@ -340,7 +340,7 @@ async def test_a_neighbours_lease_with_keys_is_as_safe_as_its_keys(tenants: Any)
 
 
 async def test_the_known_limits_are_these(tenants: Any) -> None:
-    """etcd answers these to every user. docs/security.md names them."""
+    """etcd answers these to every user. docs/reference/security-limits.md names them."""
     tenant, root, lease = tenants
     told = await tenant.ask(f"{LEASE}LeaseTimeToLive", pb.LeaseTimeToLiveRequest(ID=lease), pb.LeaseTimeToLiveResponse)
     assert told.TTL > 0

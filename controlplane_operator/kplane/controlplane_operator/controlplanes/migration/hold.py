@@ -1,6 +1,7 @@
 """Holds the writes of a control plane at the gateway, where they wait, and lets them continue.
 
-The gateway takes the wish from an annotation of its Secret, and each replica confirms in its Lease (docs/gateway.md).
+The gateway takes the wish from an annotation of its Secret, and each replica confirms in its Lease: see
+docs/reference/gateway-contract.md.
 A hold ends by itself, much later than any migration needs it: if the operator dies, writes wait for the next one.
 """
 
