@@ -72,11 +72,11 @@ helm: venv ## Find or obtain helm, which the tests of the chart run
 	@$(RUN) -m kplane.binaries helm
 
 .PHONY: demo
-demo: venv binaries ## Run the main job on an embedded cluster; KEEP=1 leaves it running
-	@$(RUN) -m kplane.cli.main demo $(if $(filter-out 0,$(KEEP)),--keep)
+demo: venv ## Run the main job on an embedded cluster, and leave it running; CLEAN=1 ends it
+	@$(RUN) -m kplane.cli.main demo $(if $(filter-out 0,$(CLEAN)),--clean)
 
 .PHONY: demo-down
-demo-down: venv ## End what `make demo KEEP=1` left running
+demo-down: venv ## End what `make demo` left running
 	@$(RUN) -m kplane.cli.main demo-down
 
 # The steps of `make test` and of `make test-all`, in their order; each writes its durations into reports/.

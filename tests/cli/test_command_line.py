@@ -50,7 +50,7 @@ def test_demo_down_is_fine_where_nothing_runs(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kplane.cli.main", "demo-down", "--directory", str(tmp_path / "never")]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0
-    assert "No demo is kept" in result.stdout
+    assert "No demo is in" in result.stdout
 
 
 @pytest.mark.parametrize("command", ["demo", "demo-down"])

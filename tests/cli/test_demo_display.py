@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -12,28 +13,40 @@ from kplane.cli.demo.display import Display
 
 def _display(steps: int, *, terminal: bool) -> tuple[Display, io.StringIO]:
     output = io.StringIO()
-    console = Console(file=output, force_terminal=terminal, width=80, color_system=None)
+    console = Console(file=output, force_terminal=terminal, width=120, color_system=None)
     return Display(console, steps=steps), output
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_numbers_steps_and_says_how_they_ended(terminal: bool) -> None:
-    display, output = _display(12, terminal=terminal)
-    with display.step("Begin [here]"):
-        display.note("two\nlines")
+def test_numbers_steps_and_says_what_they_have_shown(terminal: bool) -> None:
+    display, output = _display(3, terminal=terminal)
+    with display.step("Begin [here]") as proof:
+        proof.show("Has begun [here]", "two\nlines", "and one")
+    with display.step("Say no more"):
+        pass
     with pytest.raises(ValueError, match="no"), display.step("Go wrong"):
         raise ValueError("no")
     text = output.getvalue()
-    assert "[ 1/12] Begin [here]: ok (0.0 s)" in text
-    assert "        two\n" in text
-    assert "        lines\n" in text
-    assert "[ 2/12] Go wrong: FAILED (0.0 s)" in text
+    assert re.search(r"✓ 1/3  Has begun \[here\] +0\.0 s$", text, re.MULTILINE)
+    assert "        two\n        lines\n        and one\n" in text
+    assert re.search(r"✓ 2/3  Say no more +0\.0 s$", text, re.MULTILINE)
+    assert re.search(r"✗ 3/3  Go wrong: FAILED +0\.0 s$", text, re.MULTILINE)
 
 
-def test_writes_plain_lines_where_there_is_no_terminal() -> None:
+def test_the_times_stand_below_each_other() -> None:
+    display, output = _display(2, terminal=False)
+    for sentence in ("Short", "Quite a bit longer than the one before"):
+        with display.step("Title") as proof:
+            proof.show(sentence)
+    first, second = output.getvalue().splitlines()
+    assert len(first) == len(second)
+
+
+def test_writes_each_step_once_where_there_is_no_terminal() -> None:
     display, output = _display(1, terminal=False)
     with display.step("Only"):
-        assert output.getvalue() == "[ 1/1] Only ...\n"
+        assert output.getvalue() == ""
+    assert len(output.getvalue().splitlines()) == 1
     assert "\x1b" not in output.getvalue()
 
 

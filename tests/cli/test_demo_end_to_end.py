@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from kplane.binaries.programs import Binaries
 from kplane.embedded import lock
@@ -27,7 +29,9 @@ pytestmark = [
     pytest.mark.xdist_group("demo"),
 ]
 
-STEPS = 10
+KPLANE = (sys.executable, "-m", "kplane.cli.main")
+STEPS = 8
+LINES = 35
 
 
 @pytest.fixture
@@ -39,33 +43,50 @@ def directory() -> Iterator[Path]:
 
 
 @pytest.fixture
-def environment(binaries: Binaries) -> dict[str, str]:
-    return {**os.environ, "COLUMNS": "200"}
+def kubeconfig(tmp_path: Path) -> Path:
+    return tmp_path / "kubeconfig"
+
+
+@pytest.fixture
+def environment(binaries: Binaries, kubeconfig: Path) -> dict[str, str]:
+    programs = {str(Path(sys.executable).parent), str(binaries.kubernetes)}
+    path = os.pathsep.join([*programs, os.environ.get("PATH", os.defpath)])
+    return {**os.environ, "COLUMNS": "200", "KUBECONFIG": str(kubeconfig), "PATH": path}
+
+
+def run(*command: str, environment: dict[str, str], seconds: float) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environment, check=False)
+
+
+def verified(output: str) -> list[str]:
+    """Return the lines of the steps that were verified."""
+    return [line for line in output.splitlines() if re.match(r"✓ .* \d+\.\d s$", line)]
 
 
 @pytest.mark.timeout(900)
-def test_verifies_every_step_and_leaves_nothing(directory: Path, environment: dict[str, str]) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "kplane.cli.main", "demo", "--directory", str(directory)],
-        capture_output=True,
-        text=True,
-        timeout=850,
-        env=environment,
-        check=False,
-    )
+def test_clean_it_verifies_every_step_and_leaves_nothing(
+    directory: Path, environment: dict[str, str], kubeconfig: Path
+) -> None:
+    result = run(*KPLANE, "demo", "--clean", "--directory", str(directory), environment=environment, seconds=850)
     assert result.returncode == 0, result.stdout + result.stderr
-    ended = [line for line in result.stdout.splitlines() if ": ok (" in line]
-    assert len(ended) == STEPS, result.stdout
-    assert f"[{STEPS}/{STEPS}] Stop everything: ok" in result.stdout
-    assert re.search(r"globex: [1-9]\d* writes acknowledged during the move, lost 0, errors 0", result.stdout)
+    steps = verified(result.stdout)
+    assert len(steps) == STEPS + 1, result.stdout
+    assert f"{STEPS + 1}/{STEPS + 1}  Everything has ended" in steps[-1]
+    assert len(result.stdout.splitlines()) <= LINES
+    assert "200 control planes are Ready" in result.stdout
+    assert re.search(r"initech is deleted: [1-9]\d* keys → 0, neighbours untouched", result.stdout)
+    assert re.search(r"[1-9]\d* writes acknowledged meanwhile, lost 0, errors 0", result.stdout)
     assert find_processes(directory) == []
     assert not directory.exists()
+    assert not kubeconfig.exists()
 
 
 @pytest.mark.timeout(400)
-def test_is_interrupted_without_leaving_anything(directory: Path, environment: dict[str, str]) -> None:
+def test_is_interrupted_without_leaving_anything(
+    directory: Path, environment: dict[str, str], kubeconfig: Path
+) -> None:
     demo = subprocess.Popen(
-        [sys.executable, "-m", "kplane.cli.main", "demo", "--directory", str(directory)],
+        [*KPLANE, "demo", "--directory", str(directory)],
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
@@ -75,39 +96,46 @@ def test_is_interrupted_without_leaving_anything(directory: Path, environment: d
     assert demo.stdout is not None
     with demo.stdout as output:
         for line in output:
-            if "Create 200 control planes" in line:
+            if line.startswith("✓ 2/"):
                 break
+        # Control planes are being created by now.
+        time.sleep(3)
         demo.send_signal(signal.SIGINT)
         rest = output.read()
     assert demo.wait(200) == 130, rest
+    assert "✗ 3/" in rest
     assert "All processes have ended" in rest
     assert find_processes(directory) == []
+    assert not kubeconfig.exists()
 
 
 @pytest.mark.timeout(900)
-def test_kept_it_runs_until_demo_down(directory: Path, environment: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "kplane.cli.main"]
-    kept = subprocess.run(
-        [*command, "demo", "--keep", "--directory", str(directory)],
-        capture_output=True,
-        text=True,
-        timeout=700,
-        env=environment,
-        check=False,
+def test_it_runs_until_demo_down_and_the_next_commands_work(
+    directory: Path, environment: dict[str, str], kubeconfig: Path
+) -> None:
+    result = run(
+        *KPLANE, "demo", "--control-planes=8", "--directory", str(directory), environment=environment, seconds=700
     )
-    assert kept.returncode == 0, kept.stdout + kept.stderr
-    assert "get controlplanes" in kept.stdout
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert len(verified(result.stdout)) == STEPS
     assert lock.holder(directory) is not None
-    assert find_processes(directory)
+    look, connect, down = (line.strip() for line in result.stdout.splitlines()[-3:])
 
-    down = subprocess.run(
-        [*command, "demo-down", "--directory", str(directory)],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        env=environment,
-        check=False,
-    )
-    assert down.returncode == 0, down.stdout
+    looked = run("bash", "-c", look, environment=environment, seconds=60)
+    assert looked.returncode == 0, looked.stderr
+    rows = [line.split()[:3] for line in looked.stdout.splitlines()[1:]]
+    assert rows == [
+        ["acme", "Virtual", "Ready"],
+        ["globex", "Dedicated", "Ready"],
+        ["tenant-001", "Virtual", "Hibernated"],
+    ]
+    connected = run("bash", "-c", connect, environment=environment, seconds=120)
+    assert connected.returncode == 0, connected.stderr
+    assert "kube-system" in connected.stdout
+    assert "shop" in connected.stdout
+
+    ended = run("bash", "-c", down, environment=environment, seconds=150)
+    assert ended.returncode == 0, ended.stdout
     assert find_processes(directory) == []
     assert not directory.exists()
+    assert yaml.safe_load(kubeconfig.read_text())["contexts"] == []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from kplane.cli.demo.orders import EARLIER, LATER, OrderVersion
 from kplane.cli.demo.run import run_demo
 from kplane.cli.demo.steps import EXAMPLES
 from kplane.cli.demo.store import difference, prefix
@@ -22,8 +24,21 @@ def test_difference_names_keys_added_removed_and_written() -> None:
 
 
 def test_a_prefix_is_not_that_of_a_longer_name() -> None:
-    assert not prefix("a-b").startswith(prefix("a"))
-    assert not prefix("aa").startswith(prefix("a"))
+    assert not prefix("initech-dev").startswith(prefix("initech"))
+    assert not prefix("initechs").startswith(prefix("initech"))
+
+
+@pytest.mark.parametrize("kind", [EARLIER, LATER])
+def test_a_version_of_the_crd_accepts_its_own_objects_only(kind: OrderVersion) -> None:
+    """Same name, same group, same kind: one cluster has room for one of them."""
+    definition = json.loads(kind.definition())
+    (version,) = definition["spec"]["versions"]
+    assert definition["metadata"]["name"] == EARLIER.crd == LATER.crd
+    assert kind.api_version == f"{definition['spec']['group']}/{version['name']}"
+    required = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["required"]
+    accepting = [each for each in (EARLIER, LATER) if set(required) <= set(each.example)]
+    assert accepting == [kind]
+    assert json.loads(kind.order("first"))["spec"] == kind.example
 
 
 async def test_waiting_ends_with_the_last_thing_seen() -> None:
@@ -67,5 +82,5 @@ def test_a_step_that_fails_ends_the_demo_with_a_sentence(
 
     monkeypatch.setattr("kplane.cli.demo.run._run", fail)
     monkeypatch.setattr("signal.signal", lambda *args: None)
-    assert run_demo(tmp_path / "demo", keep=False) == 1
+    assert run_demo(tmp_path / "demo", clean=True, count=5) == 1
     assert "error: failed to keep the data of globex: 1 of 500 objects\n" in capsys.readouterr().out

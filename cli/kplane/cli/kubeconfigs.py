@@ -22,7 +22,17 @@ from kplane.cli.errors import Refused
 from kplane.provider import ClusterConfig
 from kplane.provider.access.kubeconfigs import kubeconfig_paths, read_document
 
-__all__ = ["add_context", "exec_credential", "remove_context", "run_with", "to_text", "with_exec_credential"]
+__all__ = [
+    "add_context",
+    "administrator_context",
+    "current_context",
+    "exec_credential",
+    "remove_context",
+    "run_with",
+    "to_text",
+    "use_context",
+    "with_exec_credential",
+]
 
 _API_VERSION: Final = "client.authentication.k8s.io/v1"
 _VALID: Final = timedelta(minutes=5)
@@ -60,10 +70,17 @@ def with_exec_credential(published: str, *, name: str, context: str | None, inte
 
 
 def _current_context() -> str:
+    if (found := current_context()) is None:
+        raise Refused("your kubeconfig has no current context; choose one by --context")
+    return found
+
+
+def current_context() -> str | None:
+    """Return the context that kubectl would use; None if there is none."""
     for path in kubeconfig_paths(os.environ):
         if path.is_file() and (found := read_document(path).get("current-context")):
             return str(found)
-    raise Refused("your kubeconfig has no current context; choose one by --context")
+    return None
 
 
 def exec_credential(config: ClusterConfig) -> str:
@@ -83,12 +100,31 @@ def to_text(document: Mapping[str, Any]) -> str:
     return text
 
 
+def administrator_context(kubeconfig: Path, *, name: str) -> dict[str, Any]:
+    """Return a kubeconfig with one cluster and one user as a context of this name."""
+    document = yaml.safe_load(kubeconfig.read_text())
+    return {
+        "clusters": [{"name": name, "cluster": document["clusters"][0]["cluster"]}],
+        "users": [{"name": name, "user": document["users"][0]["user"]}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
+        "current-context": name,
+    }
+
+
 def add_context(document: Mapping[str, Any]) -> Path:
     """Add a kubeconfig with one context to the user's own, make it the current one, and return the file.
 
     An entry of the same name is replaced; all others stay as they are.
     """
     return _change({section: list(document[section]) for section in _SECTIONS}, current=document["current-context"])
+
+
+def use_context(name: str) -> None:
+    """Make a context the current one, if the user's kubeconfig has it and no other one is current."""
+    path = kubeconfig_paths(os.environ)[0]
+    held = read_document(path) if path.is_file() else {}
+    if not held.get("current-context") and name in {each.get("name") for each in held.get("contexts") or []}:
+        _change({section: [] for section in _SECTIONS}, current=name)
 
 
 def remove_context(name: str) -> None:

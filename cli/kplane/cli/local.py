@@ -6,13 +6,11 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
-
-import yaml
+from typing import Final
 
 from kplane.binaries.programs import BinariesError, resolve
 from kplane.cli.errors import CliError, Refused
-from kplane.cli.kubeconfigs import add_context, remove_context
+from kplane.cli.kubeconfigs import add_context, administrator_context, remove_context
 from kplane.embedded import lock
 from kplane.embedded.daemon import Daemon, end
 from kplane.embedded.errors import EmbeddedError
@@ -44,7 +42,7 @@ def start_local(directory: Path | None, *, report: Report) -> Handle:
         report(f"kplane runs already, process {handle.pid}")
     else:
         handle = _start(chosen, report=report)
-    path = add_context(_context(handle))
+    path = add_context(administrator_context(handle.admin_kubeconfig, name=CONTEXT))
     report(f"context {CONTEXT} is in {path}, and is the current one")
     report("next: kplane create acme; end it: kplane down")
     return handle
@@ -98,14 +96,3 @@ def _load(directory: Path) -> Handle:
         return Handle.load(directory)
     except EmbeddedError as error:
         raise CliError(str(error)) from error
-
-
-def _context(handle: Handle) -> dict[str, Any]:
-    """Return the administrator's kubeconfig with names of its own."""
-    document = yaml.safe_load(handle.admin_kubeconfig.read_text())
-    return {
-        "clusters": [{"name": CONTEXT, "cluster": document["clusters"][0]["cluster"]}],
-        "users": [{"name": CONTEXT, "user": document["users"][0]["user"]}],
-        "contexts": [{"name": CONTEXT, "context": {"cluster": CONTEXT, "user": CONTEXT}}],
-        "current-context": CONTEXT,
-    }

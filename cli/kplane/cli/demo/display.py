@@ -1,4 +1,4 @@
-"""Shows the progress of the demo: a spinner on a terminal, plain lines elsewhere."""
+"""Shows the demo: a spinner on a terminal while a step runs, and one line with its time when it was verified."""
 
 from __future__ import annotations
 
@@ -11,49 +11,69 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
-__all__ = ["Display"]
+__all__ = ["Display", "Proof"]
 
+_WIDTH: Final = 88
+"""Of a line without its time, so that the times stand below each other."""
 _INDENT: Final = " " * 8
 
 
+class Proof:
+    """Holds what a step has shown: one sentence, and lines with more."""
+
+    def __init__(self, title: str) -> None:
+        """Begin with the title of the step, which stays if the step says no more."""
+        self.sentence = title
+        self.details: tuple[str, ...] = ()
+
+    def show(self, sentence: str, *details: str) -> None:
+        """Replace what was shown before."""
+        self.sentence, self.details = sentence, details
+
+
 class Display:
-    """Prints numbered steps with their notes and durations."""
+    """Prints numbered steps, what each has shown, and its duration."""
 
     def __init__(self, console: Console, *, steps: int) -> None:
         """Take the number of steps to come."""
         self._console = console
         self._steps = steps
         self._number = 0
-        self._status: Status | None = None
+        self._begun = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """How long ago the first step could begin."""
+        return time.monotonic() - self._begun
 
     @contextlib.contextmanager
-    def step(self, title: str) -> Iterator[None]:
-        """Show a step while it runs, and how it ended."""
+    def step(self, title: str) -> Iterator[Proof]:
+        """Show the title while a step runs on a terminal, and its proof when it has ended."""
         self._number += 1
-        label = f"[{self._number:2}/{self._steps}] {title}"
-        begun = time.monotonic()
+        number, proof, begun = f"{self._number}/{self._steps}", Proof(title), time.monotonic()
         try:
-            if self._console.is_terminal:
-                with self._console.status(f"[bold]{escape(label)}[/]", spinner="dots") as self._status:
-                    yield
-            else:
-                self.line(f"{label} ...")
-                yield
+            with self._running(f"{number}  {title}"):
+                yield proof
         except BaseException:
-            self._ended(label, mark="FAILED", style="red", begun=begun)
+            self._ended(f"✗ {number}  {title}: FAILED", style="red", begun=begun)
             raise
-        finally:
-            self._status = None
-        self._ended(label, mark="ok", style="green", begun=begun)
+        self._ended(f"✓ {number}  {proof.sentence}", style="green", begun=begun)
+        for detail in proof.details:
+            self.note(detail)
 
     def note(self, text: str) -> None:
-        """Print a line about the step that runs."""
+        """Print more about a step."""
         for line in text.splitlines():
             self.line(f"{_INDENT}{line}", style="dim")
 
-    def line(self, text: str, *, style: str = "") -> None:
+    def line(self, text: str = "", *, style: str = "") -> None:
         """Print a line unchanged."""
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
-    def _ended(self, label: str, *, mark: str, style: str, begun: float) -> None:
-        self.line(f"{label}: {mark} ({time.monotonic() - begun:.1f} s)", style=style)
+    def _running(self, label: str) -> contextlib.AbstractContextManager[Status | None]:
+        if not self._console.is_terminal:
+            return contextlib.nullcontext()
+        return self._console.status(f"[bold]{escape(label)}[/]", spinner="dots")
+
+    def _ended(self, text: str, *, style: str, begun: float) -> None:
+        self.line(f"{text:<{_WIDTH}}{time.monotonic() - begun:6.1f} s", style=style)

@@ -1,4 +1,4 @@
-"""Ends a kept demo. Imports nothing of the steps, so it works if they do not."""
+"""Ends a demo. Imports nothing of the steps, so it works if they do not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kplane.cli.demo import site
+from kplane.cli.demo import context, site
 from kplane.cli.demo.display import Display
 from kplane.cli.errors import CliError
 from kplane.embedded.errors import EmbeddedError
@@ -15,16 +15,18 @@ __all__ = ["end_demo"]
 
 
 def end_demo(directory: Path) -> int:
-    """End the demo in the directory, remove the directory, and return the exit status."""
+    """End the demo in the directory, remove the directory and the context, and return the exit status."""
     display = Display(Console(), steps=1)
     directory = directory.absolute()
     if not directory.exists():
-        display.line(f"No demo is kept in {directory}.")
+        display.line(f"No demo is in {directory}.")
         return 0
     try:
-        with display.step(f"End the demo in {directory}"):
-            if ended := site.clear(directory):
-                display.note(f"ended processes {ended}, which a crashed demo had left")
+        with display.step(f"End the demo in {directory}") as proof:
+            context.leave(directory)
+            ended = site.clear(directory)
+            leftover = (f"ended processes {ended}, which a crashed demo had left",) if ended else ()
+            proof.show("The demo has ended, and its data are deleted", *leftover)
     except (CliError, EmbeddedError, OSError) as error:
         display.line(f"error: {error}", style="red")
         return 1

@@ -13,9 +13,9 @@ from typing import Any, Final, Self
 
 import aiohttp
 
+from kplane.cli.demo.sessions import open_session
 from kplane.cli.errors import DemoFailed
 from kplane.provider import ClusterConfig
-from kplane.provider.client.tls import ssl_context
 
 __all__ = ["Ledger"]
 
@@ -23,7 +23,6 @@ _OBJECTS: Final = "/api/v1/namespaces/default/configmaps"
 _WRITERS: Final = 4
 _PAUSE_SECONDS: Final = 0.03
 """Between two writes of one writer. Without it, the writers would take the processor from what they watch."""
-_ANSWER_SECONDS: Final = 60.0
 _SHOWN: Final = 3
 """Of the writes that were lost or failed, how many the error names."""
 _MERGE: Final = {"Content-Type": "application/merge-patch+json"}
@@ -41,12 +40,7 @@ class Ledger:
         self._server = config.server
         self._entries: dict[str, tuple[str, str]] = {}
         self._numbers = itertools.count(1)
-        # aiohttp sends a request again if a kept connection turns out to be closed, but never POST or PATCH.
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=ssl_context(config)),
-            headers={} if config.token is None else {"Authorization": f"Bearer {config.token}"},
-            timeout=aiohttp.ClientTimeout(total=_ANSWER_SECONDS),
-        )
+        self._session = open_session(config)
 
     async def __aenter__(self) -> Self:
         return self

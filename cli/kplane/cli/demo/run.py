@@ -1,4 +1,4 @@
-"""Runs the demo, and ends it or, with `--keep`, leaves it running."""
+"""Runs the demo, and leaves it running or, with `--clean`, ends it."""
 
 from __future__ import annotations
 
@@ -6,34 +6,38 @@ import asyncio
 import contextlib
 import shutil
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 
 from kplane.binaries.programs import BinariesError, resolve
-from kplane.cli.demo import site
-from kplane.cli.demo.display import Display
-from kplane.cli.demo.steps import STEPS, Demo
+from kplane.cli.demo import context, site
+from kplane.cli.demo.display import Display, Proof
+from kplane.cli.demo.steps import ASLEEP, MOVED, STAYS, STEPS, Demo
 from kplane.cli.errors import CliError, DemoFailed
+from kplane.client import ClientError, ControlPlanes
 from kplane.embedded import lock
 from kplane.embedded.daemon import Daemon, end, tail
 from kplane.embedded.errors import EmbeddedError, leaves
-from kplane.embedded.handle import log_files
+from kplane.embedded.handle import Handle, log_files
+from kplane.provider import ClusterConfig, ProviderError
 from kplane.workloads import WorkloadsError, find_processes
 
 __all__ = ["run_demo"]
 
-_OWN_STEPS: Final = 3
+_BEFORE: Final = 2
+"""Steps before those of `STEPS`."""
 _READY_SECONDS: Final = 240.0
 _TAIL_LINES: Final = 12
-_ERRORS: Final = (BinariesError, CliError, EmbeddedError, WorkloadsError, OSError)
+_ERRORS: Final = (BinariesError, CliError, ClientError, EmbeddedError, ProviderError, WorkloadsError, OSError)
 
 
-def run_demo(directory: Path, *, keep: bool) -> int:
-    """Run the demo and return the exit status: 0 only if each step was verified."""
+def run_demo(directory: Path, *, clean: bool, count: int) -> int:
+    """Run the demo with `count` control planes, and return the exit status: 0 only if each step was verified."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    display = Display(Console(), steps=len(STEPS) + _OWN_STEPS)
+    display = Display(Console(), steps=_BEFORE + len(STEPS) + clean)
     directory = directory.absolute()
     try:
         site.take(directory)
@@ -41,16 +45,16 @@ def run_demo(directory: Path, *, keep: bool) -> int:
         display.line(f"error: {error}", style="red")
         return 1
     try:
-        return _run_guarded(directory, display=display, keep=keep)
+        return _run_guarded(directory, display=display, clean=clean, count=count)
     except KeyboardInterrupt:
         display.line("Interrupted. Ending all processes.", style="red")
         return _give_up(directory, display=display, status=130)
 
 
-def _run_guarded(directory: Path, *, display: Display, keep: bool) -> int:
+def _run_guarded(directory: Path, *, display: Display, clean: bool, count: int) -> int:
     status = 0
     try:
-        _run(directory, display=display, keep=keep)
+        _run(directory, display=display, clean=clean, count=count)
     except* _ERRORS as group:
         for error in leaves(group):
             display.line(f"error: {error}", style="red")
@@ -58,19 +62,19 @@ def _run_guarded(directory: Path, *, display: Display, keep: bool) -> int:
     return status
 
 
-def _run(directory: Path, *, display: Display, keep: bool) -> None:
-    with display.step("Set up the Kubernetes and etcd programs"):
+def _run(directory: Path, *, display: Display, clean: bool, count: int) -> None:
+    with display.step("Find the programs of Kubernetes and etcd") as proof:
         binaries = resolve(report=display.note)
-        for programs in dict.fromkeys(binaries.directories):
-            display.note(str(programs))
-    # A kept cluster outlives this process. Any other ends with it, even if this process is killed.
-    daemon = Daemon(directory, binaries=binaries, bound=not keep, gateway=True)
+        proof.show("The unmodified programs of Kubernetes and etcd are there", _places(binaries.directories))
+    # What stays outlives this process. Any other demo ends with it, even if this process is killed.
+    daemon = Daemon(directory, binaries=binaries, bound=clean, gateway=True)
     try:
-        with display.step("Start the management cluster, both operators and the gateway"):
+        with display.step("Start a management cluster, both operators and the gateway") as proof:
             handle = daemon.wait_ready(timeout_seconds=_READY_SECONDS)
-            display.note(", ".join(f"{part} {seconds:.1f} s" for part, seconds in handle.seconds.items()))
-        demo = Demo(handle=handle, note=display.note)
-        asyncio.run(_verify(demo, display=display))
+            proof.show("A management cluster, both operators and the gateway run on this machine", _parts(handle))
+        asyncio.run(_verify(handle, count=count, display=display))
+        if not clean:
+            context.enter(handle)
     except BaseException as error:
         if not isinstance(error, KeyboardInterrupt):
             # Before the stop: stopping the programs adds many lines to their logs.
@@ -78,26 +82,38 @@ def _run(directory: Path, *, display: Display, keep: bool) -> None:
         with contextlib.suppress(EmbeddedError):
             daemon.stop()
         raise
-    with display.step("Keep everything running" if keep else "Stop everything"):
-        if keep:
-            _describe(demo, display=display)
-        else:
-            _stop(daemon, display=display)
+    if clean:
+        with display.step("Stop everything") as proof:
+            _stop(daemon, proof=proof)
+    _close(handle, display=display, clean=clean)
 
 
-async def _verify(demo: Demo, *, display: Display) -> None:
-    for step in STEPS:
-        with display.step(step.title):
-            await step.run(demo)
+def _places(directories: Iterable[Path]) -> str:
+    parents: dict[Path, list[str]] = {}
+    for each in directories:
+        parents.setdefault(each.parent, []).append(each.name)
+    return "; ".join(f"{context.home_relative(parent)}: {', '.join(names)}" for parent, names in parents.items())
 
 
-def _stop(daemon: Daemon, *, display: Display) -> None:
+def _parts(handle: Handle) -> str:
+    return ", ".join(f"{part} {seconds:.1f} s" for part, seconds in handle.seconds.items() if part != "total")
+
+
+async def _verify(handle: Handle, *, count: int, display: Display) -> None:
+    async with ControlPlanes.connect(ClusterConfig.load(handle.admin_kubeconfig)) as control_planes:
+        demo = Demo(handle=handle, control_planes=control_planes, count=count)
+        for step in STEPS:
+            with display.step(step.title) as proof:
+                await step.run(demo, proof)
+
+
+def _stop(daemon: Daemon, *, proof: Proof) -> None:
     pids = [daemon.pid, *find_processes(daemon.directory)]
     daemon.stop()
     if left := sorted({pid for pid in pids if _alive(pid)} | set(find_processes(daemon.directory))):
         raise DemoFailed(f"failed to stop the demo: processes {left} still run; end them by `kill`")
     shutil.rmtree(daemon.directory)
-    display.note(f"{len(pids)} processes ended, 0 left; {daemon.directory} removed")
+    proof.show(f"Everything has ended: {len(pids)} processes → 0, and the data are deleted")
 
 
 def _alive(pid: int) -> bool:
@@ -109,22 +125,14 @@ def _alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-def _describe(demo: Demo, *, display: Display) -> None:
-    handle = demo.handle
-    kubectl = f"{handle.kubectl_program} --kubeconfig"
-    kinds = "controlplanes,controlplaneregistrations"
-    lines = [
-        f"management cluster:  {kubectl} {handle.admin_kubeconfig} get {kinds}",
-        *(
-            f"control plane {name}:  {kubectl} {tenant.kubectl.kubeconfig} get all --all-namespaces"
-            for name, tenant in demo.tenants.items()
-        ),
-        f"operator:  curl {handle.operator_url}/readyz    its metrics: {handle.operator_url}/metrics",
-        f"mcm:  curl '{handle.mcm_url}/clusters?format=table'    its metrics: {handle.mcm_url}/metrics",
-        f"end it:  kplane demo-down --directory {handle.directory}    (or: make demo-down)",
-    ]
-    for line in lines:
-        display.note(line)
+def _close(handle: Handle, *, display: Display, clean: bool) -> None:
+    display.line()
+    if clean:
+        display.line(f"Each step was verified, in {display.seconds:.0f} s.", style="bold")
+        return
+    display.line(f"Each step was verified, in {display.seconds:.0f} s. It is still running. Type next:", style="bold")
+    for command in context.next_commands(handle, shown=(STAYS, MOVED, ASLEEP), connect=STAYS):
+        display.note(command)
 
 
 def _show_logs(directory: Path, *, display: Display) -> None:

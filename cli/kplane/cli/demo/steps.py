@@ -1,43 +1,56 @@
-"""The steps of the demo. Each makes one change, verifies it and notes the result, or raises `DemoFailed`."""
+"""The steps of the demo. Each makes one change, verifies it and says what it has shown, or raises `DemoFailed`."""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
+import os
+import signal
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from kplane.api import ControlPlane, ControlPlaneMode, MigrationStep
+import aiohttp
+
+from kplane.api import ControlPlane, ControlPlaneMode, ControlPlanePhase, MigrationStatus
+from kplane.cli.demo.caller import Caller
 from kplane.cli.demo.cost import Cost
-from kplane.cli.demo.instances import instance_of
+from kplane.cli.demo.display import Proof
+from kplane.cli.demo.instances import instance_of, instances, mcm_process
 from kplane.cli.demo.ledger import Ledger
+from kplane.cli.demo.orders import EARLIER, LATER
 from kplane.cli.demo.store import count_keys, difference, stored
 from kplane.cli.demo.tenant import Tenant
-from kplane.cli.demo.waiting import wait_for
+from kplane.cli.demo.waiting import SOON, wait_for
 from kplane.cli.errors import DemoFailed
+from kplane.client import ControlPlanes, asleep, awake, ready
 from kplane.embedded.handle import Handle
-from kplane.provider import ClusterConfig
 from kplane.workloads import find_processes
 
-__all__ = ["EXAMPLES", "STEPS", "Demo", "Step"]
+__all__ = ["ASLEEP", "DESTROYED", "EXAMPLES", "LEAST", "MOVED", "STAYS", "STEPS", "Demo", "Step"]
 
 EXAMPLES: Final = Path(__file__).parent / "manifests"
 
-_ASLEEP: Final = 200
-_HIBERNATED: Final = "Hibernated"
-_NAMES: Final = ("acme", "acme-dev", "globex")
-"""Of the control planes that sleep at first, those that the demo uses."""
-_SHOWN: Final = (*_NAMES, "tenant-001", "tenant-002")
-_DESTROYED: Final = "acme"
-"""The beginning of another name: a prefix without its slash would destroy both."""
-_MOVED: Final = "globex"
+STAYS: Final = "acme"
+MOVED: Final = "globex"
+DESTROYED: Final = "initech"
+ASLEEP: Final = "tenant-001"
+"""One that the demo never asks, so that it sleeps in the end."""
+_TENANTS: Final = (STAYS, MOVED, DESTROYED)
+_NEIGHBOUR: Final = f"{DESTROYED}-dev"
+"""Begins like the one that is deleted: a prefix without its slash would destroy both."""
+LEAST: Final = len(_TENANTS) + 2
+"""Control planes that the steps need."""
+_ON_DEMAND: Final = "on-demand"
+"""The class of control planes that sleep until a request arrives."""
+_AT_ONCE: Final = 8
+"""Creations under way. More would only wait for the API server."""
 _OBJECTS: Final = 500
 """Written before the move, so that there are data to move."""
-_DEDICATED: Final = json.dumps({"spec": {"mode": ControlPlaneMode.DEDICATED}})
 _NAMESPACE: Final = "shop"
 _REPLICAS: Final = 3
 
@@ -47,15 +60,16 @@ class Demo:
     """Holds what the steps share."""
 
     handle: Handle
-    note: Callable[[str], None]
+    control_planes: ControlPlanes
+    count: int
+    """Control planes to create."""
     tenants: dict[str, Tenant] = field(default_factory=dict)
 
-    async def each(self, action: Callable[[Tenant], Awaitable[str]]) -> None:
-        """Run an action for all tenants at the same time, and note its results in order."""
+    async def each(self, action: Callable[[Tenant], Awaitable[None]]) -> None:
+        """Run an action for all tenants at the same time."""
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_awaited(action(tenant)), name=name) for name, tenant in self.tenants.items()]
-        for task in tasks:
-            self.note(task.result())
+            for name, tenant in self.tenants.items():
+                group.create_task(_awaited(action(tenant)), name=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,200 +77,246 @@ class Step:
     """Pairs a step with its title."""
 
     title: str
-    run: Callable[[Demo], Awaitable[None]]
+    run: Callable[[Demo, Proof], Awaitable[None]]
 
 
-async def _awaited(what: Awaitable[str]) -> str:
-    return await what
+async def _awaited(what: Awaitable[None]) -> None:
+    await what
 
 
-def _example(name: str) -> str:
-    return (EXAMPLES / name).read_text()
+def _examples(*names: str) -> str:
+    return "\n---\n".join((EXAMPLES / name).read_text() for name in names)
 
 
-async def create(demo: Demo) -> None:
+async def create(demo: Demo, proof: Proof) -> None:
     """Create control planes that sleep, and tell what they cost."""
-    for name in ("class.yaml", "on-demand.yaml"):
-        demo.note((await demo.handle.kubectl.apply(_example(name))).strip())
-    before, begun = Cost.of(demo.handle), time.monotonic()
-    await demo.handle.kubectl.run("create", "-f", "-", stdin=_control_planes())
-    await wait_for(
-        f"{_ASLEEP} control planes Ready and asleep",
-        lambda: _phases(demo),
-        lambda found: found == {_HIBERNATED: _ASLEEP},
-        timeout_seconds=480,
-    )
-    seconds, cost = time.monotonic() - begun, Cost.of(demo.handle) - before
+    await demo.handle.kubectl.apply(_examples("class.yaml", "on-demand.yaml"))
+    names = [*_TENANTS, _NEIGHBOUR, *(f"tenant-{number:03}" for number in range(1, demo.count - LEAST + 2))]
+    before = Cost.of(demo.handle)
+    at_once = asyncio.Semaphore(_AT_ONCE)
+
+    async def create_one(name: str) -> None:
+        async with at_once:
+            await demo.control_planes.create(name, class_name=_ON_DEMAND)
+
+    async with asyncio.TaskGroup() as group:
+        for name in names:
+            group.create_task(create_one(name), name=f"create {name}")
+    await _wait_asleep(demo, names)
     # The API server of their template ends a little later.
-    await wait_for("control planes without a process", lambda: _processes(demo), lambda found: not found)
-    demo.note(
-        f"{_ASLEEP} control planes Ready after {seconds:.1f} s, without a process of their own: "
-        f"{cost.processor_seconds:.1f} s of processor time, {cost.memory_mib / _ASLEEP:.2f} MiB of memory each"
+    await wait_for(
+        "control planes without a process", lambda: _processes(demo), lambda found: not found, poll_seconds=SOON
+    )
+    cost = Cost.of(demo.handle) - before
+    proof.show(
+        f"{demo.count} control planes are Ready, and sleep until a request arrives",
+        f"no process of their own, {cost.memory_mib / demo.count:.1f} MiB of memory each; "
+        f"{cost.processor_seconds:.1f} s of processor time for all",
     )
 
 
-def _control_planes() -> str:
-    others = [f"tenant-{number:03}" for number in range(1, _ASLEEP - len(_NAMES) + 1)]
-    items = [
-        {
-            "apiVersion": ControlPlane.resource.api_version,
-            "kind": ControlPlane.resource.kind,
-            "metadata": {"name": name},
-            "spec": {"classRef": {"name": "on-demand"}},
-        }
-        for name in (*_NAMES, *others)
-    ]
-    return json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
-
-
-async def _phases(demo: Demo) -> Mapping[str, int]:
-    """Count the phases of the control planes that are Ready."""
-    found = await demo.handle.kubectl.items("controlplanes")
-    return Counter(each["status"]["phase"] for each in found if _is_ready(each))
+async def _wait_asleep(demo: Demo, names: Sequence[str], *, timeout_seconds: float = 480.0) -> None:
+    waiting = set(names)
+    try:
+        async with asyncio.timeout(timeout_seconds), contextlib.aclosing(demo.control_planes.watch()) as changes:
+            async for change in changes:
+                if asleep(change.object) and ready(change.object):
+                    waiting.discard(change.object.name)
+                if not waiting:
+                    return
+    except TimeoutError:
+        raise DemoFailed(
+            f"failed to create {len(names)} control planes: {len(waiting)} are not Ready and asleep after "
+            f"{timeout_seconds:.0f} s, such as {min(waiting)}; see `kubectl describe controlplane {min(waiting)}`"
+        ) from None
 
 
 async def _processes(demo: Demo) -> list[int]:
     return find_processes(demo.handle.operator_directory)
 
 
-async def talk(demo: Demo) -> None:
-    """Ask control planes that sleep, and wait until their controllers run."""
-    demo.tenants = {name: await Tenant.open(demo.handle, name) for name in _NAMES}
-    await demo.each(lambda tenant: tenant.ask())
-    async with asyncio.TaskGroup() as group:
-        for name in _NAMES:
-            group.create_task(_wait_registered(demo, name), name=f"wait for registration {name}")
-    demo.note(f"$ kubectl get controlplanes {' '.join(_SHOWN)}")
-    demo.note((await demo.handle.kubectl.run("get", "controlplanes", *_SHOWN)).rstrip())
+async def wake(demo: Demo, proof: Proof) -> None:
+    """Send one request to each of three control planes that sleep."""
+    demo.tenants = {name: await Tenant.open(demo.handle, demo.control_planes, name) for name in _TENANTS}
+    seconds: list[float] = []
 
+    async def ask(tenant: Tenant) -> None:
+        seconds.append(await tenant.ask())
 
-async def _wait_registered(demo: Demo, name: str) -> None:
-    await wait_for(
-        f"registration {name} ready",
-        lambda: demo.handle.kubectl.get("controlplaneregistration", name),
-        lambda found: found.get("status", {}).get("ready") is True,
+    await demo.each(ask)
+    for name in _TENANTS:
+        await demo.control_planes.wait(name, awake)
+    phases = Counter(each.status.phase for each in await demo.control_planes.list())
+    proof.show(
+        f"One request each wakes {_listed(_TENANTS)}, and is answered after {_range(seconds)} s",
+        f"sent by kubectl to {demo.handle.gateway_url}/clusters/NAME/control-plane; "
+        f"{phases[ControlPlanePhase.HIBERNATED]} others still sleep",
     )
 
 
-def _is_ready(found: Mapping[str, Any]) -> bool:
-    generation = found["metadata"]["generation"]
-    conditions = found.get("status", {}).get("conditions", [])
-    return any(
-        each["type"] == "Ready" and each["status"] == "True" and each.get("observedGeneration") == generation
-        for each in conditions
+async def serve_versions(demo: Demo, proof: Proof) -> None:
+    """Install two versions of one CRD in two control planes, and none in the third."""
+    kinds = {STAYS: EARLIER, MOVED: LATER}
+
+    async def install(tenant: Tenant) -> None:
+        if kind := kinds.get(tenant.name):
+            await tenant.install(kind)
+
+    async def refuse(tenant: Tenant) -> None:
+        foreign = [kind for name, kind in kinds.items() if name != tenant.name]
+        for kind in foreign:
+            await tenant.refuses(kind)
+
+    await demo.each(install)
+    await demo.each(refuse)
+    proof.show(
+        f"{STAYS} and {MOVED} install two versions of one CRD, and each serves its own",
+        f"both as cluster-admin, CRD {EARLIER.crd}:",
+        *(f"  {name:<7} {kind.api_version:<25} requires {_required(kind.properties)}" for name, kind in kinds.items()),
     )
 
 
-async def deploy(demo: Demo) -> None:
-    """Create a Deployment in each control plane with the published kubeconfig, and wait for its Pods."""
-    manifest = _example("deployment.yaml")
-
-    async def deploy_into(tenant: Tenant) -> str:
-        await tenant.apply_deployment(manifest)
-        return await tenant.wait_pods(namespace=_NAMESPACE, replicas=_REPLICAS)
-
-    await demo.each(deploy_into)
+def _required(properties: Mapping[str, object]) -> str:
+    return _listed([f"spec.{name}" for name in properties])
 
 
-async def check_namespaces(demo: Demo) -> None:
-    """Show the objects that the controllers put into each new namespace."""
-    await demo.each(lambda tenant: tenant.check_namespace(_NAMESPACE))
+async def outlive_mcm(demo: Demo, proof: Proof) -> None:
+    """Kill mcm. Verify that APIs answer while it is away, and that controllers work when it is back."""
+    for name in _TENANTS:
+        await _instance(demo, name, lambda pid: pid is not None)
+    caller = Caller(tenant.config for tenant in demo.tenants.values())
+    manifest = _examples("deployment.yaml")
+
+    async def deploy(tenant: Tenant) -> None:
+        await tenant.kubectl.apply(manifest)
+
+    async with caller.calling():
+        begun = time.monotonic()
+        os.kill(mcm_process(demo.handle), signal.SIGKILL)
+        await wait_for("the end of all instances", lambda: instances(demo.handle), _is_empty, poll_seconds=SOON)
+        await demo.each(deploy)
+        await wait_for("mcm", lambda: _is_ready(demo.handle), bool, poll_seconds=SOON)
+        away = time.monotonic() - begun
+    caller.verify()
+    back = time.monotonic()
+    await demo.each(lambda tenant: tenant.wait_pods(namespace=_NAMESPACE, replicas=_REPLICAS))
+    proof.show(
+        f"mcm is killed (kill -9): {caller.answered} of {caller.answered} requests to the three APIs are answered",
+        f"it is back after {away:.1f} s; a Deployment made after the kill has its {_REPLICAS} Pods in each "
+        f"{time.monotonic() - back:.1f} s later",
+    )
 
 
-async def delete_namespaces(demo: Demo) -> None:
-    """Delete a namespace in each control plane."""
-    await demo.each(lambda tenant: tenant.delete_namespace("temporary"))
+def _is_empty(found: Sequence[int]) -> bool:
+    return not found
 
 
-async def destroy(demo: Demo) -> None:
+async def _is_ready(handle: Handle) -> bool:
+    """Ask mcm itself whether it is ready."""
+    timeout = aiohttp.ClientTimeout(total=5.0)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{handle.mcm_url}/readyz") as answer:
+            return answer.status == HTTPStatus.OK
+    except (aiohttp.ClientError, OSError, TimeoutError):
+        return False
+
+
+async def destroy(demo: Demo, proof: Proof) -> None:
     """Delete one control plane. Verify that its data are gone, and that the data of the others are unchanged."""
     etcd = demo.handle.tenants_etcd
-    victim = demo.tenants.pop(_DESTROYED)
-    others = [tenant.cluster_path for tenant in demo.tenants.values()]
+    victim = demo.tenants.pop(DESTROYED)
+    neighbour = (await demo.control_planes.get(_NEIGHBOUR)).status.cluster_path or _NEIGHBOUR
+    others = {_NEIGHBOUR: neighbour} | {name: tenant.cluster_path for name, tenant in demo.tenants.items()}
     keys = await count_keys(etcd, victim.cluster_path)
     if not keys:
         raise DemoFailed(
             f"failed to verify the deletion of {victim.name}: /clusters/{victim.cluster_path}/ held no keys before it"
         )
-    before = await _settled(demo, others)
-    await demo.handle.kubectl.run("delete", "controlplane", victim.name, "--wait=true", "--timeout=120s")
-    left = await count_keys(etcd, victim.cluster_path)
-    if left:
+    before = await _at_rest(demo, others)
+    await demo.control_planes.delete(victim.name, wait=True, timeout_seconds=120.0)
+    if left := await count_keys(etcd, victim.cluster_path):
         raise DemoFailed(f"failed to destroy {victim.name}: {left} of its {keys} keys are still in the shared etcd")
-    demo.note(f"{victim.name}: {keys} keys before, 0 after")
-    for path in others:
-        if changed := difference(before[path], await stored(etcd, path)):
-            raise DemoFailed(f"failed to keep {path} apart: destroying {victim.name} changed keys {changed[:10]}")
-        demo.note(f"{path}: all {len(before[path])} keys unchanged (keys, values and revisions compared)")
+    for name, path in others.items():
+        if changed := difference(before[name], await stored(etcd, path)):
+            raise DemoFailed(f"failed to keep {name} apart: destroying {victim.name} changed keys {changed[:10]}")
+    kept = sum(len(keys) for keys in before.values())
+    proof.show(
+        f"{victim.name} is deleted: {keys} keys → 0, neighbours untouched",
+        f"all {kept} keys of {_listed(list(others))} are as before (names, values, revisions)",
+    )
 
 
-async def _settled(demo: Demo, paths: list[str]) -> dict[str, Mapping[str, str]]:
+async def _at_rest(demo: Demo, paths: Mapping[str, str]) -> dict[str, Mapping[str, str]]:
     """Read the keys of these control planes when two readings in a row are equal."""
     seen: list[dict[str, Mapping[str, str]]] = [{}]
 
     async def take() -> list[str]:
-        seen.append({path: await stored(demo.handle.tenants_etcd, path) for path in paths})
+        seen.append({name: await stored(demo.handle.tenants_etcd, path) for name, path in paths.items()})
         earlier, now = seen[-2:]
-        return [key for path in paths for key in difference(earlier.get(path, {}), now[path])]
+        return [key for name in paths for key in difference(earlier.get(name, {}), now[name])]
 
     await wait_for("the other control planes at rest", take, lambda changed: not changed)
     return seen[-1]
 
 
-async def move(demo: Demo) -> None:
+async def move(demo: Demo, proof: Proof) -> None:
     """Move a control plane with data to an etcd of its own while clients write, and verify that nothing was lost."""
-    tenant = demo.tenants[_MOVED]
-    old = await wait_for(f"instance of {_MOVED}", lambda: instance_of(demo.handle, _MOVED), lambda pid: pid is not None)
-    async with Ledger(ClusterConfig.load(tenant.kubectl.kubeconfig)) as ledger:
+    tenant = demo.tenants[MOVED]
+    old = await _instance(demo, MOVED, lambda pid: pid is not None)
+    async with Ledger(tenant.config) as ledger:
         await ledger.fill(_OBJECTS)
         async with ledger.writing():
             begun = time.monotonic()
-            await demo.handle.kubectl.run("patch", "controlplane", _MOVED, "--type=merge", f"--patch={_DEDICATED}")
-            migration = await wait_for(f"{_MOVED} in its new home", lambda: _migration(demo), _is_moved)
+            await demo.control_planes.move(MOVED, mode=ControlPlaneMode.DEDICATED)
+            found = await demo.control_planes.wait(MOVED, lambda each: _moved(each) is not None, timeout_seconds=180.0)
             seconds = time.monotonic() - begun
-        await ledger.verify(_MOVED)
-    demo.note(
-        f"{_MOVED}: {migration['keys']} keys written to an etcd of its own, moved in {seconds:.1f} s; "
-        "the address and the kubeconfig are the same"
-    )
-    demo.note(
-        f"{_MOVED}: {ledger.acknowledged} writes acknowledged during the move, lost 0, errors 0; "
-        f"writes were held for {migration['holdMilliseconds']} ms, the slowest took {ledger.slowest_seconds:.1f} s"
-    )
+        await ledger.verify(MOVED)
+    if (migration := _moved(found)) is None:
+        raise DemoFailed(f"failed to move {MOVED}: it has left its new home")
     await _follow(demo, tenant, old=old)
+    proof.show(
+        f"{MOVED} moves with {migration.keys} keys to an etcd of its own while clients write, in {seconds:.1f} s",
+        f"{ledger.acknowledged} writes acknowledged meanwhile, lost 0, errors 0; "
+        f"held {migration.hold_milliseconds} ms, slowest {ledger.slowest_seconds:.1f} s",
+        "its address and kubeconfig stay; its controllers ended there before they started here",
+    )
 
 
-async def _migration(demo: Demo) -> dict[str, Any]:
-    """Read where the migration is."""
-    found: dict[str, Any] = (await demo.handle.kubectl.get("controlplane", _MOVED))["status"].get("migration", {})
-    return found
-
-
-def _is_moved(migration: Mapping[str, Any]) -> bool:
-    """Tell whether the control plane lives in its new home, and the operator has said how long writes waited."""
-    return "holdMilliseconds" in migration and MigrationStep(migration["step"]).is_cut
+def _moved(control_plane: ControlPlane) -> MigrationStatus | None:
+    """Return the migration if the control plane is in its new home, and how long writes waited is known."""
+    found = control_plane.status.migration
+    if found is None or found.step is None or found.hold_milliseconds is None:
+        return None
+    return found if found.step.is_cut else None
 
 
 async def _follow(demo: Demo, tenant: Tenant, *, old: int | None) -> None:
     """Verify that the controllers have ended at the former home, and act on a change at the new one."""
-    new = await wait_for(
-        f"new instance of {_MOVED}",
-        lambda: instance_of(demo.handle, _MOVED),
-        lambda pid: pid is not None and pid != old,
-    )
+    new = await _instance(demo, tenant.name, lambda pid: pid is not None and pid != old)
     if old in find_processes(demo.handle.directory):
-        raise DemoFailed(f"failed to move {_MOVED}: instance {new} has started, and instance {old} still runs")
-    demo.note(f"{_MOVED}: instance {old} ended at the former home, instance {new} runs at the new one")
+        raise DemoFailed(f"failed to move {tenant.name}: instance {new} has started, and instance {old} still runs")
     await tenant.kubectl.run("scale", "deployment", "web", "-n", _NAMESPACE, f"--replicas={_REPLICAS + 1}")
-    demo.note(await tenant.wait_pods(namespace=_NAMESPACE, replicas=_REPLICAS + 1))
+    await tenant.wait_pods(namespace=_NAMESPACE, replicas=_REPLICAS + 1)
+
+
+async def _instance(demo: Demo, name: str, accept: Callable[[int | None], bool]) -> int | None:
+    return await wait_for(f"instance of {name}", lambda: instance_of(demo.handle, name), accept, poll_seconds=SOON)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
+
+
+def _range(seconds: Sequence[float]) -> str:
+    least, most = f"{min(seconds):.1f}", f"{max(seconds):.1f}"
+    return least if least == most else f"{least} to {most}"
 
 
 STEPS: Final = (
-    Step(f"Create {_ASLEEP} control planes that sleep until they are used", create),
-    Step(f"Talk to {', '.join(_NAMES)} through the gateway, which wakes them", talk),
-    Step("Deploy 3 replicas into each with its published kubeconfig", deploy),
-    Step("Find what the controllers put into each namespace", check_namespaces),
-    Step("Delete a namespace in each", delete_namespaces),
-    Step(f"Destroy control plane {_DESTROYED}", destroy),
-    Step(f"Move {_MOVED} with its data to an etcd of its own, while clients write", move),
+    Step("Create control planes that sleep until a request arrives", create),
+    Step(f"Wake {_listed(_TENANTS)} by one request each", wake),
+    Step(f"Install two versions of one CRD in {STAYS} and {MOVED}", serve_versions),
+    Step("Kill mcm while clients call the APIs", outlive_mcm),
+    Step(f"Delete {DESTROYED}, and compare the keys of its neighbours", destroy),
+    Step(f"Move {MOVED} to an etcd of its own while clients write", move),
 )

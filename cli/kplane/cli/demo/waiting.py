@@ -5,20 +5,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from kplane.cli.errors import DemoFailed
 from kplane.embedded.errors import KubectlFailed
 
-__all__ = ["wait_for"]
+__all__ = ["SOON", "wait_for"]
 
-_POLL_SECONDS = 1.0
-"""Each probe starts kubectl, which takes some tenths of a second of one core."""
+_POLL_SECONDS: Final = 0.5
+"""A probe that starts kubectl takes some tenths of a second of one core."""
+SOON: Final = 0.1
+"""Between probes that start no program."""
 _T = TypeVar("_T")
 
 
 async def wait_for(
-    what: str, probe: Callable[[], Awaitable[_T]], accept: Callable[[_T], bool], *, timeout_seconds: float = 180.0
+    what: str,
+    probe: Callable[[], Awaitable[_T]],
+    accept: Callable[[_T], bool],
+    *,
+    timeout_seconds: float = 180.0,
+    poll_seconds: float | None = None,
 ) -> _T:
     """Probe until the answer is accepted, and return it. Retry after errors of kubectl.
 
@@ -35,4 +42,4 @@ async def wait_for(
             last = error
         if time.monotonic() > deadline:
             raise DemoFailed(f"failed to wait for {what}: not after {timeout_seconds:.0f} s; last seen: {last}")
-        await asyncio.sleep(_POLL_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS if poll_seconds is None else poll_seconds)

@@ -1,0 +1,61 @@
+"""The context of a demo in the user's kubeconfig, and what to type with it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Final
+
+from kplane.cli.demo.site import default_directory
+from kplane.cli.kubeconfigs import add_context, administrator_context, current_context, remove_context, use_context
+from kplane.embedded.handle import Handle
+
+__all__ = ["CONTEXT", "enter", "home_relative", "leave", "next_commands"]
+
+CONTEXT: Final = "kplane.demo"
+"""No context of a control plane: these are named `kplane-NAME`."""
+_FORMER: Final = "former-context"
+
+
+def enter(handle: Handle) -> None:
+    """Make the demo's context the current one, and remember the former."""
+    former = current_context()
+    (handle.directory / _FORMER).write_text("" if former in {None, CONTEXT} else str(former))
+    add_context(administrator_context(handle.admin_kubeconfig, name=CONTEXT))
+
+
+def leave(directory: Path) -> None:
+    """Undo `enter`; without it, do nothing. A context that was chosen meanwhile stays the current one."""
+    try:
+        former = (directory / _FORMER).read_text()
+    except FileNotFoundError:
+        return
+    remove_context(CONTEXT)
+    if former:
+        use_context(former)
+
+
+def next_commands(handle: Handle, *, shown: tuple[str, ...], connect: str) -> tuple[str, ...]:
+    """Return commands that work as they are in the user's shell."""
+    kubectl = "kubectl" if shutil.which("kubectl") else home_relative(handle.kubectl_program)
+    kplane = "kplane" if shutil.which("kplane") else _from_here(Path(sys.executable).parent / "kplane")
+    default = handle.directory == default_directory()
+    return (
+        f"{kubectl} --context {CONTEXT} get controlplanes {' '.join(shown)}",
+        f"{kplane} connect {connect} -- kubectl get namespaces",
+        f"{kplane} demo-down" + ("" if default else f" --directory {handle.directory}") + "   # ends it",
+    )
+
+
+def home_relative(path: Path) -> str:
+    """Return a path as a shell reads it, short if it is below the home directory."""
+    home = Path.home()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+
+
+def _from_here(path: Path) -> str:
+    """Return the shortest way to a program from the working directory."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

@@ -1,0 +1,93 @@
+"""The demo's caller counts the answers of APIs, and finds a request that got none."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from kplane.cli.demo.caller import Caller
+from kplane.cli.errors import DemoFailed
+from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
+from kplane.provider import ClusterConfig
+
+
+class Api:
+    """Counts the requests for namespaces, and answers them as long as `broken` is not set."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.broken = False
+
+    async def answer(self, request: web.Request) -> web.Response:
+        assert request.headers["Authorization"] == "Bearer secret"
+        self.requests += 1
+        if self.broken:
+            raise web.HTTPServiceUnavailable(text="no home")
+        return web.json_response({"items": []})
+
+
+@pytest.fixture
+def api() -> Api:
+    return Api()
+
+
+@pytest_asyncio.fixture
+async def config(api: Api, tmp_path: Path) -> AsyncIterator[ClusterConfig]:
+    authority = create_authority("acme")
+    pair = issue_serving(authority, common_name="server", hosts=["127.0.0.1"])
+    (tmp_path / "server.pem").write_bytes(pair.certificate + pair.key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.pem")
+    app = web.Application()
+    app.router.add_get("/api/v1/namespaces", api.answer)
+    server = TestServer(app)
+    await server.start_server(ssl=context)
+    yield ClusterConfig(server=f"https://127.0.0.1:{server.port}", ca_data=authority.certificate, token="secret")
+    await server.close()
+
+
+async def test_calls_each_api_at_least_once(api: Api, config: ClusterConfig) -> None:
+    caller = Caller([config, config])
+    async with caller.calling():
+        pass
+    caller.verify()
+    assert caller.answered == api.requests == 2
+
+
+async def test_counts_each_answer(api: Api, config: ClusterConfig, eventually: Callable[..., Awaitable[Any]]) -> None:
+    caller = Caller([config])
+    async with caller.calling():
+        await eventually(lambda: caller.answered > 3)
+    caller.verify()
+    assert caller.answered == api.requests
+
+
+async def test_a_request_without_an_answer_is_an_error(
+    api: Api, config: ClusterConfig, eventually: Callable[..., Awaitable[Any]]
+) -> None:
+    caller = Caller([config])
+    async with caller.calling():
+        await eventually(lambda: caller.answered > 0)
+        api.broken = True
+        await eventually(lambda: caller.errors)
+        api.broken = False
+    with pytest.raises(
+        DemoFailed, match=r"failed to get an answer to each request: \d+ of \d+ got none; .*: 503 no ho"
+    ):
+        caller.verify()
+
+
+async def test_a_server_that_is_gone_is_an_error(config: ClusterConfig) -> None:
+    gone = ClusterConfig(server="https://127.0.0.1:9", ca_data=config.ca_data, token="secret")
+    caller = Caller([gone])
+    async with caller.calling():
+        pass
+    with pytest.raises(DemoFailed, match=r"1 of 1 got none; the first: https://127\.0\.0\.1:9: Client"):
+        caller.verify()

@@ -1,0 +1,128 @@
+"""The demo's context comes into the user's kubeconfig, and leaves it as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kplane.cli.demo import context
+from kplane.embedded.handle import Handle
+
+OTHERS: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "Config",
+    "clusters": [{"name": "work", "cluster": {"server": "https://work"}}],
+    "users": [{"name": "work", "user": {"token": "secret"}}],
+    "contexts": [{"name": name, "context": {"cluster": "work", "user": "work"}} for name in ("work", "other")],
+    "current-context": "work",
+}
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "home" / "config"
+    path.parent.mkdir()
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    return path
+
+
+@pytest.fixture
+def handle(tmp_path: Path) -> Handle:
+    directory = tmp_path / "demo"
+    directory.mkdir()
+    admin = directory / "admin.kubeconfig"
+    admin.write_text(
+        yaml.safe_dump(
+            {
+                "clusters": [{"name": "any", "cluster": {"server": "https://127.0.0.1:1"}}],
+                "users": [{"name": "any", "user": {"token": "admin"}}],
+            }
+        )
+    )
+    return Handle(
+        directory=directory,
+        pid=1,
+        server="https://127.0.0.1:1",
+        admin_kubeconfig=admin,
+        operator_kubeconfig=admin,
+        mcm_kubeconfig=admin,
+        programs=(),
+        kubectl_program=Path.home() / "programs" / "kubectl",
+        tenants_etcd_endpoint=None,
+        tenants_etcd_credentials=directory,
+        operator_directory=directory,
+        mcm_directory=directory,
+        operator_url=None,
+        mcm_url=None,
+        seconds={},
+    )
+
+
+def read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(path.read_text())
+    return found
+
+
+def test_the_former_context_is_current_again_afterwards(kubeconfig: Path, handle: Handle) -> None:
+    kubeconfig.write_text(yaml.safe_dump(OTHERS))
+    context.enter(handle)
+    held = read(kubeconfig)
+    assert held["current-context"] == context.CONTEXT
+    assert {each["name"] for each in held["contexts"]} == {"work", "other", context.CONTEXT}
+    context.leave(handle.directory)
+    assert read(kubeconfig) == OTHERS
+
+
+def test_a_context_that_was_chosen_meanwhile_stays(kubeconfig: Path, handle: Handle) -> None:
+    kubeconfig.write_text(yaml.safe_dump(OTHERS))
+    context.enter(handle)
+    kubeconfig.write_text(yaml.safe_dump(read(kubeconfig) | {"current-context": "other"}))
+    context.leave(handle.directory)
+    assert read(kubeconfig)["current-context"] == "other"
+
+
+def test_works_without_a_kubeconfig(kubeconfig: Path, handle: Handle) -> None:
+    context.enter(handle)
+    assert read(kubeconfig)["current-context"] == context.CONTEXT
+    context.leave(handle.directory)
+    assert read(kubeconfig)["contexts"] == []
+
+
+def test_a_former_context_that_is_gone_is_not_chosen(kubeconfig: Path, handle: Handle) -> None:
+    kubeconfig.write_text(yaml.safe_dump(OTHERS))
+    context.enter(handle)
+    held = read(kubeconfig)
+    held["contexts"] = [each for each in held["contexts"] if each["name"] != "work"]
+    kubeconfig.write_text(yaml.safe_dump(held))
+    context.leave(handle.directory)
+    assert read(kubeconfig)["current-context"] == ""
+
+
+def test_a_demo_without_a_context_leaves_the_kubeconfig_alone(kubeconfig: Path, tmp_path: Path) -> None:
+    text = "# mine\n" + yaml.safe_dump(OTHERS)
+    kubeconfig.write_text(text)
+    context.leave(tmp_path)
+    assert kubeconfig.read_text() == text
+
+
+def test_the_next_commands_work_in_this_shell(handle: Handle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("shutil.which", lambda program: f"/bin/{program}")
+    look, connect, end = context.next_commands(handle, shown=("acme", "globex"), connect="acme")
+    assert look == "kubectl --context kplane.demo get controlplanes acme globex"
+    assert connect == "kplane connect acme -- kubectl get namespaces"
+    assert end.startswith(f"kplane demo-down --directory {handle.directory} ")
+
+    monkeypatch.setattr("shutil.which", lambda program: None)
+    monkeypatch.setattr("sys.executable", str(tmp_path / ".venv" / "bin" / "python"))
+    monkeypatch.chdir(tmp_path)
+    look, connect, _ = context.next_commands(handle, shown=("acme",), connect="acme")
+    assert look.startswith("~/programs/kubectl --context")
+    assert connect.startswith(".venv/bin/kplane connect")
+
+
+def test_the_default_directory_needs_no_flag(handle: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kplane.cli.demo.context.default_directory", lambda: handle.directory)
+    assert "--directory" not in context.next_commands(handle, shown=("acme",), connect="acme")[2]
