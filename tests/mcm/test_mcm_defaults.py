@@ -1,4 +1,4 @@
-"""The numbers that docs/reference/mcm.md and docs/how-to/drain-nodes.md promise, where other tests have shorter ones."""
+"""The numbers that docs/reference/mcm.md and docs/how-to/drain-nodes.md promise, if other tests have shorter ones."""
 
 from __future__ import annotations
 
