@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kplane.cli.commands.options import ContextOption, NameArgument, TimeoutOption
 from kplane.cli.errors import Refused
-from kplane.cli.session import say, work_on
+from kplane.cli.session import run, say, work_on
 
 if TYPE_CHECKING:
     from kplane.client import ControlPlanes
@@ -90,29 +91,40 @@ def connect(
 ) -> None:
     """Run a command with KUBECONFIG set to a control plane: kplane connect NAME -- kubectl get pods.
 
-    Without a command, run your shell. The kubeconfig is gone afterwards.
+    Without a command, run your shell. The kubeconfig is gone afterwards. If the address is known inside of the
+    management cluster alone, a port of this machine is forwarded to it meanwhile.
     """
-    document = ""
+    document: dict[str, Any] = {}
 
     async def work(control_planes: ControlPlanes) -> None:
         nonlocal document
-        from kplane.cli.kubeconfigs import to_text, with_exec_credential
+        from kplane.cli.kubeconfigs import with_exec_credential
 
         await control_planes.wait(name, timeout_seconds=timeout)
         published = await control_planes.kubeconfig(name, internal=internal)
-        document = to_text(with_exec_credential(published, name=name, context=context, internal=internal))
+        document = with_exec_credential(published, name=name, context=context, internal=internal)
 
     work_on(context, work)
-    from kplane.cli.kubeconfigs import run_with
 
     # Only the first: `kubectl exec POD -- COMMAND` has one of its own.
     command = arguments.args[1:] if arguments.args[:1] == ["--"] else arguments.args
     if not command:
         say(f"a shell for {name}; leave it by `exit`")
-    try:
-        raise typer.Exit(run_with(document, command))
-    except FileNotFoundError as error:
-        say(f"error: there is no program {error.filename}", error=True)
-        raise typer.Exit(127) from None
-    finally:
-        sys.stdout.flush()
+    run(lambda: _run_with(document, command, context=context, is_outside=not internal))
+
+
+def _run_with(document: dict[str, Any], command: list[str], *, context: str | None, is_outside: bool) -> None:
+    """Run a command with a kubeconfig, and end with its exit code."""
+    from kplane.cli.kubeconfigs import run_with, to_text
+    from kplane.cli.port_forward import forwarded, is_inside
+
+    with contextlib.ExitStack() as stack:
+        if is_outside and is_inside(document):
+            document = stack.enter_context(forwarded(document, context=context))
+        try:
+            raise typer.Exit(run_with(to_text(document), command))
+        except FileNotFoundError as error:
+            say(f"error: there is no program {error.filename}", error=True)
+            raise typer.Exit(127) from None
+        finally:
+            sys.stdout.flush()

@@ -1,0 +1,78 @@
+"""Reaches an address inside of the management cluster from this machine, through kubectl."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, Final, TextIO, cast
+from urllib.parse import urlsplit
+
+from kplane.binaries.errors import BinariesError
+from kplane.binaries.programs import resolve
+from kplane.cli.errors import CliError
+
+__all__ = ["forwarded", "is_inside"]
+
+_SERVICE: Final = re.compile(r"(?P<service>[a-z0-9-]+)\.(?P<namespace>[a-z0-9-]+)\.svc")
+_LISTENING: Final = re.compile(r"Forwarding from 127\.0\.0\.1:(?P<port>\d+) ")
+_END_SECONDS: Final = 5.0
+
+
+def is_inside(document: dict[str, Any]) -> bool:
+    """Whether the server of a kubeconfig is a Service, whose name is known inside of the management cluster alone."""
+    return _SERVICE.fullmatch(urlsplit(document["clusters"][0]["cluster"]["server"]).hostname or "") is not None
+
+
+@contextlib.contextmanager
+def forwarded(document: dict[str, Any], *, context: str | None) -> Iterator[dict[str, Any]]:
+    """Forward a port of this machine to the Service of a kubeconfig, and give the kubeconfig that uses it.
+
+    `context` is that of the management cluster; None for the current one. The server is still verified by its name.
+    Raises CliError if kubectl does not forward.
+    """
+    [cluster] = document["clusters"]
+    address = urlsplit(cluster["cluster"]["server"])
+    host = address.hostname or ""
+    found = _SERVICE.fullmatch(host)
+    if found is None:
+        raise CliError(f"{host} is not the name of a Service")
+    try:
+        kubectl = resolve(programs=["kubectl"], report=lambda _: None).path("kubectl")
+    except BinariesError as error:
+        raise CliError(str(error)) from error
+    command = [str(kubectl), "port-forward", f"service/{found['service']}", f":{address.port or 443}"]
+    command += ["--namespace", found["namespace"], "--address", "127.0.0.1"]
+    command += ["--context", context] if context is not None else []
+    with _running(command) as port:
+        if port is None:
+            raise CliError(f"failed to forward a port to {host}; kubectl says why above")
+        local = f"{address.scheme}://127.0.0.1:{port}{address.path}"
+        changed = {**cluster["cluster"], "server": local, "tls-server-name": host}
+        yield {**document, "clusters": [{**cluster, "cluster": changed}]}
+
+
+@contextlib.contextmanager
+def _running(command: list[str]) -> Iterator[int | None]:
+    """Run kubectl, and give the port that it listens on; None if it ended before it did."""
+    # A session of its own: Ctrl-C is for the command that uses the port. Complaints go to the user as they come.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=sys.stderr, text=True, start_new_session=True)
+    with process:
+        output = cast("TextIO", process.stdout)
+        # It writes a line for each connection, and would wait for a reader of a full pipe.
+        reader = threading.Thread(target=output.read, name="output of kubectl port-forward")
+        try:
+            listening = _LISTENING.match(output.readline())
+            reader.start()
+            yield int(listening["port"]) if listening is not None else None
+        finally:
+            process.terminate()
+            try:
+                process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            if reader.ident is not None:
+                reader.join()
