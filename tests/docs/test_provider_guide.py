@@ -1,4 +1,4 @@
-"""The guide of provider: what its Python blocks import is there, and they can be read."""
+"""The guide of provider, docs/multicluster: what its Python blocks import is there, and they can be read."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from kplane.provider import Cluster, ClusterConfig
 from kplane.provider.fleet.clusters import Clusters
 from tests.syntax import parse
 
-_GUIDE = Path(__file__).parents[2] / "docs" / "provider.md"
-_BLOCKS = re.findall(r"^```python\n(.*?)^```", _GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+_PAGES = sorted((Path(__file__).parents[2] / "docs" / "multicluster").glob("*.md"))
+_TEXT = "\n".join(page.read_text() for page in _PAGES)
+_BLOCKS = re.findall(r"^```python\n(.*?)^```", _TEXT, re.DOTALL | re.MULTILINE)
 
 
 def test_there_are_some():
-    assert len(_BLOCKS) >= 3
+    assert len(_PAGES) >= 7
+    assert len(_BLOCKS) >= 5
 
 
 @pytest.mark.parametrize("block", _BLOCKS)
@@ -63,9 +65,6 @@ def test_what_is_named_in_text_is_there():
         "Serving": "kplane.provider.serving.http",
     }
     for name in ("Leader", "Sharded", "Manager", "single_cluster", "discover", *elsewhere):
-        assert name in _GUIDE.read_text()
+        assert name in _TEXT
         assert hasattr(importlib.import_module(elsewhere.get(name, "kplane.provider")), name)
-    assert all(
-        f"`{module}`" in _GUIDE.read_text() or f"from {module} import" in _GUIDE.read_text()
-        for module in elsewhere.values()
-    )
+    assert all(f"`{module}`" in _TEXT or f"from {module} import" in _TEXT for module in elsewhere.values())

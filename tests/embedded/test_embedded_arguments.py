@@ -19,7 +19,7 @@ def test_runs_no_operators_without_what_they_work_with(tmp_path: Path, capsys: p
 
 
 def test_a_cluster_without_control_planes_needs_no_grpc() -> None:
-    # What docs/testing.md promises to who installs kplane without extras.
+    # What docs/testing/index.md promises to who installs kplane without extras.
     modules = ("kplane.embedded.__main__", "kplane.embedded.cluster", "kplane.embedded.daemon", "kplane.testing.plugin")
     code = f"import sys, {', '.join(modules)}; sys.exit('grpc' in sys.modules or 'google.protobuf' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

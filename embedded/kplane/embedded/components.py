@@ -59,7 +59,8 @@ _CONTROLLERS: Final = (
 
 MANAGEMENT: Final = {"GOGC": "200"}
 """Environment of a management API server. There is one for all control planes, so it saves processor time instead of
-memory. Those of tenants have GOGC=50, and a status would take it a third more. See docs/measured.md.
+memory. Those of tenants have GOGC=50, and a status would take it a third more. See
+docs/reference/benchmarks/management-api.md.
 """
 
 

@@ -157,7 +157,7 @@ def k8s_operators() -> bool:
 
 @pytest.fixture(scope="session")
 def k8s(pytestconfig: pytest.Config, k8s_operators: bool) -> Iterator[Cluster]:
-    """A Kubernetes cluster: `k8s.kubectl("get", "pods")`, `k8s.kubeconfig`, `k8s.capabilities`; see docs/testing.md."""
+    """A Kubernetes cluster: `k8s.kubectl("get", "pods")`, `k8s.kubeconfig`, `k8s.capabilities`; see docs/testing."""
     try:
         choice = _choice(pytestconfig)
     except Misconfigured as error:
@@ -181,7 +181,7 @@ def clean_api_server_manifests() -> Sequence[Path]:
 
 @pytest.fixture
 def clean_api_server(pytestconfig: pytest.Config, clean_api_server_manifests: Sequence[Path]) -> Cluster:
-    """A Kubernetes API without objects of earlier tests, used as `k8s`. No controllers run. See docs/testing.md."""
+    """A Kubernetes API without objects of earlier tests, used as `k8s`. No controllers run. See docs/testing."""
     try:
         choice = _choice(pytestconfig)
     except Misconfigured as error:

@@ -1,4 +1,4 @@
-"""The fixture `k8s` over real clusters, and what docs/testing.md shows of it."""
+"""The fixture `k8s` over real clusters, and what docs/testing shows of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kplane.workloads import find_processes
 pytest_plugins = ["pytester"]
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "testing.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "testing" / "index.md"
 SETTINGS = ("K8S_ALLOWED_CONTEXTS", "KIND_CLUSTER", "KIND_NODE_IMAGE", "KUBECONFIG", "USE_EXISTING_CLUSTER")
 
 

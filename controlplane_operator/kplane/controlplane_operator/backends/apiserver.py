@@ -40,14 +40,17 @@ API_SERVER_PORTS: Final = (_HTTPS,)
 """What `Runtime.reserve` is asked for."""
 
 API_SERVER_RESOURCES: Final = Resources(cpu_request="100m", memory_request="256Mi", memory_limit="2Gi")
-"""An empty one takes 159 MiB, see docs/measured.md; the limit keeps one tenant from taking the others' memory.
-They apply unless spec or class set others."""
+"""An empty one takes 159 MiB, see docs/reference/benchmarks/memory.md; the limit keeps one tenant from taking the
+others' memory. They apply unless spec or class set others."""
 
 _PROBE_SECONDS: Final = 0.05
 """A request may wait for the answer."""
 
 _GOGC: Final = {ApiServerMemory.SMALL: 25, ApiServerMemory.BALANCED: 50, ApiServerMemory.LARGE: 100}
-"""Percent by which the heap may grow until Go collects garbage; Go's own default is 100. See docs/measured.md."""
+"""Percent by which the heap may grow until Go collects garbage; Go's own default is 100.
+
+See docs/reference/benchmarks/memory.md.
+"""
 
 
 def dns_address(service_cidr: str) -> str:

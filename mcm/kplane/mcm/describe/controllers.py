@@ -50,8 +50,8 @@ READERS: Final = "readers-ca.crt"
 SERVING: Final = ("serving.crt", "serving.key")
 """Files with the serving certificate of an instance, and its key."""
 ENVIRONMENT: Final = {
-    # Trade a little CPU for memory, which each cluster costs. Measured (docs/measured.md): 20 takes 1 MiB less than 30
-    # at rest, and a tenth more processor time when it is busy. 10 takes a third more.
+    # Trade a little CPU for memory, which each cluster costs. Measured (docs/reference/benchmarks/density.md): 20 takes
+    # 1 MiB less than 30 at rest, and a tenth more processor time when it is busy. 10 takes a third more.
     "GOGC": "20",
     "GOMAXPROCS": "1",
     # Profiling is off, so Go need not keep up to 1 MiB of samples for heap profiles.
