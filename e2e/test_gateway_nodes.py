@@ -57,7 +57,7 @@ def tenant(gateway_platform: Platform, machine: Machine) -> Tenant:
         allowedDestinations=[{"cidr": f"{machine.address}/32", "ports": [10250]}],
         auth={"defaultRole": "cluster-admin"},
         controllers={"profile": "Full"},
-        defaultServices=["Controllers"],
+        defaultServices=["Controllers", "Scheduler"],
         virtual={"start": "Always"},
     )
     platform.create("ControlPlane", name, classRef={"name": name})
@@ -73,13 +73,13 @@ def tenant(gateway_platform: Platform, machine: Machine) -> Tenant:
 
 @pytest.fixture(scope="module")
 def pod(tenant: Tenant, machine: Machine) -> str:
-    """A pod on the node."""
-    tenant.kubectl.apply(_pod(machine.name))
+    """A pod on the node, where the control plane's own scheduler puts it."""
+    tenant.kubectl.apply(_pod())
     tenant.kubectl("wait", f"pod/{_POD}", "--for=condition=Ready", "--timeout=120s")
     return _POD
 
 
-def _pod(node: str) -> Object:
+def _pod() -> Object:
     container = {
         "name": "main",
         "image": images()[1],
@@ -90,7 +90,6 @@ def _pod(node: str) -> Object:
         "workingDir": "/srv",
     }
     spec = {
-        "nodeName": node,
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": 0,
         "containers": [container],
@@ -106,6 +105,13 @@ def test_a_node_joins_by_the_path_of_its_control_plane(tenant: Tenant, machine: 
     server = tenant.kubectl("config", "view", "--minify", "-o=jsonpath={.clusters[0].cluster.server}")
     assert server.endswith(f"/clusters/{tenant.name}/control-plane")
     assert f"server: {server}\n" in machine("cat", "/etc/kubernetes/kubelet.conf")
+
+
+def test_its_own_scheduler_chooses_the_node(tenant: Tenant, machine: Machine, pod: str) -> None:
+    """mcm runs kube-scheduler for it. The pod runs on the node that this one chose."""
+    (event,) = tenant.kubectl.items("events", f"--field-selector=involvedObject.name={pod},reason=Scheduled")
+    assert event["reportingComponent"] == "default-scheduler"
+    assert f"Successfully assigned default/{pod} to {machine.name}" in event["message"]
 
 
 @dataclass(frozen=True, slots=True)
