@@ -201,7 +201,7 @@ manifests: venv ## Write deploy/install.yaml: the chart with the images of `make
 	@mv deploy/install.yaml.new deploy/install.yaml
 
 .PHONY: generate
-generate: venv ## Write what is generated: the CRD manifests, the chart's copies of them, docs/reference.md, the list of images
+generate: venv ## Write what is generated: the CRD manifests, the chart's copies of them, docs/reference/, the list of images
 	@$(RUN) -m kplane.api.generate
 	@$(RUN) -m tools.reference
 	@$(RUN) -m tools.images

@@ -27,6 +27,8 @@ from typing import Final
 
 from typing_extensions import override
 
+from tools.reference.markdown import GENERATED
+
 __all__ = ["Finding", "check_prose", "check_subject", "main", "prose_of_markdown", "prose_of_python", "sentences"]
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -156,7 +158,14 @@ def _files(root: Path) -> list[Path]:
         ["git", "-C", str(root), "ls-files", "--", "*.py", "*.md"], check=True, capture_output=True, text=True
     )
     names = [name for name in listed.stdout.splitlines() if not name.startswith("tests/") and name != "CHANGELOG.md"]
-    return [root / name for name in names if (root / name).is_file() and not (root / name).is_symlink()]
+    return [root / name for name in names if _is_written(root / name)]
+
+
+def _is_written(path: Path) -> bool:
+    """Tell whether a person writes a file. What the code says in generated pages is checked in the code."""
+    if not path.is_file() or path.is_symlink():
+        return False
+    return path.suffix != ".md" or not path.read_text(encoding="utf-8").startswith(GENERATED)
 
 
 def _findings(root: Path) -> dict[str, list[Finding]]:

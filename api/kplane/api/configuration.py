@@ -111,13 +111,19 @@ class Configuration(BaseModel):
 
     @classmethod
     def reference(cls) -> Iterator[str]:
-        """Yield the lines of a table of the flags, in Markdown."""
-        yield "| flag | environment variable | default | meaning |"
-        yield "|---|---|---|---|"
-        for name, field in cls.model_fields.items():
-            default = _default(field) or ("needed" if field.is_required() else "")
-            help_ = " ".join((field.description or "").split()).replace("|", "\\|")
-            yield f"| `{_shown(name, field)}` | `{cls._variable(name)}` | {default} | {help_} |"
+        """Yield the lines of a table of the flags for each group, in Markdown."""
+        groups = dict.fromkeys([None, *(_looks(field).group for field in cls.model_fields.values())])
+        for group in groups:
+            yield from (f"### {group[0].upper()}{group[1:]}", "") if group else ()
+            yield "| flag | environment variable | default | meaning |"
+            yield "|---|---|---|---|"
+            for name, field in cls.model_fields.items():
+                if _looks(field).group != group:
+                    continue
+                default = _default(field) or ("needed" if field.is_required() else "")
+                help_ = " ".join((field.description or "").split()).replace("|", "\\|")
+                yield f"| `{_shown(name, field)}` | `{cls._variable(name)}` | {default} | {help_} |"
+            yield ""
 
     @classmethod
     def _parser(cls) -> argparse.ArgumentParser:

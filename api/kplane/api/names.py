@@ -69,6 +69,7 @@ VERSION: Final = "v1alpha1"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
 
 FINALIZER: Final = f"{GROUP}/finalizer"
+"""On objects that the operator reconciles: their deletion waits until the operator has cleaned up."""
 
 PROTECTION_FINALIZER: Final = f"{GROUP}/protected"
 """On the keys and on the data volume of a control plane: only the operator deletes them, with the control plane."""
@@ -198,8 +199,8 @@ GATEWAY_SECRET_KEYS: Final = {
 """Keys of the Secret `gateway_secret_name(...)`; `UID_ANNOTATION` on it names the control plane that they are of."""
 
 WRITES_HELD_UNTIL_ANNOTATION: Final = f"{GROUP}/writes-held-until"
-"""On the same Secret, a time: until then the gateway has requests wait that change something. The write that takes it
-away also says where they continue."""
+"""On the Secret `gateway_secret_name(...)`, a time: until then the gateway has requests wait that change something. The
+write that takes it away also says where they continue."""
 
 GATEWAY_LEASE_LABEL: Final = f"{GROUP}/gateway"
 """On the Lease that each replica of the gateway keeps in `GATEWAY_NAMESPACE`."""

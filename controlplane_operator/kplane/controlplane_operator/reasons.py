@@ -1,6 +1,6 @@
 """The reasons of the conditions that the operator writes, and what each of them means for phases, Events and metrics.
 
-This is the one list: phases are decided by it, `docs/reference.md` is generated from it, and a test compares them.
+This is the one list. Phases are decided by it, and `docs/reference/conditions.md` is generated from it.
 """
 
 from __future__ import annotations
@@ -535,7 +535,7 @@ EXPECTED: Final = frozenset(reason for reason in Reason if reason.expected)
 def reason_tables() -> Iterator[str]:
     """Yield the lines of the tables of reasons, in Markdown."""
     for table in _TABLES:
-        yield from (f"### {table}", "", *_rows(table), "")
+        yield from (f"## {table}", "", *_rows(table), "")
 
 
 def _rows(table: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ class Reason(StrEnum):
     """Why the condition Running is as it is."""
 
     INSTANCE_RUNNING = "InstanceRunning"
-    """The instance runs and answers its health check. This is the only reason with status True."""
+    """The instance runs and answers its health check."""
     STARTING = "Starting"
     """It starts, or waits for its turn to start."""
     UNREADY = "Unready"

@@ -19,7 +19,7 @@ from kplane.mcm.serving.overview import ClusterSummary, Overview, State
 from kplane.mcm.serving.scrape import Scraper
 from kplane.provider.serving.metrics import Rendering, process_families, render_families
 
-__all__ = ["InstanceMetrics", "Metrics"]
+__all__ = ["InstanceMetrics", "Metrics", "fleet_families", "scrape_family"]
 
 
 class _Answers(NamedTuple):
@@ -77,12 +77,8 @@ class Metrics:
     def _collect(self, pss: Mapping[int, int], answers: _Answers) -> Iterable[Metric]:
         summaries = self._overview.summaries()  # as it is now: some have gone while the others were asked
         families = {family.name: family for family in process_families()}
-        families |= {family.name: family for family in (*_fleet_families(summaries, pss=pss), *self._more())}
-        success = GaugeMetricFamily(
-            "mcm_instance_scrape_success",
-            "1 if the metrics of the cluster's ready instance of the program were read.",
-            labels=["cluster", "program"],
-        )
+        families |= {family.name: family for family in (*fleet_families(summaries, pss=pss), *self._more())}
+        success = scrape_family()
         present = {found.name for found in summaries}
         for origin in answers.asked:
             if origin.cluster in present:
@@ -95,7 +91,17 @@ def _values(_: Target, text: str) -> Values:
     return allowed_values(text.split("\n"))
 
 
-def _fleet_families(summaries: Iterable[ClusterSummary], *, pss: Mapping[int, int]) -> list[Metric]:
+def scrape_family() -> GaugeMetricFamily:
+    """Return the metric that tells of reading the metrics of instances, without samples."""
+    return GaugeMetricFamily(
+        "mcm_instance_scrape_success",
+        "1 if the metrics of the cluster's ready instance of the program were read.",
+        labels=["cluster", "program"],
+    )
+
+
+def fleet_families(summaries: Iterable[ClusterSummary], *, pss: Mapping[int, int]) -> list[Metric]:
+    """Return the metrics of mcm's own; `pss` is the memory of each process."""
     found = list(summaries)
     clusters = GaugeMetricFamily("mcm_clusters", "Clusters by the state of their instance.", labels=["state"])
     counts = Counter(summary.state for summary in found)

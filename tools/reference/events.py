@@ -1,0 +1,146 @@
+"""Writes events.md: the reasons of the Events that both operators record."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from kplane.api import RotationPhase
+from kplane.mcm.reasons import Reason
+from tools.reference.markdown import code, page, table
+from tools.reference.sources import ROOT, attributes, modules, parsed
+
+__all__ = ["events"]
+
+_MEANINGS: Final[Mapping[str, str]] = {
+    "Cloned": "a new control plane has the objects of its source, with fresh uids",
+    "CredentialsNotRevoked": "credentials stay valid at an adopted API server until they expire",
+    "DataAdopted": "the control plane took over retained data",
+    "DataDeleted": "the keys of a deleted control plane are deleted",
+    "DataLeft": "the data belong to another owner, and stay",
+    "DataRetained": "the data of an adopted control plane stay",
+    "Deleted": "the control plane is gone; the message says what became of the data",
+    "DeletedInUse": "a class was deleted while control planes name it",
+    "EndNotConfirmed": "the removal continues without a confirmation that instances ended",
+    "KeysRestored": "the operator put the keys back, for example after the namespace was deleted",
+    "MetricsNotScraped": "the operator cannot write a ServiceMonitor",
+    "MigrationAborted": "the control plane stays where it lived",
+    "MigrationCompleted": "of the former home nothing is left",
+    "MigrationCut": "the control plane lives in its new home; the message says how long writes waited",
+    "MigrationRetried": "the change of the home failed; the operator retries",
+    "MigrationStarted": "the data begin to move",
+    "PolicyUnclear": "class and status name two deletion policies; the operator keeps the data",
+    "Restored": "a new control plane has the data of a snapshot",
+    "TemplateFailed": "a control plane starts without a template, which takes longer",
+    "VersionChanged": "the API server has another version than before",
+    **{
+        f"Rotation{phase}": f"{text}; see `status.rotation`"
+        for phase, text in {
+            RotationPhase.TRUSTING: "new CAs and a new ServiceAccount key are trusted next to the old ones",
+            RotationPhase.OVERLAPPING: "the new ones issue credentials",
+            RotationPhase.DROPPING: "credentials of the old ones are removed",
+            RotationPhase.DONE: "only the new ones are trusted",
+        }.items()
+    },
+}
+"""What each call of `events.record` tells. A reason that is not here fails the generation."""
+
+_BY_NAME: Final[Mapping[str, tuple[str, ...]]] = {
+    "done": ("Cloned", "Restored"),  # snapshots/restoring.py
+    "reason": (),  # status/writer.py: conditions and _OVER
+}
+"""The reasons that a variable of a call can hold."""
+
+
+def events() -> str:
+    """Return the page."""
+    return page(
+        "Events",
+        "This page lists the Events of kplane's own objects, by their reason.",
+        "Kubernetes deletes an Event after an hour. Conditions stay, see [reasons of conditions](conditions.md)."
+        " `kubectl describe controlplane acme` shows both.",
+        "## Events of controlplane-operator",
+        "The operator records an Event for each condition that changes its status or reason. The reason of the Event is"
+        " that of the condition. The Event is a warning if the status is False, and the reason is no part of normal"
+        " work. Besides, there are these:",
+        table(["reason", "type", "meaning"], _recorded()),
+        "## Events of a condition that goes away",
+        "Some conditions exist only while they have something to tell.",
+        table(["reason", "type", "meaning"], _over()),
+        "## Events of mcm",
+        "mcm records these on the registration, or on the endpoint if it follows endpoints.",
+        table(["reason", "type", "meaning"], _instances()),
+    )
+
+
+def _recorded() -> list[list[str]]:
+    found: dict[str, str] = {}
+    for path in modules("controlplane_operator"):
+        for node in ast.walk(parsed(path)):
+            match node:
+                case ast.Call(func=ast.Attribute(attr="record"), keywords=keywords):
+                    given = {each.arg: each.value for each in keywords}
+                    if "reason" in given:
+                        warning = ast.unparse(given["warning"]) if "warning" in given else "False"
+                        found |= dict.fromkeys(_reasons(given["reason"]), "Warning" if warning == "True" else "Normal")
+                case _:
+                    pass
+    if found.keys() != _MEANINGS.keys():
+        differ = sorted(found.keys() ^ _MEANINGS.keys())
+        raise LookupError(f"failed to describe Events: _MEANINGS and the code differ in {differ}; correct _MEANINGS")
+    return [[code(reason), found[reason], _MEANINGS[reason]] for reason in sorted(found)]
+
+
+def _reasons(value: ast.expr) -> tuple[str, ...]:
+    """Return what the argument `reason` of a call can be."""
+    match value:
+        case ast.Constant(value=str(reason)):
+            return (reason,)
+        case ast.Name(id=name) if name in _BY_NAME:
+            return _BY_NAME[name]
+        case ast.JoinedStr(values=[ast.Constant(value="Rotation"), ast.FormattedValue()]):
+            return tuple(f"Rotation{phase}" for phase in RotationPhase)
+        case ast.Attribute(value=ast.Name(id="Reason"), attr="DATA_RETAINED"):
+            return ("DataRetained",)
+        case _:
+            raise LookupError(f"failed to describe Events: {ast.unparse(value)} is unknown; add it to _reasons")
+
+
+def _over() -> Iterator[list[str]]:
+    writer = ROOT / "controlplane_operator" / "kplane" / "controlplane_operator" / "status" / "writer.py"
+    for reason, text in sorted(map(_pair, _items(writer, "_OVER").values())):
+        yield [code(reason), "Normal", text]
+
+
+def _instances() -> Iterator[list[str]]:
+    below = ROOT / "mcm" / "kplane" / "mcm"
+    told = _items(below / "status" / "events.py", "_EVENT_KINDS")
+    kinds = {key: _pair(value) for key, value in told.items()}
+    [reasons] = [node for node in parsed(below / "reasons.py").body if isinstance(node, ast.ClassDef)]
+    described = {each.name: each.documentation for each in attributes(reasons.body)}
+    for reason in Reason:
+        if reason is not Reason.STARTING:
+            type_, shown = kinds.get(f"Reason.{reason.name}", ("Warning", str(reason)))
+            yield [code(shown), type_, described[reason.name]]
+
+
+def _items(path: Path, name: str) -> Mapping[str, ast.expr]:
+    """Return the values of a dictionary in a module, by their keys as they are written."""
+    for each in attributes(parsed(path).body):
+        if each.name == name and isinstance(each.value, ast.Dict):
+            found = zip(each.value.keys, each.value.values, strict=True)
+            return {ast.unparse(key): value for key, value in found if key}
+    raise LookupError(f"failed to describe Events: {path} has no dictionary {name}")
+
+
+def _pair(value: ast.expr) -> tuple[str, str]:
+    """Return the two texts of a tuple, or of a call with two arguments."""
+    match value:
+        case ast.Tuple(elts=[ast.Constant(value=str(first)), ast.Constant(value=str(second))]):
+            return first, second
+        case ast.Call(args=[ast.Constant(value=str(first)), ast.Constant(value=str(second))]):
+            return first, second
+        case _:
+            raise LookupError(f"failed to describe Events: expected two texts, found {ast.unparse(value)}")

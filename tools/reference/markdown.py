@@ -1,0 +1,45 @@
+"""Makes Markdown: pages, tables and cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+__all__ = ["GENERATED", "cell", "code", "escaped", "page", "table"]
+
+GENERATED: Final = "<!-- Written by `make generate` from the code: change the code instead. -->"
+"""The first line of each generated page."""
+
+
+def page(title: str, *parts: str | Iterable[str]) -> str:
+    """Return a page. Each part is a paragraph, or the lines of a block."""
+    blocks = [part if isinstance(part, str) else "\n".join(part) for part in parts]
+    return "\n\n".join([GENERATED, f"# {title}", *(block for block in blocks if block)]) + "\n"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table. The cells are Markdown."""
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    for row in rows:
+        yield f"| {' | '.join(cell(each) for each in row)} |"
+
+
+def cell(text: str) -> str:
+    """Put text into one line, and keep its vertical bars from ending the cell."""
+    return escaped(" ".join(text.split())).replace("\\|", "|").replace("|", "\\|")
+
+
+def code(text: str) -> str:
+    """Return text as code. Nothing stays nothing."""
+    if not text:
+        return ""
+    fence = "``" if "`" in text else "`"
+    room = " " if "`" in text else ""
+    return f"{fence}{room}{text}{room}{fence}"
+
+
+def escaped(text: str) -> str:
+    """Keep words such as <NAME> from being HTML, outside of code spans."""
+    parts = text.split("`")
+    return "`".join(part if number % 2 else part.replace("<", "&lt;") for number, part in enumerate(parts))

@@ -1,0 +1,118 @@
+"""Writes python.md and a page for each public package below python/."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from kplane.testing.choice import CAPABILITIES
+from tools.reference.markdown import code, page, table
+from tools.reference.signatures import definition, describe, documentation, is_error
+from tools.reference.sources import ROOT, parsed
+
+__all__ = ["python_api"]
+
+_PACKAGES: Final[Mapping[str, str]] = {
+    "client": "Control planes from Python: create them, wait for them, use them, move and delete them.",
+    "provider": "Controllers over a fleet of Kubernetes clusters that come and go, for authors of reconcilers.",
+    "testing": "A Kubernetes cluster for tests, by a pytest plugin.",
+}
+
+
+def python_api() -> Mapping[str, str]:
+    """Return the pages by their paths."""
+    overview = page(
+        "Python packages",
+        "This page lists the packages of kplane that your own code can import.",
+        table(
+            ["package", "what it is for"],
+            ([f"[{code(f'kplane.{name}')}](python/{name}.md)", text] for name, text in _PACKAGES.items()),
+        ),
+        "Their pages list the public names. Other modules may change in any release.",
+        ["```{toctree}", ":hidden:", "", *(f"python/{name}" for name in _PACKAGES), "```"],
+    )
+    return {
+        "python.md": overview,
+        "python/client.md": _package("client"),
+        "python/provider.md": _package("provider"),
+        "python/testing.md": _testing(),
+    }
+
+
+def _package(name: str) -> str:
+    """Describe the names in `__all__` of a package, from the modules that define them."""
+    module = parsed(ROOT / name / "kplane" / name / "__init__.py")
+    defined: dict[str, Path] = {}
+    for node in module.body:
+        if isinstance(node, ast.ImportFrom) and node.module != "__future__":
+            defined |= {alias.name: _path(node.module or "") for alias in node.names}
+    groups: dict[str, list[str]] = {"Classes": [], "Functions": [], "Errors": [], "Constants": []}
+    for each, path in sorted(defined.items(), key=lambda item: item[0].lower()):
+        groups[_group(path, each)].append(each)
+    parts = [
+        part
+        for group, names in groups.items()
+        if names
+        for part in (f"## {group}", *(text for each in names for text in describe(defined[each], each)))
+    ]
+    return page(f"kplane.{name}", _PACKAGES[name], *parts)
+
+
+def _path(module: str) -> Path:
+    path = ROOT / module.split(".")[1] / module.replace(".", "/")
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def _group(path: Path, name: str) -> str:
+    match definition(path, name):
+        case ast.ClassDef():
+            return "Errors" if is_error(path, name) else "Classes"
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            return "Functions"
+        case _:
+            return "Constants"
+
+
+def _testing() -> str:
+    below = ROOT / "testing" / "kplane" / "testing"
+    plugin = parsed(below / "plugin.py")
+    return page(
+        "kplane.testing",
+        _PACKAGES["testing"],
+        "pytest loads the plugin `kplane.testing.plugin` if kplane is installed.",
+        "## Fixtures",
+        table(["fixture", "scope", "meaning"], _fixtures(plugin)),
+        "## Options of pytest",
+        table(["option", "meaning"], _options(plugin)),
+        "## Capabilities",
+        "The marker `k8s_needs` skips a test if the cluster lacks one of these.",
+        table(["capability", "meaning"], ([code(name), text] for name, text in CAPABILITIES.items())),
+        "## Classes",
+        *describe(below / "cluster.py", "Cluster"),
+    )
+
+
+def _fixtures(plugin: ast.Module) -> Iterator[list[str]]:
+    for node in plugin.body:
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        for decorator in node.decorator_list:
+            shown = ast.unparse(decorator)
+            if shown.startswith("pytest.fixture"):
+                yield [code(node.name), "session" if "session" in shown else "test", documentation(node)]
+
+
+def _options(plugin: ast.Module) -> Iterator[list[str]]:
+    for node in ast.walk(plugin):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(attr="addoption"), args=[ast.Constant(value=str(name))], keywords=keywords
+            ):
+                given = {each.arg: each.value for each in keywords}
+                yield [code(name), str(ast.literal_eval(given["help"]))]
+            case ast.Call(func=ast.Attribute(attr="addini"), args=[_, ast.Constant(value=str(text))]):
+                yield [f"{code('k8s_log_namespaces')} in the configuration", text]
+            case _:
+                pass

@@ -1,0 +1,199 @@
+"""Describes classes and functions of a module in Markdown, from their source."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from typing_extensions import override
+
+from tools.reference.markdown import code, escaped, table
+from tools.reference.sources import attributes, parsed
+
+__all__ = ["Definition", "definition", "describe", "documentation", "is_error"]
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Definition = ast.ClassDef | Function | ast.Assign | ast.AnnAssign
+
+_WIDE: Final = 100
+_HIDDEN: Final = frozenset({"overload"})
+
+
+def definition(path: Path, name: str) -> Definition:
+    """Find what a module calls by a name. Raises LookupError if it defines nothing of that name."""
+    for node in parsed(path).body:
+        match node:
+            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef() if node.name == name:
+                return node
+            case ast.Assign(targets=[ast.Name(id=target)]) | ast.AnnAssign(target=ast.Name(id=target)) if (
+                target == name
+            ):
+                return node
+    raise LookupError(f"failed to describe {name}: {path} does not define it")
+
+
+def describe(path: Path, name: str) -> Iterator[str]:
+    """Yield the parts of the description of a name: heading, signature, text, members."""
+    found = _Constants(path).visit(copy.deepcopy(definition(path, name)))
+    yield f"### {name}"
+    match found:
+        case ast.ClassDef():
+            yield from _class(found)
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            yield _fenced(_signature(found, name=name))
+            yield documentation(found)
+        case _:
+            [attribute] = [each for each in attributes(parsed(path).body) if each.name == name]
+            yield _fenced(f"{name} = {ast.unparse(attribute.value)}")
+            yield escaped(attribute.documentation)
+
+
+class _Constants(ast.NodeTransformer):
+    """Puts the numbers and texts of a module's private constants in the place of their names."""
+
+    def __init__(self, path: Path) -> None:
+        found = {each.name: each.value for each in attributes(parsed(path).body) if each.name.startswith("_")}
+        self._values = {name: value for name, value in found.items() if isinstance(value, ast.Constant)}
+
+    @override
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Return the value of a constant, or the name as it is."""
+        return self._values.get(node.id, node)
+
+
+def documentation(node: ast.AST) -> str:
+    """Return a docstring as paragraphs; indented lines in it are code."""
+    text = ast.get_docstring(node) if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) else ""
+    return escaped(inspect.cleandoc(text or ""))
+
+
+def is_error(path: Path, name: str) -> bool:
+    """Tell whether a name is an exception, as far as its bases say so."""
+    found = definition(path, name)
+    if not isinstance(found, ast.ClassDef):
+        return False
+    bases = [ast.unparse(base) for base in found.bases]
+    known = {node.name for node in parsed(path).body if isinstance(node, ast.ClassDef)}
+    return any(
+        base == "Exception" or base.endswith("Error") or (base in known and is_error(path, base)) for base in bases
+    )
+
+
+def _class(node: ast.ClassDef) -> Iterator[str]:
+    yield _fenced(_class_signature(node))
+    yield documentation(node)
+    rows = [*_fields(node)]
+    if rows:
+        yield "\n".join(table(["attribute", "type", "meaning"], rows))
+    for method in _methods(node):
+        name = f"{node.name}.{method.name}"
+        yield f"#### {name}"
+        yield _fenced(_signature(method, name=method.name))
+        yield documentation(method)
+
+
+def _class_signature(node: ast.ClassDef) -> str:
+    bases = [
+        text for text in map(ast.unparse, node.bases) if not text.startswith(("Protocol", "Generic", "NamedTuple"))
+    ]
+    head = f"class {node.name}" + (f"({', '.join(bases)})" if bases else "")
+    made = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+    if not made:
+        return head
+    return f"{head}\n\n{_call(node.name, _parameters(made[-1]))}"
+
+
+def _fields(node: ast.ClassDef) -> Iterator[list[str]]:
+    """Yield the public attributes and properties that have a docstring, or the fields of a data class."""
+    documented = {each.name: each.documentation for each in attributes(node.body)}
+    # An attribute without a value is no assignment.
+    for number, each in enumerate(node.body):
+        match each:
+            case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation) if not name.startswith("_"):
+                text = documented.get(name) or _docstring_after(node.body, number)
+                yield [code(name), code(ast.unparse(annotation)), text]
+            case ast.Assign(targets=[ast.Name(id=name)]) if documented.get(name) and not name.startswith("_"):
+                yield [code(name), "", documented[name]]
+            case ast.FunctionDef(name=name) if _is_property(each) and not name.startswith("_"):
+                returned = ast.unparse(each.returns) if each.returns is not None else ""
+                yield [code(name), code(returned), (ast.get_docstring(each) or "")]
+
+
+def _docstring_after(body: Sequence[ast.stmt], number: int) -> str:
+    match body[number + 1 : number + 2]:
+        case [ast.Expr(value=ast.Constant(value=str(text)))]:
+            return text
+        case _:
+            return ""
+
+
+def _methods(node: ast.ClassDef) -> Iterator[Function]:
+    for each in node.body:
+        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) or each.name.startswith("_"):
+            continue
+        if not _is_property(each) and ast.get_docstring(each) and not _decorators(each) & _HIDDEN:
+            yield each
+
+
+def _decorators(node: Function) -> set[str]:
+    names = [ast.unparse(each.func if isinstance(each, ast.Call) else each) for each in node.decorator_list]
+    return {name.rpartition(".")[2] for name in names}
+
+
+def _is_property(node: Function) -> bool:
+    return bool(_decorators(node) & {"property", "cached_property"})
+
+
+def _signature(node: Function, *, name: str) -> str:
+    decorators = _decorators(node)
+    returned = ast.unparse(node.returns) if node.returns is not None else ""
+    generates = any(isinstance(each, ast.Yield) for each in ast.walk(node))
+    prefix = "await " if isinstance(node, ast.AsyncFunctionDef) and not generates else ""
+    if "asynccontextmanager" in decorators or "contextmanager" in decorators:
+        prefix = "async with " if "asynccontextmanager" in decorators else "with "
+        returned = returned.partition("[")[2].removesuffix("]") or returned
+    end = f" -> {returned}" if returned and returned != "None" else ""
+    return _call(f"{prefix}{name}", _parameters(node), end=end)
+
+
+def _call(name: str, parameters: Sequence[str], *, end: str = "") -> str:
+    line = f"{name}({', '.join(parameters)}){end}"
+    if len(line) <= _WIDE:
+        return line
+    return "\n".join([f"{name}(", *(f"    {each}," for each in parameters), f"){end}"])
+
+
+def _parameters(node: Function) -> list[str]:
+    """Write each parameter, without self and cls."""
+    given = node.args
+    positional = [*given.posonlyargs, *given.args]
+    defaults = [None] * (len(positional) - len(given.defaults)) + [*given.defaults]
+    found = [_parameter(each, default) for each, default in zip(positional, defaults, strict=True)]
+    is_static = "staticmethod" in _decorators(node)
+    if positional and positional[0].arg in {"self", "cls"} and not is_static:
+        found = found[1:]
+    if given.vararg is not None:
+        found.append(f"*{_parameter(given.vararg, None)}")
+    elif given.kwonlyargs:
+        found.append("*")
+    found += [_parameter(each, default) for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+    if given.kwarg is not None:
+        found.append(f"**{_parameter(given.kwarg, None)}")
+    return found
+
+
+def _parameter(argument: ast.arg, default: ast.expr | None) -> str:
+    text = argument.arg
+    if argument.annotation is not None:
+        text += f": {ast.unparse(argument.annotation)}"
+    if default is None:
+        return text
+    return f"{text} = {ast.unparse(default)}" if argument.annotation is not None else f"{text}={ast.unparse(default)}"
+
+
+def _fenced(text: str) -> str:
+    return f"```text\n{text}\n```"
