@@ -71,6 +71,10 @@ binaries: venv ## Find or obtain the Kubernetes and etcd programs (minutes, the 
 helm: venv ## Find or obtain helm, which the tests of the chart run
 	@$(RUN) -m kplane.binaries helm
 
+.PHONY: kwok
+kwok: venv ## Find or build kwok, which plays the nodes of fake-node tests (minutes, the first time)
+	@$(RUN) -m kplane.binaries kwok
+
 .PHONY: demo
 demo: venv ## Run the main job on an embedded cluster, and leave it running; CLEAN=1 ends it
 	@$(RUN) -m kplane.cli.main demo $(if $(filter-out 0,$(CLEAN)),--clean)
@@ -142,7 +146,7 @@ test-integration: venv binaries helm ## Run the tests against the real programs,
 	@$(INTEGRATION) -m "integration and not slow"
 
 .PHONY: test-integration-all
-test-integration-all: venv binaries helm ## Run all tests against the real programs
+test-integration-all: venv binaries helm kwok ## Run all tests against the real programs
 	@echo "== integration tests, with the slow ones"
 	@$(INTEGRATION) -m integration
 
@@ -227,6 +231,10 @@ update-helm: venv ## Change the version of Helm: VERSION=4.3.2
 .PHONY: update-kind
 update-kind: venv ## Change the version of kind: VERSION=0.34.0
 	@$(RUN) -m tools.update kind $(VERSION)
+
+.PHONY: update-kwok
+update-kwok: venv ## Change the version of kwok: VERSION=0.9.0
+	@$(RUN) -m tools.update kwok $(VERSION)
 
 .PHONY: checksums
 checksums: venv ## Record the SHA-256 of the official programs of the pinned versions

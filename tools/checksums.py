@@ -32,14 +32,14 @@ def record(upstream: Upstream, *, sites: ReleaseSites = OFFICIAL, report: Report
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Record the checksums of the named upstreams, by default of all."""
+    """Record the checksums of the named upstreams, by default of all that publish some."""
     by_name = {upstream.name: upstream for upstream in UPSTREAMS}
     unknown = [name for name in arguments if name not in by_name]
     if unknown:
         print_line(f"error: unknown upstream {', '.join(unknown)}; choose from {', '.join(by_name)}")
         return 2
     failed = False
-    for name in arguments or by_name:
+    for name in arguments or [each.name for each in UPSTREAMS if each.release.checksums is not None]:
         try:
             record(by_name[name])
         except WayError as error:

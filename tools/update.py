@@ -82,7 +82,8 @@ def update(
     try:
         record(upstream, sites=sites, report=report)
     except WayError as error:
-        report(f"{upstream.name}: {error}; its programs are built from source until `make checksums` succeeds")
+        until = " until `make checksums` succeeds" if upstream.release.checksums is not None else ""
+        report(f"{upstream.name}: {error}; its programs are built from source{until}")
     programs = " ".join(upstream.programs)
     report(f"{upstream.name}: pinned v{number}; `python -m kplane.binaries {programs}` and the tests tell if it works")
 

@@ -59,7 +59,7 @@ def test_what_was_not_asked_for_is_refused_even_where_it_is_cached(machine: Any)
 def test_unknown_program_is_refused_before_anything_is_obtained(machine: Any) -> None:
     machine.install_go()
     with pytest.raises(
-        BinariesError, match=r"failed to find kubelet: unknown program; choose from .*kubectl.*helm, kind$"
+        BinariesError, match=r"failed to find kubelet: unknown program; choose from .*kubectl.*helm, kind, kwok$"
     ):
         machine.resolve("helm", "kubelet")
     assert machine.built == []

@@ -14,7 +14,7 @@ from kplane.binaries.cache import Cache
 from kplane.binaries.errors import BinariesError
 from kplane.binaries.gobuild import _ldflags
 from kplane.binaries.toolchain import find_go, wheel_command
-from kplane.binaries.upstreams import ETCD, HELM, KIND, KUBERNETES, UPSTREAMS, Upstream
+from kplane.binaries.upstreams import ETCD, HELM, KIND, KUBERNETES, KWOK, UPSTREAMS, Upstream
 from tools.update import NAMED_IN, render_go_mod, update
 
 ROOT = Path(__file__).parents[2]
@@ -76,6 +76,7 @@ def test_built_programs_tell_their_version() -> None:
     assert f"-X k8s.io/component-base/version.gitMajor={major}" in flags
     assert f"-X k8s.io/client-go/pkg/version.gitMinor={minor}" in flags
     assert f"-X helm.sh/helm/v4/internal/version.version=v{HELM.version}" in _ldflags(HELM)
+    assert f"-X sigs.k8s.io/kwok/pkg/consts.Version=v{KWOK.version}" in _ldflags(KWOK)
 
 
 @pytest.mark.parametrize("upstream", UPSTREAMS, ids=lambda upstream: upstream.name)

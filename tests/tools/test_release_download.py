@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from kplane.binaries.errors import WayError
 from kplane.binaries.programs import BinariesError
 from kplane.binaries.release import ReleaseSites, recorded
-from kplane.binaries.upstreams import ETCD, KIND, KUBERNETES, UPSTREAMS, Upstream, this_platform
+from kplane.binaries.upstreams import ETCD, KIND, KUBERNETES, KWOK, UPSTREAMS, Upstream, this_platform
 from tools import checksums
 from tools.checksums import PLATFORMS
 
@@ -106,7 +107,11 @@ def test_a_record_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         recorded(upstream)
 
 
-@pytest.mark.parametrize("upstream", UPSTREAMS, ids=lambda upstream: upstream.name)
+@pytest.mark.parametrize(
+    "upstream",
+    [upstream for upstream in UPSTREAMS if upstream.release.checksums is not None],
+    ids=lambda upstream: upstream.name,
+)
 def test_published_checksums_are_recorded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, release: tuple[Path, ReleaseSites], upstream: Upstream
 ) -> None:
@@ -120,6 +125,18 @@ def test_published_checksums_are_recorded(
     found = recorded(copy)
     assert len(found) == (len(upstream.programs) if upstream.release.member is None else 1)
     assert found.items() <= (sites.checksums or {}).items()
+
+
+def test_a_project_that_publishes_no_checksums_is_built(machine: Any, release: tuple[Path, ReleaseSites]) -> None:
+    machine.sites = release[1]
+    machine.install_go()
+
+    machine.resolve("kwok")
+
+    assert machine.built == [KWOK.packages["kwok"]]
+    assert any("SHA256SUMS; the project publishes none" in line for line in machine.lines)
+    with pytest.raises(WayError, match="failed to read checksums of kwok: the project publishes none"):
+        checksums.record(KWOK, sites=machine.sites)
 
 
 def test_download_that_stops_midway_is_continued_by_a_build(machine: Any, release: tuple[Path, ReleaseSites]) -> None:

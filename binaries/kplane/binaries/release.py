@@ -68,9 +68,8 @@ def download(
     paths = {program: upstream.fill(release.file, platform=platform, program=program) for program in programs}
     for path in paths.values():
         if path not in checksums:
-            raise WayError(
-                f"no SHA-256 of {path} is recorded in {upstream.recorded}; run `make checksums` where {site} answers"
-            )
+            advice = f"run `make checksums` where {site} answers" if release.checksums else "the project publishes none"
+            raise WayError(f"no SHA-256 of {path} is recorded in {upstream.recorded}; {advice}")
     _require_reachable(site, timeout_seconds=sites.connect_seconds)
 
     def fetch(path: str, *, into: Path) -> Path:
@@ -106,16 +105,19 @@ def recorded(upstream: Upstream) -> dict[str, str]:
 def published(upstream: Upstream, *, platforms: Sequence[Platform], sites: ReleaseSites = OFFICIAL) -> dict[str, str]:
     """Download the checksums that the project publishes for the pinned version: SHA-256 by path at the site.
 
-    Raises WayError if the site does not answer or lacks one of them.
+    Raises WayError if the project publishes none, or if the site does not answer or lacks one of them.
     """
-    site = sites.mirror or upstream.release.site
+    release = upstream.release
+    if release.checksums is None:
+        raise WayError(f"failed to read checksums of {upstream.title}: the project publishes none")
+    site = sites.mirror or release.site
     _require_reachable(site, timeout_seconds=sites.connect_seconds)
     checksums = {}
     for platform in platforms:
         for program in upstream.programs:
-            path = upstream.fill(upstream.release.file, platform=platform, program=program)
+            path = upstream.fill(release.file, platform=platform, program=program)
             if path not in checksums:
-                text = _read(f"{site}/{upstream.fill(upstream.release.checksums, platform=platform, program=program)}")
+                text = _read(f"{site}/{upstream.fill(release.checksums, platform=platform, program=program)}")
                 checksums[path] = _find_checksum(text, name=path.rsplit("/", 1)[-1])
     return checksums
 

@@ -15,6 +15,7 @@ __all__ = [
     "HELM",
     "KIND",
     "KUBERNETES",
+    "KWOK",
     "RUNTIME",
     "UPSTREAMS",
     "Platform",
@@ -64,8 +65,9 @@ class Release:
     site: str
     file: str
     """A program, or the archive of all programs."""
-    checksums: str
-    """Lines "<SHA-256>  <file>", or one bare checksum. Read only to record them: `make checksums`."""
+    checksums: str | None
+    """Lines "<SHA-256>  <file>", or one bare checksum. Read only to record them: `make checksums`. None: the
+    project publishes none, and its programs are built from source."""
     member: str | None = None
     """A program in the archive; None if the file is the program."""
 
@@ -202,8 +204,23 @@ KIND = Upstream(
     ),
 )
 
+KWOK = Upstream(
+    name="kwok",
+    title="kwok",
+    directory=_MODULES / "kwok",
+    module="sigs.k8s.io/kwok",
+    packages={"kwok": "sigs.k8s.io/kwok/cmd/kwok"},
+    release=Release(
+        site="https://github.com/kubernetes-sigs/kwok/releases/download",
+        file="v{version}/kwok-{os}-{arch}",
+        checksums=None,
+    ),
+    stamps={"sigs.k8s.io/kwok/pkg/consts.Version": "v{version}"},
+)
+"""Plays the nodes of control planes on this machine, if a user asks for that."""
+
 RUNTIME = (KUBERNETES, ETCD)
 """Upstreams that kplane needs to run."""
 
-UPSTREAMS = (*RUNTIME, HELM, KIND)
-"""All upstreams, also those that only developers use."""
+UPSTREAMS = (*RUNTIME, HELM, KIND, KWOK)
+"""All upstreams, also those that kplane does not need to run."""
