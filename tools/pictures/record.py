@@ -1,0 +1,76 @@
+"""Records commands in a terminal of their own, with what is typed and what they print."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import pty
+import shlex
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Sequence
+from fcntl import ioctl
+from typing import Final
+
+from tools.pictures.cast import Cast, Output
+from tools.pictures.terminal import Screen
+
+__all__ = ["record"]
+
+_ROWS: Final = 50
+_TYPE: Final = r"""
+prompt() { printf '\033[32m$\033[0m '; }
+type_in() {
+    local i
+    for ((i = 0; i < ${#1}; i++)); do printf '%s' "${1:i:1}"; sleep 0.03; done
+    sleep 0.3; printf '\n'
+}
+"""
+
+
+def record(commands: Sequence[str], *, columns: int, title: str) -> Cast:
+    """Run commands one after the other in one bash, show their output, and return the recording.
+
+    Raises RuntimeError if a command fails.
+    """
+    steps = [f"prompt; type_in {shlex.quote(each)}; eval {shlex.quote(each)} || exit" for each in commands]
+    script = "\n".join([_TYPE, *steps, "prompt"])
+    begun = time.monotonic()
+    descriptor, terminal = pty.openpty()
+    ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", _ROWS, columns, 0, 0))
+    process = subprocess.Popen(
+        ["bash", "--norc", "-c", script], stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True
+    )
+    os.close(terminal)
+    outputs: list[Output] = []
+    decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+    while data := _read(descriptor):
+        text = decode(data)
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        if not (outputs and _is_redrawn(text, outputs[-1].data, columns=columns)):
+            outputs.append(Output(time.monotonic() - begun, text))
+    os.close(descriptor)
+    if status := process.wait():
+        raise RuntimeError(f"failed to record: a command ended with status {status}")
+    return Cast(columns, title, outputs)
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 1 << 16)
+    except OSError:  # Linux says so when the last program has closed the terminal.
+        return b""
+
+
+def _is_redrawn(text: str, before: str, *, columns: int) -> bool:
+    """Tell whether a line is only drawn again, as a spinner does many times in a second."""
+    if not text.startswith("\r"):
+        return False
+    screens = Screen(columns), Screen(columns)
+    for screen, data in zip(screens, (text, before), strict=True):
+        screen.write(data)
+    return list(screens[0].rows) == list(screens[1].rows)
