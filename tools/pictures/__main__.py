@@ -1,8 +1,10 @@
 """Draw the pictures of docs/pictures from their sources, or record a terminal.
 
-python -m tools.pictures                         draw NAME.svg from each NAME.toml and NAME.cast
-python -m tools.pictures --check                 only compare
-python -m tools.pictures record FILE COMMAND...  run commands, and write what the terminal showed
+    python -m tools.pictures                         draw NAME.svg from each NAME.toml and NAME.cast
+    python -m tools.pictures --check                 only compare
+    python -m tools.pictures record FILE COMMAND...  run commands, and write what the terminal showed
+
+A recording is of a real run. `make recording` makes that of README.md.
 """
 
 from __future__ import annotations

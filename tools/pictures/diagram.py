@@ -1,20 +1,22 @@
 """Draws boxes and arrows as an SVG, from a description in TOML.
 
-title = "What the picture shows"
-size = [860, 400]
+    title = "What the picture shows"
+    size = [860, 400]
 
-[box.acme]
-at = [20, 40]            # the upper left corner
-size = [160, 70]
-kind = "accent"          # plain, accent, group, asleep
-title = "acme"
-lines = ["kube-apiserver"]
+    [box.acme]
+    at = [20, 40]            # the upper left corner
+    size = [160, 70]
+    kind = "accent"          # plain, accent, group, asleep
+    title = "acme"
+    lines = ["kube-apiserver", "$code"]
 
-[[arrow]]
-from = "acme.right"      # a side: left, right, top, bottom; and how far along it, as in right:0.25
-to = "etcd.left"
-label = "data"
-kind = "plain"           # plain, dashed
+    [[arrow]]
+    from = "acme.right"      # a side, and how far along it, as in right:0.25
+    to = "etcd.left"
+    label = "data"
+    kind = "plain"           # plain, dashed
+
+An arrow is straight, or has two corners.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 from xml.sax.saxutils import escape
 
@@ -33,36 +36,12 @@ _LINE: Final = 17
 _STRAIGHT: Final = 1
 """Ends that differ by less are joined without a corner."""
 _FONTS: Final = (
-    f"<style>\ntext{{font-family:{SANS};font-size:12.5px;fill:#424a53}}\n"
-    f".code{{font-family:{MONOSPACE};font-size:12px}}"
+    f"text{{font-family:{SANS};font-size:12.5px;fill:#424a53}}\n.code{{font-family:{MONOSPACE};font-size:12px}}"
 )
-_STYLE: Final = """\
-.paper{fill:#ffffff;stroke:#d0d7de}
-.title{font-weight:600;font-size:14px;fill:#1f2328}
-.label{font-size:12px;fill:#57606a}
-.plain{fill:#f6f8fa;stroke:#8c959f}
-.accent{fill:#ddf4ff;stroke:#0969da}
-.group{fill:none;stroke:#8c959f;stroke-dasharray:5 4}
-.asleep{fill:#ffffff;stroke:#afb8c1;stroke-dasharray:3 3}
-.line{fill:none;stroke:#57606a;stroke-width:1.4}
-.dashed{stroke-dasharray:5 4}
-.head{fill:#57606a}
-@media (prefers-color-scheme:dark){
-text{fill:#b7bfc8}
-.paper{fill:#0d1117;stroke:#30363d}
-.title{fill:#f0f6fc}
-.label{fill:#9198a1}
-.plain{fill:#161b22;stroke:#6e7681}
-.accent{fill:#0c2d6b;stroke:#388bfd}
-.group{stroke:#6e7681}
-.asleep{fill:#0d1117;stroke:#484f58}
-.line{stroke:#9198a1}
-.head{fill:#9198a1}
-}
-</style>"""
-_HEAD: Final = (
-    '<defs><marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8" markerHeight="8" '
-    'orient="auto-start-reverse"><path class="head" d="M0 0L10 5L0 10z"/></marker></defs>'
+_STYLE: Final = Path(__file__).with_name("diagram.css").read_text().strip()
+_HEAD: Final = '<path class="head" d="M0 0L10 5L0 10z"/>'
+_MARKER: Final = (
+    'id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8" markerHeight="8" orient="auto-start-reverse"'
 )
 
 Point = tuple[float, float]
@@ -96,9 +75,8 @@ def draw(description: str) -> str:
     boxes = {name: _box(each) for name, each in about["box"].items()}
     parts = [
         *opened(about["title"], width=width, height=height),
-        _FONTS,
-        _STYLE,
-        _HEAD,
+        f"<style>\n{_FONTS}\n{_STYLE}\n</style>",
+        f"<defs><marker {_MARKER}>{_HEAD}</marker></defs>",
         f'<rect class="paper" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="10"/>',
     ]
     for box in boxes.values():

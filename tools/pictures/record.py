@@ -13,6 +13,7 @@ import termios
 import time
 from collections.abc import Sequence
 from fcntl import ioctl
+from pathlib import Path
 from typing import Final
 
 from tools.pictures.cast import Cast, Output
@@ -21,14 +22,7 @@ from tools.pictures.terminal import Screen
 __all__ = ["record"]
 
 _ROWS: Final = 50
-_TYPE: Final = r"""
-prompt() { printf '\033[32m$\033[0m '; }
-type_in() {
-    local i
-    for ((i = 0; i < ${#1}; i++)); do printf '%s' "${1:i:1}"; sleep 0.03; done
-    sleep 0.3; printf '\n'
-}
-"""
+_TYPE: Final = Path(__file__).with_name("typing.sh").read_text()
 
 
 def record(commands: Sequence[str], *, columns: int, title: str) -> Cast:
