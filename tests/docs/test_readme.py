@@ -1,0 +1,20 @@
+"""README.md stays short, and what it shows is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LINES = 150
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= LINES
+
+
+def test_each_link_of_readme_leads_to_a_file() -> None:
+    targets = re.findall(r"""(?:\]\(|src=")([^)"#]+)""", (ROOT / "README.md").read_text())
+    own = [target for target in targets if "://" not in target]
+    assert len(own) > 20
+    assert [target for target in own if not (ROOT / target).exists()] == []
