@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from kplane.client.control_planes import ControlPlanes
 from kplane.client.errors import ClientError, NoControlPlane, NoKubeconfig, NotSettled
+from kplane.client.events import KubernetesEvent
 from kplane.client.settled import Settled, asleep, awake, moved, ready
 from kplane.client.watching import Change
 
@@ -16,6 +17,7 @@ __all__ = [
     "Change",
     "ClientError",
     "ControlPlanes",
+    "KubernetesEvent",
     "NoControlPlane",
     "NoKubeconfig",
     "NotSettled",

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Self
 
 from kplane.api import (
@@ -31,7 +31,10 @@ from kplane.api.names import (
     management_namespace,
 )
 from kplane.client.errors import ClientError, NoControlPlane, NoKubeconfig, NotSettled
-from kplane.client.settled import Settled, ready
+from kplane.client.events import ControlPlaneEvents, KubernetesEvent
+from kplane.client.settled import Settled, asleep, awake, ready
+from kplane.client.tokens import issue_token
+from kplane.client.adoption import adopt
 from kplane.client.watching import Change, follow, read_as, served
 from kplane.provider import Client, ClusterConfig, NotFound
 from kplane.provider.client.resources import SECRETS
@@ -165,6 +168,20 @@ class ControlPlanes:
         if wait:
             await self._wait_gone(found, timeout_seconds=timeout_seconds)
 
+    async def adopt(
+        self,
+        name: str,
+        config: ClusterConfig,
+        *,
+        namespace: str = "kplane-system",
+        external: str | None = None,
+        wait: bool = False,
+        timeout_seconds: float = _WAIT_SECONDS,
+    ) -> ControlPlane:
+        """Adopt the API server of `config`, an administrator there; see `kplane.client.adoption.adopt`."""
+        made = await adopt(self._client, name, config=config, namespace=namespace, external=external)
+        return await self.wait(name, timeout_seconds=timeout_seconds) if wait else made
+
     async def _wait_gone(self, former: ControlPlane, *, timeout_seconds: float) -> None:
         last = former
         try:
@@ -228,6 +245,38 @@ class ControlPlanes:
 
     async def sleep(self, name: str) -> ControlPlane:
         """Ask that the API server ends until a client needs it."""
+    @contextlib.asynccontextmanager
+    async def tenant(
+        self, name: str, *, internal: bool = False, timeout_seconds: float = _WAIT_SECONDS
+    ) -> AsyncIterator[Client]:
+        """Connect to the API of a control plane as its administrator; one that sleeps is woken first."""
+        await self.ensure_awake(name, timeout_seconds=timeout_seconds)
+        async with Client(await self.config(name, internal=internal), field_manager=_FIELD_MANAGER) as client:
+            yield client
+
+    async def token(self, name: str, *, internal: bool = False, lifetime: timedelta | None = None) -> str:
+        """Return a bearer token for the API of a control plane: the published one, or a new one of this lifetime.
+
+        Raises ClientError if the control plane publishes a client certificate instead.
+        """
+        if lifetime is not None:
+            async with self.tenant(name, internal=internal) as tenant:
+                return await issue_token(tenant, seconds=round(lifetime.total_seconds()))
+        published = (await self.config(name, internal=internal)).token
+        if published is None:
+            raise ClientError(f"{name} publishes a client certificate and no token; use its kubeconfig")
+        return published
+
+    async def events(self, name: str) -> Sequence[KubernetesEvent]:
+        """Read the Events of a control plane and of what belongs to it, the latest last. Raises NoControlPlane."""
+        return await ControlPlaneEvents(self._client, await self.get(name)).read()
+
+    async def follow_events(self, name: str) -> AsyncGenerator[KubernetesEvent, None]:
+        """Yield these Events, then each new one, without an end. Close it by `contextlib.aclosing`."""
+        async with contextlib.aclosing(ControlPlaneEvents(self._client, await self.get(name)).follow()) as events:
+            async for event in events:
+                yield event
+
         return await self._annotate(name, SLEEP_REQUESTED_ANNOTATION, _now())
 
     async def wake(self, name: str) -> ControlPlane:
@@ -253,15 +302,22 @@ class ControlPlanes:
             "spec": {"controlPlaneRef": {"name": name}, "services": list(services)},
         }
         return read_as(ControlPlaneRegistration, await self._client.apply(_REGISTRATIONS, body))
+    async def ensure_awake(self, name: str, *, timeout_seconds: float = _WAIT_SECONDS) -> None:
+        """Wake one that sleeps, and wait for it; not every address wakes it by itself."""
+        if asleep(await self.get(name)):
+            await self.wake(name)
+            await self.wait(name, awake, timeout_seconds=timeout_seconds)
+
 
     async def unregister(self, name: str) -> None:
         """End what runs by the registration of this name; one that is gone already is fine."""
         with contextlib.suppress(NotFound):
             await self._client.delete(_REGISTRATIONS, name)
 
-    async def registrations(self, name: str) -> Sequence[ControlPlaneRegistration]:
-        """Read the registrations of a control plane, by name."""
-        found = await self._client.list(_REGISTRATIONS, field_selector=f"spec.controlPlaneRef.name={name}")
+    async def registrations(self, of: str | None = None) -> Sequence[ControlPlaneRegistration]:
+        """Read the registrations of a control plane, or all, by name."""
+        selector = f"spec.controlPlaneRef.name={of}" if of is not None else None
+        found = await self._client.list(_REGISTRATIONS, field_selector=selector)
         return sorted((read_as(ControlPlaneRegistration, obj) for obj in found.items), key=lambda each: each.name)
 
     async def snapshot(

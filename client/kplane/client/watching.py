@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, Literal, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 from pydantic import ValidationError
 
 from kplane.api import ResourceModel
 from kplane.api.resource import ResourceInfo
 from kplane.client.errors import ClientError
-from kplane.provider import Client, Resource, Unreachable
+from kplane.provider import Client, Event, Informer, NotFound, Resource, Unreachable
 from kplane.provider.aio.backoff import Backoff
-from kplane.provider.errors import Expired
+from kplane.provider.cache.event import EventKind
 
-__all__ = ["Change", "follow", "read_as", "served"]
+__all__ = ["Change", "follow", "follow_objects", "read_as", "served"]
 
 Kind = TypeVar("Kind", bound=ResourceModel)
-
-_SECONDS: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Change(Generic[Kind]):
     """An object as it is now; for DELETED, as it was last."""
 
-    type: Literal["ADDED", "MODIFIED", "DELETED"]
+    type: EventKind
     object: Kind
 
 
@@ -51,39 +50,36 @@ def read_as(kind: type[Kind], obj: dict[str, object]) -> Kind:
 async def follow(client: Client, kind: type[Kind], *, name: str | None = None) -> AsyncGenerator[Change[Kind], None]:
     """Yield what there is, then each change, without an end. Close it by `contextlib.aclosing`.
 
-    An object may be yielded again as it was. Raises ApiError if the API server refuses; waits while it is unreachable.
+    Raises ApiError if the API server refuses at first; later it retries, as it does while the server is unreachable.
     """
-    resource = served(kind.resource)
-    selector = f"metadata.name={name}" if name is not None else None
-    known: dict[str, Kind] = {}
-    backoff = Backoff(initial_seconds=0.5, maximum_seconds=10.0)
-    while True:
-        try:
-            listing = await client.list(resource, field_selector=selector)
-            present = {each.name: each for each in (read_as(kind, obj) for obj in listing.items)}
-            for gone in [each for each in known if each not in present]:
-                yield Change("DELETED", known.pop(gone))
-            for each, found in present.items():
-                changed = each in known
-                known[each] = found
-                yield Change("MODIFIED" if changed else "ADDED", found)
-            version = listing.resource_version
-            async with client.watch(
-                resource, resource_version=version, field_selector=selector, timeout_seconds=_SECONDS
-            ) as watch:
-                async for event in watch:
-                    backoff.reset()
-                    if event.type == "BOOKMARK":
-                        continue
-                    found = read_as(kind, event.object)
-                    if event.type == "DELETED":
-                        known.pop(found.name, None)
-                        yield Change("DELETED", found)
-                        continue
-                    changed = found.name in known
-                    known[found.name] = found
-                    yield Change("MODIFIED" if changed else "ADDED", found)
-        except Expired:
-            continue
-        except Unreachable:
-            await asyncio.sleep(backoff.next_delay())
+    async with contextlib.aclosing(follow_objects(client, served(kind.resource), name=name)) as events:
+        async for event in events:
+            yield Change(event.kind, read_as(kind, event.object))
+
+
+async def follow_objects(
+    client: Client, resource: Resource, *, namespaces: Sequence[str | None] = (None,), name: str | None = None
+) -> AsyncGenerator[Event, None]:
+    """Yield what there is of any kind in these namespaces, then each change; see `follow`."""
+    events: asyncio.Queue[Event] = asyncio.Queue()
+    async with contextlib.AsyncExitStack() as stack:
+        for namespace in namespaces:
+            await _require_served(client, resource, namespace=namespace, name=name)
+            backoff = Backoff(initial_seconds=0.5, maximum_seconds=10.0)
+            informer = Informer(client, resource, namespace=namespace, name=name, backoff=backoff)
+            stack.push_async_callback(informer.aclose)
+            informer.add_handler(events.put_nowait)
+            informer.start()
+        while True:
+            yield await events.get()
+
+
+async def _require_served(client: Client, resource: Resource, *, namespace: str | None, name: str | None) -> None:
+    """Raise the ApiError that an informer would retry: the kind does not exist, or the user may not read it."""
+    try:
+        await client.request("GET", resource.path(name, namespace=namespace), params={} if name else {"limit": 1})
+    except Unreachable:
+        return
+    except NotFound as error:
+        if "name" not in error.details:
+            raise

@@ -1,0 +1,43 @@
+"""Bearer tokens for the API of a control plane."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+from kplane.client.errors import ClientError
+from kplane.provider import Client
+
+__all__ = ["issue_token"]
+
+_PREFIX = "system:serviceaccount:"
+
+
+async def issue_token(tenant: Client, *, seconds: int) -> str:
+    """Have the API server of a control plane issue a token for the ServiceAccount that `tenant` authenticates as.
+
+    The API server may grant a shorter life. Raises ClientError if `tenant` does not use a token of a ServiceAccount.
+    """
+    namespace, name = _service_account(tenant.config.token)
+    body = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"expirationSeconds": seconds},
+    }
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
+    answer = await tenant.request("POST", path, body=body)
+    return str(answer["status"]["token"])
+
+
+def _service_account(token: str | None) -> tuple[str, str]:
+    """Return namespace and name of the ServiceAccount that a token is of."""
+    try:
+        payload = (token or "").split(".")[1]
+        subject = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))["sub"]
+        namespace, name = subject.removeprefix(_PREFIX).split(":")
+    except (IndexError, KeyError, TypeError, ValueError):
+        raise ClientError(
+            "the administrator of this control plane has a client certificate and no ServiceAccount; use its"
+            " kubeconfig, or a class with auth.model token"
+        ) from None
+    return namespace, name
