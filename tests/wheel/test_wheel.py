@@ -41,6 +41,7 @@ def test_it_installs_one_name(wheel: Path) -> None:
     outside = ("configmaps.py", "README.md")
     strange = [name for name in names if "/tests/" in name or "examples" in name or name.endswith(outside)]
     assert strange == []
+    assert "kplane/embedded/data/fake-nodes.yaml" in names
 
 
 def test_every_component_is_typed(wheel: Path) -> None:

@@ -21,6 +21,9 @@ __all__ = [
     "CONTROL_PLANE_LABEL",
     "DATA_MARK_ANNOTATION",
     "DESTROY_DATA_ANNOTATION",
+    "FAKE_NODES_ANNOTATION",
+    "FAKE_NODES_CONFIG_MAP",
+    "FAKE_NODE_LABEL",
     "FINALIZER",
     "FINISH_ROTATION_ANNOTATION",
     "GATEWAY_HOST_KEY",
@@ -171,6 +174,15 @@ SLEEP_REQUESTED_ANNOTATION: Final = f"{GROUP}/sleep-requested"
 
 LAST_USED_ANNOTATION: Final = f"{GROUP}/last-used"
 """On a control plane: when it was last used. The gateway writes this, once a minute at most."""
+
+FAKE_NODES_ANNOTATION: Final = f"{GROUP}/fake-nodes"
+"""On a control plane: how many nodes it has that kwok plays. It counts where `FAKE_NODES_CONFIG_MAP` is."""
+
+FAKE_NODE_LABEL: Final = f"{GROUP}/fake-node"
+"""In a control plane, `"true"` on each node that is there because of `FAKE_NODES_ANNOTATION`."""
+
+FAKE_NODES_CONFIG_MAP: Final = "kplane-fake-nodes"
+"""Name of a ConfigMap in namespace `kube-public` of an embedded cluster whose control planes can have fake nodes."""
 
 KUBECONFIG_KEY: Final = "kubeconfig"
 KUBECONFIG_EXTERNAL_KEY: Final = "kubeconfig-external"

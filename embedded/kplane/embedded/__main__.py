@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             manifests=not given.no_manifests,
             fsync=not given.no_fsync,
             gateway=find_envoy() if given.gateway else None,
+            kwok=given.kwok,
         )
         uvloop.run(_serve(cluster, until_stdin_closes=given.until_stdin_closes))
     except* (BinariesError, EmbeddedError, OperatorError, OSError, ProviderError, WorkloadsError) as group:
@@ -64,6 +65,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         ("--until-stdin-closes", "end when standard input closes"),
     ):
         parser.add_argument(name, action="store_true", help=text)
+    text = "the program kwok, which then plays nodes in control planes that ask for them; needs the operators"
+    parser.add_argument("--kwok", type=Path, metavar="PROGRAM", help=text)
     text = "directory for data, credentials, logs and ready.json"
     parser.add_argument("--directory", type=Path, required=True, help=text)
     given = parser.parse_args(arguments)
@@ -71,6 +74,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--no-manifests needs --no-operators: the operators need the CRDs and the RBAC")
     if given.gateway and given.no_operators:
         parser.error("--gateway needs the operators: leave out --no-operators")
+    if given.kwok is not None and given.no_operators:
+        parser.error("--kwok needs the operators: leave out --no-operators")
     return given
 
 

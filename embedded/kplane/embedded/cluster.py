@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from kplane.api.names import FAKE_NODES_CONFIG_MAP
 from kplane.binaries.programs import Binaries
 from kplane.controlplane_operator.backends.apiserver import (
     API_SERVER_PORTS,
@@ -33,7 +34,8 @@ from kplane.embedded.credentials import (
 from kplane.embedded.errors import EmbeddedError, LeftRunning, NotReadyInTime
 from kplane.embedded.handle import READY_FILE, Handle
 from kplane.embedded.manifests import install
-from kplane.provider import Client, ClusterConfig
+from kplane.provider import Client, ClusterConfig, NotFound
+from kplane.provider.client.resources import CONFIG_MAPS
 from kplane.workloads import Address, Component, Phase, ProcessRuntime, end_processes, find_processes
 
 __all__ = ["ManagementCluster"]
@@ -52,7 +54,8 @@ class ManagementCluster:
     `directory` keeps data and credentials: a cluster that starts there again has both. `operators` adds
     controlplane-operator and mcm. Both need `manifests`: the CRDs and RBAC of kplane, and an etcd for control planes.
     Without `fsync`, which suits tests, a crash of the machine can lose data. `gateway` is the program Envoy, which then
-    serves the control planes under one address; it needs `operators`. `operator_arguments` are more flags of
+    serves the control planes under one address; it needs `operators`. `kwok` is the program of that name, which then
+    plays the nodes that control planes ask for; it needs `operators`, too. `operator_arguments` are more flags of
     controlplane-operator.
     Exiting ends all processes, those of the tenants too, and raises `LeftRunning` if one is left.
     Entering raises `DirectoryInUse`, `NotReadyInTime`, `workloads.WorkloadsError`, `provider.ProviderError` and
@@ -68,6 +71,7 @@ class ManagementCluster:
         manifests: bool = True,
         fsync: bool = True,
         gateway: Path | None = None,
+        kwok: Path | None = None,
         operator_arguments: Sequence[str] = (),
     ) -> None:
         self._operator_arguments = tuple(operator_arguments)
@@ -77,6 +81,7 @@ class ManagementCluster:
         self._manifests = manifests
         self._fsync = fsync
         self._envoy = gateway
+        self._kwok = kwok
         self._exit = contextlib.AsyncExitStack()
         self._seconds: dict[str, float] = {}
         self._handle: Handle | None = None
@@ -141,6 +146,7 @@ class ManagementCluster:
             async with self._timed("operators"):
                 await self._start_operators(handle, addresses)
                 await self._start_gateway(credentials, handle, addresses)
+            await self._start_fake_nodes(stack, client)
         self._seconds["total"] = round(time.monotonic() - begun, 3)
         self._handle, self._client = handle, client
         handle.save()
@@ -274,6 +280,20 @@ class ManagementCluster:
         )
         await self._run(component)
 
+    async def _start_fake_nodes(self, stack: contextlib.AsyncExitStack, client: Client) -> None:
+        """Give control planes the nodes that they ask for, or say that there are none here."""
+        marker, namespace = FAKE_NODES_CONFIG_MAP, "kube-public"
+        if self._kwok is None:
+            with contextlib.suppress(NotFound):
+                await client.delete(CONFIG_MAPS, marker, namespace=namespace)
+            return
+        # Here, because most clusters need nothing of that.
+        from kplane.embedded.fake_nodes import FakeNodes
+
+        directory = self._directory / "fake-nodes"
+        await stack.enter_async_context(FakeNodes(client.config, directory=directory, program=self._kwok))
+        await client.apply(CONFIG_MAPS, {"metadata": {"name": marker, "namespace": namespace}})
+
     def _describe(self, credentials: Credentials, addresses: Mapping[str, Address]) -> Handle:
         server = server_url(addresses[components.API_SERVER])
         identities = {
@@ -303,6 +323,7 @@ class ManagementCluster:
             seconds=self._seconds,
             gateway_url=server_url(addresses[components.GATEWAY]) if self._envoy is not None else None,
             gateway_ca=credentials.gateway() / "ca.crt" if self._envoy is not None else None,
+            fake_nodes=self._kwok is not None,
         )
 
     async def _run(self, component: Component) -> None:

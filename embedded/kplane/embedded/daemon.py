@@ -54,11 +54,12 @@ class Daemon:
         fsync: bool = True,
         bound: bool = True,
         gateway: bool = False,
+        kwok: Path | None = None,
     ) -> None:
         """Start the daemon in a directory, and create the directory if it does not exist.
 
-        `operators`, `manifests` and `fsync` are those of `kplane.embedded.cluster.ManagementCluster`. `gateway`
-        starts a gateway with the Envoy that `kplane.binaries` finds.
+        `operators`, `manifests`, `fsync` and `kwok` are those of `kplane.embedded.cluster.ManagementCluster`.
+        `gateway` starts a gateway with the Envoy that `kplane.binaries` finds.
         A `bound` daemon ends when this process ends or is killed. Any other runs until `end`.
         Raises `EmbeddedError` and `OSError` if the start fails.
         """
@@ -72,6 +73,7 @@ class Daemon:
         command += [] if manifests else ["--no-manifests"]
         command += [] if fsync else ["--no-fsync"]
         command += ["--gateway"] if gateway else []
+        command += ["--kwok", str(kwok)] if kwok is not None else []
         command += ["--until-stdin-closes"] if bound else []
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(

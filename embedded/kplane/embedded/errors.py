@@ -6,6 +6,7 @@ __all__ = [
     "DaemonFailed",
     "DirectoryInUse",
     "EmbeddedError",
+    "FakeNodesInvalid",
     "KubectlFailed",
     "LeftRunning",
     "NotReadyInTime",
@@ -27,6 +28,10 @@ class NotReadyInTime(EmbeddedError):
 
 class DaemonFailed(EmbeddedError):
     """The daemon ended, or was not ready in time. The message has the tail of its log."""
+
+
+class FakeNodesInvalid(EmbeddedError):
+    """A control plane asks for fake nodes in a way that cannot be understood, or must not have any."""
 
 
 class LeftRunning(EmbeddedError):

@@ -53,6 +53,8 @@ class Handle:
     """URL of the gateway, without a path; None if it was not started."""
     gateway_ca: Path | None = None
     """The CA of its serving certificate; None likewise."""
+    fake_nodes: bool = False
+    """Whether control planes get the nodes that `FAKE_NODES_ANNOTATION` asks for."""
 
     @property
     def tenants_etcd(self) -> TenantsEtcd:

@@ -23,6 +23,7 @@ __all__ = [
     "LEASES",
     "NAMESPACES",
     "NETWORK_POLICIES",
+    "NODES",
     "PERSISTENT_VOLUME_CLAIMS",
     "PODS",
     "POD_DISRUPTION_BUDGETS",
@@ -94,6 +95,7 @@ def _segment(value: str, *, what: str) -> str:
 
 
 NAMESPACES: Final = Resource("v1", "Namespace", "namespaces", namespaced=False)
+NODES: Final = Resource("v1", "Node", "nodes", namespaced=False)
 SECRETS: Final = Resource("v1", "Secret", "secrets", namespaced=True)
 CONFIG_MAPS: Final = Resource("v1", "ConfigMap", "configmaps", namespaced=True)
 SERVICE_ACCOUNTS: Final = Resource("v1", "ServiceAccount", "serviceaccounts", namespaced=True)

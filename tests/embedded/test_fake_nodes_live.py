@@ -1,0 +1,160 @@
+"""Nodes that the real kwok plays: Pods of a control plane run on them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kplane.api.names import FAKE_NODES_ANNOTATION
+from kplane.binaries.envoy import find_envoy
+from kplane.binaries.programs import Binaries, resolve
+from kplane.client import ControlPlanes
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.embedded.cluster import ManagementCluster
+from kplane.provider import Client, ClusterConfig, Resource
+from kplane.provider.client.resources import DEPLOYMENTS, EVENTS, LEASES, NODES, PODS
+from kplane.workloads import find_processes
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+_NAME = "acme"
+_JOBS = Resource("batch/v1", "Job", "jobs", namespaced=True)
+_TEMPLATE = {
+    "metadata": {"labels": {"app": "web"}},
+    "spec": {
+        "initContainers": [{"name": "first", "image": "example"}],
+        "containers": [{"name": "main", "image": "example"}],
+    },
+}
+_SELECTOR = {"matchLabels": {"app": "web"}}
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="kplane-embedded-"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="module")
+def kwok() -> Path:
+    return resolve(programs=("kwok",)).path("kwok")
+
+
+async def _nodes(tenant: Client) -> dict[str, bool]:
+    return {
+        node["metadata"]["name"]: any(
+            each["type"] == "Ready" and each["status"] == "True" for each in node["status"].get("conditions", ())
+        )
+        for node in (await tenant.list(NODES)).items
+    }
+
+
+async def _running(tenant: Client) -> list[dict[str, Any]]:
+    """Return the Pods of the Deployment that run, and are not about to go."""
+    pods = (await tenant.list(PODS, namespace="default", label_selector="app=web")).items
+    return [
+        pod for pod in pods if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
+    ]
+
+
+async def _available(tenant: Client) -> int:
+    return int((await tenant.get(DEPLOYMENTS, "web", namespace="default"))["status"].get("availableReplicas", 0))
+
+
+async def _holders(tenant: Client) -> set[str]:
+    return {each["spec"]["holderIdentity"] for each in (await tenant.list(LEASES, namespace="kube-node-lease")).items}
+
+
+async def test_pods_run_on_nodes_that_come_and_go(
+    directory: Path,
+    binaries: Binaries,
+    kwok: Path,
+    eventually: Callable[..., Any],
+    namespaces_go_at_once: Callable[..., Any],
+) -> None:
+    start = partial(ManagementCluster, directory, binaries=binaries, fsync=False, gateway=find_envoy(), kwok=kwok)
+    async with start() as cluster:
+        control_planes = ControlPlanes(cluster.client)
+        assert await control_planes.has_fake_nodes()
+        # One that asks for nonsense does not keep the other one from anything.
+        await control_planes.create("globex", annotations={FAKE_NODES_ANNOTATION: "many"})
+        spec = {"deletionPolicy": "Destroy"}
+        await control_planes.create(_NAME, spec=spec, annotations={FAKE_NODES_ANNOTATION: "3"})
+        await control_planes.register(_NAME, services=("controllers", "scheduler"), profile="Full")
+        await control_planes.wait(_NAME)
+        # It begins asleep, and kwok's requests wake it.
+        await control_planes.wait_for_nodes(_NAME, 3, timeout_seconds=90)
+        async with Client(await control_planes.config(_NAME)) as tenant:
+            body = {
+                "metadata": {"name": "web", "namespace": "default"},
+                "spec": {"replicas": 3, "selector": _SELECTOR, "template": _TEMPLATE},
+            }
+            await eventually(lambda: tenant.apply(DEPLOYMENTS, body))
+            await eventually(lambda: _available(tenant), lambda found: found == 3, timeout=90)
+            pods = await _running(tenant)
+            assert len({pod["status"]["podIP"] for pod in pods}) == 3
+            assert {pod["status"]["hostIP"].rpartition(".")[0] for pod in pods} == {"198.18.0"}
+            former = await _holders(tenant)
+            assert len(former) == 1
+
+            # Pods of a Job complete, and Pods that are deleted are replaced.
+            template = {"spec": {**_TEMPLATE["spec"], "restartPolicy": "Never"}}
+            job = {"metadata": {"name": "once", "namespace": "default"}, "spec": {"template": template}}
+            await tenant.apply(_JOBS, job)
+            await eventually(
+                lambda: tenant.get(_JOBS, "once", namespace="default"), lambda found: found["status"].get("succeeded")
+            )
+            await tenant.delete(PODS, pods[0]["metadata"]["name"], namespace="default")
+            await eventually(lambda: _running(tenant), lambda found: len(found) == 3 and pods[0] not in found)
+
+            # A node fewer, and one more.
+            await cluster.client.patch(CONTROL_PLANES, _NAME, _annotated("1"))
+            await eventually(lambda: _nodes(tenant), lambda found: found == {"fake-node-1": True})
+            await eventually(
+                lambda: _running(tenant),
+                lambda found: [pod["spec"]["nodeName"] for pod in found] == ["fake-node-1"] * 3,
+                timeout=90,
+            )
+            await cluster.client.patch(CONTROL_PLANES, _NAME, _annotated("2"))
+            await eventually(lambda: _nodes(tenant), lambda found: found == {"fake-node-1": True, "fake-node-2": True})
+        events = (await cluster.client.list(EVENTS, namespace="default")).items
+        assert ("globex", "FakeNodesInvalid") in [(each["involvedObject"]["name"], each["reason"]) for each in events]
+    assert find_processes(directory) == []
+
+    async with start() as cluster, namespaces_go_at_once(ClusterConfig.load(cluster.handle.admin_kubeconfig)):
+        control_planes = ControlPlanes(cluster.client)
+        config = await eventually(lambda: control_planes.config(_NAME))
+        async with Client(config) as tenant:
+            # Another kwok plays them, and does not wait for the Leases of the former one.
+            await eventually(lambda: _holders(tenant), lambda found: found and not found & former, timeout=30)
+            await tenant.patch(DEPLOYMENTS, "web", {"spec": {"replicas": 5}}, namespace="default")
+            await eventually(lambda: _available(tenant), lambda found: found == 5, timeout=90)
+            assert len(find_processes(directory / "fake-nodes")) == 1
+
+            await cluster.client.patch(CONTROL_PLANES, _NAME, _annotated(None))
+            await eventually(lambda: _nodes(tenant), lambda found: found == {})
+            await eventually(lambda: find_processes(directory / "fake-nodes"), lambda found: found == [])
+            await eventually(lambda: _running(tenant), lambda found: found == [], timeout=90)
+
+            await cluster.client.patch(CONTROL_PLANES, _NAME, _annotated("1"))
+            await eventually(lambda: _nodes(tenant), lambda found: found == {"fake-node-1": True})
+        await control_planes.delete(_NAME, wait=True)
+        await eventually(lambda: find_processes(directory / "fake-nodes"), lambda found: found == [])
+        assert not [path for path in (directory / "fake-nodes").iterdir() if path.is_dir()]
+    assert find_processes(directory) == []
+
+    # Without kwok, it says that nodes cannot be had.
+    async with ManagementCluster(directory, binaries=binaries, fsync=False) as cluster:
+        assert not await ControlPlanes(cluster.client).has_fake_nodes()
+    assert find_processes(directory) == []
+
+
+def _annotated(value: str | None) -> dict[str, Any]:
+    return {"metadata": {"annotations": {FAKE_NODES_ANNOTATION: value}}}
