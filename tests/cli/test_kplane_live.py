@@ -72,6 +72,8 @@ def eventually_said(kplane: Kplane, *args: str, word: str) -> str:
 
 def test_a_life_of_a_control_plane(kplane: Kplane, small: str) -> None:
     assert "there is no ControlPlane typed" in kplane("get", "typed", code=3).stderr
+    refused = kplane("create", "typed", "--fake-nodes", "3", code=1).stderr
+    assert "start one with `kplane up --fake-nodes`" in refused
     made = kplane("create", "typed", "--class", small)
     assert made.stdout.splitlines() == ["controlplane/typed created", "controlplane/typed is Hibernated"]
     assert "already exists" in kplane("create", "typed", code=1).stderr

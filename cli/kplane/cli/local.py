@@ -31,31 +31,34 @@ def default_directory() -> Path:
     return Path(state) / "kplane" / "local"
 
 
-def start_local(directory: Path | None, *, report: Report) -> Handle:
+def start_local(directory: Path | None, *, fake_nodes: bool = False, report: Report) -> Handle:
     """Have a management cluster run in a directory, and its context in the user's kubeconfig.
 
-    Raises CliError if the directory is another program's, or if the start fails.
+    Raises CliError if the directory is another program's, if the start fails, or if what runs there has no fake nodes.
     """
     chosen = (directory or default_directory()).absolute()
     if lock.holder(chosen) is not None and (chosen / READY_FILE).exists():
         handle = _load(chosen)
+        if fake_nodes and not handle.fake_nodes:
+            raise Refused("kplane runs already, without fake nodes; end it first: kplane down")
         report(f"kplane runs already, process {handle.pid}")
     else:
-        handle = _start(chosen, report=report)
+        handle = _start(chosen, fake_nodes=fake_nodes, report=report)
     path = add_context(administrator_context(handle.admin_kubeconfig, name=CONTEXT))
     report(f"context {CONTEXT} is in {path}, and is the current one")
-    report("next: kplane create acme; end it: kplane down")
+    report(f"next: kplane create acme{' --fake-nodes 3' if handle.fake_nodes else ''}; end it: kplane down")
     return handle
 
 
-def _start(directory: Path, *, report: Report) -> Handle:
+def _start(directory: Path, *, fake_nodes: bool, report: Report) -> Handle:
     _require_own(directory)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     (directory / _MARKER).touch(mode=0o600)
     try:
         binaries = resolve(report=report)
+        kwok = resolve(programs=("kwok",), report=report).path("kwok") if fake_nodes else None
         report("starting etcd, kube-apiserver, both operators and the gateway ...")
-        daemon = Daemon(directory, binaries=binaries, bound=False, gateway=True)
+        daemon = Daemon(directory, binaries=binaries, bound=False, gateway=True, kwok=kwok)
         try:
             handle = daemon.wait_ready(timeout_seconds=_READY_SECONDS)
         except BaseException:

@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 
 from kplane.api import (
     READY,
+    ControllersProfile,
     ControlPlane,
     ControlPlaneMode,
     ControlPlanePhase,
@@ -21,6 +22,7 @@ from kplane.api import (
     find_condition,
 )
 from kplane.api.names import (
+    FAKE_NODES_CONFIG_MAP,
     KUBECONFIG_EXTERNAL_KEY,
     KUBECONFIG_KEY,
     PAUSED_ANNOTATION,
@@ -36,8 +38,8 @@ from kplane.client.settled import Settled, asleep, awake, ready
 from kplane.client.tokens import issue_token
 from kplane.client.adoption import adopt
 from kplane.client.watching import Change, follow, read_as, served
-from kplane.provider import Client, ClusterConfig, NotFound
-from kplane.provider.client.resources import SECRETS
+from kplane.provider import Client, ClusterConfig, NotFound, ProviderError
+from kplane.provider.client.resources import CONFIG_MAPS, NODES, SECRETS
 
 __all__ = ["ControlPlanes"]
 
@@ -108,6 +110,22 @@ class ControlPlanes:
             raise NotSettled(f"{_told(name, last)}, after {timeout_seconds:g} s") from None
         raise AssertionError("a watch ended")
 
+    async def wait_for_nodes(self, name: str, count: int, *, timeout_seconds: float = _WAIT_SECONDS) -> None:
+        """Wait until a control plane has so many nodes that are Ready. Raises NotSettled."""
+        ready = 0
+        try:
+            async with asyncio.timeout(timeout_seconds), Client(await self.config(name)) as tenant:
+                while ready < count:
+                    await asyncio.sleep(_POLL_SECONDS)
+                    with contextlib.suppress(ProviderError):
+                        ready = sum(_is_ready(node) for node in (await tenant.list(NODES)).items)
+        except TimeoutError:
+            raise NotSettled(f"{name} has {ready} of {count} nodes Ready, after {timeout_seconds:g} s") from None
+
+    async def has_fake_nodes(self) -> bool:
+        """Tell whether control planes get the nodes that their annotation `FAKE_NODES_ANNOTATION` asks for."""
+        return await self._client.exists(CONFIG_MAPS, FAKE_NODES_CONFIG_MAP, namespace="kube-public")
+
     async def create(
         self,
         name: str,
@@ -115,6 +133,7 @@ class ControlPlanes:
         class_name: str | None = None,
         mode: ControlPlaneMode | str | None = None,
         spec: Mapping[str, Any] | None = None,
+        annotations: Mapping[str, str] | None = None,
         wait: bool = False,
         timeout_seconds: float = _WAIT_SECONDS,
     ) -> ControlPlane:
@@ -124,7 +143,7 @@ class ControlPlanes:
             chosen["classRef"] = {"name": class_name}
         if mode is not None:
             chosen["mode"] = str(ControlPlaneMode(mode))
-        body = {"metadata": {"name": name}, "spec": chosen}
+        body = {"metadata": {"name": name, "annotations": dict(annotations or {})}, "spec": chosen}
         made = read_as(ControlPlane, await self._client.create(_CONTROL_PLANES, body))
         return await self.wait(name, timeout_seconds=timeout_seconds) if wait else made
 
@@ -295,12 +314,18 @@ class ControlPlanes:
         """Have CAs and ServiceAccount key exchanged, step by step, while clients continue to work."""
         return await self._annotate(name, ROTATE_ANNOTATION, _now())
 
-    async def register(self, name: str, *, services: tuple[str, ...] = ("controllers",)) -> ControlPlaneRegistration:
-        """Have services run for a control plane, by a registration of its name."""
-        body = {
-            "metadata": {"name": name},
-            "spec": {"controlPlaneRef": {"name": name}, "services": list(services)},
-        }
+    async def register(
+        self,
+        name: str,
+        *,
+        services: tuple[str, ...] = ("controllers",),
+        profile: ControllersProfile | str | None = None,
+    ) -> ControlPlaneRegistration:
+        """Have services run for a control plane, by a registration of its name, with controllers of this profile."""
+        spec: dict[str, Any] = {"controlPlaneRef": {"name": name}, "services": list(services)}
+        if profile is not None:
+            spec["controllers"] = {"profile": str(ControllersProfile(profile))}
+        body = {"metadata": {"name": name}, "spec": spec}
         return read_as(ControlPlaneRegistration, await self._client.apply(_REGISTRATIONS, body))
     async def ensure_awake(self, name: str, *, timeout_seconds: float = _WAIT_SECONDS) -> None:
         """Wake one that sleeps, and wait for it; not every address wakes it by itself."""
@@ -380,6 +405,11 @@ def _told(name: str, control_plane: ControlPlane | None) -> str:
     said = find_condition(control_plane.status.conditions, READY)
     why = f" ({said.reason}: {said.message})" if said is not None and said.status != "True" else ""
     return f"ControlPlane {name} is {phase}{why}"
+
+
+def _is_ready(node: Mapping[str, Any]) -> bool:
+    conditions = node.get("status", {}).get("conditions") or ()
+    return any(each["type"] == READY and each["status"] == "True" for each in conditions)
 
 
 def _now() -> str:

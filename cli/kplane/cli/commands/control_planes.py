@@ -48,6 +48,17 @@ def create(
             show_default=False,
         ),
     ] = None,
+    fake_nodes: Annotated[
+        int | None,
+        typer.Option(
+            "--fake-nodes",
+            metavar="N",
+            min=1,
+            max=9999,
+            help="Nodes without machines, with controllers and a scheduler; needs `kplane up --fake-nodes`.",
+            show_default=False,
+        ),
+    ] = None,
     wait: WaitOption = True,
     timeout: TimeoutOption = 300.0,
     context: ContextOption = None,
@@ -55,19 +66,36 @@ def create(
     """Create a control plane, and wait until it can be used."""
 
     async def work(control_planes: ControlPlanes) -> None:
+        annotations = await _ask_for_nodes(control_planes, fake_nodes)
         chosen = mode.value if mode is not None else None
         if origin is None:
-            await control_planes.create(name, class_name=class_name, mode=chosen)
+            await control_planes.create(name, class_name=class_name, mode=chosen, annotations=annotations)
         else:
-            await control_planes.clone(origin, name, class_name=class_name, mode=chosen)
+            await control_planes.clone(origin, name, class_name=class_name, mode=chosen, annotations=annotations)
         typer.echo(f"controlplane/{name} created")
+        if fake_nodes is not None:
+            await control_planes.register(name, services=("controllers", "scheduler"), profile="Full")
         if not wait:
             return
         found = await control_planes.wait(name, timeout_seconds=timeout)
+        if fake_nodes is not None:
+            await control_planes.wait_for_nodes(name, fake_nodes, timeout_seconds=timeout)
+            found = await control_planes.get(name)
         typer.echo(f"controlplane/{name} is {found.status.phase}")
         say(f"use it: kplane connect {name} -- kubectl get namespaces")
 
     work_on(context, work)
+
+
+async def _ask_for_nodes(control_planes: ControlPlanes, count: int | None) -> dict[str, str]:
+    """Return the annotations that ask for fake nodes."""
+    from kplane.api.names import FAKE_NODES_ANNOTATION
+
+    if count is None:
+        return {}
+    if not await control_planes.has_fake_nodes():
+        raise Refused("this management cluster has no fake nodes; start one with `kplane up --fake-nodes`")
+    return {FAKE_NODES_ANNOTATION: str(count)}
 
 
 @app.command(short_help="Clone a control plane.")

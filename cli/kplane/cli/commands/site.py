@@ -25,7 +25,13 @@ _Directory = Annotated[
 
 
 @app.command(short_help="Start kplane on this machine.")
-def up(*, directory: _Directory = None) -> None:
+def up(
+    *,
+    directory: _Directory = None,
+    fake_nodes: Annotated[
+        bool, typer.Option("--fake-nodes", help="Let control planes have nodes without machines, played by kwok.")
+    ] = False,
+) -> None:
     """Start a management cluster with both operators and the gateway as processes, as context `kplane`.
 
     Again is fine: what runs stays.
@@ -34,7 +40,7 @@ def up(*, directory: _Directory = None) -> None:
     def start() -> None:
         from kplane.cli.local import start_local
 
-        start_local(directory, report=say)
+        start_local(directory, fake_nodes=fake_nodes, report=say)
 
     run(start)
     typer.echo("kplane")
