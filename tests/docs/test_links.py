@@ -1,0 +1,85 @@
+"""Links between documents, and paths of documents in code, lead somewhere."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tools.links import anchors, broken_links, broken_mentions, targets
+
+
+def test_links_of_all_documents_lead_somewhere() -> None:
+    assert broken_links() == []
+
+
+def test_documents_that_code_and_settings_name_exist() -> None:
+    assert broken_mentions() == []
+
+
+def test_anchors_are_those_of_github() -> None:
+    text = """# Title
+
+## `kplane up`, and *more*
+## A [link](x.md): what?
+## Twice
+```sh
+# no heading
+```
+## Twice
+<a id="own"></a>
+"""
+    assert anchors(text) == {"title", "kplane-up-and-more", "a-link-what", "twice", "twice-1", "own"}
+
+
+def test_links_in_code_and_to_other_sites_are_no_links_here() -> None:
+    text = """[a](one.md) and [b](two.md#x "title"), `[c](no.md)`, [d](https://example.org/x.md) [e](#here)
+![f](pictures/f.svg) <img src="g.svg"> [h](<a b.md>) [![i](i.svg)](i.md)
+
+```
+[j](no.md)
+```
+<!-- [k](no.md) -->
+[l]: three.md
+"""
+    assert [target for _, target in targets(text)] == [
+        "one.md",
+        "two.md#x",
+        "#here",
+        "pictures/f.svg",
+        "a b.md",
+        "i.svg",
+        "i.md",
+        "g.svg",
+        "three.md",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ("other.md#there", ""),
+        ("../code.py", ""),
+        ("../docs", ""),
+        ("#title", ""),
+        ("gone.md", "there is no such file"),
+        ("other.md#gone", "there is no such heading"),
+        ("../../x.md", "it leads out of the repository"),
+    ],
+)
+def test_a_link_that_leads_nowhere_is_told(target: str, problem: str, tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "code.py").touch()
+    (tmp_path / "docs" / "other.md").write_text("# Other\n\n## There\n")
+    (tmp_path / "docs" / "page.md").write_text(f"# Title\n\n[x]({target})\n")
+    assert broken_links(tmp_path) == ([f"docs/page.md:3: {target}: {problem}"] if problem else [])
+
+
+def test_a_mention_of_a_document_that_there_is_not_is_told(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / "code.py").write_text("# See docs/page.md, and docs/gone.md#x.\n")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "page.md").write_text("# Title\n")
+    assert broken_mentions(tmp_path) == ["code.py:1: docs/gone.md#x: there is no such file"]

@@ -1,0 +1,136 @@
+"""Checks the relative links of all documents, with their anchors: `python -m tools.links`.
+
+Anchors are those of GitHub, which the site has too. In code and settings, paths such as docs/how-to/install.md are
+checked as well. Links to other sites are not followed.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+__all__ = ["anchors", "broken_links", "broken_mentions", "main", "targets"]
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+
+_FENCE: Final = re.compile(r" {0,3}(```|~~~)")
+_CODE: Final = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)")
+_LINK: Final = re.compile(r"\]\((?P<target><[^>]*>|[^()\s]*(?:\([^()\s]*\)[^()\s]*)*)(?:\s+\"[^\"]*\")?\)")
+_DEFINITION: Final = re.compile(r" {0,3}\[[^\]]+\]:\s+(?P<target>\S+)")
+_SOURCE: Final = re.compile(r"<(?:img|source|a)\b[^>]*?\b(?:src|srcset|href)=\"(?P<target>[^\"\s]+)\"")
+_HEADING: Final = re.compile(r" {0,3}(#{1,6})\s+(?P<text>.*?)\s*#*\s*")
+_ID: Final = re.compile(r"<a\s+(?:id|name)=\"(?P<id>[^\"]+)\"")
+_ELSEWHERE: Final = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
+_MENTION: Final = re.compile(r"(?<![\w./-])docs/(?P<path>[\w./-]+\.md)(?:#(?P<anchor>[\w-]+))?")
+_MENTIONING: Final = ("*.py", "*.yaml", "*.toml", "*.tpl", "*.txt", "*.json", "*.mod", "Makefile", "Dockerfile")
+
+
+def broken_links(root: Path = ROOT) -> list[str]:
+    """Say which links of documents lead nowhere, one line for each."""
+    found = []
+    for path in _files(root, "*.md"):
+        for line, target in targets(path.read_text(encoding="utf-8")):
+            if problem := _problem(path, target, root=root):
+                found.append(f"{path.relative_to(root)}:{line}: {target}: {problem}")
+    return found
+
+
+def broken_mentions(root: Path = ROOT) -> list[str]:
+    """Say which paths of documents in other files are wrong. Tests name documents that there need not be."""
+    found = []
+    for path in _files(root, *_MENTIONING):
+        name = str(path.relative_to(root))
+        if name.startswith(("tests/", "changelog.d/")) or name == "CHANGELOG.md":
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            for mention in _MENTION.finditer(line):
+                target = f"docs/{mention['path']}" + (f"#{mention['anchor']}" if mention["anchor"] else "")
+                if problem := _problem(root / "x", target, root=root):
+                    found.append(f"{name}:{number}: {target}: {problem}")
+    return found
+
+
+def targets(text: str) -> Iterator[tuple[int, str]]:
+    """Yield line number and target of each link within the repository, without those in code."""
+    for number, line in _lines(text):
+        plain = _CODE.sub("code", line)
+        for pattern in (_LINK, _DEFINITION, _SOURCE):
+            for match in pattern.finditer(plain):
+                target = match["target"].strip("<>")
+                if target and not _ELSEWHERE.match(target):
+                    yield number, target
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors of a document, as GitHub makes them of its headings."""
+    found: set[str] = set()
+    counts = Counter[str]()
+    for _, line in _lines(text):
+        found |= {match["id"] for match in _ID.finditer(line)}
+        heading = _HEADING.fullmatch(line)
+        if heading is None:
+            continue
+        shown = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading["text"])
+        slug = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+        found.add(f"{slug}-{counts[slug]}" if counts[slug] else slug)
+        counts[slug] += 1
+    return found
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines outside of fenced blocks and comments, with their numbers."""
+    fence = ""
+    text = re.sub(r"<!--.*?-->", lambda found: "\n" * found[0].count("\n"), text, flags=re.DOTALL)
+    for number, line in enumerate(text.splitlines(), start=1):
+        mark = _FENCE.match(line)
+        if mark and not fence:
+            fence = mark[1]
+        elif mark and fence == mark[1]:
+            fence = ""
+        elif not fence:
+            yield number, line
+
+
+def _problem(source: Path, target: str, *, root: Path) -> str:
+    """Say what is wrong with a link; empty if nothing is."""
+    path, _, anchor = unquote(target).partition("#")
+    # Fragments become a part of CHANGELOG.md.
+    folder = root if source.parent.name == "changelog.d" and source.name != "README.md" else source.parent
+    file = (folder / path).resolve() if path else source
+    if not file.is_relative_to(root):
+        return "it leads out of the repository"
+    if not file.exists():
+        return "there is no such file"
+    if anchor and file.suffix == ".md" and anchor not in _anchors_of(file):
+        return "there is no such heading"
+    return ""
+
+
+@cache
+def _anchors_of(path: Path) -> set[str]:
+    return anchors(path.read_text(encoding="utf-8"))
+
+
+def _files(root: Path, *patterns: str) -> list[Path]:
+    """List files that are in git, or that are new and not ignored."""
+    command = ["git", "-C", str(root), "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    return [root / name for name in sorted(set(listed)) if (root / name).is_file() and not (root / name).is_symlink()]
+
+
+def main() -> int:
+    """Run the command line; returns the exit status."""
+    problems = [*broken_links(), *broken_mentions()]
+    print(*problems, sep="\n", end="\n" if problems else "")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
