@@ -19,6 +19,7 @@ _FOR_USERS: Final = frozenset(
         "allow-endpoint",
         "allow-registration",
         "destroy-data",
+        "fake-nodes",
         "finish-rotation",
         "keep",
         "last-used",
