@@ -32,11 +32,11 @@ from kplane.api.names import (
     kubeconfig_secret_name,
     management_namespace,
 )
+from kplane.client.adoption import adopt
 from kplane.client.errors import ClientError, NoControlPlane, NoKubeconfig, NotSettled
 from kplane.client.events import ControlPlaneEvents, KubernetesEvent
 from kplane.client.settled import Settled, asleep, awake, ready
 from kplane.client.tokens import issue_token
-from kplane.client.adoption import adopt
 from kplane.client.watching import Change, follow, read_as, served
 from kplane.provider import Client, ClusterConfig, NotFound, ProviderError
 from kplane.provider.client.resources import CONFIG_MAPS, NODES, SECRETS
@@ -168,6 +168,20 @@ class ControlPlanes:
         spec = {**(options.pop("spec", None) or {}), "source": source}
         return await self.create(name, spec=spec, **options)
 
+    async def adopt(
+        self,
+        name: str,
+        config: ClusterConfig,
+        *,
+        namespace: str = "kplane-system",
+        external: str | None = None,
+        wait: bool = False,
+        timeout_seconds: float = _WAIT_SECONDS,
+    ) -> ControlPlane:
+        """Adopt the API server of `config`, an administrator there; see `kplane.client.adoption.adopt`."""
+        made = await adopt(self._client, name, config=config, namespace=namespace, external=external)
+        return await self.wait(name, timeout_seconds=timeout_seconds) if wait else made
+
     async def delete(
         self,
         name: str,
@@ -186,20 +200,6 @@ class ControlPlanes:
             raise self._missing(name, error) from error
         if wait:
             await self._wait_gone(found, timeout_seconds=timeout_seconds)
-
-    async def adopt(
-        self,
-        name: str,
-        config: ClusterConfig,
-        *,
-        namespace: str = "kplane-system",
-        external: str | None = None,
-        wait: bool = False,
-        timeout_seconds: float = _WAIT_SECONDS,
-    ) -> ControlPlane:
-        """Adopt the API server of `config`, an administrator there; see `kplane.client.adoption.adopt`."""
-        made = await adopt(self._client, name, config=config, namespace=namespace, external=external)
-        return await self.wait(name, timeout_seconds=timeout_seconds) if wait else made
 
     async def _wait_gone(self, former: ControlPlane, *, timeout_seconds: float) -> None:
         last = former
@@ -245,25 +245,6 @@ class ControlPlanes:
         """Return that kubeconfig as a configuration for `kplane.provider.Client`."""
         return ClusterConfig.from_kubeconfig(await self.kubeconfig(name, internal=internal))
 
-    async def move(self, name: str, *, mode: ControlPlaneMode | str, plan: bool = False) -> ControlPlane:
-        """Ask for a move of the data to a home of another mode, or with `plan` for what it would take. Does not wait.
-
-        The same mode as that of `status.home` aborts a move, or moves back after it.
-        """
-        wanted = ControlPlaneMode(mode)
-        found = await self.get(name)
-        spec: dict[str, Any] = {"mode": str(wanted), "migration": {"plan": plan}}
-        # The API server refuses settings of the other mode.
-        if wanted is ControlPlaneMode.DEDICATED and found.spec.virtual is not None:
-            spec["virtual"] = None
-        if wanted is ControlPlaneMode.VIRTUAL:
-            spec["dedicated"] = None
-            if (path := found.status.cluster_path) is not None and path != name:
-                spec["virtual"] = {"clusterPath": path}
-        return await self._patch(name, {"spec": spec})
-
-    async def sleep(self, name: str) -> ControlPlane:
-        """Ask that the API server ends until a client needs it."""
     @contextlib.asynccontextmanager
     async def tenant(
         self, name: str, *, internal: bool = False, timeout_seconds: float = _WAIT_SECONDS
@@ -296,11 +277,36 @@ class ControlPlanes:
             async for event in events:
                 yield event
 
+    async def move(self, name: str, *, mode: ControlPlaneMode | str, plan: bool = False) -> ControlPlane:
+        """Ask for a move of the data to a home of another mode, or with `plan` for what it would take. Does not wait.
+
+        The same mode as that of `status.home` aborts a move, or moves back after it.
+        """
+        wanted = ControlPlaneMode(mode)
+        found = await self.get(name)
+        spec: dict[str, Any] = {"mode": str(wanted), "migration": {"plan": plan}}
+        # The API server refuses settings of the other mode.
+        if wanted is ControlPlaneMode.DEDICATED and found.spec.virtual is not None:
+            spec["virtual"] = None
+        if wanted is ControlPlaneMode.VIRTUAL:
+            spec["dedicated"] = None
+            if (path := found.status.cluster_path) is not None and path != name:
+                spec["virtual"] = {"clusterPath": path}
+        return await self._patch(name, {"spec": spec})
+
+    async def sleep(self, name: str) -> ControlPlane:
+        """Ask that the API server ends until a client needs it."""
         return await self._annotate(name, SLEEP_REQUESTED_ANNOTATION, _now())
 
     async def wake(self, name: str) -> ControlPlane:
         """Ask that the API server of one that sleeps starts."""
         return await self._annotate(name, WAKE_REQUESTED_ANNOTATION, _now())
+
+    async def ensure_awake(self, name: str, *, timeout_seconds: float = _WAIT_SECONDS) -> None:
+        """Wake one that sleeps, and wait for it; not every address wakes it by itself."""
+        if asleep(await self.get(name)):
+            await self.wake(name)
+            await self.wait(name, awake, timeout_seconds=timeout_seconds)
 
     async def pause(self, name: str) -> ControlPlane:
         """Have the operator leave it as it is, its deletion included."""
@@ -327,12 +333,6 @@ class ControlPlanes:
             spec["controllers"] = {"profile": str(ControllersProfile(profile))}
         body = {"metadata": {"name": name}, "spec": spec}
         return read_as(ControlPlaneRegistration, await self._client.apply(_REGISTRATIONS, body))
-    async def ensure_awake(self, name: str, *, timeout_seconds: float = _WAIT_SECONDS) -> None:
-        """Wake one that sleeps, and wait for it; not every address wakes it by itself."""
-        if asleep(await self.get(name)):
-            await self.wake(name)
-            await self.wait(name, awake, timeout_seconds=timeout_seconds)
-
 
     async def unregister(self, name: str) -> None:
         """End what runs by the registration of this name; one that is gone already is fine."""

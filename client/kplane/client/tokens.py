@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+from typing import Final
 
 from kplane.client.errors import ClientError
 from kplane.provider import Client
 
 __all__ = ["issue_token"]
 
-_PREFIX = "system:serviceaccount:"
+_SUBJECT: Final = re.compile("system:serviceaccount:(?P<namespace>[^:]+):(?P<name>[^:]+)")
 
 
 async def issue_token(tenant: Client, *, seconds: int) -> str:
@@ -34,10 +36,11 @@ def _service_account(token: str | None) -> tuple[str, str]:
     try:
         payload = (token or "").split(".")[1]
         subject = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))["sub"]
-        namespace, name = subject.removeprefix(_PREFIX).split(":")
     except (IndexError, KeyError, TypeError, ValueError):
+        subject = ""
+    if (found := _SUBJECT.fullmatch(str(subject))) is None:
         raise ClientError(
             "the administrator of this control plane has a client certificate and no ServiceAccount; use its"
             " kubeconfig, or a class with auth.model token"
-        ) from None
-    return namespace, name
+        )
+    return found["namespace"], found["name"]
