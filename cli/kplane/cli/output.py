@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-__all__ = ["Format", "age", "coloured", "print_objects", "print_table"]
+__all__ = ["Format", "age", "coloured", "print_objects", "print_row", "print_table"]
 
 _GAP = "   "
 _COLOURS = {
@@ -18,6 +18,11 @@ _COLOURS = {
     "True": "green",
     "Completed": "green",
     "Hibernated": "blue",
+    "Warning": "yellow",
+    "warning": "yellow",
+    "error": "red",
+    "awake": "green",
+    "asleep": "blue",
     "Failed": "red",
     "Unavailable": "red",
     "False": "red",
@@ -58,6 +63,11 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     typer.echo(_line(heads, widths))
     for row in cells:
         typer.echo(_line(row, widths, colours=True))
+
+
+def print_row(row: Sequence[object], *, widths: Sequence[int]) -> None:
+    """Print one row of a table whose rows are not all known; what is wider than its column moves the rest."""
+    typer.echo(_line([_cell(value) for value in row], widths, colours=True))
 
 
 def coloured(text: str) -> str:

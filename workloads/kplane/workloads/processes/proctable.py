@@ -19,6 +19,7 @@ __all__ = [
     "group_members",
     "marked_processes",
     "open_pidfd",
+    "running_components",
     "uptime",
 ]
 
@@ -68,6 +69,11 @@ def marked_processes(directory: Path) -> list[ProcessEntry]:
     prefix = f"{directory.resolve()}/"
     found = [entry for entry in _entries() if f"{entry.marker}/".startswith(prefix)]
     return sorted(found, key=lambda entry: (entry.ticks, entry.pid))
+
+
+def running_components() -> set[Path]:
+    """Return the directories of all components that have processes of this user."""
+    return {Path(entry.marker) for entry in _entries() if entry.marker}
 
 
 def group_members(group: int) -> list[ProcessEntry]:

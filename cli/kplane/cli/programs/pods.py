@@ -1,0 +1,227 @@
+"""The programs of kplane as pods of the management cluster, read through its API server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from kplane.api import ControlPlaneRegistration, RegistrationMode, quantity
+from kplane.api.names import management_namespace
+from kplane.cli.programs.base import Log, Program, Replica
+from kplane.client.text import read_text, stream_lines
+from kplane.controlplane_operator.component_names import mcm_name
+from kplane.mcm.describe.controllers import PROGRAM as CONTROLLERS_LOGGER
+from kplane.mcm.describe.kinds import InstanceKind
+from kplane.provider import ApiError, Client, NotFound
+from kplane.provider.client.resources import PODS
+from kplane.provider.errors import Forbidden
+from kplane.workloads.pods.objects import COMPONENT_LABEL, MANAGED, selector_of
+
+__all__ = ["Pods", "instance_line", "pod_problem"]
+
+_PART_OF: Final = "app.kubernetes.io/part-of=kplane"
+_COMPONENT: Final = "app.kubernetes.io/component"
+_VERSION: Final = "app.kubernetes.io/version"
+_NAMESPACE: Final = "kplane-system"
+_HTTP: Final = "http"
+_METRICS: Final = "/apis/metrics.k8s.io/v1beta1/pods"
+_SEARCHED_LINES: Final = 50_000
+"""So many lines of the log of mcm are searched for those of one instance."""
+_IN_FILES: Final = (
+    "mcm writes the logs of its instances to files of its pod; set mcm.instanceLogs to prefixed to read them here"
+)
+_BY_PROGRAM: Final = {str(program): program for program in Program}
+
+Pod = dict[str, Any]
+
+
+class Pods:
+    """Reads pods with the rights of the user; see `kplane.cli.programs.base.Programs`."""
+
+    def __init__(self, client: Client, *, namespace: str) -> None:
+        self._client = client
+        self._namespace = namespace
+
+    @classmethod
+    async def of(cls, client: Client) -> Self | None:
+        """Find the namespace with the programs; None if there is none."""
+        try:
+            found = (await client.list(PODS, label_selector=f"{_PART_OF},{_COMPONENT}=operator")).items
+        except Forbidden:
+            found = (await client.list(PODS, namespace=_NAMESPACE, label_selector=_PART_OF)).items
+        return cls(client, namespace=found[0]["metadata"]["namespace"]) if found else None
+
+    @property
+    def place(self) -> str:
+        """The namespace of the pods."""
+        return f"pods in namespace {self._namespace}"
+
+    @property
+    def required(self) -> Sequence[Program]:
+        """What every installation has: gateway and etcd are optional."""
+        return [Program.OPERATOR, Program.MCM]
+
+    @property
+    def restart(self) -> str:
+        """The command that starts operator and mcm again."""
+        labels = f"-n {self._namespace} -l {_PART_OF}"
+        return f"kubectl rollout restart deployments,statefulsets {labels}"
+
+    async def replicas(self) -> Sequence[Replica]:
+        """Return the pods that are not about to end."""
+        found = [
+            Replica(
+                program=program,
+                name=pod["metadata"]["name"],
+                problem=pod_problem(pod),
+                version=pod["metadata"]["labels"].get(_VERSION, "") if program is not Program.ETCD else "",
+                look=f"kubectl describe pod -n {self._namespace} {pod['metadata']['name']}",
+            )
+            for pod in await self._pods()
+            if (program := _BY_PROGRAM.get(pod["metadata"]["labels"].get(_COMPONENT, ""))) is not None
+        ]
+        order = list(Program)
+        return sorted(found, key=lambda each: (order.index(each.program), each.name))
+
+    async def _pods(self) -> Sequence[Pod]:
+        found = (await self._client.list(PODS, namespace=self._namespace, label_selector=_PART_OF)).items
+        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+    async def ask(self, replica: Replica, path: str) -> str:
+        """Return what a pod answers under a path, by the proxy of the API server."""
+        pod = await self._client.get(PODS, replica.name, namespace=self._namespace)
+        ports = [port for container in pod["spec"]["containers"] for port in container.get("ports") or ()]
+        port = next((port["containerPort"] for port in ports if port.get("name") == _HTTP), None)
+        if port is None:
+            raise NotFound(404, "NotFound", f"pod {replica.name} has no port {_HTTP}")
+        base = PODS.path(f"{replica.name}:{port}", namespace=self._namespace, subresource="proxy")
+        return await read_text(self._client, base + path)
+
+    def log(self, replica: Replica) -> Log:
+        """Return the log of a pod."""
+        return _PodLog(self._client, self._namespace, replica.name)
+
+    async def component_logs(self, component: str, *, namespace: str) -> Sequence[Log]:
+        """Return the logs of the pods of a component."""
+        found = await self._client.list(PODS, namespace=namespace, label_selector=selector_of(component))
+        return [_PodLog(self._client, namespace, pod["metadata"]["name"]) for pod in found.items]
+
+    async def instance_logs(self, registration: ControlPlaneRegistration, *, kind: InstanceKind) -> Sequence[Log]:
+        """Return what the logs of mcm's pods have of an instance; which of the pods runs it may change."""
+        del kind  # mcm's own log does not tell the programs of a registration apart
+        if registration.spec.mode is RegistrationMode.DEDICATED:
+            control_plane = registration.spec.control_plane_ref.name
+            component = mcm_name(control_plane, uid=registration.metadata.uid or "")
+            logs = await self.component_logs(component, namespace=management_namespace(control_plane))
+        else:
+            logs = [self.log(each) for each in await self.replicas() if each.program is Program.MCM]
+        return [_InstanceLog(log, registration.name) for log in logs]
+
+    async def memory(self) -> Mapping[str, int]:
+        """Return what the metrics server measured, if there is one; a component may have several pods."""
+        try:
+            answer = await self._client.request("GET", _METRICS, params={"labelSelector": MANAGED})
+        except NotFound:
+            return {}
+        except ApiError as error:
+            if error.status == 503:
+                return {}
+            raise
+        found: dict[str, int] = {}
+        for pod in answer.get("items") or ():
+            component = pod["metadata"]["labels"].get(COMPONENT_LABEL, "")
+            sizes = [int(quantity(each["usage"]["memory"])) for each in pod.get("containers") or ()]
+            found[component] = found.get(component, 0) + sum(sizes)
+        return found
+
+
+def pod_problem(pod: Pod) -> str:
+    """Say why a pod is not ready; empty if it is."""
+    status = pod.get("status") or {}
+    conditions = {each["type"]: each for each in status.get("conditions") or ()}
+    if conditions.get("Ready", {}).get("status") == "True":
+        return ""
+    for container in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
+        state = container.get("state") or {}
+        waiting, ended = state.get("waiting"), (container.get("lastState") or {}).get("terminated")
+        if waiting is not None:
+            last = f"; it ended before: {_words(ended)}" if ended is not None else ""
+            return f"container {container['name']} waits: {_words(waiting)}{last}"
+        if state.get("terminated") is not None and not container.get("ready"):
+            return f"container {container['name']} ended: {_words(state['terminated'])}"
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") == "False":
+        return f"it is not scheduled: {_words(scheduled)}"
+    return f"it is {status.get('phase', 'Pending')} and not ready"
+
+
+def _words(state: Mapping[str, Any]) -> str:
+    message = " ".join((state.get("message") or "").split())
+    return f"{state.get('reason', 'unknown')}{f': {message[-300:]}' if message else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class _PodLog:
+    """The log of the first container of a pod."""
+
+    client: Client
+    namespace: str
+    name: str
+    note: str = ""
+
+    async def lines(self, *, last: int | None, follow: bool) -> AsyncGenerator[str, None]:
+        """Yield the last lines, or all for None; with `follow`, then each new one until the container ends."""
+        path = PODS.path(self.name, namespace=self.namespace, subresource="log")
+        params = {"tailLines": last, "follow": True if follow else None}
+        async with contextlib.aclosing(stream_lines(self.client, path, params=params)) as lines:
+            async for line in lines:
+                yield line
+
+
+@dataclass(frozen=True, slots=True)
+class _InstanceLog:
+    """The lines of one instance in a log of mcm."""
+
+    log: Log
+    registration: str
+    note: str = _IN_FILES
+
+    @property
+    def name(self) -> str:
+        """Of the pod."""
+        return self.log.name
+
+    async def lines(self, *, last: int | None, follow: bool) -> AsyncGenerator[str, None]:
+        """Yield the last lines, or all for None; with `follow`, then each new one. With `follow`, `last` counts all."""
+        kept = deque[str](maxlen=last)
+        async with contextlib.aclosing(self.log.lines(last=_SEARCHED_LINES, follow=follow)) as lines:
+            async for line in lines:
+                if (found := instance_line(line, self.registration)) is None:
+                    continue
+                if follow:
+                    yield found
+                else:
+                    kept.append(found)
+        for line in kept:
+            yield line
+
+
+def instance_line(line: str, registration: str) -> str | None:
+    """Return what a line of mcm's log says of the instances of a registration; None if it is about others."""
+    prefix = f"[{registration}] "
+    if line.startswith(prefix):
+        return line.removeprefix(prefix)
+    if not line.startswith("{"):
+        return None
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    if entry.get("cluster") != registration:
+        return None
+    message = str(entry.get("message", ""))
+    return message if entry.get("logger") == CONTROLLERS_LOGGER else f"mcm: {message}"

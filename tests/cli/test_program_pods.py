@@ -1,0 +1,216 @@
+"""The programs of kplane as pods: found, asked through the proxy, and their logs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from kplane.api import ControlPlaneRegistration
+from kplane.cli.programs import Program
+from kplane.cli.programs.pods import Pods, instance_line, pod_problem
+from kplane.mcm.describe.kinds import InstanceKind
+from kplane.provider import Client, NotFound
+
+from .api_server import refusal, serving
+
+READY = {"conditions": [{"type": "Ready", "status": "True"}], "phase": "Running"}
+
+
+def pod(name: str, component: str, *, namespace: str = "kplane", status: Any = None, **labels: str) -> dict[str, Any]:
+    metadata = {
+        "name": name,
+        "namespace": namespace,
+        "labels": {
+            "app.kubernetes.io/part-of": "kplane",
+            "app.kubernetes.io/component": component,
+            "app.kubernetes.io/version": "0.1.0",
+            **labels,
+        },
+    }
+    container = {"name": component, "ports": [{"name": "http", "containerPort": 8081}]}
+    return {"metadata": metadata, "spec": {"containers": [container]}, "status": READY if status is None else status}
+
+
+class Cluster:
+    """Pods, their logs, and what they answer."""
+
+    def __init__(self) -> None:
+        self.pods = [pod("mcm-0", "mcm"), pod("operator-1", "operator"), pod("etcd-0", "etcd"), pod("x", "etcd-backup")]
+        self.logs = {"mcm-0": ["[acme] I1126 first", "[globex] E1126 other", "[acme] second", "last"]}
+        self.everywhere = True
+        self.metrics: Any = None
+        self.asked: list[str] = []
+
+    def routes(self) -> Any:
+        return {
+            "/api/v1/pods": self.list_all,
+            "/api/v1/namespaces/{namespace}/pods": self.list,
+            "/api/v1/namespaces/{namespace}/pods/{name}": self.get,
+            "/api/v1/namespaces/{namespace}/pods/{name}/log": self.log,
+            "/api/v1/namespaces/{namespace}/pods/{name}/proxy/{path:.*}": self.proxy,
+            "/apis/metrics.k8s.io/v1beta1/pods": self.measured,
+        }
+
+    async def list_all(self, request: web.Request) -> web.Response:
+        if not self.everywhere:
+            return refusal(403, "Forbidden")
+        found = [each for each in self.pods if each["metadata"]["labels"]["app.kubernetes.io/component"] == "operator"]
+        return web.json_response({"metadata": {}, "items": found})
+
+    async def list(self, request: web.Request) -> web.Response:
+        namespace = request.match_info["namespace"]
+        found = [each for each in self.pods if each["metadata"]["namespace"] == namespace]
+        return web.json_response({"metadata": {}, "items": found})
+
+    async def get(self, request: web.Request) -> web.Response:
+        return web.json_response(
+            next(each for each in self.pods if each["metadata"]["name"] == request.match_info["name"])
+        )
+
+    async def log(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        tail = int(request.query.get("tailLines", 100))
+        for line in self.logs[request.match_info["name"]][-tail:]:
+            await response.write(f"{line}\n".encode())
+        return response
+
+    async def proxy(self, request: web.Request) -> web.Response:
+        self.asked.append(request.path)
+        if request.match_info["path"] == "broken":
+            return web.Response(status=503, text="not ready")
+        return web.Response(text="ok\n")
+
+    async def measured(self, request: web.Request) -> web.Response:
+        return web.json_response(self.metrics) if self.metrics is not None else refusal(404, "NotFound")
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+@pytest_asyncio.fixture
+async def client(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Client]:
+    async with serving(cluster.routes(), tmp_path) as found:
+        yield found
+
+
+async def programs_of(client: Client) -> Pods:
+    found = await Pods.of(client)
+    assert found is not None
+    return found
+
+
+async def test_they_are_found_in_their_namespace(client: Client, cluster: Cluster) -> None:
+    programs = await programs_of(client)
+    assert programs.place == "pods in namespace kplane"
+    found = [(each.program, each.name, each.problem, each.version) for each in await programs.replicas()]
+    assert found == [
+        (Program.OPERATOR, "operator-1", "", "0.1.0"),
+        (Program.MCM, "mcm-0", "", "0.1.0"),
+        (Program.ETCD, "etcd-0", "", ""),
+    ]
+
+
+async def test_a_user_of_one_namespace_looks_where_kplane_usually_is(client: Client, cluster: Cluster) -> None:
+    cluster.everywhere = False
+    assert await Pods.of(client) is None
+    cluster.pods = [pod("mcm-0", "mcm", namespace="kplane-system")]
+    assert (await programs_of(client)).place == "pods in namespace kplane-system"
+
+
+async def test_they_are_asked_through_the_proxy(client: Client, cluster: Cluster) -> None:
+    programs = await programs_of(client)
+    operator, mcm, etcd = await programs.replicas()
+    assert await programs.ask(mcm, "/clusters") == "ok\n"
+    assert cluster.asked == ["/api/v1/namespaces/kplane/pods/mcm-0:8081/proxy/clusters"]
+    with pytest.raises(Exception, match="not ready"):
+        await programs.ask(operator, "/broken")
+    cluster.pods[2]["spec"]["containers"][0]["ports"] = []
+    with pytest.raises(NotFound, match="no port http"):
+        await programs.ask(etcd, "/metrics")
+
+
+async def test_logs_are_read_by_line(client: Client, cluster: Cluster) -> None:
+    programs = await programs_of(client)
+    mcm = (await programs.replicas())[1]
+    assert [line async for line in programs.log(mcm).lines(last=2, follow=False)] == ["[acme] second", "last"]
+
+
+async def test_of_an_instance_only_its_lines_are_read(client: Client, cluster: Cluster) -> None:
+    spec = {"controlPlaneRef": {"name": "acme"}}
+    acme = ControlPlaneRegistration.model_validate({"metadata": {"name": "acme"}, "spec": spec})
+    programs = await programs_of(client)
+    (log,) = await programs.instance_logs(acme, kind=InstanceKind.CONTROLLERS)
+    assert "mcm.instanceLogs" in log.note
+    assert [line async for line in log.lines(last=1, follow=False)] == ["second"]
+    assert [line async for line in log.lines(last=None, follow=True)] == ["I1126 first", "second"]
+
+
+async def test_memory_is_that_of_the_metrics_server(client: Client, cluster: Cluster) -> None:
+    programs = await programs_of(client)
+    assert await programs.memory() == {}
+
+    def used(component: str, *sizes: str) -> dict[str, Any]:
+        labels = {"controlplane.kplane.dev/component": component}
+        return {"metadata": {"labels": labels}, "containers": [{"usage": {"memory": size}} for size in sizes]}
+
+    cluster.metrics = {
+        "items": [used("apiserver-acme", "2Mi"), used("apiserver-acme", "1Mi"), used("etcd-acme", "1Ki")]
+    }
+    assert await programs.memory() == {"apiserver-acme": 3 << 20, "etcd-acme": 1024}
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("[acme] E1126 failed", "E1126 failed"),
+        ("[acme-2] E1126 failed", None),
+        ('{"cluster": "acme", "logger": "kube-controller-manager", "message": "m"}', "m"),
+        ('{"cluster": "acme", "logger": "kplane.mcm.instance", "message": "started"}', "mcm: started"),
+        ('{"cluster": "globex", "logger": "kube-controller-manager", "message": "m"}', None),
+        ("{broken", None),
+        ("plain", None),
+    ],
+)
+def test_lines_are_told_apart_by_the_name_before_them(line: str, told: str | None) -> None:
+    assert instance_line(line, "acme") == told
+
+
+def waiting(reason: str, message: str = "", **last: Any) -> dict[str, Any]:
+    state = {"name": "mcm", "state": {"waiting": {"reason": reason, "message": message}}, **last}
+    return {"phase": "Pending", "containerStatuses": [state]}
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        (READY, ""),
+        ({}, "it is Pending and not ready"),
+        (waiting("ErrImagePull", "no\nsuch image"), "container mcm waits: ErrImagePull: no such image"),
+        (
+            waiting("CrashLoopBackOff", lastState={"terminated": {"reason": "Error", "message": "bad flag"}}),
+            "container mcm waits: CrashLoopBackOff; it ended before: Error: bad flag",
+        ),
+        (
+            {"containerStatuses": [{"name": "mcm", "ready": False, "state": {"terminated": {"reason": "OOMKilled"}}}]},
+            "container mcm ended: OOMKilled",
+        ),
+        (
+            {
+                "conditions": [
+                    {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
+                ]
+            },
+            "it is not scheduled: Unschedulable: no room",
+        ),
+    ],
+)
+def test_a_pod_that_is_not_ready_says_why(status: dict[str, Any], told: str) -> None:
+    assert pod_problem({"status": status}) == told
