@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from kplane.api import READY, RUNNING, ControlPlane, ControlPlaneRegistration, find_condition, is_true
 from kplane.api.conditions import MIGRATING, PAUSED, UP_TO_DATE
+from kplane.cli.advice import command_for
 from kplane.cli.output import age, coloured
 from kplane.client import ControlPlanes
 
 __all__ = ["describe_control_plane"]
-
-_HELP: Final = {
-    "ClassNotFound": "kubectl get controlplaneclasses",
-    "ClusterPathInUse": "kubectl get controlplanes -o custom-columns=NAME:.metadata.name,PATH:.status.clusterPath",
-    "DataRetained": "kubectl get namespaces -l controlplane.kplane.dev/retained=true",
-    "RestoreFailed": "kplane backup list",
-    "SharedEtcdUnavailable": "kubectl get pods -n kplane-system -l app.kubernetes.io/component=etcd",
-}
-"""By the reason of condition Ready: the command to look at next."""
 
 
 async def describe_control_plane(control_planes: ControlPlanes, name: str) -> list[str]:
@@ -86,8 +76,8 @@ def _why(found: ControlPlane) -> list[str]:
     ready = find_condition(found.status.conditions, READY)
     if ready is not None and ready.status != "True":
         lines.append(f"not ready: {ready.message} ({ready.reason})")
-        if (command := _HELP.get(ready.reason)) is not None:
-            lines.append(f"look at:   {command.format(name=found.name)}")
+        if (command := command_for(ready.reason, name=found.name)) is not None:
+            lines.append(f"next:      {command}")
     if ready is None:
         lines.append("not ready: no operator has seen it yet; see `kubectl get pods -n kplane-system`")
     if is_true(found.status.conditions, PAUSED):

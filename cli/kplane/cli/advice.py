@@ -1,0 +1,50 @@
+"""What to do about the reason of a condition."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from kplane.api.names import management_namespace
+from kplane.controlplane_operator.reasons import Reason
+
+__all__ = ["advice_for", "command_for", "reason_of"]
+
+_COMMANDS: Final = {
+    "AddonUnknown": "kubectl get configmaps -n kplane-system -l controlplane.kplane.dev/addon=true",
+    "ClassInvalid": "kubectl get controlplaneclasses",
+    "ClassNotFound": "kubectl get controlplaneclasses",
+    "ClusterPathInUse": "kubectl get controlplanes -o custom-columns=NAME:.metadata.name,PATH:.status.clusterPath",
+    "DataRetained": (
+        "kubectl annotate controlplane {name} controlplane.kplane.dev/adopt="
+        '"$(kubectl get namespace {namespace} -o jsonpath='
+        "'{{.metadata.annotations.controlplane\\.kplane\\.dev/adoption-token}}')\""
+    ),
+    "EndpointInUse": "kubectl get controlplanes -o custom-columns=NAME:.metadata.name,ADDRESS:.status.claimedAddress",
+    "EndpointInvalid": "kubectl get controlplaneendpoints -o wide",
+    "EndpointPending": "kubectl get controlplaneendpoints -o wide",
+    "NoSnapshotStorage": "kplane upgrade --set 'etcd.backup.recipients={{age1...}}'",
+    "RestoreFailed": "kplane backup list",
+    "SharedEtcdUnavailable": "kubectl get pods -n kplane-system -l app.kubernetes.io/component=etcd",
+}
+"""By reason: the command to look at next, for any object that has it."""
+_REASONS: Final[Mapping[str, Reason]] = {str(each): each for each in Reason}
+_LINK: Final = re.compile(r"\[([^]]*)\]\([^)]*\)")
+
+
+def command_for(reason: str, *, name: str) -> str | None:
+    """Return the command that helps an object with a reason; None if there is no better one than to describe it."""
+    command = _COMMANDS.get(reason)
+    return command.format(name=name, namespace=management_namespace(name)) if command is not None else None
+
+
+def advice_for(reason: str) -> str:
+    """Return in a few words what to do about a reason; empty if this version of kplane does not know it."""
+    known = reason_of(reason)
+    return _LINK.sub(r"\1", known.meaning).replace("`", "") if known is not None else ""
+
+
+def reason_of(word: str) -> Reason | None:
+    """Return a reason of the operator; None if it is of another program, or of another version."""
+    return _REASONS.get(word)

@@ -1,0 +1,160 @@
+"""A support bundle: what is needed to find out what is wrong, and no secrets."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import platform
+import sys
+import tarfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from kplane.cli.doctor import examine
+from kplane.cli.doctor.survey import KINDS, Survey, look
+from kplane.cli.programs import Program, Programs, Replica
+from kplane.cli.scrubbing import scrub_object, scrub_text
+from kplane.client.watching import served
+from kplane.provider import Client, ProviderError, Resource
+from kplane.provider.client.resources import CUSTOM_RESOURCE_DEFINITIONS, EVENTS, LEASES, NAMESPACES, PODS
+
+__all__ = ["Bundle", "collect"]
+
+_LOG_LINES: Final = 5000
+_PREFIXES: Final = ("kplane-", "default")
+"""Beginnings of the namespaces whose Events and pods are collected."""
+_POD_PARTS: Final = ("metadata", "status")
+"""Of a pod. Its spec may have secrets in its environment."""
+_PATHS: Final[Mapping[Program, Sequence[str]]] = {
+    Program.OPERATOR: ("/readyz", "/metrics"),
+    Program.MCM: ("/readyz?verbose", "/clusters", "/metrics"),
+    Program.GATEWAY: ("/readyz", "/metrics"),
+    Program.ETCD: (),
+}
+
+
+@dataclass(slots=True)
+class Bundle:
+    """Files by name. Everything is scrubbed as it is added."""
+
+    files: dict[str, str] = field(default_factory=dict)
+
+    def add_text(self, name: str, text: str) -> None:
+        """Add a text."""
+        self.files[name] = scrub_text(text)
+
+    def add_json(self, name: str, content: Any) -> None:
+        """Add an object, or a list of objects."""
+        self.files[f"{name}.json"] = json.dumps(scrub_object(content), indent=1, sort_keys=True) + "\n"
+
+    @contextlib.asynccontextmanager
+    async def part(self, name: str) -> AsyncIterator[None]:
+        """Have a part that cannot be read be a file that says why."""
+        try:
+            yield
+        except (ProviderError, OSError) as error:
+            self.add_text(f"{name}.failed.txt", f"{error}\n")
+
+    def write(self, path: Path) -> None:
+        """Write a tar.gz that only this user may read. Raises OSError, also if the file exists."""
+        root = path.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz")
+        with path.open("xb") as file:
+            path.chmod(0o600)
+            with tarfile.open(fileobj=file, mode="w:gz") as archive:
+                for name, text in sorted(self.files.items()):
+                    content = text.encode()
+                    entry = tarfile.TarInfo(f"{root}/{name}")
+                    entry.size, entry.mode, entry.mtime = len(content), 0o600, int(time.time())
+                    archive.addfile(entry, io.BytesIO(content))
+
+
+async def collect(client: Client, *, report: Callable[[str], None]) -> Bundle:
+    """Collect all parts; one that cannot be read does not keep the others away. Secrets are never read.
+
+    Raises Unreachable if the API server does not answer.
+    """
+    bundle = Bundle()
+    survey = await look(client)
+    steps: Sequence[tuple[str, Callable[[Bundle, Survey], Awaitable[None]]]] = (
+        ("versions", _versions),
+        ("findings", _findings),
+        ("objects", _objects),
+        ("events and pods", _namespaced),
+        ("programs", _programs),
+    )
+    for name, step in steps:
+        report(f"reading {name} ...")
+        async with bundle.part(name.replace(" ", "-")):
+            await step(bundle, survey)
+    return bundle
+
+
+async def _versions(bundle: Bundle, survey: Survey) -> None:
+    bundle.add_json(
+        "versions",
+        {
+            "kplane": version("kplane"),
+            "python": sys.version,
+            "platform": platform.platform(),
+            "server": survey.client.config.server,
+            "kubernetes": await survey.client.request("GET", "/version"),
+            "programs": survey.programs.place if survey.programs is not None else "not found",
+            "clock": f"the API server is {survey.ahead.total_seconds():+.1f} s ahead of this machine",
+        },
+    )
+
+
+async def _findings(bundle: Bundle, survey: Survey) -> None:
+    bundle.add_json("doctor", (await examine(survey)).to_json())
+
+
+async def _objects(bundle: Bundle, survey: Survey) -> None:
+    for resource in (*(served(kind.resource) for kind in KINDS), LEASES, NAMESPACES):
+        await _list(bundle, survey.client, resource)
+    # What they are is known; which of them are there is of interest.
+    async with bundle.part("objects/customresourcedefinitions"):
+        found = (await survey.client.list(CUSTOM_RESOURCE_DEFINITIONS, metadata_only=True)).items
+        ours = [each for each in found if each["metadata"]["name"].endswith("kplane.dev")]
+        bundle.add_json("objects/customresourcedefinitions", ours)
+
+
+async def _list(bundle: Bundle, client: Client, resource: Resource) -> None:
+    name = f"objects/{resource.plural}"
+    async with bundle.part(name):
+        bundle.add_json(name, (await client.list(resource)).items)
+
+
+async def _namespaced(bundle: Bundle, survey: Survey) -> None:
+    names = [each["metadata"]["name"] for each in survey.namespaces] or ["kplane-system", "default"]
+    for namespace in (name for name in names if name.startswith(_PREFIXES)):
+        async with bundle.part(f"events/{namespace}"):
+            if found := (await survey.client.list(EVENTS, namespace=namespace)).items:
+                bundle.add_json(f"events/{namespace}", found)
+        async with bundle.part(f"pods/{namespace}"):
+            if found := (await survey.client.list(PODS, namespace=namespace)).items:
+                pods = [{part: each.get(part) for part in _POD_PARTS} for each in found]
+                bundle.add_json(f"pods/{namespace}", pods)
+
+
+async def _programs(bundle: Bundle, survey: Survey) -> None:
+    if survey.programs is None:
+        return
+    for replica in await survey.programs.replicas():
+        await _replica(bundle, survey.programs, replica)
+
+
+async def _replica(bundle: Bundle, programs: Programs, replica: Replica) -> None:
+    base = f"programs/{replica.name}"
+    async with bundle.part(f"{base}/log"):
+        log = contextlib.aclosing(programs.log(replica).lines(last=_LOG_LINES, follow=False))
+        async with log as lines:
+            bundle.add_text(f"{base}/log.txt", "".join([f"{line}\n" async for line in lines]))
+    for path in _PATHS[replica.program]:
+        name = f"{base}/{path.strip('/').partition('?')[0]}"
+        async with bundle.part(name):
+            bundle.add_text(f"{name}.txt", await programs.ask(replica, path))

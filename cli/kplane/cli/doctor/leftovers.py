@@ -1,0 +1,58 @@
+"""What is left of control planes that are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from kplane.api.names import CONTROL_PLANE_LABEL, MODE_ANNOTATION, RETAINED_LABEL, UID_ANNOTATION
+from kplane.cli.advice import command_for
+from kplane.cli.doctor.finding import Finding, warning
+from kplane.cli.doctor.survey import Survey
+
+__all__ = ["check_leftovers"]
+
+_PREFIXES: Final = ("kplane-cp-", "kplane-cpx-")
+_RETAINED: Final = "DataRetained"
+
+
+async def check_leftovers(survey: Survey) -> Sequence[Finding]:
+    """Find data that were retained, and namespaces whose control plane does not exist."""
+    if "ControlPlane" in survey.unread:
+        return []
+    found = []
+    for namespace in survey.namespaces:
+        metadata = namespace["metadata"]
+        labels, name = metadata.get("labels") or {}, metadata["name"]
+        if name in survey.owners or "deletionTimestamp" in metadata:
+            continue
+        if labels.get(RETAINED_LABEL) == "true":
+            found.append(_retained(metadata))
+        elif CONTROL_PLANE_LABEL in labels or name.startswith(_PREFIXES):
+            found.append(_orphaned(metadata))
+    return found
+
+
+def _retained(metadata: dict[str, Any]) -> Finding:
+    name, former = metadata["name"], _former(metadata)
+    mode = (metadata.get("annotations") or {}).get(MODE_ANNOTATION)
+    problem = (
+        f"it keeps the data and keys of the deleted control plane {former}; take them over, and to destroy them, delete"
+        " the control plane then with policy Destroy"
+    )
+    made = f"kplane create {former}{f' --mode {mode}' if mode else ''} --no-wait"
+    return warning(f"Namespace {name}", problem, f"{made} && {command_for(_RETAINED, name=former)}")
+
+
+def _orphaned(metadata: dict[str, Any]) -> Finding:
+    subject, former = f"Namespace {metadata['name']}", _former(metadata)
+    if UID_ANNOTATION not in (metadata.get("annotations") or {}):
+        return warning(subject, "there is no control plane of it", f"kubectl delete namespace {metadata['name']}")
+    problem = (
+        f"control plane {former} is gone, and the operator did not take it down; its data and keys are still there"
+    )
+    return warning(subject, problem, f"kplane create {former} --no-wait && kplane doctor")
+
+
+def _former(metadata: dict[str, Any]) -> str:
+    return str((metadata.get("labels") or {}).get(CONTROL_PLANE_LABEL, "NAME"))

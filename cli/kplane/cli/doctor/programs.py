@@ -1,0 +1,83 @@
+"""Whether the programs of kplane run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from importlib.metadata import version
+from typing import Any, Final
+
+from kplane.api.names import GATEWAY_LEASE_LABEL, GATEWAY_NAMESPACE
+from kplane.cli.doctor.finding import Finding, error, warning
+from kplane.cli.doctor.survey import Survey
+from kplane.cli.programs import Program
+from kplane.provider.client.resources import LEASES
+
+__all__ = ["check_gateways", "check_leader", "check_programs", "ended"]
+
+_PODS: Final = "kubectl get pods -A -l app.kubernetes.io/part-of=kplane"
+_OPERATOR_LEASES: Final = "app.kubernetes.io/part-of=kplane"
+_SLACK: Final = timedelta(seconds=10)
+"""Clocks and renewals differ by so much."""
+
+
+async def check_programs(survey: Survey) -> Sequence[Finding]:
+    """Find programs that are missing, not ready, or of another version."""
+    if survey.programs is None:
+        if "Pod" in survey.unread:
+            return []  # another check says so
+        problem = "neither pods nor processes of kplane are found: no control plane is created, changed or deleted"
+        return [error("operator", problem, "kplane init")]
+    replicas = await survey.programs.replicas()
+    present = {each.program for each in replicas}
+    nowhere = f"it does not run: there is none among the {survey.programs.place}"
+    found = [error(each, nowhere, _PODS) for each in survey.programs.required if each not in present]
+    own = version("kplane")
+    for each in replicas:
+        if each.problem:
+            found.append(error(f"{each.program} {each.name}", f"not ready: {each.problem}", each.look))
+        elif each.version and each.version != own:
+            problem = f"it is of version {each.version}, and this command of version {own}"
+            found.append(warning(f"{each.program} {each.name}", problem, "kplane upgrade"))
+    return found
+
+
+async def check_leader(survey: Survey) -> Sequence[Finding]:
+    """Find Leases by which no operator works."""
+    if survey.programs is None or Program.OPERATOR not in survey.programs.required:
+        return []
+    leases = (await survey.client.list(LEASES, label_selector=_OPERATOR_LEASES)).items
+    found = []
+    for lease in leases:
+        metadata = lease["metadata"]
+        if metadata["name"].endswith("-operator") and (since := ended(lease, now=survey.now)):
+            subject = f"Lease {metadata['namespace']}/{metadata['name']}"
+            command = f"kubectl logs -n {metadata['namespace']} -l app.kubernetes.io/component=operator --tail=20"
+            found.append(error(subject, f"no operator works: {since}", command))
+    return found
+
+
+async def check_gateways(survey: Survey) -> Sequence[Finding]:
+    """Find replicas of the gateway that ended without a word."""
+    leases = await survey.client.list(LEASES, namespace=GATEWAY_NAMESPACE, label_selector=GATEWAY_LEASE_LABEL)
+    return [
+        warning(
+            f"Lease {GATEWAY_NAMESPACE}/{lease['metadata']['name']}",
+            f"this replica of the gateway does not renew it: {since}; moves of control planes wait for the replica",
+            "kubectl get pods -A -l app.kubernetes.io/component=gateway",
+        )
+        for lease in leases.items
+        if (since := ended(lease, now=survey.now))
+    ]
+
+
+def ended(lease: Mapping[str, Any], *, now: datetime) -> str:
+    """Say since when a Lease is not renewed; empty if it is."""
+    spec = lease.get("spec") or {}
+    if not spec.get("holderIdentity") or not spec.get("renewTime"):
+        return "it has no holder"
+    renewed = datetime.fromisoformat(spec["renewTime"])
+    lasts = timedelta(seconds=spec.get("leaseDurationSeconds") or 0)
+    if now <= renewed + lasts + _SLACK:
+        return ""
+    return f"{spec['holderIdentity']} renewed it last at {renewed:%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,123 @@
+"""What the checks look at: the objects of kplane, its programs, and the clock of the API server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
+
+from kplane.api import (
+    ControlPlane,
+    ControlPlaneClass,
+    ControlPlaneEndpoint,
+    ControlPlaneRegistration,
+    ControlPlaneSnapshot,
+    ResourceModel,
+)
+from kplane.api.names import management_namespace
+from kplane.cli.programs import Programs, find_programs
+from kplane.client import ClientError
+from kplane.client.watching import read_as, served
+from kplane.provider import ApiError, Client, NotFound
+from kplane.provider.client.resources import NAMESPACES
+from kplane.provider.client.transport import HttpRequest
+
+__all__ = ["KINDS", "Survey", "look"]
+
+KINDS = (ControlPlane, ControlPlaneClass, ControlPlaneEndpoint, ControlPlaneRegistration, ControlPlaneSnapshot)
+"""The kinds of kplane."""
+
+Kind = TypeVar("Kind", bound=ResourceModel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """Everything, as it was when `look` read it."""
+
+    client: Client
+    programs: Programs | None = None
+    """None: there are none, or the user may not look for them."""
+    control_planes: Sequence[ControlPlane] = ()
+    classes: Sequence[ControlPlaneClass] = ()
+    endpoints: Sequence[ControlPlaneEndpoint] = ()
+    registrations: Sequence[ControlPlaneRegistration] = ()
+    snapshots: Sequence[ControlPlaneSnapshot] = ()
+    namespaces: Sequence[Mapping[str, Any]] = ()
+    """Metadata of all namespaces."""
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """By kind: why it could not be read."""
+    ahead: timedelta = timedelta()
+    """How far the clock of the API server is ahead of this machine's."""
+    looked_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    """By the clock of this machine."""
+
+    @property
+    def now(self) -> datetime:
+        """The time of the look, by the clock of the API server."""
+        return self.looked_at + self.ahead
+
+    @property
+    def owners(self) -> Mapping[str, str]:
+        """The control planes by their namespaces."""
+        return {management_namespace(each.name): each.name for each in self.control_planes}
+
+
+async def look(client: Client) -> Survey:
+    """Read everything. What the user may not read is noted; raises Unreachable if the API server does not answer."""
+    unread: dict[str, str] = {}
+    ahead = await _ahead(client)
+
+    async def read(kind: type[Kind]) -> list[Kind]:
+        try:
+            found = (await client.list(served(kind.resource))).items
+            return [read_as(kind, each) for each in found]
+        except NotFound:
+            return []  # the check of definitions says that the kind is missing
+        except (ApiError, ClientError) as error:
+            unread[kind.resource.kind] = str(error)
+            return []
+
+    async def read_namespaces() -> list[dict[str, Any]]:
+        try:
+            return (await client.list(NAMESPACES, metadata_only=True)).items
+        except ApiError as error:
+            unread[NAMESPACES.kind] = str(error)
+            return []
+
+    async def read_programs() -> Programs | None:
+        try:
+            return await find_programs(client)
+        except ApiError as error:
+            unread["Pod"] = str(error)
+            return None
+
+    return Survey(
+        client=client,
+        programs=await read_programs(),
+        control_planes=await read(ControlPlane),
+        classes=await read(ControlPlaneClass),
+        endpoints=await read(ControlPlaneEndpoint),
+        registrations=await read(ControlPlaneRegistration),
+        snapshots=await read(ControlPlaneSnapshot),
+        namespaces=await read_namespaces(),
+        unread=unread,
+        ahead=ahead,
+    )
+
+
+async def _ahead(client: Client) -> timedelta:
+    """Compare the clocks by the time that the API server puts on its answers; that has whole seconds."""
+    await client.probe("/version")
+    sent = datetime.now(UTC)
+    async with (
+        asyncio.timeout(client.timeout_seconds),
+        client.transport.exchange(HttpRequest("GET", "/version")) as response,
+    ):
+        received = datetime.now(UTC)
+        date = response.headers.get("Date")
+    if date is None:
+        return timedelta()
+    return parsedate_to_datetime(date) + timedelta(seconds=0.5) - (sent + (received - sent) / 2)

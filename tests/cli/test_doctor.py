@@ -1,0 +1,498 @@
+"""What the doctor finds, by what it looks at."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kplane.api import (
+    ControlPlane,
+    ControlPlaneClass,
+    ControlPlaneEndpoint,
+    ControlPlaneRegistration,
+    ControlPlaneSnapshot,
+)
+from kplane.cli.doctor import Finding, Severity, examine
+from kplane.cli.doctor.control_planes import check_conditions, check_credentials, check_not_ready
+from kplane.cli.doctor.definitions import check_definitions, check_kubernetes, compare
+from kplane.cli.doctor.leftovers import check_leftovers
+from kplane.cli.doctor.machine import check_clock, check_open_files
+from kplane.cli.doctor.programs import check_gateways, check_leader, check_programs, ended
+from kplane.cli.doctor.related import check_endpoints, check_registrations, check_snapshots
+from kplane.cli.doctor.rights import NEEDED, check_rights, check_unread
+from kplane.cli.doctor.survey import KINDS, Survey
+from kplane.cli.programs import Program, Replica
+from kplane.embedded.manifests import crd_manifests
+from kplane.provider import NotFound, Unreachable
+from kplane.provider.errors import Forbidden
+
+NOW = datetime(2026, 11, 26, 12, 0, tzinfo=UTC)
+LONG_AGO = NOW - timedelta(hours=1)
+
+
+def at(moment: datetime) -> str:
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+def condition(kind: str, status: str, reason: str, message: str = "m", *, since: datetime = LONG_AGO) -> dict[str, Any]:
+    return {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": at(since)}
+
+
+def control_plane(name: str, *conditions: Any, spec: Any = None, deleted: datetime | None = None, **status: Any) -> Any:
+    metadata = {"name": name, "creationTimestamp": at(LONG_AGO)}
+    if deleted is not None:
+        metadata["deletionTimestamp"] = at(deleted)
+    return ControlPlane.model_validate(
+        {"metadata": metadata, "spec": spec or {}, "status": {"conditions": conditions, **status}}
+    )
+
+
+def registration(name: str, *conditions: Any, of: str = "acme", services: Sequence[str] = ("Controllers",)) -> Any:
+    spec = {"controlPlaneRef": {"name": of}, "services": services}
+    status = {"conditions": conditions, "services": services}
+    return ControlPlaneRegistration.model_validate({"metadata": {"name": name}, "spec": spec, "status": status})
+
+
+def endpoint(name: str, *conditions: Any) -> Any:
+    return ControlPlaneEndpoint.model_validate(
+        {"metadata": {"name": name}, "spec": {}, "status": {"conditions": conditions}}
+    )
+
+
+def survey(client: Any = None, **found: Any) -> Survey:
+    return Survey(client=client, looked_at=NOW, **found)
+
+
+def told(findings: Sequence[Finding]) -> list[tuple[str, str, str]]:
+    return [(str(each.severity), each.object, each.command) for each in findings]
+
+
+READY = condition("Ready", "True", "Reconciled")
+
+
+class Api:
+    """Answers requests as an API server does. A path that it does not have is not found."""
+
+    def __init__(
+        self, answers: Mapping[str, Any] | None = None, *, crds: Any = None, leases: Sequence[Any] = ()
+    ) -> None:
+        self.answers = dict(answers or {})
+        self.crds = crds
+        self.leases = leases
+        self.config = SimpleNamespace(client_certificate=None)
+
+    async def request(self, method: str, path: str, *, body: Any = None) -> Any:
+        if path not in self.answers:
+            raise NotFound(404, "NotFound", path)
+        answer = self.answers[path]
+        return answer(body) if callable(answer) else answer
+
+    async def get(self, resource: Any, name: str) -> Any:
+        if self.crds is None:
+            raise Forbidden(403, "Forbidden", "no")
+        return self.crds[name]
+
+    async def list(self, resource: Any, **_: Any) -> Any:
+        return SimpleNamespace(items=list(self.leases))
+
+
+# Definitions
+
+
+SERVED = {"/apis/controlplane.kplane.dev/v1alpha1": {"resources": [{"name": kind.resource.plural} for kind in KINDS]}}
+
+
+def definitions() -> dict[str, Any]:
+    return {each["metadata"]["name"]: each for each in copy.deepcopy(crd_manifests())}
+
+
+def properties(crd: Any) -> Any:
+    return crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+
+
+async def test_definitions_of_this_version_are_fine() -> None:
+    assert await check_definitions(survey(Api(SERVED, crds=definitions()))) == []
+    # A user who may not read them learns no more than that they are served.
+    assert await check_definitions(survey(Api(SERVED))) == []
+
+
+async def test_definitions_that_are_missing() -> None:
+    (found,) = await check_definitions(survey(Api()))
+    assert (found.severity, found.command) == (Severity.ERROR, "kplane init")
+    some = {next(iter(SERVED)): {"resources": next(iter(SERVED.values()))["resources"][:-1]}}
+    (found,) = await check_definitions(survey(Api(some)))
+    assert (found.object, found.command) == (
+        "CustomResourceDefinition controlplanesnapshots.controlplane.kplane.dev",
+        "kplane upgrade",
+    )
+
+
+def test_definitions_of_other_versions() -> None:
+    name = "controlplanes.controlplane.kplane.dev"
+    ours = definitions()[name]
+    older, newer, unserved, other = (copy.deepcopy(ours) for _ in range(4))
+    del properties(older)["spec"]["properties"]["migration"]
+    properties(newer)["spec"]["properties"]["future"] = {"type": "string"}
+    unserved["spec"]["versions"][0]["served"] = False
+    properties(other)["spec"]["x-kubernetes-validations"][0]["rule"] = "true"
+    assert compare(ours, ours) is None
+    assert [(each.severity, each.problem[:70]) for each in map(compare, (older, unserved), (ours, ours)) if each] == [
+        (Severity.ERROR, "is older than this kplane: it lacks .spec.migration, .spec.migration.p"),
+        (Severity.ERROR, "version v1alpha1 is not served"),
+    ]
+    found = compare(newer, ours)
+    assert found is not None
+    assert (found.severity, found.problem) == (
+        Severity.WARNING,
+        "is newer than this kplane: it also has .spec.future",
+    )
+    found = compare(other, ours)
+    assert found is not None
+    assert "is of another version" in found.problem
+
+
+@pytest.mark.parametrize(("minor", "count"), [("29+", 1), ("30", 0), ("36", 0)])
+async def test_an_old_management_cluster(minor: str, count: int) -> None:
+    version = {"major": "1", "minor": minor, "gitVersion": f"v1.{minor}.0"}
+    assert len(await check_kubernetes(survey(Api({"/version": version})))) == count
+
+
+# Programs
+
+
+class Programs:
+    place = "pods in namespace kplane-system"
+    required = (Program.OPERATOR, Program.MCM)
+
+    def __init__(self, *replicas: Replica) -> None:
+        self.found = replicas
+
+    async def replicas(self) -> Sequence[Replica]:
+        return self.found
+
+
+def replica(program: Program, **more: Any) -> Replica:
+    return Replica(**{"program": program, "name": f"{program}-0", "version": "0.1.0", "look": "look"} | more)
+
+
+async def test_programs_that_do_not_run() -> None:
+    (found,) = await check_programs(survey())
+    assert (found.severity, found.command) == (Severity.ERROR, "kplane init")
+    assert await check_programs(survey(unread={"Pod": "refused"})) == []
+    programs = Programs(
+        replica(Program.OPERATOR, problem="its process does not run"),
+        replica(Program.GATEWAY, version="0.0.9"),
+        replica(Program.ETCD, version=""),
+    )
+    assert told(await check_programs(survey(programs=programs))) == [
+        ("error", "mcm", "kubectl get pods -A -l app.kubernetes.io/part-of=kplane"),
+        ("error", "operator operator-0", "look"),
+        ("warning", "gateway gateway-0", "kplane upgrade"),
+    ]
+    assert await check_programs(survey(programs=Programs(replica(Program.OPERATOR), replica(Program.MCM)))) == []
+
+
+def lease(name: str, renewed: datetime | None, *, holder: str = "one") -> dict[str, Any]:
+    spec = {"holderIdentity": holder, "leaseDurationSeconds": 10, "renewTime": at(renewed)} if renewed else {}
+    return {"metadata": {"name": name, "namespace": "kplane-system"}, "spec": spec}
+
+
+async def test_leases_that_are_not_renewed() -> None:
+    assert ended(lease("a", NOW), now=NOW) == ""
+    assert ended(lease("a", NOW - timedelta(seconds=15)), now=NOW) == ""
+    assert ended(lease("a", None), now=NOW) == "it has no holder"
+    leases = [lease("kplane-operator", LONG_AGO), lease("mcm-shard-1", LONG_AGO)]
+    programs = Programs(replica(Program.OPERATOR))
+    (found,) = await check_leader(survey(Api(leases=leases), programs=programs))
+    assert found.object == "Lease kplane-system/kplane-operator"
+    assert "one renewed it last at 2026-11-26 11:00:00 UTC" in found.problem
+    # The clock of the API server counts: with it an hour behind, nothing is wrong.
+    assert await check_leader(survey(Api(leases=leases), programs=programs, ahead=-timedelta(hours=1))) == []
+    assert [each.severity for each in await check_gateways(survey(Api(leases=leases[:1])))] == [Severity.WARNING]
+
+
+# Rights
+
+
+def reviews(*refused: tuple[str, str]) -> dict[str, Any]:
+    def review(body: Any) -> Any:
+        attributes = body["spec"]["resourceAttributes"]
+        return {"status": {"allowed": (attributes["verb"], attributes["resource"]) not in refused}}
+
+    return {
+        "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews": review,
+        "/apis/authentication.k8s.io/v1/selfsubjectreviews": {"status": {"userInfo": {"username": "jane"}}},
+    }
+
+
+async def test_rights_that_are_missing_come_with_a_grant() -> None:
+    assert await check_rights(survey(Api(reviews()))) == []
+    api = Api(reviews(("list", "controlplanes"), ("watch", "controlplanes"), ("get", "secrets")))
+    essential, secrets = await check_rights(survey(api, control_planes=[control_plane("acme")]))
+    assert essential.severity is Severity.ERROR
+    assert "jane may not list, watch controlplanes, for: all commands" in essential.problem
+    assert essential.command == (
+        "kubectl create clusterrole kplane-cli-controlplanes-list --verb=list,watch"
+        " --resource=controlplanes.controlplane.kplane.dev && kubectl create clusterrolebinding"
+        " kplane-cli-controlplanes-list --clusterrole=kplane-cli-controlplanes-list --user=jane"
+    )
+    assert (secrets.severity, "--resource=secrets " in secrets.command) == (Severity.WARNING, True)
+
+
+async def test_secrets_are_asked_for_where_they_are() -> None:
+    asked = []
+
+    def review(body: Any) -> Any:
+        asked.append(body["spec"]["resourceAttributes"])
+        return {"status": {"allowed": True}}
+
+    api = Api({"/apis/authorization.k8s.io/v1/selfsubjectaccessreviews": review})
+    await check_rights(survey(api, control_planes=[control_plane("acme")]))
+    assert len(asked) == sum(len(each.verbs) for each in NEEDED)
+    assert [each.get("namespace") for each in asked if each["resource"] == "secrets"] == ["kplane-cp-acme"]
+    assert {"pods", "log"} == {asked[-1]["resource"], asked[-1]["subresource"]}
+
+
+async def test_what_could_not_be_read_was_not_checked() -> None:
+    (found,) = await check_unread(survey(unread={"Namespace": "403: no"}))
+    assert (found.severity, "403: no" in found.problem) == (Severity.WARNING, True)
+
+
+# Control planes
+
+
+async def test_control_planes_that_are_not_ready_are_grouped_by_reason() -> None:
+    missing = condition("Ready", "False", "ClassNotFound", "there is no class small")
+    starting = condition("Ready", "False", "Provisioning", "kube-apiserver starts", since=NOW)
+    stuck = condition("Ready", "False", "Provisioning", "kube-apiserver starts")
+    found = await check_not_ready(
+        survey(
+            control_planes=[
+                control_plane("well", READY),
+                *(control_plane(f"classless-{number}", missing) for number in range(7)),
+                control_plane("new", starting),
+                control_plane("stuck", stuck),
+                control_plane("unseen"),
+                control_plane("leaving", deleted=NOW - timedelta(minutes=1)),
+                control_plane("held", condition("Deleting", "True", "DeletingData", "etcd is away"), deleted=LONG_AGO),
+            ]
+        )
+    )
+    assert told(found) == [
+        (
+            "error",
+            "ControlPlane classless-0, classless-1, classless-2, classless-3, classless-4 and 2 more",
+            "kubectl get controlplaneclasses",
+        ),
+        ("error", "ControlPlane stuck", "kplane describe stuck"),
+        ("error", "ControlPlane unseen", "kubectl get pods -A -l app.kubernetes.io/component=operator"),
+        ("error", "ControlPlane held", "kplane describe held"),
+    ]
+    assert found[0].problem == (
+        "Ready is False (ClassNotFound): there is no class small; create the class, or name another"
+    )
+    assert "it waits in step DeletingData: etcd is away" in found[3].problem
+
+
+async def test_the_token_of_retained_data_is_in_no_finding() -> None:
+    (found,) = await check_not_ready(
+        survey(control_planes=[control_plane("acme", condition("Ready", "False", "DataRetained"))])
+    )
+    assert found.command == (
+        'kubectl annotate controlplane acme controlplane.kplane.dev/adopt="$(kubectl get namespace kplane-cp-acme'
+        " -o jsonpath='{.metadata.annotations.controlplane\\.kplane\\.dev/adoption-token}')\""
+    )
+
+
+async def test_what_is_not_as_asked_for_is_a_warning() -> None:
+    found = await check_conditions(
+        survey(
+            control_planes=[
+                control_plane("full", READY, condition("StorageSufficient", "False", "StorageQuotaReached")),
+                control_plane("moving", READY, condition("Migrating", "True", "Migrating")),
+                control_plane("blocked", READY, condition("Migrating", "False", "MigrationBlocked")),
+                control_plane("moved", READY, condition("Migrating", "False", "Migrated")),
+                control_plane("paused", READY, condition("Paused", "True", "PausedByAnnotation")),
+                control_plane("rolling", READY, condition("UpToDate", "False", "RollingOut", since=NOW)),
+            ]
+        )
+    )
+    assert told(found) == [
+        ("warning", "ControlPlane full", "kplane describe full"),
+        ("warning", "ControlPlane blocked", "kplane move blocked --abort"),
+        ("warning", "ControlPlane paused", "kplane resume paused"),
+    ]
+
+
+async def test_credentials_that_end() -> None:
+    short = ControlPlaneClass.model_validate({"metadata": {"name": "short"}, "spec": {"auth": {"lifetime": "10m"}}})
+
+    def ending(name: str, minutes: int, *, class_name: str | None = None) -> Any:
+        spec = {"classRef": {"name": class_name}} if class_name else {}
+        return control_plane(name, READY, spec=spec, credentialsExpireAt=at(NOW + timedelta(minutes=minutes)))
+
+    found = await check_credentials(
+        survey(
+            classes=[short],
+            control_planes=[
+                ending("over", -1),
+                ending("soon", 4),
+                ending("short", 4, class_name="short"),
+                ending("shorter", 2, class_name="short"),
+                ending("fine", 60),
+                control_plane("none", READY),
+            ],
+        )
+    )
+    assert told(found) == [
+        ("error", "ControlPlane over", "kplane describe over"),
+        ("warning", "ControlPlane shorter, soon", "kplane describe soon"),
+    ]
+
+
+# What is beside control planes
+
+
+async def test_endpoints_that_do_not_answer() -> None:
+    refused = condition("Reachable", "False", "EndpointUnreachable", "connection refused")
+    found = await check_endpoints(
+        survey(
+            endpoints=[
+                endpoint("well", READY, condition("Reachable", "True", "Answered")),
+                endpoint("asleep", READY, condition("Reachable", "False", "Hibernated")),
+                endpoint("away", READY, refused),
+                endpoint(
+                    "wrong", condition("Ready", "False", "EndpointInvalid"), condition("Reachable", "Unknown", "x")
+                ),
+                endpoint("contested", READY, condition("Contested", "True", "OwnedByAnotherManager")),
+            ]
+        )
+    )
+    assert told(found) == [
+        ("error", "ControlPlaneEndpoint wrong", "kubectl get controlplaneendpoints -o wide"),
+        ("error", "ControlPlaneEndpoint away", "kubectl describe controlplaneendpoint away"),
+        ("warning", "ControlPlaneEndpoint contested", "kubectl describe controlplaneendpoint contested"),
+    ]
+    assert "connection refused" in found[1].problem
+
+
+async def test_registrations_that_wait_or_do_not_run() -> None:
+    ready = condition("Ready", "True", "Resolved")
+    sleeping = control_plane("sleeper", READY, hibernation={"since": at(LONG_AGO), "reason": "Idle"})
+    found = await check_registrations(
+        survey(
+            control_planes=[control_plane("acme", READY), sleeping],
+            registrations=[
+                registration("well", ready, condition("Running", "True", "InstanceRunning")),
+                registration("taken", condition("Ready", "False", "ServiceTaken", "well has it")),
+                registration("crashes", ready, condition("Running", "False", "BadFlag", "no such flag", since=NOW)),
+                registration("starts", ready, condition("Running", "False", "Starting", since=NOW)),
+                registration("sleeps", condition("Ready", "False", "Hibernated"), of="sleeper"),
+                registration("nothing", condition("Ready", "False", "ServiceTaken"), services=()),
+                registration("lost", of="gone"),
+            ],
+        )
+    )
+    assert told(found) == [
+        ("error", "ControlPlaneRegistration taken", "kubectl describe controlplaneregistration taken"),
+        ("error", "ControlPlaneRegistration crashes", "kubectl describe controlplaneregistration crashes"),
+        ("error", "ControlPlaneRegistration lost", "kplane unregister lost"),
+    ]
+
+
+async def test_snapshots_that_are_not_made() -> None:
+    def snapshot(name: str, reason: str, *, since: datetime = LONG_AGO) -> Any:
+        status = {"conditions": [condition("Ready", "False", reason, since=since)]}
+        spec = {"controlPlaneRef": {"name": "acme"}}
+        return ControlPlaneSnapshot.model_validate({"metadata": {"name": name}, "spec": spec, "status": status})
+
+    snapshots = [snapshot("a", "NoSnapshotStorage"), snapshot("b", "Saving", since=NOW)]
+    (found,) = await check_snapshots(survey(snapshots=snapshots))
+    assert told([found]) == [
+        ("warning", "ControlPlaneSnapshot a", "kplane upgrade --set 'etcd.backup.recipients={age1...}'")
+    ]
+    assert "[" not in found.problem
+
+
+def namespace(name: str, *, of: str | None = None, deleted: bool = False, **annotations: str) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"name": name, "labels": {}, "annotations": {}}
+    if of is not None:
+        metadata["labels"]["controlplane.kplane.dev/name"] = of
+    if annotations.pop("retained", None):
+        metadata["labels"]["controlplane.kplane.dev/retained"] = "true"
+    metadata["annotations"] = {f"controlplane.kplane.dev/{key}": value for key, value in annotations.items()}
+    return {"metadata": metadata | ({"deletionTimestamp": at(NOW)} if deleted else {})}
+
+
+async def test_what_is_left_of_control_planes_that_are_gone() -> None:
+    namespaces = [
+        namespace("default"),
+        namespace("kplane-system"),
+        namespace("kplane-cp-acme", of="acme", uid="1"),
+        namespace("kplane-cp-kept", of="kept", retained="true", mode="Dedicated"),
+        namespace("kplane-cp-gone", of="gone", uid="2"),
+        namespace("kplane-cp-strange"),
+        namespace("kplane-cp-leaving", of="leaving", uid="3", deleted=True),
+    ]
+    found = await check_leftovers(survey(control_planes=[control_plane("acme", READY)], namespaces=namespaces))
+    assert [(each.object, each.command.partition(" && ")[0]) for each in found] == [
+        ("Namespace kplane-cp-kept", "kplane create kept --mode Dedicated --no-wait"),
+        ("Namespace kplane-cp-gone", "kplane create gone --no-wait"),
+        ("Namespace kplane-cp-strange", "kubectl delete namespace kplane-cp-strange"),
+    ]
+    assert {each.severity for each in found} == {Severity.WARNING}
+    # Which of them have a control plane is not known then.
+    assert await check_leftovers(survey(namespaces=namespaces, unread={"ControlPlane": "no"})) == []
+
+
+# This machine
+
+
+@pytest.mark.parametrize(
+    ("seconds", "severity", "said"),
+    [(1, None, ""), (-5, "warning", "5 s ahead of"), (5, "warning", "5 s behind"), (90, "error", "90 s behind")],
+)
+async def test_the_clock(seconds: int, severity: str | None, said: str) -> None:
+    found = await check_clock(survey(ahead=timedelta(seconds=seconds)))
+    assert [str(each.severity) for each in found] == ([severity] if severity else [])
+    assert all(said in each.problem for each in found)
+
+
+@pytest.mark.parametrize(("hard", "count"), [(1024, 1), (4096, 0), (-1, 0)])
+async def test_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch, hard: int, count: int) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (1024, hard))
+    assert len(await check_open_files(survey())) == count
+
+
+# All of it
+
+
+async def test_a_check_that_fails_is_a_warning_and_errors_come_first() -> None:
+    class Away(Api):
+        async def list(self, resource: Any, **_: Any) -> Any:
+            raise Unreachable("no answer", kind="timeout")
+
+    version = {"major": "1", "minor": "36", "gitVersion": "v1.36.3"}
+    api = Away({"/version": version, **SERVED, **reviews()})
+    classless = control_plane("acme", condition("Ready", "False", "ClassNotFound"))
+    programs = Programs(replica(Program.OPERATOR), replica(Program.MCM))
+    examination = await examine(survey(api, control_planes=[classless], programs=programs))
+    assert examination.failed
+    first, *rest = examination.findings
+    assert (first[0], first[1].object) == ("not-ready", "ControlPlane acme")
+    failed = {name for name, each in rest if each.problem == "failed to check: no answer"}
+    assert failed == {"leader", "gateways"}
+    document = examination.to_json()
+    assert document["findings"][0] == {
+        "check": "not-ready",
+        "severity": "error",
+        "object": "ControlPlane acme",
+        "problem": first[1].problem,
+        "command": "kubectl get controlplaneclasses",
+    }
+    assert "clock" in document["checks"]
