@@ -4,62 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from kplane.embedded.handle import Handle
+from .typed import Kplane
 
 pytestmark = pytest.mark.integration
-
-Kplane = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture(scope="module")
-def environment(management_cluster: Handle, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    home = tmp_path_factory.mktemp("home")
-    (home / "config").write_bytes(management_cluster.admin_kubeconfig.read_bytes())
-    return {
-        "HOME": str(home),
-        "KUBECONFIG": str(home / "config"),
-        "PATH": f"{Path(sys.executable).parent}:{management_cluster.kubectl_program.parent}:/usr/bin:/bin",
-    }
-
-
-@pytest.fixture(scope="module")
-def kplane(environment: dict[str, str]) -> Kplane:
-    def run(*args: str, code: int = 0, **changed: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            ["kplane", *args],
-            env=environment | changed,
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            timeout=200,
-            check=False,
-        )
-        assert done.returncode == code, (args, done.stdout, done.stderr)
-        return done
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def small(management_cluster: Handle) -> Iterator[str]:
-    body = {
-        "apiVersion": "controlplane.kplane.dev/v1alpha1",
-        "kind": "ControlPlaneClass",
-        "metadata": {"name": "typed"},
-        "spec": {"deletionPolicy": "Destroy", "virtual": {"start": "OnDemand"}},
-    }
-    kubectl = [str(management_cluster.kubectl_program), f"--kubeconfig={management_cluster.admin_kubeconfig}"]
-    subprocess.run([*kubectl, "apply", "-f", "-"], input=json.dumps(body), text=True, check=True, timeout=60)
-    yield "typed"
-    subprocess.run([*kubectl, "delete", "controlplaneclass", "typed"], check=True, timeout=60)
 
 
 def eventually_said(kplane: Kplane, *args: str, word: str) -> str:
@@ -124,9 +77,9 @@ def test_a_kubeconfig_that_is_merged_stays_valid(kplane: Kplane, small: str, env
     try:
         kubectl = ["kubectl", "get", "--raw", "/version"]
         subprocess.run(kubectl, env=environment, capture_output=True, check=True, timeout=60)
-        # The context is that of the control plane now, and the management cluster is named.
-        assert "has no kind ControlPlane" in kplane("get", "merged", code=1).stderr
-        kplane("get", "merged", "--context", former)
+        # The context is that of the control plane now, and leads to its management cluster.
+        assert "merged" in kplane("get", "merged").stdout
+        assert "has no kind ControlPlane" in kplane("get", "merged", "--context", "kplane-merged", code=1).stderr
     finally:
         subprocess.run(["kubectl", "config", "use-context", former], env=environment, check=True, timeout=60)
         kplane("delete", "merged", "--yes")

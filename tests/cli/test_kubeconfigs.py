@@ -105,3 +105,16 @@ def test_a_command_gets_a_private_file_that_goes_with_it(tmp_path: Path) -> None
     path, mode, content = (tmp_path / "seen").read_text().split(" ", 2)
     assert (mode, content) == ("600", "a: b")
     assert not Path(path).exists()
+
+
+def test_the_context_of_a_control_plane_leads_to_its_management_cluster(own: Path) -> None:
+    assert kubeconfigs.management_context() is None
+    kubeconfigs.add_context(entry("work"))
+    assert kubeconfigs.management_context() is None
+    kubeconfigs.add_context(made("acme", context="work"))
+    assert kubeconfigs.management_context() == "work"
+    assert kubeconfigs.choose_context("kplane-work", "work") == "work"
+    assert kubeconfigs.management_context() is None
+    assert yaml.safe_load(own.read_text())["current-context"] == "work"
+    with pytest.raises(Refused, match="has no context kplane-globex or globex"):
+        kubeconfigs.choose_context("kplane-globex", "globex")

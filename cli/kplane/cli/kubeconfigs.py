@@ -25,8 +25,10 @@ from kplane.provider.access.kubeconfigs import kubeconfig_paths, read_document
 __all__ = [
     "add_context",
     "administrator_context",
+    "choose_context",
     "current_context",
     "exec_credential",
+    "management_context",
     "remove_context",
     "run_with",
     "to_text",
@@ -37,6 +39,7 @@ __all__ = [
 _API_VERSION: Final = "client.authentication.k8s.io/v1"
 _VALID: Final = timedelta(minutes=5)
 """kubectl asks again after this time. The Secret has new credentials long before the former ones end."""
+_CREDENTIAL: Final = ["kplane.cli.main", "credential"]
 _SECTIONS: Final = ("clusters", "contexts", "users")
 
 
@@ -47,13 +50,13 @@ def with_exec_credential(published: str, *, name: str, context: str | None, inte
     """
     document = yaml.safe_load(published)
     cluster = document["clusters"][0]["cluster"]
-    arguments = ["credential", name]
+    arguments = [*_CREDENTIAL, name]
     arguments += ["--internal"] if internal else []
     arguments += ["--context", context or _current_context()]
     plugin: dict[str, Any] = {
         "apiVersion": _API_VERSION,
         "command": sys.executable,
-        "args": ["-m", "kplane.cli.main", *arguments],
+        "args": ["-m", *arguments],
         "interactiveMode": "Never",
         # The credential is read with the management cluster's kubeconfig, also where KUBECONFIG is this one by then.
         "env": [{"name": "KUBECONFIG", "value": os.pathsep.join(map(str, kubeconfig_paths(os.environ)))}],
@@ -80,6 +83,24 @@ def current_context() -> str | None:
     for path in kubeconfig_paths(os.environ):
         if path.is_file() and (found := read_document(path).get("current-context")):
             return str(found)
+    return None
+
+
+def management_context() -> str | None:
+    """Return the context of the management cluster, if the current one is that of a control plane of it; else None."""
+    documents = [read_document(path) for path in kubeconfig_paths(os.environ) if path.is_file()]
+    current = current_context()
+    users = [
+        each["context"].get("user")
+        for document in documents
+        for each in document.get("contexts") or []
+        if each.get("name") == current
+    ]
+    for document in documents:
+        for each in document.get("users") or []:
+            arguments = _arguments(each)
+            if each.get("name") in users[:1] and arguments[1:3] == _CREDENTIAL and arguments[-2:-1] == ["--context"]:
+                return arguments[-1]
     return None
 
 
@@ -125,6 +146,18 @@ def use_context(name: str) -> None:
     held = read_document(path) if path.is_file() else {}
     if not held.get("current-context") and name in {each.get("name") for each in held.get("contexts") or []}:
         _change({section: [] for section in _SECTIONS}, current=name)
+
+
+def choose_context(*names: str) -> str:
+    """Make the first of these contexts that the user's kubeconfig has the current one, and return its name."""
+    path = kubeconfig_paths(os.environ)[0]
+    held = read_document(path) if path.is_file() else {}
+    present = {each.get("name") for each in held.get("contexts") or []}
+    for name in names:
+        if name in present:
+            _change({section: [] for section in _SECTIONS}, current=name)
+            return name
+    raise Refused(f"{path} has no context {' or '.join(names)}")
 
 
 def remove_context(name: str) -> None:

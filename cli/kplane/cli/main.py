@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kplane.cli.commands import access, backup, control_planes, installation, operations, site, ui
+from kplane.cli.commands import (
+    access,
+    adoption,
+    backup,
+    control_planes,
+    diagnosis,
+    go_names,
+    installation,
+    observation,
+    operations,
+    site,
+    ui,
+)
 
 __all__ = ["app", "main"]
 
@@ -22,9 +35,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for group in (site, installation, control_planes, access, operations, ui):
+for group in (site, installation, control_planes, adoption, access, operations, observation, diagnosis, ui, go_names):
     app.registered_commands += group.app.registered_commands
 app.add_typer(backup.app)
+app.add_typer(go_names.config)
 
 _Directory = Annotated[
     Path | None,
@@ -73,7 +87,7 @@ def binaries() -> None:
 
 def main() -> None:
     """Run the command line."""
-    app()
+    app(go_names.translated(sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -19,14 +19,19 @@ Work = Callable[["ControlPlanes"], Awaitable[None]]
 
 
 def work_on(context: str | None, work: Work) -> None:
-    """Connect to the management cluster, and do the work. Raises typer.Exit unless it ends well."""
+    """Connect to the management cluster, and do the work. Raises typer.Exit unless it ends well.
+
+    Without a context it is that of the current one, also if that is a context of a control plane.
+    """
 
     import asyncio
 
     async def connected() -> None:
+        from kplane.cli.kubeconfigs import management_context
         from kplane.client import ControlPlanes
 
-        async with ControlPlanes.connect(context=context) as control_planes:
+        chosen = context if context is not None else management_context()
+        async with ControlPlanes.connect(context=chosen) as control_planes:
             await work(control_planes)
 
     run(lambda: asyncio.run(connected()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -75,6 +76,78 @@ def credential(name: NameArgument, *, internal: InternalOption = False, context:
         typer.echo(exec_credential(await control_planes.config(name, internal=internal)))
 
     work_on(context, work)
+
+
+@app.command(short_help="Print a bearer token of a control plane.")
+def token(
+    name: NameArgument,
+    *,
+    duration: Annotated[
+        str | None,
+        typer.Option(
+            "--duration",
+            metavar="DURATION",
+            help="Issue a new one that is valid so long, such as 1h or 90m.  [default: the published one]",
+            show_default=False,
+        ),
+    ] = None,
+    internal: InternalOption = False,
+    context: ContextOption = None,
+) -> None:
+    """Print a bearer token of the administrator of a control plane.
+
+    Its API server may shorten the life of a new one. A leaked token ends if you delete its ServiceAccount.
+    """
+    lifetime = _lifetime(duration) if duration is not None else None
+
+    async def work(control_planes: ControlPlanes) -> None:
+        if lifetime is None:
+            typer.echo(await control_planes.token(name, internal=internal))
+            return
+        from kplane.cli.tenants import reached
+        from kplane.client.tokens import issue_token
+
+        async with reached(control_planes, name, internal=internal, context=context) as tenant:
+            typer.echo(await issue_token(tenant, seconds=round(lifetime.total_seconds())))
+
+    work_on(context, work)
+
+
+@app.command(short_help="Print how a machine joins a control plane as a node.")
+def join_token(
+    name: NameArgument,
+    *,
+    ttl: Annotated[str, typer.Option("--ttl", metavar="DURATION", help="How long the token is valid.")] = "1h",
+    internal: InternalOption = False,
+    context: ContextOption = None,
+) -> None:
+    """Make a bootstrap token, and print the commands by which a machine joins a control plane as a node.
+
+    The class of the control plane needs the add-on kubeadm-join, and controllers that sign certificates.
+    """
+    lifetime = _lifetime(ttl)
+
+    async def work(control_planes: ControlPlanes) -> None:
+        from kplane.cli.joining import join_commands
+        from kplane.cli.tenants import reached
+
+        async with reached(control_planes, name, internal=internal, context=context) as tenant:
+            commands = await join_commands(tenant, name=name, lifetime=lifetime)
+        typer.echo(commands, nl=False)
+        say(f"run this as root on the machine, within {ttl}; it is a secret")
+        if not await control_planes.registrations(name):
+            say(f"no controllers run for {name}, so no certificate of a node is signed: kplane register {name}")
+
+    work_on(context, work)
+
+
+def _lifetime(text: str) -> timedelta:
+    from kplane.api.durations import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 @app.command(

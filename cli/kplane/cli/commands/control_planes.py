@@ -129,6 +129,9 @@ def delete(
             _ask_for(name)
         await control_planes.delete(name, wait=wait, timeout_seconds=timeout)
         typer.echo(f"controlplane/{name} deleted" if wait else f"controlplane/{name} is being deleted")
+        if found.spec.endpoint_ref is not None:
+            endpoint = found.spec.endpoint_ref.name
+            say(f"the endpoint stays, with the credentials: kubectl delete controlplaneendpoint {endpoint}")
 
     work_on(context, work)
 

@@ -114,21 +114,7 @@ def sleep(
     name: NameArgument, *, wait: WaitOption = True, timeout: TimeoutOption = 300.0, context: ContextOption = None
 ) -> None:
     """End the API server of a control plane that starts on demand, until a client needs it."""
-
-    async def work(control_planes: ControlPlanes) -> None:
-        from kplane.api import ControlPlaneMode
-        from kplane.client import asleep
-
-        if (await control_planes.get(name)).home.mode is ControlPlaneMode.DEDICATED:
-            raise Refused(
-                f"{name} has an etcd of its own, and never sleeps; move it first: kplane move {name} --to Virtual"
-            )
-        await control_planes.sleep(name)
-        if wait:
-            await control_planes.wait(name, asleep, timeout_seconds=timeout)
-        typer.echo(f"controlplane/{name} " + ("sleeps" if wait else "is to sleep"))
-
-    work_on(context, work)
+    _turn(context, name, to_sleep=True, timeout=timeout if wait else None)
 
 
 @app.command(short_help="Wake a control plane.")
@@ -136,14 +122,25 @@ def wake(
     name: NameArgument, *, wait: WaitOption = True, timeout: TimeoutOption = 300.0, context: ContextOption = None
 ) -> None:
     """Start the API server of a control plane that sleeps."""
+    _turn(context, name, to_sleep=False, timeout=timeout if wait else None)
+
+
+def _turn(context: str | None, name: str, *, to_sleep: bool, timeout: float | None) -> None:
+    """Have a control plane sleep or wake, and wait for that; without a `timeout`, only ask for it."""
 
     async def work(control_planes: ControlPlanes) -> None:
-        from kplane.client import awake
+        from kplane.api import ControlPlaneMode
+        from kplane.client import asleep, awake
 
-        await control_planes.wake(name)
-        if wait:
-            await control_planes.wait(name, awake, timeout_seconds=timeout)
-        typer.echo(f"controlplane/{name} " + ("is awake" if wait else "is to wake"))
+        if to_sleep and (await control_planes.get(name)).home.mode is ControlPlaneMode.DEDICATED:
+            raise Refused(
+                f"{name} has an etcd of its own, and never sleeps; move it first: kplane move {name} --to Virtual"
+            )
+        await (control_planes.sleep(name) if to_sleep else control_planes.wake(name))
+        if timeout is not None:
+            await control_planes.wait(name, asleep if to_sleep else awake, timeout_seconds=timeout)
+        done, asked = ("sleeps", "is to sleep") if to_sleep else ("is awake", "is to wake")
+        typer.echo(f"controlplane/{name} {done if timeout is not None else asked}")
 
     work_on(context, work)
 

@@ -1,0 +1,59 @@
+"""The names that the commands have in the Go project kplane. They are hidden, and work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import typer
+
+from kplane.cli.commands import access, control_planes
+from kplane.cli.commands.options import ContextOption, NameArgument
+from kplane.cli.session import run
+
+__all__ = ["app", "config", "translated"]
+
+app = typer.Typer()
+config = typer.Typer(name="config", hidden=True, no_args_is_help=True)
+
+_CREATE_CLUSTER = "create-cluster"
+
+
+def translated(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with `create cluster NAME` and `get clusters` as commands of one word.
+
+    `kplane create cluster` stays: it creates a control plane of that name.
+    """
+    match list(arguments):
+        case ["create", "cluster", *rest] if any(not each.startswith("-") for each in rest):
+            return [_CREATE_CLUSTER, *rest]
+        case ["cc", *rest]:
+            return [_CREATE_CLUSTER, *rest]
+        case ["get", "clusters", *rest]:
+            return ["list", *rest]
+        case found:
+            return found
+
+
+@app.command(_CREATE_CLUSTER, hidden=True)
+def create_cluster(name: NameArgument, *, context: ContextOption = None) -> None:
+    """Create a control plane, wait until it can be used, and use its context."""
+    control_planes.create(name, context=context)
+    access.kubeconfig(name, merge=True, context=context)
+
+
+@app.command(hidden=True)
+def get_credentials(name: NameArgument, *, context: ContextOption = None) -> None:
+    """Add the kubeconfig of a control plane to yours, and use its context."""
+    access.kubeconfig(name, merge=True, context=context)
+
+
+@config.command(hidden=True)
+def use_context(name: NameArgument) -> None:
+    """Use the context of a control plane that is in your kubeconfig, or any other one."""
+
+    def use() -> None:
+        from kplane.cli.kubeconfigs import choose_context
+
+        typer.echo(choose_context(f"kplane-{name}", name))
+
+    run(use)

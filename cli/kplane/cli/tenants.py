@@ -1,0 +1,32 @@
+"""Reaches the API of a control plane from this machine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import yaml
+
+from kplane.cli.port_forward import forwarded, is_inside
+from kplane.client import ControlPlanes
+from kplane.provider import Client, ClusterConfig
+
+__all__ = ["reached"]
+
+
+@contextlib.asynccontextmanager
+async def reached(
+    control_planes: ControlPlanes, name: str, *, internal: bool, context: str | None
+) -> AsyncIterator[Client]:
+    """Connect to a control plane as its administrator; one that sleeps is woken first.
+
+    If the address is known inside of the management cluster alone, a port is forwarded to it meanwhile. Raises what
+    `ControlPlanes.kubeconfig` does, and CliError if no port can be forwarded.
+    """
+    await control_planes.ensure_awake(name)
+    document = yaml.safe_load(await control_planes.kubeconfig(name, internal=internal))
+    with contextlib.ExitStack() as stack:
+        if not internal and is_inside(document):
+            document = stack.enter_context(forwarded(document, context=context))
+        async with Client(ClusterConfig.from_kubeconfig(document), field_manager="kplane-cli") as client:
+            yield client

@@ -1,0 +1,101 @@
+"""Tokens, joining nodes, and the names of the Go project, on a real management cluster."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from .typed import Kplane
+
+pytestmark = pytest.mark.integration
+
+
+def claims(token: str) -> dict[str, object]:
+    payload = token.split(".")[1]
+    found: dict[str, object] = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+    return found
+
+
+def test_tokens_are_published_or_issued(kplane: Kplane, small: str) -> None:
+    kplane("create", "trusted", "--class", small)
+    try:
+        published = kplane("token", "trusted").stdout.strip()
+        assert published in kplane("kubeconfig", "trusted", "--static").stdout
+        # It sleeps, and no gateway would wake it: the command does.
+        issued = kplane("token", "trusted", "--duration", "15m").stdout.strip()
+        assert issued != published
+        assert claims(issued)["sub"] == claims(published)["sub"]
+        assert 800 < int(str(claims(issued)["exp"])) - time.time() < 1000
+        server = yaml.safe_load(kplane("kubeconfig", "trusted", "--static").stdout)["clusters"][0]["cluster"]["server"]
+        told = kplane(
+            "connect", "trusted", "--", "kubectl", "auth", "whoami", f"--token={issued}", f"--server={server}"
+        )
+        assert "controlplane-admin" in told.stdout
+        assert "is no time" in kplane("token", "trusted", "--duration", "soon", code=2).stderr
+        assert "kubeadm-join" in kplane("join-token", "trusted", code=1).stderr
+    finally:
+        kplane("delete", "trusted", "--yes")
+
+
+def test_a_machine_gets_what_it_joins_by(
+    kplane: Kplane, with_class: Callable[..., AbstractContextManager[str]], tmp_path: Path
+) -> None:
+    with with_class("joined", addons=["kubeadm-join"], virtual={"start": "Always"}) as joined:
+        kplane("create", "nodes", "--class", joined)
+        try:
+            deadline = time.monotonic() + 60.0
+            while "AddonsReady" not in (told := kplane("get", "nodes", "-o", "yaml").stdout) or (
+                next(each for each in yaml.safe_load(told)["status"]["conditions"] if each["type"] == "AddonsReady")[
+                    "status"
+                ]
+                != "True"
+            ):
+                assert time.monotonic() < deadline, told
+            made = kplane("join-token", "nodes", "--ttl", "30m")
+            assert "kplane register nodes" in made.stderr
+            script = made.stdout.replace("kubeadm join", "echo")
+            said = subprocess.run(["sh"], input=script, cwd=tmp_path, capture_output=True, text=True, check=True)
+            option, file, token_option, token = said.stdout.split()
+            assert (option, file, token_option) == ("--discovery-file", "discovery.conf", "--tls-bootstrap-token")
+            discovery = yaml.safe_load((tmp_path / "discovery.conf").read_text())
+            assert discovery["clusters"][0]["cluster"]["certificate-authority-data"]
+            # The API server takes the token.
+            discovery |= {
+                "users": [{"name": "node", "user": {"token": token}}],
+                "contexts": [{"name": "node", "context": {"cluster": "", "user": "node"}}],
+                "current-context": "node",
+            }
+            (tmp_path / "bootstrap").write_text(yaml.safe_dump(discovery))
+            command = ["kubectl", "auth", "whoami", f"--kubeconfig={tmp_path / 'bootstrap'}"]
+            who = subprocess.run(
+                command, env=kplane.environment, capture_output=True, text=True, check=True, timeout=60
+            )
+            assert f"system:bootstrap:{token.partition('.')[0]}" in who.stdout
+        finally:
+            kplane("delete", "nodes", "--yes")
+
+
+def test_names_of_the_go_project_work(kplane: Kplane, environment: dict[str, str], small: str) -> None:
+    path = Path(environment["KUBECONFIG"])
+    former = yaml.safe_load(path.read_text())["current-context"]
+    made = kplane("create", "cluster", "gopher")
+    assert made.stdout.splitlines()[-1] == "kplane-gopher"
+    try:
+        assert yaml.safe_load(path.read_text())["current-context"] == "kplane-gopher"
+        # Also from the context of a control plane.
+        assert "gopher" in kplane("get", "clusters").stdout
+        assert kplane("config", "use-context", former).stdout == f"{former}\n"
+        assert kplane("get-credentials", "gopher").stdout == "kplane-gopher\n"
+        kplane("config", "use-context", former)
+        assert kplane("config", "use-context", "gopher").stdout == "kplane-gopher\n"
+    finally:
+        kplane("config", "use-context", former)
+        kplane("delete", "gopher", "--yes")

@@ -1,0 +1,79 @@
+"""`kplane up` and `kplane down`, as a person types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kplane.binaries.programs import Binaries
+from kplane.embedded.daemon import end
+from kplane.workloads import find_processes
+
+from .typed import Kplane, own_environment
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("binaries")]
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    # A short path: sockets lie below it.
+    path = Path(tempfile.mkdtemp(prefix="kplane-up-"))
+    yield path
+    end(path / "local")
+    shutil.rmtree(path)
+
+
+# A whole management cluster starts twice.
+@pytest.mark.slow
+def test_it_runs_keeps_its_data_and_goes(home: Path, binaries: Binaries) -> None:
+    kplane = Kplane(own_environment(home) | {"PATH": f"{own_environment(home)['PATH']}:{binaries.kubernetes}"})
+    directory, config = home / "local", home / "config"
+    own = {"apiVersion": "v1", "kind": "Config", "current-context": "work", "clusters": [], "users": []}
+    config.write_text(yaml.safe_dump(own | {"contexts": [{"name": "work", "context": {"cluster": "", "user": ""}}]}))
+    at = ("--directory", str(directory))
+
+    first = kplane("up", *at, timeout=300)
+    assert first.stdout == "kplane\n"
+    assert "context kplane is in" in first.stderr
+    held = yaml.safe_load(config.read_text())
+    assert [each["name"] for each in held["contexts"]] == ["work", "kplane"]
+    assert held["current-context"] == "kplane"
+    assert "runs already" in kplane("up", *at).stderr
+
+    kplane("create", "acme")
+    told = kplane("connect", "acme", "--", "kubectl", "create", "namespace", "kept", "-o", "name")
+    assert told.stdout == "namespace/kept\n"
+    # With a gateway, requests are counted; and what runs here is found without being told where.
+    row = next(line for line in kplane("top").stdout.splitlines() if line.startswith("acme "))
+    assert int(row.split()[-1]) > 0
+    assert kplane("logs", "acme", "--tail", "1").stdout
+    found = json.loads(kplane("doctor", "-o", "json").stdout)["findings"]
+    assert [each for each in found if each["check"] != "open-files"] == []
+
+    assert "the data stay" in kplane("down", *at).stderr
+    assert find_processes(directory) == []
+    assert [each["name"] for each in yaml.safe_load(config.read_text())["contexts"]] == ["work"]
+
+    kplane("up", *at, timeout=300)
+    told = kplane("connect", "acme", "--", "kubectl", "get", "namespace", "kept", "-o", "name")
+    assert told.stdout == "namespace/kept\n"
+    assert "all data deleted" in kplane("down", "--purge", *at).stderr
+    assert not directory.exists()
+    assert find_processes(directory) == []
+    assert "nothing runs" in kplane("down", *at).stderr
+
+
+def test_a_directory_with_files_of_others_is_left_alone(home: Path) -> None:
+    kplane = Kplane(own_environment(home) | {"PATH": os.environ["PATH"]})
+    (home / "local").mkdir()
+    (home / "local" / "precious").write_text("mine")
+    assert "did not write" in kplane("up", "--directory", str(home / "local"), code=1).stderr
+    assert "did not write" in kplane("down", "--purge", "--directory", str(home / "local"), code=1).stderr
+    assert (home / "local" / "precious").read_text() == "mine"

@@ -1,0 +1,78 @@
+"""`kplane` as a person types it, in an environment of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from kplane.embedded.handle import Handle
+
+__all__ = ["Kplane", "own_environment"]
+
+
+def own_environment(home: Path, cluster: Handle | None = None) -> dict[str, str]:
+    """Return an environment with a home of its own, and the kubeconfig of a management cluster in it."""
+    paths = [str(Path(sys.executable).parent), "/usr/bin", "/bin"]
+    if cluster is not None:
+        (home / "config").write_bytes(cluster.admin_kubeconfig.read_bytes())
+        paths.insert(1, str(cluster.kubectl_program.parent))
+    return {
+        "HOME": str(home),
+        "KUBECONFIG": str(home / "config"),
+        "PATH": ":".join(paths),
+        # Programs were obtained already.
+        "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")),
+    }
+
+
+@dataclass(frozen=True)
+class Kplane:
+    """Runs commands, and checks their exit codes."""
+
+    environment: dict[str, str]
+
+    def __call__(
+        self, *args: str, code: int = 0, timeout: float = 200.0, **changed: str
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            ["kplane", *args],
+            env=self.environment | changed,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        assert done.returncode == code, (args, done.stdout, done.stderr)
+        return done
+
+    @contextlib.contextmanager
+    def running(self, *args: str) -> Iterator[IO[str]]:
+        """Run a command that has no end, give its output, and end it with Ctrl-C."""
+        with subprocess.Popen(
+            ["kplane", *args],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            # A test run in the background of a shell ignores SIGINT, and its children would too.
+            preexec_fn=_with_ctrl_c,
+        ) as process:
+            assert process.stdout is not None
+            try:
+                yield process.stdout
+            finally:
+                process.send_signal(signal.SIGINT)
+                code = process.wait(30)
+        assert code == 130, args
+
+
+def _with_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
