@@ -52,8 +52,8 @@ async def adopt(
 def _require_lasting(config: ClusterConfig) -> None:
     if config.exec_plugin is not None or config.token_file is not None:
         raise ClientError(
-            "the kubeconfig gets its credentials from a program or a file, which the operator does not have; give one"
-            " with a token or a client certificate of an administrator in it"
+            "the kubeconfig gets its credentials from a program or a file, which the operator does not have. Give one"
+            " with the token or the client certificate of an administrator"
         )
     if config.tls_server_name is not None:
         raise ClientError("the kubeconfig has tls-server-name; use a URL whose host is in the server's certificate")

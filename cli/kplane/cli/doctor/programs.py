@@ -26,7 +26,7 @@ async def check_programs(survey: Survey) -> Sequence[Finding]:
     if survey.programs is None:
         if "Pod" in survey.unread:
             return []  # another check says so
-        problem = "neither pods nor processes of kplane are found: no control plane is created, changed or deleted"
+        problem = "no program of kplane is found, so no control plane is created, changed or deleted"
         return [error("operator", problem, "kplane init")]
     replicas = await survey.programs.replicas()
     present = {each.program for each in replicas}

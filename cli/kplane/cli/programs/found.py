@@ -11,7 +11,7 @@ __all__ = ["find_programs"]
 
 
 async def find_programs(client: Client) -> Programs | None:
-    """Find the programs: processes of this machine, else pods of the cluster; None if neither are there.
+    """Find the programs: processes of this machine, else pods of the cluster; None if there are none.
 
     Raises `kplane.provider.ProviderError` if the API server refuses or does not answer.
     """
