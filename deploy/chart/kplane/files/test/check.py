@@ -24,7 +24,8 @@ def read(url: str, *, token: str = "") -> bytes:
     context = ssl.create_default_context(cafile=f"{CREDENTIALS}/ca.crt") if url.startswith("https:") else None
     try:
         with urllib.request.urlopen(request, timeout=5.0, context=context) as answer:
-            return answer.read()
+            content: bytes = answer.read()
+            return content
     except urllib.error.HTTPError as error:
         raise OSError(f"{error.code} {error.reason}: {error.read(1000).decode(errors='replace').strip()}") from None
 
