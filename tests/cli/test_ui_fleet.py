@@ -6,6 +6,7 @@ from typing import Any
 
 from kplane.api import ControlPlane, ControlPlaneRegistration
 from kplane.cli.ui.fleet import show_fleet
+from kplane.cli.usage import Usage
 
 CREATED = "2026-11-26T01:00:00Z"
 HOME = {"mode": "Virtual"}
@@ -26,14 +27,16 @@ def registration(name: str, **status: Any) -> ControlPlaneRegistration:
 
 
 def test_a_page_without_control_planes() -> None:
-    totals = {"controlPlanes": 0, "phases": {}, "keys": 0, "bytes": 0, "migrating": 0}
-    assert show_fleet([], []) == {"totals": totals, "controlPlanes": []}
+    totals = {"controlPlanes": 0, "phases": {}, "keys": 0, "bytes": 0, "memory": 0, "migrating": 0}
+    assert show_fleet([], [], usages={}) == {"totals": totals, "controlPlanes": []}
 
 
 def test_rows_are_by_name_and_summed_up() -> None:
     storage = {"keys": 215, "bytes": 1024, "growth": "Allowed"}
     shown = show_fleet(
-        [control_plane("globex", phase="Ready", storage=storage), control_plane("acme", phase="Hibernated")], []
+        [control_plane("globex", phase="Ready", storage=storage), control_plane("acme", phase="Hibernated")],
+        [],
+        usages={},
     )
     assert [row["name"] for row in shown["controlPlanes"]] == ["acme", "globex"]
     assert shown["totals"]["phases"] == {"Hibernated": 1, "Ready": 1}
@@ -41,24 +44,26 @@ def test_rows_are_by_name_and_summed_up() -> None:
 
 
 def test_one_that_no_operator_has_seen_is_pending() -> None:
-    [row] = show_fleet([control_plane("acme")], [])["controlPlanes"]
+    [row] = show_fleet([control_plane("acme")], [], usages={})["controlPlanes"]
     assert (row["phase"], row["home"], row["keys"], row["why"]) == ("Pending", "Virtual", None, "")
 
 
 def test_a_row_says_why_it_is_not_ready() -> None:
     said = condition("Ready", "False", "ClassNotFound", "there is no ControlPlaneClass gold")
-    [row] = show_fleet([control_plane("acme", phase="Pending", conditions=[said])], [])["controlPlanes"]
+    [row] = show_fleet([control_plane("acme", phase="Pending", conditions=[said])], [], usages={})["controlPlanes"]
     assert row["why"] == "ClassNotFound: there is no ControlPlaneClass gold"
 
 
 def test_an_adopted_one_has_no_home_of_kplane() -> None:
-    [row] = show_fleet([control_plane("acme", spec={"endpointRef": {"name": "theirs"}})], [])["controlPlanes"]
+    [row] = show_fleet([control_plane("acme", spec={"endpointRef": {"name": "theirs"}})], [], usages={})[
+        "controlPlanes"
+    ]
     assert row["home"] == "Adopted"
 
 
 def test_a_row_says_since_when_it_sleeps() -> None:
     asleep = {"since": CREATED, "reason": "Idle", "nextWake": "2026-11-26T02:00:00Z"}
-    [row] = show_fleet([control_plane("acme", phase="Hibernated", hibernation=asleep)], [])["controlPlanes"]
+    [row] = show_fleet([control_plane("acme", phase="Hibernated", hibernation=asleep)], [], usages={})["controlPlanes"]
     assert row["asleep"] == {
         "since": "2026-11-26T01:00:00+00:00",
         "reason": "Idle",
@@ -68,10 +73,10 @@ def test_a_row_says_since_when_it_sleeps() -> None:
 
 def test_a_migration_is_shown_until_the_address_has_changed() -> None:
     moving = {"from": HOME, "to": {"mode": "Dedicated"}, "step": "Copying", "percent": 40}
-    shown = show_fleet([control_plane("acme", migration=moving)], [])
+    shown = show_fleet([control_plane("acme", migration=moving)], [], usages={})
     assert shown["totals"]["migrating"] == 1
     assert shown["controlPlanes"][0]["migration"] == {"step": "Copying", "percent": 40, "message": None}
-    shown = show_fleet([control_plane("acme", migration=moving | {"step": "Retaining"})], [])
+    shown = show_fleet([control_plane("acme", migration=moving | {"step": "Retaining"})], [], usages={})
     assert (shown["totals"]["migrating"], shown["controlPlanes"][0]["migration"]) == (0, None)
 
 
@@ -82,8 +87,17 @@ def test_a_registration_says_why_it_does_not_run() -> None:
         registration("acme", services=["Controllers"], conditions=[running]),
         registration("acme-scheduler", services=["Scheduler"], conditions=[failed]),
     ]
-    [row] = show_fleet([control_plane("acme")], registrations)["controlPlanes"]
+    [row] = show_fleet([control_plane("acme")], registrations, usages={})["controlPlanes"]
     assert row["registrations"] == [
         {"name": "acme", "services": ["Controllers"], "running": "True", "message": ""},
         {"name": "acme-scheduler", "services": ["Scheduler"], "running": "False", "message": "exit code 1"},
     ]
+
+
+def test_a_row_says_what_it_takes() -> None:
+    usage = Usage(name="acme", state="awake", memory_bytes=150, controllers_bytes=24, rate=2.5)
+    shown = show_fleet([control_plane("acme"), control_plane("globex")], [], usages={"acme": usage})
+    acme, globex = shown["controlPlanes"]
+    assert (acme["memory"], acme["rate"]) == (174, 2.5)
+    assert (globex["memory"], globex["rate"]) == (None, None)
+    assert shown["totals"]["memory"] == 174

@@ -14,22 +14,30 @@ from kplane.api import (
     ControlPlaneRegistration,
     find_condition,
 )
+from kplane.cli.usage import Usage
 
 __all__ = ["show_fleet"]
 
 
 def show_fleet(
-    control_planes: Iterable[ControlPlane], registrations: Iterable[ControlPlaneRegistration]
+    control_planes: Iterable[ControlPlane],
+    registrations: Iterable[ControlPlaneRegistration],
+    *,
+    usages: Mapping[str, Usage],
 ) -> dict[str, Any]:
-    """Return the content of the page: totals, and one row for each control plane, by name."""
+    """Return the content of the page: totals, and one row for each control plane, by name, with what it takes."""
     services = _services(registrations)
-    rows = [_row(each, services.get(each.name, [])) for each in sorted(control_planes, key=lambda each: each.name)]
+    rows = [
+        _row(each, services.get(each.name, []), usages.get(each.name))
+        for each in sorted(control_planes, key=lambda each: each.name)
+    ]
     phases = [row["phase"] for row in rows]
     totals = {
         "controlPlanes": len(rows),
         "phases": {phase: phases.count(phase) for phase in sorted(set(phases))},
         "keys": sum(row["keys"] or 0 for row in rows),
         "bytes": sum(row["bytes"] or 0 for row in rows),
+        "memory": sum(row["memory"] or 0 for row in rows),
         "migrating": sum(row["migration"] is not None for row in rows),
     }
     return {"totals": totals, "controlPlanes": rows}
@@ -50,7 +58,7 @@ def _services(registrations: Iterable[ControlPlaneRegistration]) -> Mapping[str,
     return found
 
 
-def _row(found: ControlPlane, registrations: list[dict[str, Any]]) -> dict[str, Any]:
+def _row(found: ControlPlane, registrations: list[dict[str, Any]], usage: Usage | None) -> dict[str, Any]:
     status = found.status
     ready = find_condition(status.conditions, READY)
     asleep, moving, storage = status.hibernation, status.migration, status.storage
@@ -63,6 +71,8 @@ def _row(found: ControlPlane, registrations: list[dict[str, Any]]) -> dict[str, 
         "version": status.version,
         "keys": storage.keys if storage is not None else None,
         "bytes": storage.bytes if storage is not None else None,
+        "memory": _memory(usage),
+        "rate": usage.rate if usage is not None else None,
         "why": f"{ready.reason}: {ready.message}" if ready is not None and ready.status != "True" else "",
         "conditions": [
             {"type": each.type, "status": each.status, "reason": each.reason, "message": each.message}
@@ -77,6 +87,14 @@ def _row(found: ControlPlane, registrations: list[dict[str, Any]]) -> dict[str, 
         "registrations": registrations,
         "endpoints": [{"type": str(each.type), "url": each.url} for each in status.endpoints],
     }
+
+
+def _memory(usage: Usage | None) -> int | None:
+    """Return the bytes of its API server, its etcd and its controllers, as far as they are known."""
+    if usage is None:
+        return None
+    known = [each for each in (usage.memory_bytes, usage.controllers_bytes) if each is not None]
+    return sum(known) if known else None
 
 
 def _time(value: datetime | None) -> str | None:

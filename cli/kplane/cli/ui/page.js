@@ -82,6 +82,8 @@ function row(one) {
     element("td", { text: one.version || "" }),
     element("td", { kind: "number", text: one.keys === null ? "–" : one.keys.toLocaleString() }),
     element("td", { kind: "number", text: size(one.bytes) }),
+    element("td", { kind: "number", text: size(one.memory) }),
+    element("td", { kind: "number", text: one.rate === null ? "–" : one.rate.toFixed(1) }),
     controllers(one),
     element("td", { text: age(one.created) }));
 }
@@ -93,8 +95,11 @@ function show() {
   document.getElementById("rows").replaceChildren(...chosen.map(row));
   document.getElementById("none").hidden = shown.controlPlanes.length > 0;
   if (!shown.totals) return;
+  document.getElementById("unknown").replaceChildren(
+    ...shown.unknown.map((text) => element("li", { text: `not known: ${text}` })));
   const figures = [["control planes", shown.totals.controlPlanes], ...Object.entries(shown.totals.phases),
-    ["keys", shown.totals.keys.toLocaleString()], ["data", size(shown.totals.bytes)], ["migrating", shown.totals.migrating]];
+    ["keys", shown.totals.keys.toLocaleString()], ["data", size(shown.totals.bytes)], ["memory", size(shown.totals.memory)],
+    ["migrating", shown.totals.migrating]];
   document.getElementById("totals").replaceChildren(...figures.map(([name, value]) =>
     element("div", {}, element("strong", { text: String(value) }), element("span", { kind: "muted", text: name }))));
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Final, Generic, TypeVar
@@ -13,13 +13,18 @@ from typing import Final, Generic, TypeVar
 from aiohttp import web
 
 from kplane.api import ControlPlane, ControlPlaneRegistration, ResourceModel
+from kplane.cli.programs import find_programs
 from kplane.cli.ui.fleet import show_fleet
+from kplane.cli.usage import Usage, UsageMeter
 from kplane.client import ControlPlanes
 from kplane.client.watching import follow
+from kplane.provider import ProviderError
 
 __all__ = ["serve"]
 
 _HOST: Final = "127.0.0.1"
+_MEASURED_SECONDS: Final = 10.0
+"""Programs are asked so seldom, as the table does not need more."""
 _FILES: Final = {
     "": ("page.html", "text/html"),
     "page.css": ("page.css", "text/css"),
@@ -36,6 +41,27 @@ _HEADERS: Final = {
 }
 
 Kind = TypeVar("Kind", bound=ResourceModel)
+
+
+@dataclass(slots=True)
+class _Measured:
+    """Keeps what control planes take."""
+
+    usages: Mapping[str, Usage] = field(default_factory=dict)
+    problems: Sequence[str] = ()
+    """What is not known, and why."""
+
+    async def measure(self, control_planes: ControlPlanes) -> None:
+        meter: UsageMeter | None = None
+        while True:
+            try:
+                if meter is None:
+                    meter = UsageMeter(control_planes, await find_programs(control_planes.client))
+                self.usages = {each.name: each for each in await meter.look()}
+                self.problems = list(meter.problems)
+            except ProviderError as error:
+                self.problems = [str(error)]
+            await asyncio.sleep(_MEASURED_SECONDS)
 
 
 @dataclass(slots=True)
@@ -59,13 +85,14 @@ async def serve(control_planes: ControlPlanes, *, port: int, ready: Callable[[st
     The key keeps other users of the machine, and pages of other sites, away. `port` 0 takes a free one. Raises OSError
     if the port is taken, and `kplane.provider.ProviderError` if the API server refuses to list.
     """
-    known, registered = _Known[ControlPlane](), _Known[ControlPlaneRegistration]()
+    known, registered, measured = _Known[ControlPlane](), _Known[ControlPlaneRegistration](), _Measured()
     key = secrets.token_urlsafe(24)
     app = web.Application()
 
     async def fleet(_: web.Request) -> web.Response:
-        content = show_fleet(known.objects.values(), registered.objects.values())
-        return web.json_response({"server": control_planes.client.config.server, **content}, headers=_HEADERS)
+        content = show_fleet(known.objects.values(), registered.objects.values(), usages=measured.usages)
+        around = {"server": control_planes.client.config.server, "unknown": list(measured.problems)}
+        return web.json_response({**around, **content}, headers=_HEADERS)
 
     app.router.add_get(f"/{key}/fleet", fleet)
     for name, (file, content_type) in _FILES.items():
@@ -74,6 +101,7 @@ async def serve(control_planes: ControlPlanes, *, port: int, ready: Callable[[st
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(known.follow(control_planes, ControlPlane), name="ui: control planes")
             tasks.create_task(registered.follow(control_planes, ControlPlaneRegistration), name="ui: registrations")
+            tasks.create_task(measured.measure(control_planes), name="ui: use")
             async with _listening(app, port=port) as chosen:
                 ready(f"http://{_HOST}:{chosen}/{key}/")
                 await asyncio.Event().wait()
