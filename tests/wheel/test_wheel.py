@@ -21,7 +21,8 @@ from kplane.embedded.manifests import crd_manifests, rbac_manifests
 from kplane.cli.demo.steps import EXAMPLES
 from kplane.cli.installation import CHART
 print(*kplane.__path__)
-print(len(crd_manifests()), len(rbac_manifests()) > 5, KUBERNETES.go_mod.is_file(), (EXAMPLES / "class.yaml").is_file(), (CHART / "Chart.yaml").is_file())
+print(len(crd_manifests()), len(rbac_manifests()) > 5)
+print(KUBERNETES.go_mod.is_file(), (EXAMPLES / "class.yaml").is_file(), (CHART / "Chart.yaml").is_file())
 """
 
 
@@ -65,4 +66,4 @@ def test_it_works_beside_packages_named_like_components(wheel: Path, tmp_path: P
     ran = subprocess.run(
         command, cwd=project, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False
     )
-    assert ran.stdout.splitlines() == [str(packages / "kplane"), "5 True True True True"], ran.stderr
+    assert ran.stdout.splitlines() == [str(packages / "kplane"), "5 True", "True True True"], ran.stderr
