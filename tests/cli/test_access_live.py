@@ -24,7 +24,14 @@ def claims(token: str) -> dict[str, object]:
     return found
 
 
-def test_tokens_are_published_or_issued(kplane: Kplane, small: str) -> None:
+def whoami(kplane: Kplane, config: dict[str, object], file: Path) -> str:
+    file.write_text(yaml.safe_dump(config))
+    command = ["kubectl", "auth", "whoami", f"--kubeconfig={file}"]
+    done = subprocess.run(command, env=kplane.environment, capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout
+
+
+def test_tokens_are_published_or_issued(kplane: Kplane, small: str, tmp_path: Path) -> None:
     kplane("create", "trusted", "--class", small)
     try:
         published = kplane("token", "trusted").stdout.strip()
@@ -34,11 +41,9 @@ def test_tokens_are_published_or_issued(kplane: Kplane, small: str) -> None:
         assert issued != published
         assert claims(issued)["sub"] == claims(published)["sub"]
         assert 800 < int(str(claims(issued)["exp"])) - time.time() < 1000
-        server = yaml.safe_load(kplane("kubeconfig", "trusted", "--static").stdout)["clusters"][0]["cluster"]["server"]
-        told = kplane(
-            "connect", "trusted", "--", "kubectl", "auth", "whoami", f"--token={issued}", f"--server={server}"
-        )
-        assert "controlplane-admin" in told.stdout
+        config = yaml.safe_load(kplane("kubeconfig", "trusted", "--static").stdout)
+        config["users"][0]["user"] = {"token": issued}
+        assert "controlplane-admin" in whoami(kplane, config, tmp_path / "issued")
         assert "is no time" in kplane("token", "trusted", "--duration", "soon", code=2).stderr
         assert "kubeadm-join" in kplane("join-token", "trusted", code=1).stderr
     finally:
@@ -68,17 +73,13 @@ def test_a_machine_gets_what_it_joins_by(
             discovery = yaml.safe_load((tmp_path / "discovery.conf").read_text())
             assert discovery["clusters"][0]["cluster"]["certificate-authority-data"]
             # The API server takes the token.
+            discovery["clusters"][0]["name"] = "tenant"
             discovery |= {
                 "users": [{"name": "node", "user": {"token": token}}],
-                "contexts": [{"name": "node", "context": {"cluster": "", "user": "node"}}],
+                "contexts": [{"name": "node", "context": {"cluster": "tenant", "user": "node"}}],
                 "current-context": "node",
             }
-            (tmp_path / "bootstrap").write_text(yaml.safe_dump(discovery))
-            command = ["kubectl", "auth", "whoami", f"--kubeconfig={tmp_path / 'bootstrap'}"]
-            who = subprocess.run(
-                command, env=kplane.environment, capture_output=True, text=True, check=True, timeout=60
-            )
-            assert f"system:bootstrap:{token.partition('.')[0]}" in who.stdout
+            assert f"system:bootstrap:{token.partition('.')[0]}" in whoami(kplane, discovery, tmp_path / "bootstrap")
         finally:
             kplane("delete", "nodes", "--yes")
 
@@ -98,4 +99,8 @@ def test_names_of_the_go_project_work(kplane: Kplane, environment: dict[str, str
         assert kplane("config", "use-context", "gopher").stdout == "kplane-gopher\n"
     finally:
         kplane("config", "use-context", former)
+        # Without a class its data would stay.
+        policy = ["--type=merge", '--patch={"spec":{"deletionPolicy":"Destroy"}}']
+        patch = ["kubectl", "patch", "controlplane", "gopher", *policy]
+        subprocess.run(patch, env=environment, check=True, timeout=60)
         kplane("delete", "gopher", "--yes")

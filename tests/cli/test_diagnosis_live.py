@@ -134,7 +134,7 @@ def test_a_support_bundle_has_no_secret_of_the_cluster(
         "versions.json",
         "doctor.json",
         "objects/controlplanes.json",
-        "events/default.json",
+        "objects/leases.json",
         "programs/controlplane-operator/log.txt",
         "programs/controlplane-operator/readyz.txt",
         "programs/mcm/clusters.txt",

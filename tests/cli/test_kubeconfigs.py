@@ -108,13 +108,16 @@ def test_a_command_gets_a_private_file_that_goes_with_it(tmp_path: Path) -> None
 
 
 def test_the_context_of_a_control_plane_leads_to_its_management_cluster(own: Path) -> None:
-    assert kubeconfigs.management_context() is None
+    assert kubeconfigs.management_context(None) is None
     kubeconfigs.add_context(entry("work"))
-    assert kubeconfigs.management_context() is None
+    assert kubeconfigs.management_context(None) is None
     kubeconfigs.add_context(made("acme", context="work"))
-    assert kubeconfigs.management_context() == "work"
+    assert kubeconfigs.management_context(None) == "work"
+    assert kubeconfigs.management_context("other") == "other"
+    # What is merged from there leads to the management cluster too.
+    assert made("globex", context=None)["users"][0]["user"]["exec"]["args"][-1] == "work"
     assert kubeconfigs.choose_context("kplane-work", "work") == "work"
-    assert kubeconfigs.management_context() is None
+    assert kubeconfigs.management_context(None) is None
     assert yaml.safe_load(own.read_text())["current-context"] == "work"
     with pytest.raises(Refused, match="has no context kplane-globex or globex"):
         kubeconfigs.choose_context("kplane-globex", "globex")

@@ -52,7 +52,7 @@ def with_exec_credential(published: str, *, name: str, context: str | None, inte
     cluster = document["clusters"][0]["cluster"]
     arguments = [*_CREDENTIAL, name]
     arguments += ["--internal"] if internal else []
-    arguments += ["--context", context or _current_context()]
+    arguments += ["--context", management_context(context) or _current_context()]
     plugin: dict[str, Any] = {
         "apiVersion": _API_VERSION,
         "command": sys.executable,
@@ -86,8 +86,13 @@ def current_context() -> str | None:
     return None
 
 
-def management_context() -> str | None:
-    """Return the context of the management cluster, if the current one is that of a control plane of it; else None."""
+def management_context(chosen: str | None) -> str | None:
+    """Return the context of the management cluster: the one that was chosen, else what the current one leads to.
+
+    If the current one is that of a control plane, this is where its credentials come from; otherwise None, for itself.
+    """
+    if chosen is not None:
+        return chosen
     documents = [read_document(path) for path in kubeconfig_paths(os.environ) if path.is_file()]
     current = current_context()
     users = [

@@ -30,8 +30,7 @@ def work_on(context: str | None, work: Work) -> None:
         from kplane.cli.kubeconfigs import management_context
         from kplane.client import ControlPlanes
 
-        chosen = context if context is not None else management_context()
-        async with ControlPlanes.connect(context=chosen) as control_planes:
+        async with ControlPlanes.connect(context=management_context(context)) as control_planes:
             await work(control_planes)
 
     run(lambda: asyncio.run(connected()))

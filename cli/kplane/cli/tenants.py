@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import yaml
 
+from kplane.cli.kubeconfigs import management_context
 from kplane.cli.port_forward import forwarded, is_inside
 from kplane.client import ControlPlanes
 from kplane.provider import Client, ClusterConfig
@@ -27,6 +28,6 @@ async def reached(
     document = yaml.safe_load(await control_planes.kubeconfig(name, internal=internal))
     with contextlib.ExitStack() as stack:
         if not internal and is_inside(document):
-            document = stack.enter_context(forwarded(document, context=context))
+            document = stack.enter_context(forwarded(document, context=management_context(context)))
         async with Client(ClusterConfig.from_kubeconfig(document), field_manager="kplane-cli") as client:
             yield client

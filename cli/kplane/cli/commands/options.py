@@ -28,7 +28,7 @@ def _names(incomplete: str) -> list[str]:
     from kplane.provider import ProviderError
 
     async def found() -> list[str]:
-        async with asyncio.timeout(2.0), ControlPlanes.connect(context=management_context()) as control_planes:
+        async with asyncio.timeout(2.0), ControlPlanes.connect(context=management_context(None)) as control_planes:
             return [each.name for each in await control_planes.list() if each.name.startswith(incomplete)]
 
     try:

@@ -58,7 +58,7 @@ async def check_registrations(survey: Survey) -> Sequence[Finding]:
     present = [
         each
         for each in survey.registrations
-        if not each.deleting and each.spec.control_plane_ref.name not in asleep and each.status.services
+        if not each.deleting and each.spec.control_plane_ref.name not in asleep and each.spec.services
     ]
     ready = [each for each in present if is_true(each.status.conditions, READY)]
     found = [
