@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 from kplane.workloads import find_processes
+from kplane.workloads.processes.proctable import running_components
 
 CHAIN = """exec sh -c 'exec sh -c "exec sleep 1000"'"""
 
@@ -29,6 +30,7 @@ def test_a_component_is_found_by_its_own_directory_and_no_other_of_a_like_name(t
         assert find_processes(tmp_path / "component") == find_processes(tmp_path) == [process.pid]
         assert find_processes(tmp_path / "comp") == []
         assert find_processes(tmp_path / "component" / "below") == []
+        assert {each for each in running_components() if each.is_relative_to(tmp_path)} == {tmp_path / "component"}
     finally:
         process.kill()
         process.wait()
