@@ -22,7 +22,13 @@ from kplane.cli.doctor.control_planes import check_conditions, check_credentials
 from kplane.cli.doctor.definitions import check_definitions, check_kubernetes, compare
 from kplane.cli.doctor.leftovers import check_leftovers
 from kplane.cli.doctor.machine import check_clock, check_open_files
-from kplane.cli.doctor.programs import check_gateways, check_leader, check_programs, ended
+from kplane.cli.doctor.programs import (
+    check_controllers_credentials,
+    check_gateways,
+    check_leader,
+    check_programs,
+    ended,
+)
 from kplane.cli.doctor.related import check_endpoints, check_registrations, check_snapshots
 from kplane.cli.doctor.rights import NEEDED, check_rights, check_unread
 from kplane.cli.doctor.survey import KINDS, Survey
@@ -169,11 +175,16 @@ class Programs:
     place = "pods in namespace kplane-system"
     required = (Program.OPERATOR, Program.MCM)
 
-    def __init__(self, *replicas: Replica) -> None:
+    def __init__(self, *replicas: Replica, metrics: str = "") -> None:
         self.found = replicas
+        self.metrics = metrics
 
     async def replicas(self) -> Sequence[Replica]:
         return self.found
+
+    async def ask(self, asked: Replica, path: str) -> str:
+        assert (asked.program, path) == (Program.OPERATOR, "/metrics")
+        return self.metrics
 
 
 def replica(program: Program, **more: Any) -> Replica:
@@ -195,6 +206,19 @@ async def test_programs_that_do_not_run() -> None:
         ("warning", "gateway gateway-0", "kplane upgrade"),
     ]
     assert await check_programs(survey(programs=Programs(replica(Program.OPERATOR), replica(Program.MCM)))) == []
+
+
+async def test_credentials_of_controllers_that_ended_are_told_by_the_operator() -> None:
+    series = {("acme", "controllers"): -5, ("globex", "controllers"): 5, ("initech", "kubeconfig"): -5}
+    metrics = "# TYPE kplane_credentials_expiry_seconds gauge\n" + "".join(
+        f'kplane_credentials_expiry_seconds{{control_plane="{name}",secret="{secret}"}} {value}\n'
+        for (name, secret), value in series.items()
+    )
+    programs = Programs(replica(Program.OPERATOR), replica(Program.MCM), metrics=metrics)
+    assert told(await check_controllers_credentials(survey(programs=programs))) == [
+        ("error", "ControlPlane acme", "kplane describe acme")
+    ]
+    assert await check_controllers_credentials(survey()) == []
 
 
 def lease(name: str, renewed: datetime | None, *, holder: str = "one") -> dict[str, Any]:

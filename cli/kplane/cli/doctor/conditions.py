@@ -62,7 +62,8 @@ def _passes(word: str) -> bool:
 def _problem(condition: Condition) -> str:
     message = " ".join(condition.message.split())
     shown = message if len(message) <= _SHOWN else f"{message[: _SHOWN - 1]}…"
-    advice = advice_for(condition.reason)
+    # Most messages say themselves what to do, after a semicolon.
+    advice = advice_for(condition.reason) if ";" not in message else ""
     return f"{condition.type} is {condition.status} ({condition.reason}): {shown}" + (f"; {advice}" if advice else "")
 
 

@@ -11,7 +11,12 @@ from kplane.cli.doctor.definitions import check_definitions, check_kubernetes
 from kplane.cli.doctor.finding import Finding, Severity, warning
 from kplane.cli.doctor.leftovers import check_leftovers
 from kplane.cli.doctor.machine import check_clock, check_open_files, check_own_certificate
-from kplane.cli.doctor.programs import check_gateways, check_leader, check_programs
+from kplane.cli.doctor.programs import (
+    check_controllers_credentials,
+    check_gateways,
+    check_leader,
+    check_programs,
+)
 from kplane.cli.doctor.related import check_classes, check_endpoints, check_registrations, check_snapshots
 from kplane.cli.doctor.rights import check_rights, check_unread
 from kplane.cli.doctor.survey import Survey
@@ -32,6 +37,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     "not-ready": check_not_ready,
     "conditions": check_conditions,
     "credentials": check_credentials,
+    "controllers-credentials": check_controllers_credentials,
     "endpoints": check_endpoints,
     "registrations": check_registrations,
     "classes": check_classes,

@@ -7,16 +7,20 @@ from datetime import datetime, timedelta
 from importlib.metadata import version
 from typing import Any, Final
 
+from prometheus_client.parser import text_string_to_metric_families
+
+from kplane.api import ControlPlane
 from kplane.api.names import GATEWAY_LEASE_LABEL, GATEWAY_NAMESPACE
-from kplane.cli.doctor.finding import Finding, error, warning
+from kplane.cli.doctor.finding import Finding, error, named, warning
 from kplane.cli.doctor.survey import Survey
 from kplane.cli.programs import Program
 from kplane.provider.client.resources import LEASES
 
-__all__ = ["check_gateways", "check_leader", "check_programs", "ended"]
+__all__ = ["check_controllers_credentials", "check_gateways", "check_leader", "check_programs", "ended"]
 
 _PODS: Final = "kubectl get pods -A -l app.kubernetes.io/part-of=kplane"
 _OPERATOR_LEASES: Final = "app.kubernetes.io/part-of=kplane"
+_EXPIRY: Final = "kplane_credentials_expiry_seconds"
 _SLACK: Final = timedelta(seconds=10)
 """Clocks and renewals differ by so much."""
 
@@ -40,6 +44,29 @@ async def check_programs(survey: Survey) -> Sequence[Finding]:
             problem = f"it is of version {each.version}, and this command of version {own}"
             found.append(warning(f"{each.program} {each.name}", problem, "kplane upgrade"))
     return found
+
+
+async def check_controllers_credentials(survey: Survey) -> Sequence[Finding]:
+    """Ask the operator which credentials of controllers have ended; no status has them."""
+    if survey.programs is None:
+        return []
+    over = set[str]()
+    for replica in await survey.programs.replicas():
+        if replica.program is Program.OPERATOR and not replica.problem:
+            over |= _ended_credentials(await survey.programs.ask(replica, "/metrics"))
+    if not over:
+        return []
+    problem = "the credentials of its controllers have ended, and the operator did not renew them"
+    return [error(named(ControlPlane.resource.kind, over), problem, f"kplane describe {min(over)}")]
+
+
+def _ended_credentials(text: str) -> set[str]:
+    return {
+        sample.labels["control_plane"]
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == _EXPIRY and sample.labels.get("secret") == "controllers" and sample.value <= 0
+    }
 
 
 async def check_leader(survey: Survey) -> Sequence[Finding]:
