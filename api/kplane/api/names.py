@@ -176,7 +176,7 @@ LAST_USED_ANNOTATION: Final = f"{GROUP}/last-used"
 """On a control plane: when it was last used. The gateway writes this, once a minute at most."""
 
 FAKE_NODES_ANNOTATION: Final = f"{GROUP}/fake-nodes"
-"""On a control plane: how many nodes it has that kwok plays. It counts where `FAKE_NODES_CONFIG_MAP` is."""
+"""On a control plane: how many nodes kwok plays there, if `kplane up --fake-nodes` started the management cluster."""
 
 FAKE_NODE_LABEL: Final = f"{GROUP}/fake-node"
 """In a control plane, `"true"` on each node that is there because of `FAKE_NODES_ANNOTATION`."""
