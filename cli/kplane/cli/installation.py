@@ -6,12 +6,14 @@ import json
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, Self
 
 from kplane.binaries.errors import BinariesError
 from kplane.binaries.programs import resolve
 from kplane.cli.errors import CliError, Refused
+from kplane.cli.versions import is_newer
 
 __all__ = ["CHART", "NAMESPACE", "RELEASE", "Installation"]
 
@@ -47,10 +49,13 @@ class Installation:
     def upgrade(self, options: Sequence[str]) -> None:
         """Upgrade to the chart of this version. Values that the user set before stay.
 
-        Raises Refused if kplane is not there, CliError if helm fails.
+        Raises Refused if kplane is not there or newer, CliError if helm fails.
         """
-        if self._release() is None:
+        if (found := self._release()) is None:
             raise Refused(f"there is no release {RELEASE} in namespace {NAMESPACE}: kplane init")
+        own, installed = version("kplane"), found["chart"].rpartition(f"{RELEASE}-")[2]
+        if is_newer(installed, own):
+            raise Refused(f"kplane {installed} is installed, and this command is {own}: pip install --upgrade kplane")
         self._change("upgrade", "--reset-then-reuse-values", *options)
 
     def _release(self) -> dict[str, Any] | None:

@@ -39,8 +39,11 @@ def init(
 
     def install() -> None:
         from kplane.cli.installation import Installation
+        from kplane.cli.kubeconfigs import management_context
 
-        Installation.on(context, report=say).install(_options(values, assigned, wait=wait, timeout=timeout))
+        Installation.on(management_context(context), report=say).install(
+            _options(values, assigned, wait=wait, timeout=timeout)
+        )
 
     run(install)
 
@@ -61,8 +64,11 @@ def upgrade(
 
     def change() -> None:
         from kplane.cli.installation import Installation
+        from kplane.cli.kubeconfigs import management_context
 
-        Installation.on(context, report=say).upgrade(_options(values, assigned, wait=wait, timeout=timeout))
+        Installation.on(management_context(context), report=say).upgrade(
+            _options(values, assigned, wait=wait, timeout=timeout)
+        )
 
     run(change)
 
