@@ -229,7 +229,7 @@ docs: venv .venv-tool-docs/.stamp ## Check the documents, and build their site i
 	@$(RUN) -m tools.links
 	@$(RUN) -m tools.documents
 	@$(RUN) -m tools.style
-	@.venv-tool-docs/bin/sphinx-build --jobs auto --quiet --fail-on-warning --keep-going --builder html --doctree-dir build/doctrees docs build/docs
+	@.venv-tool-docs/bin/sphinx-build --fresh-env --jobs auto --quiet --fail-on-warning --keep-going --builder html --doctree-dir build/doctrees docs build/docs
 	@echo "build/docs/index.html"
 
 .PHONY: generate-etcd-messages
