@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from kplane.api import (
     ControlPlaneRegistration,
     ControlPlaneSnapshot,
 )
+from kplane.cli.advice import addressed
 from kplane.cli.doctor import Finding, Severity, examine
 from kplane.cli.doctor.control_planes import check_conditions, check_credentials, check_not_ready
 from kplane.cli.doctor.definitions import check_definitions, check_kubernetes, compare
@@ -37,6 +39,7 @@ from kplane.embedded.manifests import crd_manifests
 from kplane.provider import NotFound, Unreachable
 from kplane.provider.errors import Forbidden
 
+OWN = version("kplane")
 NOW = datetime(2026, 11, 26, 12, 0, tzinfo=UTC)
 LONG_AGO = NOW - timedelta(hours=1)
 
@@ -78,6 +81,7 @@ def told(findings: Sequence[Finding]) -> list[tuple[str, str, str]]:
     return [(str(each.severity), each.object, each.command) for each in findings]
 
 
+VERSION = {"major": "1", "minor": "36", "gitVersion": "v1.36.3"}
 READY = condition("Ready", "True", "Reconciled")
 
 
@@ -146,20 +150,40 @@ def test_definitions_of_other_versions() -> None:
     properties(newer)["spec"]["properties"]["future"] = {"type": "string"}
     unserved["spec"]["versions"][0]["served"] = False
     properties(other)["spec"]["x-kubernetes-validations"][0]["rule"] = "true"
-    assert compare(ours, ours) is None
-    assert [(each.severity, each.problem[:70]) for each in map(compare, (older, unserved), (ours, ours)) if each] == [
-        (Severity.ERROR, "is older than this kplane: it lacks .spec.migration, .spec.migration.p"),
-        (Severity.ERROR, "version v1alpha1 is not served"),
+    assert compare(ours, ours, command="mend") is None
+    compared = [compare(each, ours, command="mend") for each in (older, unserved, newer, other)]
+    assert [(each.severity, each.problem[:70], each.command) for each in compared if each is not None] == [
+        (Severity.ERROR, "is older than this kplane: it lacks .spec.migration, .spec.migration.p", "mend"),
+        (Severity.ERROR, "version v1alpha1 is not served", "mend"),
+        (Severity.WARNING, "is newer than this kplane: it also has .spec.future", "pip install --upgrade kplane"),
+        (Severity.ERROR, compared[3].problem[:70] if compared[3] is not None else "", "mend"),
     ]
-    found = compare(newer, ours)
-    assert found is not None
-    assert (found.severity, found.problem) == (
-        Severity.WARNING,
-        "is newer than this kplane: it also has .spec.future",
-    )
-    found = compare(other, ours)
-    assert found is not None
-    assert "is of another version" in found.problem
+    assert compared[3] is not None
+    assert "is of another version" in compared[3].problem
+
+
+@pytest.mark.parametrize(
+    ("program", "command"),
+    [("0.0.1", "kplane upgrade"), (OWN, "kplane upgrade"), ("999.0.0", "pip install --upgrade kplane")],
+)
+async def test_the_older_of_two_versions_is_changed(program: str, command: str) -> None:
+    crds = definitions()
+    changed = properties(crds["controlplanes.controlplane.kplane.dev"])["spec"]
+    changed["x-kubernetes-validations"][0]["rule"] = "true"
+    programs = Programs(replica(Program.OPERATOR, version=program), replica(Program.MCM, version=program))
+    (found,) = await check_definitions(survey(Api(SERVED, crds=crds), programs=programs))
+    assert found.command == command
+    told_of_programs = await check_programs(survey(programs=programs))
+    assert {each.command for each in told_of_programs} == ({command} if program != OWN else set())
+
+
+async def test_processes_are_not_upgraded_by_a_chart() -> None:
+    programs = Programs(replica(Program.OPERATOR, version="0.0.1"))
+    programs.start = programs.upgrade = "kplane down && kplane up"
+    some = {next(iter(SERVED)): {"resources": []}}
+    (missing,) = await check_definitions(survey(Api(some), programs=programs))
+    absent, old = await check_programs(survey(programs=programs))
+    assert {each.command for each in (missing, absent, old)} == {"kplane down && kplane up"}
 
 
 @pytest.mark.parametrize(("minor", "count"), [("29+", 1), ("30", 0), ("36", 0)])
@@ -174,6 +198,8 @@ async def test_an_old_management_cluster(minor: str, count: int) -> None:
 class Programs:
     place = "pods in namespace kplane-system"
     required = (Program.OPERATOR, Program.MCM)
+    start = "kubectl describe deployments"
+    upgrade = "kplane upgrade"
 
     def __init__(self, *replicas: Replica, metrics: str = "") -> None:
         self.found = replicas
@@ -188,12 +214,15 @@ class Programs:
 
 
 def replica(program: Program, **more: Any) -> Replica:
-    return Replica(**{"program": program, "name": f"{program}-0", "version": "0.1.0", "look": "look"} | more)
+    return Replica(**{"program": program, "name": f"{program}-0", "version": OWN, "look": "look"} | more)
 
 
 async def test_programs_that_do_not_run() -> None:
-    (found,) = await check_programs(survey())
+    (found,) = await check_programs(survey(missing=["ControlPlane"]))
     assert (found.severity, found.command) == (Severity.ERROR, "kplane init")
+    (found,) = await check_programs(survey())
+    assert (found.severity, found.command.split()[:2]) == (Severity.WARNING, ["kubectl", "get"])
+    assert "run elsewhere, or not at all" in found.problem
     assert await check_programs(survey(unread={"Pod": "refused"})) == []
     programs = Programs(
         replica(Program.OPERATOR, problem="its process does not run"),
@@ -201,7 +230,7 @@ async def test_programs_that_do_not_run() -> None:
         replica(Program.ETCD, version=""),
     )
     assert told(await check_programs(survey(programs=programs))) == [
-        ("error", "mcm", "kubectl get pods -A -l app.kubernetes.io/part-of=kplane"),
+        ("error", "mcm", "kubectl describe deployments"),
         ("error", "operator operator-0", "look"),
         ("warning", "gateway gateway-0", "kplane upgrade"),
     ]
@@ -474,6 +503,38 @@ async def test_what_is_left_of_control_planes_that_are_gone() -> None:
     assert await check_leftovers(survey(namespaces=namespaces, unread={"ControlPlane": "no"})) == []
 
 
+# Commands
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("kplane describe acme", "kplane describe acme --context o"),
+        ("kubectl get pods -A", "kubectl --context o get pods -A"),
+        (
+            'kplane create acme && kubectl annotate x y="$(kubectl get z)"',
+            'kplane create acme --context o && kubectl --context o annotate x y="$(kubectl --context o get z)"',
+        ),
+        (
+            "kplane down --directory d && kplane up --directory d",
+            "kplane down --directory d && kplane up --directory d",
+        ),
+        ("pip install --upgrade kplane", "pip install --upgrade kplane"),
+    ],
+)
+def test_commands_name_the_cluster_that_was_examined(command: str, expected: str) -> None:
+    assert addressed(command, context="o") == expected
+    assert addressed(command, context=None) == command
+
+
+async def test_all_findings_name_the_cluster() -> None:
+    sick = control_plane("acme", condition("Ready", "False", "ClassNotFound"))
+    examination = await examine(survey(Api({"/version": VERSION, **SERVED}), control_planes=[sick], context="other"))
+    commands = {name: finding.command for name, finding in examination.findings}
+    assert commands["not-ready"] == "kubectl --context other get controlplaneclasses"
+    assert commands["rights"] == "kplane doctor --context other"
+
+
 # This machine
 
 
@@ -501,8 +562,7 @@ async def test_a_check_that_fails_is_a_warning_and_errors_come_first() -> None:
         async def list(self, resource: Any, **_: Any) -> Any:
             raise Unreachable("no answer", kind="timeout")
 
-    version = {"major": "1", "minor": "36", "gitVersion": "v1.36.3"}
-    api = Away({"/version": version, **SERVED, **reviews()})
+    api = Away({"/version": VERSION, **SERVED, **reviews()})
     classless = control_plane("acme", condition("Ready", "False", "ClassNotFound"))
     programs = Programs(replica(Program.OPERATOR), replica(Program.MCM))
     examination = await examine(survey(api, control_planes=[classless], programs=programs))

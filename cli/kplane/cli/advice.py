@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Final
 
 from kplane.api.names import management_namespace
 from kplane.controlplane_operator.reasons import Reason
 
-__all__ = ["advice_for", "command_for", "reason_of"]
+__all__ = ["addressed", "advice_for", "command_for", "reason_of"]
 
 _COMMANDS: Final = {
     "AddonUnknown": "kubectl get configmaps -n kplane-system -l controlplane.kplane.dev/addon=true",
@@ -30,6 +31,9 @@ _COMMANDS: Final = {
 }
 """By reason: the command to look at next, for any object that has it."""
 _REASONS: Final[Mapping[str, Reason]] = {str(each): each for each in Reason}
+_KUBECTL: Final = re.compile(r"(^|\$\()kubectl ")
+_LOCAL: Final = frozenset({"up", "down", "demo", "demo-down"})
+"""Commands of kplane without a context."""
 _LINK: Final = re.compile(r"\[([^]]*)\]\([^)]*\)")
 
 
@@ -37,6 +41,21 @@ def command_for(reason: str, *, name: str) -> str | None:
     """Return the command that helps an object with a reason; None if there is no better one than to describe it."""
     command = _COMMANDS.get(reason)
     return command.format(name=name, namespace=management_namespace(name)) if command is not None else None
+
+
+def addressed(command: str, *, context: str | None) -> str:
+    """Return a command line whose commands of kubectl and kplane name their cluster; None for the current one."""
+    if context is None:
+        return command
+    option = f"--context {shlex.quote(context)}"
+    return " && ".join(_addressed(each, option) for each in command.split(" && "))
+
+
+def _addressed(command: str, option: str) -> str:
+    program, _, rest = command.partition(" ")
+    if program == "kplane" and rest.partition(" ")[0] not in _LOCAL:
+        return f"{command} {option}"
+    return _KUBECTL.sub(lambda found: f"{found[0]}{option} ", command)
 
 
 def advice_for(reason: str) -> str:

@@ -73,13 +73,13 @@ class Bundle:
                     archive.addfile(entry, io.BytesIO(content))
 
 
-async def collect(client: Client, *, report: Callable[[str], None]) -> Bundle:
+async def collect(client: Client, *, context: str | None = None, report: Callable[[str], None]) -> Bundle:
     """Collect all parts; one that cannot be read does not keep the others away. Secrets are never read.
 
     Raises Unreachable if the API server does not answer.
     """
     bundle = Bundle()
-    survey = await look(client)
+    survey = await look(client, context=context)
     steps: Sequence[tuple[str, Callable[[Bundle, Survey], Awaitable[None]]]] = (
         ("versions", _versions),
         ("findings", _findings),

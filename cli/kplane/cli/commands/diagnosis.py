@@ -42,8 +42,10 @@ def doctor(
 
         from kplane.cli.doctor import examine
         from kplane.cli.doctor.survey import look
+        from kplane.cli.kubeconfigs import management_context
 
-        examination = await examine(await look(control_planes.client))
+        survey = await look(control_planes.client, context=management_context(context))
+        examination = await examine(survey)
         if output is _Form.JSON:
             typer.echo(json.dumps(examination.to_json(), indent=2))
         else:
@@ -84,9 +86,10 @@ def support_bundle(
         from datetime import UTC, datetime
 
         from kplane.cli.bundle import collect
+        from kplane.cli.kubeconfigs import management_context
 
         chosen = file or Path(f"kplane-support-{datetime.now(UTC):%Y%m%d%H%M%S}.tar.gz")
-        bundle = await collect(control_planes.client, report=say)
+        bundle = await collect(control_planes.client, context=management_context(context), report=say)
         bundle.write(chosen)
         typer.echo(str(chosen))
 

@@ -11,7 +11,7 @@ from kplane.cli.errors import DemoRefused
 from kplane.embedded import lock
 from kplane.embedded.daemon import end
 
-__all__ = ["clear", "default_directory", "take"]
+__all__ = ["clear", "default_directory", "is_demo", "take"]
 
 _MARKER: Final = ".kplane-demo"
 
@@ -20,6 +20,11 @@ def default_directory() -> Path:
     """Return the directory of a demo that was started without `--directory`."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "kplane" / "demo"
+
+
+def is_demo(directory: Path) -> bool:
+    """Whether a demo keeps its data in a directory."""
+    return (directory / _MARKER).exists()
 
 
 def take(directory: Path) -> None:

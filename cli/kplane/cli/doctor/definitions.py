@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any, Final
 
 from kplane.api.names import VERSION
 from kplane.cli.doctor.finding import Finding, error, named, warning
-from kplane.cli.doctor.survey import KINDS, Survey
+from kplane.cli.doctor.survey import INSTALL, KINDS, UPGRADE_COMMAND, Survey
+from kplane.cli.versions import is_newer
 from kplane.embedded.manifests import crd_manifests
 from kplane.provider import NotFound
 from kplane.provider.client.resources import CUSTOM_RESOURCE_DEFINITIONS
@@ -16,7 +18,6 @@ from kplane.provider.errors import Forbidden
 
 __all__ = ["check_definitions", "check_kubernetes", "compare"]
 
-_INSTALL: Final = "kplane init"
 _UPGRADE: Final = "kplane upgrade"
 _SHOWN: Final = 3
 _LEAST: Final = (1, 30)
@@ -39,7 +40,8 @@ async def check_definitions(survey: Survey) -> Sequence[Finding]:
     served = await _served(survey)
     if missing := [kind.resource.crd_name for kind in KINDS if kind.resource.plural not in served]:
         problem = "they do not exist, or are not served yet"
-        return [error(named("CustomResourceDefinition", missing), problem, _INSTALL if not served else _UPGRADE)]
+        command = INSTALL if survey.programs is None and not served else await _command(survey)
+        return [error(named("CustomResourceDefinition", missing), problem, command)]
     found = []
     for ours in crd_manifests():
         name = ours["metadata"]["name"]
@@ -47,9 +49,22 @@ async def check_definitions(survey: Survey) -> Sequence[Finding]:
             theirs = await survey.client.get(CUSTOM_RESOURCE_DEFINITIONS, name)
         except Forbidden:
             return []  # they are served; only an administrator may compare them
-        if (finding := compare(theirs, ours)) is not None:
-            found.append(finding)
-    return found
+        found.append((theirs, ours))
+    if all(compare(theirs, ours, command="") is None for theirs, ours in found):
+        return []
+    command = await _command(survey)
+    findings = (compare(theirs, ours, command=command) for theirs, ours in found)
+    return [each for each in findings if each is not None]
+
+
+async def _command(survey: Survey) -> str:
+    """Return the command that makes both of one version: of the two, the older is changed."""
+    if survey.programs is None:
+        return _UPGRADE
+    own = version("kplane")
+    if any(is_newer(each.version, own) for each in await survey.programs.replicas()):
+        return UPGRADE_COMMAND
+    return survey.programs.upgrade
 
 
 async def _served(survey: Survey) -> set[str]:
@@ -61,21 +76,24 @@ async def _served(survey: Survey) -> set[str]:
     return {each["name"] for each in answer["resources"]}
 
 
-def compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Finding | None:
-    """Say whether a definition of the cluster is older or newer than ours; None if both mean the same."""
+def compare(theirs: Mapping[str, Any], ours: Mapping[str, Any], *, command: str) -> Finding | None:
+    """Say whether a definition of the cluster is older or newer than ours; None if both mean the same.
+
+    `command` mends one that is not newer.
+    """
     subject = f"CustomResourceDefinition {ours['metadata']['name']}"
     versions = {each["name"]: each for each in theirs["spec"]["versions"]}
     if VERSION not in versions or not versions[VERSION]["served"]:
-        return error(subject, f"version {VERSION} is not served", _UPGRADE)
+        return error(subject, f"version {VERSION} is not served", command)
     own = next(each for each in ours["spec"]["versions"] if each["name"] == VERSION)
     there, here = (set(_statements(each["schema"]["openAPIV3Schema"])) for each in (versions[VERSION], own))
     lacks, has = here - there, there - here
     if lacks:
         relation = "is older than this kplane" if not has else "is of another version than this kplane"
-        return error(subject, f"{relation}: it lacks {_some(lacks)}", _UPGRADE)
+        return error(subject, f"{relation}: it lacks {_some(lacks)}", command)
     if has:
         problem = f"is newer than this kplane: it also has {_some(has)}"
-        return warning(subject, problem, "pip install --upgrade kplane")
+        return warning(subject, problem, UPGRADE_COMMAND)
     return None
 
 

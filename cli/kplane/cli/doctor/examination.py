@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from kplane.cli.advice import addressed
 from kplane.cli.doctor.control_planes import check_conditions, check_credentials, check_not_ready
 from kplane.cli.doctor.definitions import check_definitions, check_kubernetes
 from kplane.cli.doctor.finding import Finding, Severity, warning
@@ -76,4 +77,7 @@ async def examine(survey: Survey) -> Examination:
             found += [(name, finding) for finding in await check(survey)]
         except ProviderError as failure:
             found.append((name, warning(f"check {name}", f"failed to check: {failure}", "kplane doctor")))
-    return Examination(sorted(found, key=lambda each: each[1].severity is not Severity.ERROR))
+    findings = [
+        (name, replace(finding, command=addressed(finding.command, context=survey.context))) for name, finding in found
+    ]
+    return Examination(sorted(findings, key=lambda each: each[1].severity is not Severity.ERROR))

@@ -12,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from kplane.api import ControlPlane
 from kplane.api.names import GATEWAY_LEASE_LABEL, GATEWAY_NAMESPACE
 from kplane.cli.doctor.finding import Finding, error, named, warning
-from kplane.cli.doctor.survey import Survey
+from kplane.cli.doctor.survey import INSTALL, UPGRADE_COMMAND, Survey
 from kplane.cli.programs import Program
+from kplane.cli.versions import is_newer
 from kplane.provider.client.resources import LEASES
 
 __all__ = ["check_controllers_credentials", "check_gateways", "check_leader", "check_programs", "ended"]
@@ -30,19 +31,23 @@ async def check_programs(survey: Survey) -> Sequence[Finding]:
     if survey.programs is None:
         if "Pod" in survey.unread:
             return []  # another check says so
+        if survey.serves_kinds:
+            problem = "no program of kplane is found: they run elsewhere, or not at all"
+            return [warning("operator", problem, _PODS)]
         problem = "no program of kplane is found, so no control plane is created, changed or deleted"
-        return [error("operator", problem, "kplane init")]
+        return [error("operator", problem, INSTALL)]
     replicas = await survey.programs.replicas()
     present = {each.program for each in replicas}
     nowhere = f"it does not run: there is none among the {survey.programs.place}"
-    found = [error(each, nowhere, _PODS) for each in survey.programs.required if each not in present]
+    found = [error(each, nowhere, survey.programs.start) for each in survey.programs.required if each not in present]
     own = version("kplane")
     for each in replicas:
         if each.problem:
             found.append(error(f"{each.program} {each.name}", f"not ready: {each.problem}", each.look))
         elif each.version and each.version != own:
             problem = f"it is of version {each.version}, and this command of version {own}"
-            found.append(warning(f"{each.program} {each.name}", problem, "kplane upgrade"))
+            command = UPGRADE_COMMAND if is_newer(each.version, own) else survey.programs.upgrade
+            found.append(warning(f"{each.program} {each.name}", problem, command))
     return found
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from kplane.api import (
     ControlPlane,
@@ -25,10 +25,13 @@ from kplane.provider import ApiError, Client, NotFound
 from kplane.provider.client.resources import NAMESPACES
 from kplane.provider.client.transport import HttpRequest
 
-__all__ = ["KINDS", "Survey", "look"]
+__all__ = ["INSTALL", "KINDS", "UPGRADE_COMMAND", "Survey", "look"]
 
 KINDS = (ControlPlane, ControlPlaneClass, ControlPlaneEndpoint, ControlPlaneRegistration, ControlPlaneSnapshot)
 """The kinds of kplane."""
+INSTALL: Final = "kplane init"
+UPGRADE_COMMAND: Final = "pip install --upgrade kplane"
+"""Mends a command that is older than what it looks at."""
 
 Kind = TypeVar("Kind", bound=ResourceModel)
 
@@ -49,6 +52,10 @@ class Survey:
     """Metadata of all namespaces."""
     unread: Mapping[str, str] = field(default_factory=dict)
     """By kind: why it could not be read."""
+    missing: Collection[str] = ()
+    """The kinds of kplane that the API server does not serve."""
+    context: str | None = None
+    """Context of the kubeconfig that leads to this cluster; None for the current one."""
     ahead: timedelta = timedelta()
     """How far the clock of the API server is ahead of this machine's."""
     looked_at: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -60,14 +67,23 @@ class Survey:
         return self.looked_at + self.ahead
 
     @property
+    def serves_kinds(self) -> bool:
+        """Whether something of kplane was installed on the cluster."""
+        return ControlPlane.resource.kind not in self.missing
+
+    @property
     def owners(self) -> Mapping[str, str]:
         """The control planes by their namespaces."""
         return {management_namespace(each.name): each.name for each in self.control_planes}
 
 
-async def look(client: Client) -> Survey:
-    """Read everything. What the user may not read is noted; raises Unreachable if the API server does not answer."""
+async def look(client: Client, *, context: str | None = None) -> Survey:
+    """Read everything. What the user may not read is noted; raises Unreachable if the API server does not answer.
+
+    `context` is that of the cluster in the kubeconfig; None for the current one.
+    """
     unread: dict[str, str] = {}
+    missing: list[str] = []
     ahead = await _ahead(client)
 
     async def read(kind: type[Kind]) -> list[Kind]:
@@ -75,7 +91,8 @@ async def look(client: Client) -> Survey:
             found = (await client.list(served(kind.resource))).items
             return [read_as(kind, each) for each in found]
         except NotFound:
-            return []  # the check of definitions says that the kind is missing
+            missing.append(kind.resource.kind)  # the check of definitions says so
+            return []
         except (ApiError, ClientError) as error:
             unread[kind.resource.kind] = str(error)
             return []
@@ -104,6 +121,8 @@ async def look(client: Client) -> Survey:
         snapshots=await read(ControlPlaneSnapshot),
         namespaces=await read_namespaces(),
         unread=unread,
+        missing=missing,
+        context=context,
         ahead=ahead,
     )
 

@@ -67,8 +67,12 @@ class Programs(Protocol):
         """What has to run."""
 
     @property
-    def restart(self) -> str:
-        """The command that starts them again."""
+    def start(self) -> str:
+        """The command that starts those that do not run, or shows why they do not."""
+
+    @property
+    def upgrade(self) -> str:
+        """The command that brings them to the version of this package."""
 
     async def replicas(self) -> Sequence[Replica]:
         """Return all replicas, by program and name."""

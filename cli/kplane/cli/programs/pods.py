@@ -66,10 +66,14 @@ class Pods:
         return [Program.OPERATOR, Program.MCM]
 
     @property
-    def restart(self) -> str:
-        """The command that starts operator and mcm again."""
-        labels = f"-n {self._namespace} -l {_PART_OF}"
-        return f"kubectl rollout restart deployments,statefulsets {labels}"
+    def start(self) -> str:
+        """The command that shows what should start the pods, and why it does not."""
+        return f"kubectl describe deployments,statefulsets -n {self._namespace} -l {_PART_OF}"
+
+    @property
+    def upgrade(self) -> str:
+        """The command that upgrades the chart."""
+        return "kplane upgrade"
 
     async def replicas(self) -> Sequence[Replica]:
         """Return the pods that are not about to end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Final, Self
 import aiohttp
 
 from kplane.api import ControlPlaneRegistration, RegistrationMode
+from kplane.cli.demo.site import is_demo
 from kplane.cli.programs.base import Log, Program, Replica
 from kplane.cli.programs.files import FileLog
 from kplane.controlplane_operator.component_names import mcm_name
@@ -74,9 +76,18 @@ class Processes:
         return [program for program, url in started.items() if url is not None]
 
     @property
-    def restart(self) -> str:
+    def start(self) -> str:
         """The command that starts them again."""
-        return "kplane down && kplane up"
+        if is_demo(self._handle.directory):
+            return f"kplane demo --directory {shlex.quote(str(self._handle.directory))}"
+        where = f"--directory {shlex.quote(str(self._handle.directory))}"
+        nodes = " --fake-nodes" if self._handle.fake_nodes else ""
+        return f"kplane down {where} && kplane up {where}{nodes}"
+
+    @property
+    def upgrade(self) -> str:
+        """The same: it starts the programs of this package."""
+        return self.start
 
     async def replicas(self) -> Sequence[Replica]:
         """Return the processes that were started, with what each says of itself."""
