@@ -29,6 +29,9 @@ __all__ = ["FakeNodes", "wanted_nodes"]
 logger = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 8
+_WAITING: Final = 1000
+"""How many control planes may keep a reconcile waiting, as one that does not answer does for as long as a call takes."""
+_GRACE_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 15.0
 """How often nodes and credentials of a control plane are compared with what they should be."""
 _UNPUBLISHED_SECONDS: Final = 1.0
@@ -57,7 +60,9 @@ class FakeNodes:
         self._program = program.absolute()
         self._runtime = ProcessRuntime(directory, programs=())
         self._manager = Manager(config, max_concurrent=_AT_ONCE)
-        controller(self._manager).named("fake-nodes").for_(CONTROL_PLANES).build(self._reconcile)
+        # All requests are of the one local cluster, and per cluster those count that wait.
+        options = controller(self._manager).named("fake-nodes").for_(CONTROL_PLANES)
+        options.with_options(per_cluster=_WAITING, grace_seconds=_GRACE_SECONDS).build(self._reconcile)
         self._exit = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:

@@ -1,0 +1,161 @@
+"""Fake nodes of control planes that do not answer. The servers are stand-ins."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import ssl
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from kplane.api.names import (
+    FAKE_NODES_ANNOTATION,
+    KUBECONFIG_EXTERNAL_KEY,
+    kubeconfig_secret_name,
+)
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
+from kplane.embedded.fake_nodes import FakeNodes
+from kplane.embedded.kwok import release_leases
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import LEASES, NODES
+
+Eventually = Callable[..., Any]
+LEASE_PATH = LEASES.path(namespace="kube-node-lease")
+
+
+class Server:
+    """Answers as API servers do: of control planes in the management cluster, and of the nodes of one of them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.control_planes: dict[str, str] = {}
+        self.kubeconfigs: dict[str, ClusterConfig] = {}
+        self.nodes: set[str] = set()
+        self.leases: list[str] = []
+        self.requests: list[tuple[str, str]] = []
+        self.config = ClusterConfig(server="https://127.0.0.1:1")
+        self._directory = directory
+        self._revision = 1
+        self._watches: list[asyncio.Queue[dict[str, Any]]] = []
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        authority = create_authority("acme")
+        pair = issue_serving(authority, common_name="server", hosts=["127.0.0.1"])
+        (self._directory / "server.pem").write_bytes(pair.certificate + pair.key)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self._directory / "server.pem")
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        server = TestServer(app)
+        await server.start_server(ssl=context)
+        address = f"https://127.0.0.1:{server.port}"
+        self.config = ClusterConfig(server=address, ca_data=authority.certificate, token="secret")
+        try:
+            yield
+        finally:
+            await server.close()
+
+    def annotate(self, name: str, value: str) -> None:
+        self.control_planes[name] = value
+        self._revision += 1
+        for watch in self._watches:
+            watch.put_nowait({"type": "MODIFIED", "object": self._control_plane(name)})
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        self.requests.append((request.method, request.path))
+        name = request.path.rpartition("/")[2]
+        if request.path == CONTROL_PLANES.path():
+            if "watch" in request.query:
+                return await self._watch(request)
+            return _listed(map(self._control_plane, self.control_planes))
+        if "/secrets/" in request.path:
+            return self._secret(name)
+        if request.path == NODES.path():
+            return _listed({"metadata": {"name": each}} for each in sorted(self.nodes))
+        if request.path == LEASE_PATH:
+            return _listed({"metadata": {"name": each, "namespace": "kube-node-lease"}} for each in self.leases)
+        if request.method == "PATCH":
+            self.nodes.add(name)
+        return web.json_response({"metadata": {"name": name}})
+
+    def _control_plane(self, name: str) -> dict[str, Any]:
+        annotations = {FAKE_NODES_ANNOTATION: self.control_planes[name]}
+        metadata = {"name": name, "uid": name, "resourceVersion": str(self._revision), "annotations": annotations}
+        kind = {"apiVersion": CONTROL_PLANES.api_version, "kind": CONTROL_PLANES.kind}
+        return {**kind, "metadata": metadata, "spec": {}}
+
+    def _secret(self, name: str) -> web.Response:
+        found = {kubeconfig_secret_name(each): config for each, config in self.kubeconfigs.items()}
+        content = base64.b64encode(yaml.safe_dump(found[name].to_kubeconfig()).encode()).decode()
+        return web.json_response({"metadata": {"name": name}, "data": {KUBECONFIG_EXTERNAL_KEY: content}})
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        if "sendInitialEvents" in request.query:
+            return web.json_response({"kind": "Status", "code": 422, "reason": "Invalid"}, status=422)
+        events = asyncio.Queue[dict[str, Any]]()
+        self._watches.append(events)
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        while True:
+            await response.write(json.dumps(await events.get()).encode() + b"\n")
+
+
+def _listed(items: Any) -> web.Response:
+    return web.json_response({"metadata": {"resourceVersion": "1"}, "items": list(items)})
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    made = Server(tmp_path)
+    async with made.serving():
+        yield made
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """A program in the place of kwok, which is never ready."""
+    path = tmp_path / "kwok"
+    path.write_text("#!/bin/sh\nexec sleep 1000\n")
+    path.chmod(0o700)
+    return path
+
+
+async def test_servers_that_do_not_answer_hold_up_no_other(
+    server: Server, program: Path, tmp_path: Path, eventually: Eventually
+) -> None:
+    reached: set[str] = set()
+    async with contextlib.AsyncExitStack() as stack:
+        for number in range(9):
+            name = f"silent-{number}"
+
+            async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str = name) -> None:
+                reached.add(name)
+                with contextlib.closing(writer):
+                    await reader.read(-1)
+
+            silent = await stack.enter_async_context(await asyncio.start_server(accept, "127.0.0.1"))
+            address = f"https://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+            server.control_planes[name] = "1"
+            server.kubeconfigs[name] = ClusterConfig(server=address, token="secret")
+        async with FakeNodes(server.config, directory=tmp_path / "run", program=program):
+            await eventually(lambda: len(reached), lambda found: found == 9, timeout=10.0)
+            server.kubeconfigs["acme"] = server.config
+            server.annotate("acme", "1")
+            await eventually(lambda: server.nodes, lambda found: found == {"fake-node-1"}, timeout=10.0)
+
+
+async def test_only_leases_that_there_are_and_of_fake_nodes_are_deleted(server: Server) -> None:
+    server.leases = ["fake-node-2", "machine", "fake-node-9"]
+    async with Client(server.config) as client:
+        await release_leases(client, 3)
+    deleted = [path for method, path in server.requests if method == "DELETE"]
+    assert deleted == [f"{LEASE_PATH}/fake-node-2"]
