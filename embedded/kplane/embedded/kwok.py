@@ -74,7 +74,8 @@ async def have_nodes(tenant: Client, count: int) -> None:
 
 async def release_leases(tenant: Client, count: int) -> None:
     """Delete the Leases of fake nodes while no kwok runs. The next one waits for the end of Leases that it finds."""
-    for name in _names(count):
+    listed = await tenant.list(LEASES, namespace=_LEASE_NAMESPACE, metadata_only=True)
+    for name in sorted({each["metadata"]["name"] for each in listed.items}.intersection(_names(count))):
         with contextlib.suppress(NotFound):
             await tenant.delete(LEASES, name, namespace=_LEASE_NAMESPACE)
 
