@@ -147,10 +147,10 @@ async def test_servers_that_do_not_answer_hold_up_no_other(
             server.control_planes[name] = "1"
             server.kubeconfigs[name] = ClusterConfig(server=address, token="secret")
         async with FakeNodes(server.config, directory=tmp_path / "run", program=program):
-            await eventually(lambda: len(reached), lambda found: found == 9, timeout=10.0)
+            await eventually(lambda: len(reached), lambda found: found == 9, timeout=8.0)
             server.kubeconfigs["acme"] = server.config
             server.annotate("acme", "1")
-            await eventually(lambda: server.nodes, lambda found: found == {"fake-node-1"}, timeout=10.0)
+            await eventually(lambda: server.nodes, lambda found: found == {"fake-node-1"}, timeout=8.0)
 
 
 async def test_only_leases_that_there_are_and_of_fake_nodes_are_deleted(server: Server) -> None:

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 8
 _WAITING: Final = 1000
-"""How many control planes may keep a reconcile waiting, as one that does not answer does for as long as a call takes."""
+"""How many reconciles may wait at once. One of a control plane that does not answer waits until its call times out."""
 _GRACE_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 15.0
 """How often nodes and credentials of a control plane are compared with what they should be."""
