@@ -1,4 +1,4 @@
-"""Fake nodes of control planes that do not answer. The servers are stand-ins."""
+"""Fake nodes of control planes that do not answer, and of those with an invalid annotation. The servers are stand-ins."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from kplane.api.names import (
     FAKE_NODES_ANNOTATION,
     KUBECONFIG_EXTERNAL_KEY,
     kubeconfig_secret_name,
+    management_namespace,
 )
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
+from kplane.embedded import fake_nodes
 from kplane.embedded.fake_nodes import FakeNodes
 from kplane.embedded.kwok import release_leases
 from kplane.provider import Client, ClusterConfig
@@ -151,6 +153,37 @@ async def test_servers_that_do_not_answer_hold_up_no_other(
             server.kubeconfigs["acme"] = server.config
             server.annotate("acme", "1")
             await eventually(lambda: server.nodes, lambda found: found == {"fake-node-1"}, timeout=8.0)
+
+
+async def test_an_invalid_annotation_changes_no_nodes_and_credentials_stay_new(
+    server: Server, program: Path, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake_nodes, "_LOOK_SECONDS", 0.1)
+    server.control_planes["acme"] = "1"
+    server.kubeconfigs["acme"] = server.config
+    directory = tmp_path / "run" / management_namespace("acme")
+    token = directory / "files" / "token"
+    async with FakeNodes(server.config, directory=tmp_path / "run", program=program):
+        await eventually(lambda: token.read_text(), lambda found: found == "secret")
+        server.annotate("acme", "many")
+        told = ("POST", "/api/v1/namespaces/default/events")
+        await eventually(lambda: told in server.requests)
+        begun = len(server.requests)
+        renewed = ClusterConfig(server=server.config.server, ca_data=server.config.ca_data, token="renewed")
+        server.kubeconfigs["acme"] = renewed
+        await eventually(lambda: token.read_text(), lambda found: found == "renewed")
+        assert not [path for _, path in server.requests[begun:] if path.startswith(NODES.path())]
+        assert server.requests.count(told) == 1
+        assert server.nodes == {"fake-node-1"}
+
+
+async def test_an_invalid_annotation_alone_starts_nothing(
+    server: Server, program: Path, tmp_path: Path, eventually: Eventually
+) -> None:
+    server.control_planes["acme"] = "many"
+    async with FakeNodes(server.config, directory=tmp_path / "run", program=program):
+        await eventually(lambda: ("POST", "/api/v1/namespaces/default/events") in server.requests)
+    assert not (tmp_path / "run" / management_namespace("acme")).exists()
 
 
 async def test_only_leases_that_there_are_and_of_fake_nodes_are_deleted(server: Server) -> None:

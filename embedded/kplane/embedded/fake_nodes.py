@@ -63,6 +63,8 @@ class FakeNodes:
         # All requests are of the one local cluster, and per cluster those count that wait.
         options = controller(self._manager).named("fake-nodes").for_(CONTROL_PLANES)
         options.with_options(per_cluster=_WAITING, grace_seconds=_GRACE_SECONDS).build(self._reconcile)
+        self._refused: dict[str, str] = {}
+        """What is wrong with annotations, by control plane, so that it is said once."""
         self._exit = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -93,30 +95,42 @@ class FakeNodes:
         except NotFound:
             found, deleted = {}, True
         if deleted:
+            self._refused.pop(request.name, None)
             await self._runtime.delete(component)
             return None
-        try:
-            count = wanted_nodes(found)
-        except FakeNodesInvalid as error:
-            # What there is stays.
-            logger.warning("failed to give nodes to %s: %s", request.name, error)
-            self._manager.local.recorder("fake-nodes").event(found, "Warning", "FakeNodesInvalid", str(error))
-            return None
+        count = self._wanted(found)
         if not count and component not in self._runtime.names():
             return None
         config = await self._published(request.name)
         if config is None:
             return Result(requeue_after_seconds=_UNPUBLISHED_SECONDS)
-        async with Client(config, field_manager="kplane-fake-nodes") as tenant:
-            await have_nodes(tenant, count)
-            if not count:
-                await self._runtime.delete(component)
-                return None
-            if self._runtime.state(component).pid is None:
-                await release_leases(tenant, count)
+        if count is not None:
+            async with Client(config, field_manager="kplane-fake-nodes") as tenant:
+                await have_nodes(tenant, count)
+                if not count:
+                    await self._runtime.delete(component)
+                    return None
+                if self._runtime.state(component).pid is None:
+                    await release_leases(tenant, count)
         address = await self._runtime.reserve(component, ports=KWOK_PORTS)
         await self._runtime.apply(kwok_component(component, program=self._program, address=address, config=config))
         return Result(requeue_after_seconds=_LOOK_SECONDS)
+
+    def _wanted(self, control_plane: Mapping[str, Any]) -> int | None:
+        """Return how many nodes there are to be; None if that is invalid, so that nodes and kwok stay as they are."""
+        name = control_plane["metadata"]["name"]
+        try:
+            count = wanted_nodes(control_plane)
+        except FakeNodesInvalid as error:
+            if self._refused.get(name) != str(error):
+                self._refused[name] = str(error)
+                logger.warning("failed to give nodes to %s: %s", name, error)
+                self._manager.local.recorder("fake-nodes").event(
+                    control_plane, "Warning", "FakeNodesInvalid", str(error)
+                )
+            return None
+        self._refused.pop(name, None)
+        return count
 
     async def _published(self, name: str) -> ClusterConfig | None:
         """Return how users reach a control plane, None if that is not published yet.
