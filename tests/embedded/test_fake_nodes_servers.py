@@ -1,4 +1,4 @@
-"""Fake nodes of control planes that do not answer, and of those with an invalid annotation. The servers are stand-ins."""
+"""Fake nodes of control planes that do not answer, and of those with an invalid annotation, with servers for a test."""
 
 from __future__ import annotations
 
