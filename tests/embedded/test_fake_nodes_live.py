@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -72,6 +74,19 @@ async def _holders(tenant: Client) -> set[str]:
     return {each["spec"]["holderIdentity"] for each in (await tenant.list(LEASES, namespace="kube-node-lease")).items}
 
 
+def _listens_at(pid: int) -> set[str]:
+    """Return the addresses at which a process listens, those of IPv6 as they are in the table."""
+    sockets = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            columns = line.split()
+            if columns[3] == "0A" and f"socket:[{columns[9]}]" in sockets:
+                address = columns[1].partition(":")[0]
+                found.add(str(ipaddress.IPv4Address(bytes.fromhex(address)[::-1])) if table == "tcp" else address)
+    return found
+
+
 async def test_pods_run_on_nodes_that_come_and_go(
     directory: Path,
     binaries: Binaries,
@@ -101,6 +116,8 @@ async def test_pods_run_on_nodes_that_come_and_go(
             pods = await _running(tenant)
             assert len({pod["status"]["podIP"] for pod in pods}) == 3
             assert {pod["status"]["hostIP"].rpartition(".")[0] for pod in pods} == {"198.18.0"}
+            (pid,) = find_processes(directory / "fake-nodes")
+            assert _listens_at(pid) == {"127.0.0.1"}
             former = await _holders(tenant)
             assert len(former) == 1
 
