@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import shutil
@@ -76,8 +77,10 @@ async def _holders(tenant: Client) -> set[str]:
 
 def _listens_at(pid: int) -> set[str]:
     """Return the addresses at which a process listens, those of IPv6 as they are in the table."""
-    sockets = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
-    found = set()
+    sockets, found = set(), set()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            sockets.add(os.readlink(path))
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             columns = line.split()
