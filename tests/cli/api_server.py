@@ -17,7 +17,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @contextlib.asynccontextmanager
-async def serving(routes: dict[str, Handler], directory: Path) -> AsyncIterator[Client]:
+async def serving(
+    routes: dict[str, Handler], directory: Path, *, timeout_seconds: float = 10.0
+) -> AsyncIterator[Client]:
     """Serve GET of these paths, and give a client."""
     authority = create_authority("acme")
     pair = issue_serving(authority, common_name="server", hosts=["127.0.0.1"])
@@ -31,7 +33,7 @@ async def serving(routes: dict[str, Handler], directory: Path) -> AsyncIterator[
     await server.start_server(ssl=context)
     config = ClusterConfig(server=f"https://127.0.0.1:{server.port}", ca_data=authority.certificate, token="secret")
     try:
-        async with Client(config, timeout_seconds=10.0) as client:
+        async with Client(config, timeout_seconds=timeout_seconds) as client:
             yield client
     finally:
         await server.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,28 @@ from kplane.api import ControlPlaneRegistration
 from kplane.cli.programs import Program
 from kplane.cli.programs.pods import Pods, instance_line, pod_problem
 from kplane.mcm.describe.kinds import InstanceKind
-from kplane.provider import Client, NotFound
+from kplane.provider import Client, NotFound, Unreachable
 
 from .api_server import refusal, serving
 
 READY = {"conditions": [{"type": "Ready", "status": "True"}], "phase": "Running"}
+
+
+def serving_at(port: int, *, name: str) -> dict[str, Any]:
+    return {"name": name, "ports": [{"name": "http", "containerPort": port}]}
+
+
+# The containers of the chart. The controller of the gateway is a sidecar.
+SPECS = {
+    "operator": {"containers": [serving_at(8080, name="operator")]},
+    "mcm": {"containers": [serving_at(8081, name="mcm")]},
+    "etcd": {"containers": [{"name": "etcd", "ports": [{"name": "client", "containerPort": 2379}]}]},
+    "etcd-backup": {"containers": [{"name": "backup"}]},
+    "gateway": {
+        "initContainers": [{**serving_at(8082, name="controller"), "restartPolicy": "Always"}],
+        "containers": [{"name": "envoy", "ports": [{"name": "https", "containerPort": 8443}]}],
+    },
+}
 
 
 def pod(name: str, component: str, *, namespace: str = "kplane", status: Any = None, **labels: str) -> dict[str, Any]:
@@ -32,16 +51,33 @@ def pod(name: str, component: str, *, namespace: str = "kplane", status: Any = N
             **labels,
         },
     }
-    container = {"name": component, "ports": [{"name": "http", "containerPort": 8081}]}
-    return {"metadata": metadata, "spec": {"containers": [container]}, "status": READY if status is None else status}
+    ready = READY if status is None else status
+    return {"metadata": metadata, "spec": copy.deepcopy(SPECS[component]), "status": ready}
+
+
+def selected(pods: Sequence[dict[str, Any]], request: web.Request) -> list[dict[str, Any]]:
+    wanted = dict(each.split("=") for each in request.query.get("labelSelector", "").split(",") if each)
+    return [each for each in pods if wanted.items() <= each["metadata"]["labels"].items()]
 
 
 class Cluster:
     """Pods, their logs, and what they answer."""
 
     def __init__(self) -> None:
-        self.pods = [pod("mcm-0", "mcm"), pod("operator-1", "operator"), pod("etcd-0", "etcd"), pod("x", "etcd-backup")]
-        self.logs = {"mcm-0": ["[acme] I1126 first", "[globex] E1126 other", "[acme] second", "last"]}
+        self.pods = [
+            pod("mcm-0", "mcm"),
+            pod("operator-1", "operator"),
+            pod("etcd-0", "etcd"),
+            pod("x", "etcd-backup"),
+            pod("gateway-1", "gateway"),
+            pod("unrelated", "operator", **{"app.kubernetes.io/part-of": "other"}),
+        ]
+        self.logs = {
+            ("mcm-0", "mcm"): ["[acme] I1126 first", "[globex] E1126 other", "[acme] second", "last"],
+            ("gateway-1", "controller"): ["routes written"],
+            ("gateway-1", "envoy"): ["warning"],
+            ("etcd-0", "etcd"): ["applied"],
+        }
         self.everywhere = True
         self.metrics: Any = None
         self.asked: list[str] = []
@@ -50,7 +86,6 @@ class Cluster:
         return {
             "/api/v1/pods": self.list_all,
             "/api/v1/namespaces/{namespace}/pods": self.list,
-            "/api/v1/namespaces/{namespace}/pods/{name}": self.get,
             "/api/v1/namespaces/{namespace}/pods/{name}/log": self.log,
             "/api/v1/namespaces/{namespace}/pods/{name}/proxy/{path:.*}": self.proxy,
             "/apis/metrics.k8s.io/v1beta1/pods": self.measured,
@@ -59,29 +94,30 @@ class Cluster:
     async def list_all(self, request: web.Request) -> web.Response:
         if not self.everywhere:
             return refusal(403, "Forbidden")
-        found = [each for each in self.pods if each["metadata"]["labels"]["app.kubernetes.io/component"] == "operator"]
-        return web.json_response({"metadata": {}, "items": found})
+        return web.json_response({"metadata": {}, "items": selected(self.pods, request)})
 
     async def list(self, request: web.Request) -> web.Response:
         namespace = request.match_info["namespace"]
         found = [each for each in self.pods if each["metadata"]["namespace"] == namespace]
-        return web.json_response({"metadata": {}, "items": found})
-
-    async def get(self, request: web.Request) -> web.Response:
-        return web.json_response(
-            next(each for each in self.pods if each["metadata"]["name"] == request.match_info["name"])
-        )
+        return web.json_response({"metadata": {}, "items": selected(found, request)})
 
     async def log(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        (found,) = [each for each in self.pods if each["metadata"]["name"] == name]
+        containers = [each["name"] for each in found["spec"]["containers"]]
+        # Of one container it is read without a name, also if there are sidecars.
+        container = request.query.get("container", containers[0] if len(containers) == 1 else "")
         response = web.StreamResponse()
         await response.prepare(request)
         tail = int(request.query.get("tailLines", 100))
-        for line in self.logs[request.match_info["name"]][-tail:]:
+        for line in self.logs[name, container][-tail:]:
             await response.write(f"{line}\n".encode())
         return response
 
     async def proxy(self, request: web.Request) -> web.Response:
         self.asked.append(request.path)
+        if request.match_info["path"] == "dropped":
+            await asyncio.sleep(30.0)
         if request.match_info["path"] == "broken":
             return web.Response(status=503, text="not ready")
         return web.Response(text="ok\n")
@@ -114,6 +150,7 @@ async def test_they_are_found_in_their_namespace(client: Client, cluster: Cluste
     assert found == [
         (Program.OPERATOR, "operator-1", "", "0.1.0"),
         (Program.MCM, "mcm-0", "", "0.1.0"),
+        (Program.GATEWAY, "gateway-1", "", "0.1.0"),
         (Program.ETCD, "etcd-0", "", ""),
     ]
 
@@ -127,20 +164,35 @@ async def test_a_user_of_one_namespace_looks_where_kplane_usually_is(client: Cli
 
 async def test_they_are_asked_through_the_proxy(client: Client, cluster: Cluster) -> None:
     programs = await programs_of(client)
-    operator, mcm, etcd = await programs.replicas()
+    operator, mcm, gateway, etcd = await programs.replicas()
     assert await programs.ask(mcm, "/clusters") == "ok\n"
-    assert cluster.asked == ["/api/v1/namespaces/kplane/pods/mcm-0:8081/proxy/clusters"]
+    assert await programs.ask(gateway, "/metrics") == "ok\n"
+    assert cluster.asked == [
+        "/api/v1/namespaces/kplane/pods/mcm-0:8081/proxy/clusters",
+        "/api/v1/namespaces/kplane/pods/gateway-1:8082/proxy/metrics",
+    ]
     with pytest.raises(Exception, match="not ready"):
         await programs.ask(operator, "/broken")
-    cluster.pods[2]["spec"]["containers"][0]["ports"] = []
     with pytest.raises(NotFound, match="no port http"):
         await programs.ask(etcd, "/metrics")
 
 
 async def test_logs_are_read_by_line(client: Client, cluster: Cluster) -> None:
     programs = await programs_of(client)
-    mcm = (await programs.replicas())[1]
+    _, mcm, gateway, etcd = await programs.replicas()
     assert [line async for line in programs.log(mcm).lines(last=2, follow=False)] == ["[acme] second", "last"]
+    assert [line async for line in programs.log(gateway).lines(last=None, follow=False)] == ["routes written"]
+    assert [line async for line in programs.log(etcd).lines(last=None, follow=False)] == ["applied"]
+
+
+async def test_a_pod_behind_a_network_policy_is_not_waited_for(
+    client: Client, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kplane.cli.programs.pods._ASK_SECONDS", 0.2)
+    programs = await programs_of(client)
+    operator = (await programs.replicas())[0]
+    with pytest.raises(Unreachable, match="in time"):
+        await programs.ask(operator, "/dropped")
 
 
 async def test_of_an_instance_only_its_lines_are_read(client: Client, cluster: Cluster) -> None:

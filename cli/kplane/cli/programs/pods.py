@@ -29,6 +29,9 @@ _VERSION: Final = "app.kubernetes.io/version"
 _NAMESPACE: Final = "kplane-system"
 _HTTP: Final = "http"
 _METRICS: Final = "/apis/metrics.k8s.io/v1beta1/pods"
+_ASK_SECONDS: Final = 5.0
+"""A NetworkPolicy drops what the API server passes on, and nothing answers."""
+_READ_SECONDS: Final = 120.0
 _SEARCHED_LINES: Final = 50_000
 """So many lines of the log of mcm are searched for those of one instance."""
 _IN_FILES: Final = (
@@ -45,6 +48,8 @@ class Pods:
     def __init__(self, client: Client, *, namespace: str) -> None:
         self._client = client
         self._namespace = namespace
+        self._serving: dict[str, _Serving] = {}
+        """By pod, as it was seen last."""
 
     @classmethod
     async def of(cls, client: Client) -> Self | None:
@@ -93,21 +98,22 @@ class Pods:
 
     async def _pods(self) -> Sequence[Pod]:
         found = (await self._client.list(PODS, namespace=self._namespace, label_selector=_PART_OF)).items
+        self._serving = {pod["metadata"]["name"]: serving for pod in found if (serving := _serving(pod)) is not None}
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     async def ask(self, replica: Replica, path: str) -> str:
         """Return what a pod answers under a path, by the proxy of the API server."""
-        pod = await self._client.get(PODS, replica.name, namespace=self._namespace)
-        ports = [port for container in pod["spec"]["containers"] for port in container.get("ports") or ()]
-        port = next((port["containerPort"] for port in ports if port.get("name") == _HTTP), None)
-        if port is None:
+        serving = self._serving.get(replica.name)
+        if serving is None:
             raise NotFound(404, "NotFound", f"pod {replica.name} has no port {_HTTP}")
-        base = PODS.path(f"{replica.name}:{port}", namespace=self._namespace, subresource="proxy")
-        return await read_text(self._client, base + path)
+        base = PODS.path(f"{replica.name}:{serving.port}", namespace=self._namespace, subresource="proxy")
+        return await read_text(self._client, base + path, timeout_seconds=_ASK_SECONDS)
 
     def log(self, replica: Replica) -> Log:
-        """Return the log of a pod."""
-        return _PodLog(self._client, self._namespace, replica.name)
+        """Return the log of the container of a pod that serves, else of the only one."""
+        serving = self._serving.get(replica.name)
+        container = serving.container if serving is not None else None
+        return _PodLog(self._client, self._namespace, replica.name, container=container)
 
     async def component_logs(self, component: str, *, namespace: str) -> Sequence[Log]:
         """Return the logs of the pods of a component."""
@@ -169,19 +175,44 @@ def _words(state: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class _Serving:
+    """The container of a pod that answers, and its port."""
+
+    container: str
+    port: int
+
+
+def _serving(pod: Pod) -> _Serving | None:
+    """Find what serves. It may be a sidecar, which is among the init containers."""
+    spec = pod["spec"]
+    return next(
+        (
+            _Serving(container["name"], port["containerPort"])
+            for container in [*(spec.get("initContainers") or ()), *spec["containers"]]
+            for port in container.get("ports") or ()
+            if port.get("name") == _HTTP
+        ),
+        None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class _PodLog:
-    """The log of the first container of a pod."""
+    """The log of one container of a pod; None if it has only one."""
 
     client: Client
     namespace: str
     name: str
     note: str = ""
+    container: str | None = None
 
     async def lines(self, *, last: int | None, follow: bool) -> AsyncGenerator[str, None]:
         """Yield the last lines, or all for None; with `follow`, then each new one until the container ends."""
         path = PODS.path(self.name, namespace=self.namespace, subresource="log")
-        params = {"tailLines": last, "follow": True if follow else None}
-        async with contextlib.aclosing(stream_lines(self.client, path, params=params)) as lines:
+        params = {"container": self.container, "tailLines": last, "follow": True if follow else None}
+        seconds = None if follow else _READ_SECONDS
+        streamed = stream_lines(self.client, path, params=params, timeout_seconds=seconds)
+        async with contextlib.aclosing(streamed) as lines:
             async for line in lines:
                 yield line
 
