@@ -250,6 +250,17 @@ async def test_credentials_of_controllers_that_ended_are_told_by_the_operator() 
     assert await check_controllers_credentials(survey()) == []
 
 
+async def test_credentials_of_controllers_are_not_checked_if_the_operator_cannot_be_asked() -> None:
+    class Closed(Programs):
+        async def ask(self, asked: Replica, path: str) -> str:
+            raise Unreachable("no answer in time", kind="timeout")
+
+    (found,) = await check_controllers_credentials(survey(programs=Closed(replica(Program.OPERATOR))))
+    assert told([found]) == [("warning", "operator operator-0", "look")]
+    assert "not checked: no answer in time" in found.problem
+    assert "networkPolicy.metricsFrom" in found.problem
+
+
 def lease(name: str, renewed: datetime | None, *, holder: str = "one") -> dict[str, Any]:
     spec = {"holderIdentity": holder, "leaseDurationSeconds": 10, "renewTime": at(renewed)} if renewed else {}
     return {"metadata": {"name": name, "namespace": "kplane-system"}, "spec": spec}

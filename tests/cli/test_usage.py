@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from collections.abc import Mapping, Sequence
@@ -109,6 +110,20 @@ async def test_what_does_not_answer_is_told_and_the_rest_shown() -> None:
     nowhere = UsageMeter(control_planes(), None)
     assert (await nowhere.look())[0].keys == 200
     assert nowhere.problems == ["memory and requests are not known: the programs of kplane run elsewhere"]
+
+
+async def test_all_are_asked_at_once() -> None:
+    asking = asyncio.Barrier(3)
+
+    class Slow(Programs):
+        async def ask(self, replica: Replica, path: str) -> str:
+            async with asyncio.timeout(10.0):
+                await asking.wait()
+            return await super().ask(replica, path)
+
+    meter = UsageMeter(control_planes(), Slow())  # type: ignore[arg-type]
+    assert (await meter.look())[0].requests == 20
+    assert meter.problems == []
 
 
 def test_series_are_those_of_control_planes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import json
@@ -144,8 +145,8 @@ async def _namespaced(bundle: Bundle, survey: Survey) -> None:
 async def _programs(bundle: Bundle, survey: Survey) -> None:
     if survey.programs is None:
         return
-    for replica in await survey.programs.replicas():
-        await _replica(bundle, survey.programs, replica)
+    replicas = await survey.programs.replicas()
+    await asyncio.gather(*(_replica(bundle, survey.programs, replica) for replica in replicas))
 
 
 async def _replica(bundle: Bundle, programs: Programs, replica: Replica) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import time
@@ -115,15 +116,18 @@ class UsageMeter:
         replicas: Sequence[Replica] = ()
         with self._noting("controllers and requests"):
             replicas = await self._programs.replicas()
-        for replica in replicas:
-            with self._noting(replica.name):
-                if replica.program is Program.MCM:
-                    _add(measured.instances, _instance_sizes(await self._programs.ask(replica, "/clusters")))
-                if replica.program is Program.GATEWAY:
-                    text = await self._programs.ask(replica, "/metrics")
-                    _add(measured.requests, series(text, _REQUESTS))
-                    _add(measured.in_flight, series(text, _IN_FLIGHT))
+        # At once: each that does not answer takes some seconds.
+        await asyncio.gather(*(self._measure_replica(each, self._programs, measured) for each in replicas))
         return measured
+
+    async def _measure_replica(self, replica: Replica, programs: Programs, measured: _Measured) -> None:
+        with self._noting(replica.name):
+            if replica.program is Program.MCM:
+                _add(measured.instances, _instance_sizes(await programs.ask(replica, "/clusters")))
+            if replica.program is Program.GATEWAY:
+                text = await programs.ask(replica, "/metrics")
+                _add(measured.requests, series(text, _REQUESTS))
+                _add(measured.in_flight, series(text, _IN_FLIGHT))
 
     @contextlib.contextmanager
     def _noting(self, what: str) -> Iterator[None]:

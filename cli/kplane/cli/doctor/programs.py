@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from importlib.metadata import version
@@ -15,6 +16,7 @@ from kplane.cli.doctor.finding import Finding, error, named, warning
 from kplane.cli.doctor.survey import INSTALL, UPGRADE_COMMAND, Survey
 from kplane.cli.programs import Program
 from kplane.cli.versions import is_newer
+from kplane.provider import ProviderError
 from kplane.provider.client.resources import LEASES
 
 __all__ = ["check_controllers_credentials", "check_gateways", "check_leader", "check_programs", "ended"]
@@ -55,14 +57,29 @@ async def check_controllers_credentials(survey: Survey) -> Sequence[Finding]:
     """Ask the operator which credentials of controllers have ended; no status has them."""
     if survey.programs is None:
         return []
-    over = set[str]()
-    for replica in await survey.programs.replicas():
-        if replica.program is Program.OPERATOR and not replica.problem:
-            over |= _ended_credentials(await survey.programs.ask(replica, "/metrics"))
-    if not over:
-        return []
-    problem = "the credentials of its controllers have ended, and the operator did not renew them"
-    return [error(named(ControlPlane.resource.kind, over), problem, f"kplane describe {min(over)}")]
+    replicas = [
+        each for each in await survey.programs.replicas() if each.program is Program.OPERATOR and not each.problem
+    ]
+    asked = (survey.programs.ask(each, "/metrics") for each in replicas)
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    found, over, closed = [], set[str](), dict[str, ProviderError]()
+    for replica, answer in zip(replicas, answers, strict=True):
+        if isinstance(answer, str):
+            over |= _ended_credentials(answer)
+        elif isinstance(answer, ProviderError):
+            closed[replica.name] = answer
+        else:
+            raise answer
+    if closed:
+        problem = (
+            f"the credentials of controllers are not checked: {next(iter(closed.values()))}; in a cluster, that needs"
+            " the verb get on pods/proxy, and the API server among the chart's networkPolicy.metricsFrom"
+        )
+        found.append(warning(named(Program.OPERATOR, closed), problem, replicas[0].look))
+    if over:
+        problem = "the credentials of its controllers have ended, and the operator did not renew them"
+        found.append(error(named(ControlPlane.resource.kind, over), problem, f"kplane describe {min(over)}"))
+    return found
 
 
 def _ended_credentials(text: str) -> set[str]:
