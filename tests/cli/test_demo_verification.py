@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientConnectionError
 
 from kplane.cli.demo.orders import EARLIER, LATER, OrderVersion
 from kplane.cli.demo.run import run_demo
@@ -13,6 +14,7 @@ from kplane.cli.demo.steps import EXAMPLES
 from kplane.cli.demo.store import difference, prefix
 from kplane.cli.demo.waiting import wait_for
 from kplane.cli.errors import DemoFailed
+from kplane.data import DataError
 from kplane.embedded.errors import KubectlFailed
 
 
@@ -73,12 +75,13 @@ def test_finds_its_examples() -> None:
         assert (EXAMPLES / name).is_file()
 
 
+@pytest.mark.parametrize("kind", [DemoFailed, DataError, ClientConnectionError, KubectlFailed])
 def test_a_step_that_fails_ends_the_demo_with_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*args: object, **options: object) -> None:
         # As the task group of the clients that write raises it.
-        raise ExceptionGroup("", [DemoFailed("failed to keep the data of globex: 1 of 500 objects")])
+        raise ExceptionGroup("", [kind("failed to keep the data of globex: 1 of 500 objects")])
 
     monkeypatch.setattr("kplane.cli.demo.run._run", fail)
     monkeypatch.setattr("signal.signal", lambda *args: None)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+import aiohttp
 from rich.console import Console
 
 from kplane.binaries.programs import BinariesError, resolve
@@ -18,6 +19,7 @@ from kplane.cli.demo.display import Display, Proof
 from kplane.cli.demo.steps import ASLEEP, MOVED, STAYS, STEPS, Demo
 from kplane.cli.errors import CliError, DemoFailed
 from kplane.client import ClientError, ControlPlanes
+from kplane.data import DataError
 from kplane.embedded import lock
 from kplane.embedded.daemon import Daemon, end, tail
 from kplane.embedded.errors import EmbeddedError, leaves
@@ -31,7 +33,17 @@ _BEFORE: Final = 2
 """Steps before those of `STEPS`."""
 _READY_SECONDS: Final = 240.0
 _TAIL_LINES: Final = 12
-_ERRORS: Final = (BinariesError, CliError, ClientError, EmbeddedError, ProviderError, WorkloadsError, OSError)
+_ERRORS: Final = (
+    aiohttp.ClientError,
+    BinariesError,
+    CliError,
+    ClientError,
+    DataError,
+    EmbeddedError,
+    ProviderError,
+    WorkloadsError,
+    OSError,
+)
 
 
 def run_demo(directory: Path, *, clean: bool, count: int) -> int:
