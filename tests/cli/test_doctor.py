@@ -197,6 +197,7 @@ async def test_an_old_management_cluster(minor: str, count: int) -> None:
 
 class Programs:
     place = "pods in namespace kplane-system"
+    namespace = "kplane-system"
     required = (Program.OPERATOR, Program.MCM)
     start = "kubectl describe deployments"
     upgrade = "kplane upgrade"
@@ -283,14 +284,14 @@ async def test_leases_that_are_not_renewed() -> None:
 # Rights
 
 
-def reviews(*refused: tuple[str, str]) -> dict[str, Any]:
+def reviews(*refused: tuple[str, str], user: str = "jane") -> dict[str, Any]:
     def review(body: Any) -> Any:
         attributes = body["spec"]["resourceAttributes"]
         return {"status": {"allowed": (attributes["verb"], attributes["resource"]) not in refused}}
 
     return {
         "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews": review,
-        "/apis/authentication.k8s.io/v1/selfsubjectreviews": {"status": {"userInfo": {"username": "jane"}}},
+        "/apis/authentication.k8s.io/v1/selfsubjectreviews": {"status": {"userInfo": {"username": user}}},
     }
 
 
@@ -305,7 +306,16 @@ async def test_rights_that_are_missing_come_with_a_grant() -> None:
         " --resource=controlplanes.controlplane.kplane.dev && kubectl create clusterrolebinding"
         " kplane-cli-controlplanes-list --clusterrole=kplane-cli-controlplanes-list --user=jane"
     )
-    assert (secrets.severity, "--resource=secrets " in secrets.command) == (Severity.WARNING, True)
+    assert secrets.severity is Severity.WARNING
+    # Never those of the whole cluster.
+    assert secrets.command == (
+        "kubectl create role kplane-cli-secrets-get -n kplane-cp-acme --verb=get --resource=secrets"
+        " && kubectl create rolebinding kplane-cli-secrets-get -n kplane-cp-acme --role=kplane-cli-secrets-get"
+        " --user=jane"
+    )
+    (secrets,) = await check_rights(survey(Api(reviews(("get", "secrets"), user="jane doe; rm"))))
+    assert "-n kplane-cp-NAME --role=" in secrets.command
+    assert secrets.command.endswith("--user='jane doe; rm'")
 
 
 async def test_secrets_are_asked_for_where_they_are() -> None:
@@ -316,15 +326,29 @@ async def test_secrets_are_asked_for_where_they_are() -> None:
         return {"status": {"allowed": True}}
 
     api = Api({"/apis/authorization.k8s.io/v1/selfsubjectaccessreviews": review})
-    await check_rights(survey(api, control_planes=[control_plane("acme")]))
+    programs = Programs(replica(Program.OPERATOR))
+    await check_rights(survey(api, control_planes=[control_plane("acme")], programs=programs))
     assert len(asked) == sum(len(each.verbs) for each in NEEDED)
     assert [each.get("namespace") for each in asked if each["resource"] == "secrets"] == ["kplane-cp-acme"]
-    assert {"pods", "log"} == {asked[-1]["resource"], asked[-1]["subresource"]}
+    of_pods = {
+        (each["subresource"], each["verb"]): each.get("namespace") for each in asked if each["resource"] == "pods"
+    }
+    assert of_pods == {
+        ("", "get"): "kplane-cp-acme",
+        ("", "list"): None,
+        ("log", "get"): "kplane-system",
+        ("portforward", "create"): "kplane-cp-acme",
+        ("proxy", "get"): "kplane-system",
+    }
 
 
 async def test_what_could_not_be_read_was_not_checked() -> None:
-    (found,) = await check_unread(survey(unread={"Namespace": "403: no"}))
+    found, classes = await check_unread(survey(unread={"Namespace": "403: no", "ControlPlaneClass": "no"}))
     assert (found.severity, "403: no" in found.problem) == (Severity.WARNING, True)
+    assert [found.command, classes.command] == [
+        "kubectl get namespaces -A",
+        "kubectl get controlplaneclasses -A",
+    ]
 
 
 # Control planes

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any, Final
 
 from kplane.api.names import GROUP, management_namespace
 from kplane.cli.doctor.finding import Finding, error, warning
-from kplane.cli.doctor.survey import Survey
+from kplane.cli.doctor.survey import KINDS, Survey
 from kplane.provider import Client
+from kplane.provider.client.resources import NAMESPACES, PODS
 
 __all__ = ["NEEDED", "Needed", "check_rights", "check_unread"]
 
 _AUTHORIZATION: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _AUTHENTICATION: Final = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 _ROLE: Final = "kplane-cli"
+_PLURALS: Final = {
+    **{kind.resource.kind: kind.resource.plural for kind in KINDS},
+    **{each.kind: each.plural for each in (NAMESPACES, PODS)},
+}
+
+
+class Where(Enum):
+    """The namespaces in which a right is needed."""
+
+    EVERYWHERE = auto()
+    CONTROL_PLANES = auto()
+    """Those of control planes. The first one stands for all."""
+    PROGRAMS = auto()
+    """That of the programs of kplane."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,42 +46,70 @@ class Needed:
     use: str
     essential: bool = False
     """Whether nearly nothing works without."""
-    in_control_planes: bool = False
-    """Whether it is about the namespaces of control planes."""
+    where: Where = Where.EVERYWHERE
 
 
+_FORWARD: Final = "connect, token and join-token, if the address is a Service"
 NEEDED: Final = (
     Needed(GROUP, "controlplanes", ("get", "list", "watch"), "all commands", essential=True),
     Needed(GROUP, "controlplanes", ("create", "patch", "delete"), "create, move, sleep, wake, pause, delete"),
     Needed(GROUP, "controlplaneregistrations", ("list", "create", "patch", "delete"), "describe, register, unregister"),
     Needed(GROUP, "controlplanesnapshots", ("list", "create", "delete"), "backup"),
     Needed(GROUP, "controlplaneendpoints", ("list", "create"), "doctor, adopt"),
-    Needed("", "secrets", ("get",), "kubeconfig, connect, token", in_control_planes=True),
+    Needed("", "secrets", ("get",), "kubeconfig, connect, token", where=Where.CONTROL_PLANES),
+    Needed("", "services", ("get",), _FORWARD, where=Where.CONTROL_PLANES),
+    Needed("", "pods", ("get",), _FORWARD, where=Where.CONTROL_PLANES),
+    Needed("", "pods/portforward", ("create",), _FORWARD, where=Where.CONTROL_PLANES),
     Needed("", "events", ("list", "watch"), "events"),
     Needed("", "namespaces", ("list",), "doctor"),
     Needed("", "pods", ("list",), "doctor, logs, top"),
-    Needed("", "pods/log", ("get",), "logs"),
+    Needed("", "pods/log", ("get",), "logs", where=Where.CONTROL_PLANES),
+    Needed("", "pods/log", ("get",), "logs, support-bundle", where=Where.PROGRAMS),
+    Needed("", "pods/proxy", ("get",), "doctor, top, support-bundle", where=Where.PROGRAMS),
+    Needed("coordination.k8s.io", "leases", ("list",), "doctor, support-bundle"),
+    Needed("apiextensions.k8s.io", "customresourcedefinitions", ("get", "list"), "doctor, support-bundle"),
 )
 
 
 async def check_rights(survey: Survey) -> Sequence[Finding]:
     """Ask the API server for each verb that the commands need, and find those that the user may not use."""
-    namespace = management_namespace(survey.control_planes[0].name) if survey.control_planes else None
-    answers = await asyncio.gather(*(_refused(survey.client, each, namespace=namespace) for each in NEEDED))
-    refused = [(needed, verbs) for needed, verbs in zip(NEEDED, answers, strict=True) if verbs]
+    are_processes = survey.programs is not None and survey.programs.namespace is None
+    all_needed = [each for each in NEEDED if each.where is not Where.PROGRAMS or not are_processes]
+    asked = (_refused(survey.client, each, namespace=_asked(each, survey)) for each in all_needed)
+    answers = await asyncio.gather(*asked)
+    refused = [(needed, verbs) for needed, verbs in zip(all_needed, answers, strict=True) if verbs]
     user = await _user(survey.client) if refused else ""
     found = []
     for needed, verbs in refused:
         told = error if needed.essential else warning
-        problem = f"{user} may not {', '.join(verbs)} {needed.resource}, for: {needed.use}"
-        found.append(told(needed.resource, problem, _grant(needed, verbs, user=user)))
+        namespace = _granted(needed, survey)
+        place = f" in namespace {namespace}" if namespace is not None else ""
+        problem = f"{user} may not {', '.join(verbs)} {needed.resource}{place}, for: {needed.use}"
+        found.append(told(needed.resource, problem, _grant(needed, verbs, user=user, namespace=namespace)))
     return found
+
+
+def _asked(needed: Needed, survey: Survey) -> str | None:
+    """Return the namespace of a question; None: all of them."""
+    if needed.where is Where.CONTROL_PLANES and survey.control_planes:
+        return management_namespace(survey.control_planes[0].name)
+    if needed.where is Where.PROGRAMS and survey.programs is not None:
+        return survey.programs.namespace
+    return None
+
+
+def _granted(needed: Needed, survey: Survey) -> str | None:
+    """Return the namespace of a grant; None: it has to be for all of them."""
+    if needed.where is Where.EVERYWHERE:
+        return None
+    unknown = {Where.CONTROL_PLANES: "kplane-cp-NAME", Where.PROGRAMS: "kplane-system"}
+    return _asked(needed, survey) or unknown[needed.where]
 
 
 async def check_unread(survey: Survey) -> Sequence[Finding]:
     """Tell which objects could not be read, so that they were not checked."""
     return [
-        warning(kind, f"not checked, because they could not be read: {why}", f"kubectl get {kind.lower()}s -A")
+        warning(kind, f"not checked, because they could not be read: {why}", f"kubectl get {_PLURALS[kind]} -A")
         for kind, why in survey.unread.items()
     ]
 
@@ -72,7 +117,7 @@ async def check_unread(survey: Survey) -> Sequence[Finding]:
 async def _refused(client: Client, needed: Needed, *, namespace: str | None) -> Sequence[str]:
     resource, _, subresource = needed.resource.partition("/")
     attributes: dict[str, Any] = {"group": needed.group, "resource": resource, "subresource": subresource}
-    if needed.in_control_planes and namespace is not None:
+    if namespace is not None:
         attributes["namespace"] = namespace
     refused = []
     for verb in needed.verbs:
@@ -93,12 +138,19 @@ async def _user(client: Client) -> str:
     return str(answer["status"]["userInfo"].get("username", ""))
 
 
-def _grant(needed: Needed, verbs: Sequence[str], *, user: str) -> str:
-    """Return the command that an administrator runs."""
+def _grant(needed: Needed, verbs: Sequence[str], *, user: str, namespace: str | None) -> str:
+    """Return the command that an administrator runs. It gives no more than what is needed, and where."""
     group = f".{needed.group}" if needed.group else ""
     role = f"{_ROLE}-{needed.resource.replace('/', '-')}-{verbs[0]}"
     resource, slash, subresource = needed.resource.partition("/")
+    rule = f"--verb={','.join(verbs)} --resource={resource}{group}{slash}{subresource}"
+    subject = f"--user={shlex.quote(user)}"
+    if namespace is None:
+        return (
+            f"kubectl create clusterrole {role} {rule}"
+            f" && kubectl create clusterrolebinding {role} --clusterrole={role} {subject}"
+        )
     return (
-        f"kubectl create clusterrole {role} --verb={','.join(verbs)} --resource={resource}{group}{slash}{subresource}"
-        f" && kubectl create clusterrolebinding {role} --clusterrole={role} --user={user}"
+        f"kubectl create role {role} -n {namespace} {rule}"
+        f" && kubectl create rolebinding {role} -n {namespace} --role={role} {subject}"
     )

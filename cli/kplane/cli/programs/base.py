@@ -63,6 +63,10 @@ class Programs(Protocol):
         """Where they run, in words."""
 
     @property
+    def namespace(self) -> str | None:
+        """The namespace of their pods; None if they are no pods."""
+
+    @property
     def required(self) -> Sequence[Program]:
         """What has to run."""
 

@@ -62,8 +62,13 @@ class Pods:
 
     @property
     def place(self) -> str:
-        """The namespace of the pods."""
+        """The pods of a namespace."""
         return f"pods in namespace {self._namespace}"
+
+    @property
+    def namespace(self) -> str | None:
+        """The namespace of the pods."""
+        return self._namespace
 
     @property
     def required(self) -> Sequence[Program]:

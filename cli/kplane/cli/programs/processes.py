@@ -64,6 +64,11 @@ class Processes:
         return f"processes in {self._handle.directory}"
 
     @property
+    def namespace(self) -> str | None:
+        """None: they are no pods."""
+        return None
+
+    @property
     def required(self) -> Sequence[Program]:
         """What was started with the management cluster."""
         handle = self._handle
