@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import shutil
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from types import FrameType
+from typing import Final, NoReturn
 
 import aiohttp
 from rich.console import Console
@@ -17,7 +18,7 @@ from kplane.binaries.programs import BinariesError, resolve
 from kplane.cli.demo import context, site
 from kplane.cli.demo.display import Display, Proof
 from kplane.cli.demo.steps import ASLEEP, MOVED, STAYS, STEPS, Demo
-from kplane.cli.errors import CliError, DemoFailed
+from kplane.cli.errors import CliError, DemoFailed, ExitCode
 from kplane.client import ClientError, ControlPlanes
 from kplane.data import DataError
 from kplane.embedded import lock
@@ -48,7 +49,7 @@ _ERRORS: Final = (
 
 def run_demo(directory: Path, *, clean: bool, count: int) -> int:
     """Run the demo with `count` control planes, and return the exit status: 0 only if each step was verified."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    _handle_signals()
     display = Display(Console(), steps=_BEFORE + len(STEPS) + clean)
     directory = directory.absolute()
     try:
@@ -59,18 +60,34 @@ def run_demo(directory: Path, *, clean: bool, count: int) -> int:
     try:
         return _run_guarded(directory, display=display, clean=clean, count=count)
     except KeyboardInterrupt:
-        display.line("Interrupted. Ending all processes.", style="red")
-        return _give_up(directory, display=display, status=130)
+        with _giving_up(directory, display=display):
+            display.line("Interrupted. Ending all processes.", style="red")
+        return ExitCode.INTERRUPTED
+
+
+def _handle_signals() -> None:
+    """Have SIGTERM and the end of the terminal interrupt the demo. With `nohup` it outlives its terminal."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _interrupt)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    """Interrupt once: kernel and shell may both tell that the terminal is gone, and all processes are to end."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _run_guarded(directory: Path, *, display: Display, clean: bool, count: int) -> int:
-    status = 0
+    status = ExitCode.OK
     try:
         _run(directory, display=display, clean=clean, count=count)
     except* _ERRORS as group:
-        for error in leaves(group):
-            display.line(f"error: {error}", style="red")
-        status = _give_up(directory, display=display, status=1)
+        status = ExitCode.FAILED
+        with _giving_up(directory, display=display):
+            for error in leaves(group):
+                display.line(f"error: {error}", style="red")
     return status
 
 
@@ -88,11 +105,13 @@ def _run(directory: Path, *, display: Display, clean: bool, count: int) -> None:
         if not clean:
             context.enter(handle)
     except BaseException as error:
-        if not isinstance(error, KeyboardInterrupt):
-            # Before the stop: stopping the programs adds many lines to their logs.
-            _show_logs(directory, display=display)
-        with contextlib.suppress(EmbeddedError):
-            daemon.stop()
+        try:
+            if not isinstance(error, KeyboardInterrupt):
+                # Before the stop: stopping the programs adds many lines to their logs.
+                _show_logs(directory, display=display)
+        finally:
+            with contextlib.suppress(EmbeddedError):
+                daemon.stop()
         raise
     if clean:
         with display.step("Stop everything") as proof:
@@ -153,12 +172,15 @@ def _show_logs(directory: Path, *, display: Display) -> None:
         display.line(tail(log, lines=_TAIL_LINES), style="dim")
 
 
-def _give_up(directory: Path, *, display: Display, status: int) -> int:
-    """End all processes after a failure. The directory with the logs stays until the next demo."""
+@contextlib.contextmanager
+def _giving_up(directory: Path, *, display: Display) -> Iterator[None]:
+    """End all processes after the block, even if it fails to print. The logs stay until the next demo."""
     try:
-        end(directory)
-    except EmbeddedError as error:
-        display.line(f"error: {error}", style="red")
-    if lock.holder(directory) is None and not find_processes(directory):
-        display.line(f"All processes have ended. The logs stay in {directory} until the next demo.")
-    return status
+        yield
+    finally:
+        try:
+            end(directory)
+        except EmbeddedError as error:
+            display.line(f"error: {error}", style="red")
+        if lock.holder(directory) is None and not find_processes(directory):
+            display.line(f"All processes have ended. The logs stay in {directory} until the next demo.")

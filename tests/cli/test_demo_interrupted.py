@@ -1,0 +1,116 @@
+"""A demo that fails or is interrupted ends its processes, even without a terminal to print to."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kplane.cli.demo import run
+from kplane.cli.demo.display import Display
+from kplane.cli.errors import DemoFailed
+from kplane.embedded.daemon import Daemon
+
+# As `run_demo` is run, with a step that takes long in the place of the steps.
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from kplane.cli.demo import run
+
+def wait(*args, **options):
+    print("running", flush=True)
+    time.sleep(60)
+
+run._run = wait
+sys.exit(run.run_demo(Path(sys.argv[1]), clean=False, count=5))
+"""
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The directories whose processes were ended."""
+    found: list[Path] = []
+    monkeypatch.setattr(run, "end", found.append)
+    monkeypatch.setattr("signal.signal", lambda *args: None)
+    return found
+
+
+@pytest.fixture
+def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Display, "line", fail)
+
+
+@pytest.mark.usefixtures("no_terminal")
+@pytest.mark.parametrize("error", [DemoFailed("no"), KeyboardInterrupt()])
+def test_what_cannot_be_printed_does_not_keep_processes_running(
+    error: BaseException, ended: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(run, "_run", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        run.run_demo(tmp_path / "demo", clean=False, count=5)
+    assert ended == [tmp_path / "demo"]
+
+
+@pytest.mark.usefixtures("no_terminal", "ended")
+def test_the_daemon_is_stopped_if_its_logs_cannot_be_printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stopped = []
+
+    class Failing(Daemon):
+        def __init__(self, directory: Path, **options: Any) -> None:
+            (directory / "operator.log").write_text("the last lines\n")
+
+        def wait_ready(self, **options: Any) -> Any:
+            raise DemoFailed("not ready")
+
+        def stop(self, **options: Any) -> None:
+            stopped.append(True)
+
+    monkeypatch.setattr(run, "Daemon", Failing)
+    monkeypatch.setattr(run, "_places", lambda directories: "")
+    monkeypatch.setattr(run, "log_files", lambda directory: [directory / "operator.log"])
+    monkeypatch.setattr(run, "resolve", lambda **options: type("Found", (), {"directories": ()}))
+    with pytest.raises(OSError, match="Input/output"):
+        run.run_demo(tmp_path / "demo", clean=False, count=5)
+    assert stopped == [True]
+
+
+def start(directory: Path, *, hangup: signal.Handlers) -> subprocess.Popen[str]:
+    demo = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(directory)],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup),
+    )
+    assert demo.stdout is not None
+    assert demo.stdout.readline() == "running\n"
+    return demo
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_ends_with_its_terminal(number: signal.Signals, tmp_path: Path) -> None:
+    with start(tmp_path / "demo", hangup=signal.SIG_DFL) as demo:
+        demo.send_signal(number)
+        demo.send_signal(signal.SIGHUP)
+        output, _ = demo.communicate(timeout=30)
+    assert demo.returncode == 130
+    assert "All processes have ended" in output
+
+
+def test_outlives_its_terminal_if_it_is_asked_to(tmp_path: Path) -> None:
+    with start(tmp_path / "demo", hangup=signal.SIG_IGN) as demo:
+        demo.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            demo.wait(0.5)
+        demo.send_signal(signal.SIGTERM)
+        assert demo.wait(30) == 130
