@@ -32,14 +32,19 @@ def ui(
     """
 
     async def work(control_planes: ControlPlanes) -> None:
+        import contextlib
+
+        from kplane.cli.ui.opening import redirecting
         from kplane.cli.ui.server import serve
 
-        def ready(address: str) -> None:
-            typer.echo(address)
-            say("serving until Ctrl-C")
-            if open_browser:
-                typer.launch(address)
+        with contextlib.ExitStack() as stack:
 
-        await serve(control_planes, port=port, ready=ready)
+            def ready(address: str) -> None:
+                typer.echo(address)
+                say("serving until Ctrl-C")
+                if open_browser:
+                    typer.launch(str(stack.enter_context(redirecting(address))))
+
+            await serve(control_planes, port=port, ready=ready)
 
     work_on(context, work)
