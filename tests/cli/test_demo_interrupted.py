@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from kplane.cli.demo import run
+from kplane.cli.demo import run, site
 from kplane.cli.demo.display import Display
-from kplane.cli.errors import DemoFailed
+from kplane.cli.demo.down import end_demo
+from kplane.cli.errors import DemoFailed, DemoRefused
 from kplane.embedded.daemon import Daemon
 
 # As `run_demo` is run, with a step that takes long in the place of the steps.
@@ -114,3 +115,47 @@ def test_outlives_its_terminal_if_it_is_asked_to(tmp_path: Path) -> None:
             demo.wait(0.5)
         demo.send_signal(signal.SIGTERM)
         assert demo.wait(30) == 130
+
+
+def test_a_second_demo_does_not_end_the_first(tmp_path: Path) -> None:
+    """The first holds the directory before its daemon runs: programs may have to be downloaded first."""
+    directory = tmp_path / "demo"
+    with start(directory, hangup=signal.SIG_DFL) as demo:
+        (directory / "log").write_text("of the first")
+        with pytest.raises(DemoRefused, match=f"process {demo.pid} already runs a demo"), site.hold(directory):
+            pass
+        assert (directory / "log").exists()
+        demo.send_signal(signal.SIGTERM)
+        assert demo.wait(30) == 130
+    with site.hold(directory):
+        site.empty(directory)
+        assert not (directory / "log").exists()
+        with pytest.raises(DemoRefused, match="already runs"), site.hold(directory):
+            pass
+
+
+def test_demo_down_ends_a_demo_under_way(tmp_path: Path) -> None:
+    directory = tmp_path / "demo"
+    with start(directory, hangup=signal.SIG_DFL) as demo:
+        assert end_demo(directory) == 0
+        assert demo.wait(30) == 130
+    assert not directory.exists()
+
+
+def test_a_directory_with_files_of_others_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    with pytest.raises(DemoRefused, match="it holds files that no demo wrote"), site.hold(tmp_path):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_directory_is_emptied_without_what_links_lead_to(tmp_path: Path) -> None:
+    directory, elsewhere = tmp_path / "demo", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "mine").touch()
+    with site.hold(directory):
+        (directory / "link").symlink_to(elsewhere)
+        (directory / "etcd").mkdir()
+        site.empty(directory)
+        assert {path.name for path in directory.iterdir()} == {".kplane-demo", ".kplane-demo-lock"}
+    assert (elsewhere / "mine").exists()

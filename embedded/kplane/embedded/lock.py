@@ -16,9 +16,12 @@ _FILE = "lock"
 
 
 @contextlib.contextmanager
-def hold(directory: Path) -> Iterator[None]:
-    """Hold the lock of the directory. Raises `DirectoryInUse` if another process holds it."""
-    descriptor = os.open(directory / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def hold(directory: Path, *, file: str = _FILE) -> Iterator[None]:
+    """Hold the lock of the directory. Raises `DirectoryInUse` if another process holds it.
+
+    `file` is for a second lock, of a program that prepares the directory.
+    """
+    descriptor = os.open(directory / file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -35,10 +38,10 @@ def hold(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def holder(directory: Path) -> int | None:
+def holder(directory: Path, *, file: str = _FILE) -> int | None:
     """Return the process that holds the directory; None if it is free, 0 if the holder has not written its id yet."""
     try:
-        descriptor = os.open(directory / _FILE, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(directory / file, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:

@@ -52,17 +52,19 @@ def run_demo(directory: Path, *, clean: bool, count: int) -> int:
     _handle_signals()
     display = Display(Console(), steps=_BEFORE + len(STEPS) + clean)
     directory = directory.absolute()
-    try:
-        site.take(directory)
-    except _ERRORS as error:
-        display.line(f"error: {error}", style="red")
-        return 1
-    try:
-        return _run_guarded(directory, display=display, clean=clean, count=count)
-    except KeyboardInterrupt:
-        with _giving_up(directory, display=display):
-            display.line("Interrupted. Ending all processes.", style="red")
-        return ExitCode.INTERRUPTED
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(site.hold(directory))
+            site.empty(directory)
+        except _ERRORS as error:
+            display.line(f"error: {error}", style="red")
+            return ExitCode.FAILED
+        try:
+            return _run_guarded(directory, display=display, clean=clean, count=count)
+        except KeyboardInterrupt:
+            with _giving_up(directory, display=display):
+                display.line("Interrupted. Ending all processes.", style="red")
+            return ExitCode.INTERRUPTED
 
 
 def _handle_signals() -> None:

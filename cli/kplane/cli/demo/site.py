@@ -1,19 +1,28 @@
-"""Takes and removes the directory of a demo. Refuses a directory with other files."""
+"""Holds, empties and removes the directory of a demo. Refuses a directory with other files."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from kplane.cli.errors import DemoRefused
 from kplane.embedded import lock
 from kplane.embedded.daemon import end
+from kplane.embedded.errors import DirectoryInUse
 
-__all__ = ["clear", "default_directory", "is_demo", "take"]
+__all__ = ["clear", "default_directory", "empty", "hold", "is_demo"]
 
 _MARKER: Final = ".kplane-demo"
+_LOCK: Final = ".kplane-demo-lock"
+"""Held by the demo itself. The daemon holds another one, and starts later: programs may have to be downloaded first."""
+_INTERRUPT_SECONDS: Final = 120.0
+_POLL_SECONDS: Final = 0.05
 
 
 def default_directory() -> Path:
@@ -27,31 +36,74 @@ def is_demo(directory: Path) -> bool:
     return (directory / _MARKER).exists()
 
 
-def take(directory: Path) -> None:
-    """Prepare the directory for a demo, and clear it of an earlier demo that has ended.
+@contextlib.contextmanager
+def hold(directory: Path) -> Iterator[None]:
+    """Hold the directory for the demo of this process, from before it is emptied, and make it if it does not exist.
 
-    Raises `DemoRefused` if a demo runs there, or if it holds files that no demo wrote.
+    Raises `DemoRefused` if another demo starts or runs there, or if it holds files that no demo wrote.
     """
-    if (pid := lock.holder(directory)) is not None:
-        raise DemoRefused(
-            f"failed to start the demo: process {pid} already runs a demo in {directory}; "
-            f"end it by `kplane demo-down --directory {directory}` (or `make demo-down`), or choose another directory"
-        )
-    clear(directory)
+    _require_own(directory)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     (directory / _MARKER).touch(mode=0o600)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(lock.hold(directory, file=_LOCK))
+        except DirectoryInUse:
+            raise _refused(directory, pid=lock.holder(directory, file=_LOCK) or 0) from None
+        if (pid := lock.holder(directory)) is not None:
+            raise _refused(directory, pid=pid)
+        yield
+
+
+def _refused(directory: Path, *, pid: int) -> DemoRefused:
+    return DemoRefused(
+        f"failed to start the demo: process {pid} already runs a demo in {directory}; "
+        f"end it by `kplane demo-down --directory {directory}` (or `make demo-down`), or choose another directory"
+    )
+
+
+def _require_own(directory: Path) -> None:
+    if directory.exists() and any(directory.iterdir()) and not (directory / _MARKER).exists():
+        raise DemoRefused(f"failed to clear {directory}: it holds files that no demo wrote; choose another directory")
+
+
+def empty(directory: Path) -> None:
+    """End the processes that an earlier demo left, and remove its files. The directory must be held."""
+    end(directory)
+    for path in directory.iterdir():
+        if path.name in {_MARKER, _LOCK}:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def clear(directory: Path) -> list[int]:
-    """End the processes of a demo, and remove its directory.
+    """Interrupt a demo that is under way, end its processes, and remove its directory.
 
-    Returns the processes that outlived the demo's daemon. Raises `DemoRefused` if no demo wrote the directory, and
-    `embedded.LeftRunning` if a process does not end.
+    Returns the processes that outlived the demo's daemon. Raises `DemoRefused` if no demo wrote the directory, or if
+    a demo under way does not end, and `embedded.LeftRunning` if another process does not.
     """
     if not directory.exists():
         return []
-    if any(directory.iterdir()) and not (directory / _MARKER).exists():
-        raise DemoRefused(f"failed to clear {directory}: it holds files that no demo wrote; choose another directory")
+    _require_own(directory)
+    _interrupt(directory)
     ended = end(directory)
     shutil.rmtree(directory)
     return ended
+
+
+def _interrupt(directory: Path) -> None:
+    """Interrupt a demo that is under way, and wait until it has ended its processes."""
+    deadline, asked = time.monotonic() + _INTERRUPT_SECONDS, 0
+    while (pid := lock.holder(directory, file=_LOCK)) is not None:
+        if time.monotonic() > deadline:
+            raise DemoRefused(
+                f"failed to interrupt the demo in {directory}: process {pid} still runs; end it by `kill -9 {pid}`"
+            )
+        if pid and pid != asked:
+            asked = pid
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        time.sleep(_POLL_SECONDS)
