@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ import pytest
 import yaml
 
 from kplane.cli.demo import context
+from kplane.cli.demo.down import end_demo
+from kplane.cli.demo.run import run_demo
+from kplane.cli.errors import DemoFailed
 from kplane.embedded.handle import Handle
 
 OTHERS: dict[str, Any] = {
@@ -106,6 +110,66 @@ def test_a_demo_without_a_context_leaves_the_kubeconfig_alone(kubeconfig: Path, 
     kubeconfig.write_text(text)
     context.leave(tmp_path)
     assert kubeconfig.read_text() == text
+
+
+def test_leaving_twice_is_leaving_once(kubeconfig: Path, handle: Handle) -> None:
+    kubeconfig.write_text(yaml.safe_dump(OTHERS))
+    context.enter(handle)
+    context.leave(handle.directory)
+    kubeconfig.write_text(yaml.safe_dump(read(kubeconfig) | {"current-context": ""}))
+    context.leave(handle.directory)
+    assert read(kubeconfig)["current-context"] == ""
+
+
+def test_the_context_of_a_demo_elsewhere_stays(kubeconfig: Path, handle: Handle, tmp_path: Path) -> None:
+    kubeconfig.write_text(yaml.safe_dump(OTHERS))
+    context.enter(handle)
+    (tmp_path / "second").mkdir()
+    admin = tmp_path / "second" / "admin.kubeconfig"
+    admin.write_text(handle.admin_kubeconfig.read_text().replace("127.0.0.1:1", "127.0.0.1:2"))
+    second = replace(handle, directory=tmp_path / "second", server="https://127.0.0.1:2", admin_kubeconfig=admin)
+    context.enter(second)
+    context.leave(handle.directory)
+    assert read(kubeconfig)["current-context"] == context.CONTEXT
+    assert "https://127.0.0.1:2" in kubeconfig.read_text()
+    context.leave(second.directory)
+    assert context.CONTEXT not in kubeconfig.read_text()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_next_demo_or_its_failure_gives_the_former_context_back(
+    kubeconfig: Path, handle: Handle, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """A demo that crashed has not left its context, and the next one deletes what it remembers."""
+    seen = []
+
+    def step(directory: Path, **options: object) -> None:
+        seen.append(read(kubeconfig)["current-context"])
+        context.enter(handle)
+        if fails:
+            raise DemoFailed("no")
+
+    kubeconfig.write_text(yaml.safe_dump(OTHERS))
+    context.enter(handle)
+    (handle.directory / ".kplane-demo").touch()
+    admin = handle.admin_kubeconfig.rename(kubeconfig.with_name("admin"))
+    handle = replace(handle, admin_kubeconfig=admin)
+    monkeypatch.setattr("kplane.cli.demo.run._run", step)
+    monkeypatch.setattr("signal.signal", lambda *args: None)
+    assert run_demo(handle.directory, clean=False, count=5) == fails
+    assert seen == ["work"]
+    assert read(kubeconfig)["current-context"] == ("work" if fails else context.CONTEXT)
+
+
+def test_a_kubeconfig_that_cannot_be_changed_keeps_no_demo_running(
+    kubeconfig: Path, handle: Handle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context.enter(handle)
+    (handle.directory / ".kplane-demo").touch()
+    kubeconfig.with_name("config.lock").touch()
+    assert end_demo(handle.directory) == 0
+    assert not handle.directory.exists()
+    assert "remove it by `kubectl config delete-context kplane.demo`" in capsys.readouterr().out.replace("\n", " ")
 
 
 def test_the_next_commands_work_in_this_shell(handle: Handle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ __all__ = [
     "management_context",
     "remove_context",
     "run_with",
+    "server_of",
     "to_text",
     "use_context",
     "with_exec_credential",
@@ -83,6 +84,17 @@ def current_context() -> str | None:
     for path in kubeconfig_paths(os.environ):
         if path.is_file() and (found := read_document(path).get("current-context")):
             return str(found)
+    return None
+
+
+def server_of(context: str) -> str | None:
+    """Return the address of the API server that a context of the user's kubeconfig leads to; None if there is none."""
+    path = kubeconfig_paths(os.environ)[0]
+    held = read_document(path) if path.is_file() else {}
+    clusters = {each["name"]: each["cluster"] for each in held.get("clusters") or []}
+    for each in held.get("contexts") or []:
+        if each.get("name") == context and (found := clusters.get(each["context"].get("cluster"))) is not None:
+            return str(found.get("server"))
     return None
 
 

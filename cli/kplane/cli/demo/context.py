@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Final
 
 from kplane.cli.demo.site import default_directory
-from kplane.cli.kubeconfigs import add_context, administrator_context, current_context, remove_context, use_context
+from kplane.cli.kubeconfigs import (
+    add_context,
+    administrator_context,
+    current_context,
+    remove_context,
+    server_of,
+    use_context,
+)
 from kplane.embedded.handle import Handle
 
 __all__ = ["CONTEXT", "enter", "home_relative", "leave", "next_commands"]
@@ -22,19 +29,26 @@ _FORMER: Final = "former-context"
 def enter(handle: Handle) -> None:
     """Make the demo's context the current one, and remember the former."""
     former = current_context()
-    (handle.directory / _FORMER).write_text("" if former in {None, CONTEXT} else str(former))
-    add_context(administrator_context(handle.admin_kubeconfig, name=CONTEXT))
+    remembered = "" if former in {None, CONTEXT} else str(former)
+    added = administrator_context(handle.admin_kubeconfig, name=CONTEXT)
+    (handle.directory / _FORMER).write_text(f"{remembered}\n{added['clusters'][0]['cluster']['server']}")
+    add_context(added)
 
 
 def leave(directory: Path) -> None:
-    """Undo `enter`; without it, do nothing. A context that was chosen meanwhile stays the current one."""
+    """Undo `enter`; without it, do nothing.
+
+    A context that was chosen meanwhile stays the current one, and that of a demo in another directory stays.
+    """
     try:
-        former = (directory / _FORMER).read_text()
+        former, _, server = (directory / _FORMER).read_text().partition("\n")
     except FileNotFoundError:
         return
-    remove_context(CONTEXT)
+    if server_of(CONTEXT) in {None, server}:
+        remove_context(CONTEXT)
     if former:
         use_context(former)
+    (directory / _FORMER).unlink()
 
 
 def next_commands(handle: Handle, *, shown: tuple[str, ...], connect: str) -> tuple[str, ...]:

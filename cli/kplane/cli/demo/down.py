@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from rich.console import Console
@@ -10,6 +11,7 @@ from kplane.cli.demo import context, site
 from kplane.cli.demo.display import Display
 from kplane.cli.errors import CliError
 from kplane.embedded.errors import EmbeddedError
+from kplane.provider import ProviderError
 
 __all__ = ["end_demo"]
 
@@ -23,11 +25,22 @@ def end_demo(directory: Path) -> int:
         return 0
     try:
         with display.step(f"End the demo in {directory}") as proof:
-            context.leave(directory)
-            ended = site.clear(directory)
+            ended = site.stop(directory)
             leftover = (f"ended processes {ended}, which a crashed demo had left",) if ended else ()
-            proof.show("The demo has ended, and its data are deleted", *leftover)
+            notes = _leave_context(directory)
+            shutil.rmtree(directory)
+            proof.show("The demo has ended, and its data are deleted", *leftover, *notes)
     except (CliError, EmbeddedError, OSError) as error:
         display.line(f"error: {error}", style="red")
         return 1
     return 0
+
+
+def _leave_context(directory: Path) -> tuple[str, ...]:
+    """Leave the demo's context; return what to do by hand if that fails."""
+    try:
+        context.leave(directory)
+    except (CliError, ProviderError, OSError) as error:
+        by_hand = f"remove it by `kubectl config delete-context {context.CONTEXT}`"
+        return (f"failed to remove context {context.CONTEXT}: {error}; {by_hand}",)
+    return ()

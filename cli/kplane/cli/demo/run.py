@@ -55,6 +55,8 @@ def run_demo(directory: Path, *, clean: bool, count: int) -> int:
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(site.hold(directory))
+            # An earlier demo may have crashed, and what it remembers of the user's context is about to be deleted.
+            context.leave(directory)
             site.empty(directory)
         except _ERRORS as error:
             display.line(f"error: {error}", style="red")
@@ -182,7 +184,8 @@ def _giving_up(directory: Path, *, display: Display) -> Iterator[None]:
     finally:
         try:
             end(directory)
-        except EmbeddedError as error:
+            context.leave(directory)
+        except _ERRORS as error:
             display.line(f"error: {error}", style="red")
         if lock.holder(directory) is None and not find_processes(directory):
             display.line(f"All processes have ended. The logs stay in {directory} until the next demo.")

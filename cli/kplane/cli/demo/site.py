@@ -1,4 +1,4 @@
-"""Holds, empties and removes the directory of a demo. Refuses a directory with other files."""
+"""Holds and empties the directory of a demo, and ends what runs there. Refuses a directory with other files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kplane.embedded import lock
 from kplane.embedded.daemon import end
 from kplane.embedded.errors import DirectoryInUse
 
-__all__ = ["clear", "default_directory", "empty", "hold", "is_demo"]
+__all__ = ["default_directory", "empty", "hold", "is_demo", "stop"]
 
 _MARKER: Final = ".kplane-demo"
 _LOCK: Final = ".kplane-demo-lock"
@@ -79,19 +79,15 @@ def empty(directory: Path) -> None:
             path.unlink()
 
 
-def clear(directory: Path) -> list[int]:
-    """Interrupt a demo that is under way, end its processes, and remove its directory.
+def stop(directory: Path) -> list[int]:
+    """Interrupt a demo that is under way, and end its processes.
 
     Returns the processes that outlived the demo's daemon. Raises `DemoRefused` if no demo wrote the directory, or if
     a demo under way does not end, and `embedded.LeftRunning` if another process does not.
     """
-    if not directory.exists():
-        return []
     _require_own(directory)
     _interrupt(directory)
-    ended = end(directory)
-    shutil.rmtree(directory)
-    return ended
+    return end(directory)
 
 
 def _interrupt(directory: Path) -> None:
