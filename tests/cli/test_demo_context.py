@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from kplane.cli.demo import context
+from kplane.cli.demo import context, run
 from kplane.cli.demo.down import end_demo
-from kplane.cli.demo.run import run_demo
 from kplane.cli.errors import DemoFailed
+from kplane.embedded.daemon import Daemon
 from kplane.embedded.handle import Handle
 
 OTHERS: dict[str, Any] = {
@@ -154,9 +154,9 @@ def test_the_next_demo_or_its_failure_gives_the_former_context_back(
     (handle.directory / ".kplane-demo").touch()
     admin = handle.admin_kubeconfig.rename(kubeconfig.with_name("admin"))
     handle = replace(handle, admin_kubeconfig=admin)
-    monkeypatch.setattr("kplane.cli.demo.run._run", step)
+    monkeypatch.setattr(run, "_run", step)
     monkeypatch.setattr("signal.signal", lambda *args: None)
-    assert run_demo(handle.directory, clean=False, count=5) == fails
+    assert run.run_demo(handle.directory, clean=False, count=5) == fails
     assert seen == ["work"]
     assert read(kubeconfig)["current-context"] == ("work" if fails else context.CONTEXT)
 
@@ -174,7 +174,7 @@ def test_a_kubeconfig_that_cannot_be_changed_keeps_no_demo_running(
 
 def test_the_next_commands_work_in_this_shell(handle: Handle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("shutil.which", lambda program: f"/bin/{program}")
-    look, connect, end = context.next_commands(handle, shown=("acme", "globex"), connect="acme")
+    look, connect, end = context.next_commands(handle, shown=("acme", "globex"), connect="acme", entered=True)
     assert look == "kubectl --context kplane.demo get controlplanes acme globex"
     assert connect == "kplane connect acme -- kubectl get namespaces"
     assert end.startswith(f"kplane demo-down --directory {handle.directory} ")
@@ -182,11 +182,44 @@ def test_the_next_commands_work_in_this_shell(handle: Handle, monkeypatch: pytes
     monkeypatch.setattr("shutil.which", lambda program: None)
     monkeypatch.setattr("sys.executable", str(tmp_path / ".venv" / "bin" / "python"))
     monkeypatch.chdir(tmp_path)
-    look, connect, _ = context.next_commands(handle, shown=("acme",), connect="acme")
+    look, connect, _ = context.next_commands(handle, shown=("acme",), connect="acme", entered=True)
     assert look.startswith("~/programs/kubectl --context")
     assert connect.startswith(".venv/bin/kplane connect")
 
 
+def test_the_next_commands_work_without_the_context(handle: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda program: f"/bin/{program}")
+    look, connect, _ = context.next_commands(handle, shown=("acme",), connect="acme", entered=False)
+    assert look == f"kubectl --kubeconfig {handle.admin_kubeconfig} get controlplanes acme"
+    assert connect == f"KUBECONFIG={handle.admin_kubeconfig} kplane connect acme -- kubectl get namespaces"
+
+
+def test_a_kubeconfig_that_cannot_be_changed_ends_no_verified_demo(
+    kubeconfig: Path, handle: Handle, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def verify(*args: object, **options: object) -> None:
+        pass
+
+    class Started(Daemon):
+        def __init__(self, directory: Path, **options: object) -> None:
+            pass
+
+        def wait_ready(self, **options: object) -> Handle:
+            return handle
+
+    monkeypatch.setattr(run, "Daemon", Started)
+    monkeypatch.setattr(run, "resolve", lambda **options: type("Found", (), {"directories": ()}))
+    monkeypatch.setattr(run, "_verify", verify)
+    monkeypatch.setattr("signal.signal", lambda *args: None)
+    kubeconfig.with_name("config.lock").touch()
+    directory = handle.directory.with_name("other")
+    assert run.run_demo(directory, clean=False, count=5) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "failed to add context kplane.demo to your kubeconfig" in output
+    assert f"--kubeconfig {handle.admin_kubeconfig} get controlplanes" in output
+    assert "All processes have ended" not in output
+
+
 def test_the_default_directory_needs_no_flag(handle: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kplane.cli.demo.context.default_directory", lambda: handle.directory)
-    assert "--directory" not in context.next_commands(handle, shown=("acme",), connect="acme")[2]
+    assert "--directory" not in context.next_commands(handle, shown=("acme",), connect="acme", entered=True)[2]

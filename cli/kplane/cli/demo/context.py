@@ -51,14 +51,16 @@ def leave(directory: Path) -> None:
     (directory / _FORMER).unlink()
 
 
-def next_commands(handle: Handle, *, shown: tuple[str, ...], connect: str) -> tuple[str, ...]:
-    """Return commands that work as they are in the user's shell."""
+def next_commands(handle: Handle, *, shown: tuple[str, ...], connect: str, entered: bool) -> tuple[str, ...]:
+    """Return commands that work as they are in the user's shell, `entered` or not."""
     kubectl = "kubectl" if shutil.which("kubectl") else home_relative(handle.kubectl_program)
     kplane = "kplane" if shutil.which("kplane") else _from_here(Path(sys.executable).parent / "kplane")
     default = handle.directory == default_directory()
+    kubeconfig = home_relative(handle.admin_kubeconfig)
+    chosen = f"--context {CONTEXT}" if entered else f"--kubeconfig {kubeconfig}"
     return (
-        f"{kubectl} --context {CONTEXT} get controlplanes {' '.join(shown)}",
-        f"{kplane} connect {connect} -- kubectl get namespaces",
+        f"{kubectl} {chosen} get controlplanes {' '.join(shown)}",
+        ("" if entered else f"KUBECONFIG={kubeconfig} ") + f"{kplane} connect {connect} -- kubectl get namespaces",
         f"{kplane} demo-down" + ("" if default else f" --directory {handle.directory}") + "   # ends it",
     )
 

@@ -106,8 +106,6 @@ def _run(directory: Path, *, display: Display, clean: bool, count: int) -> None:
             handle = daemon.wait_ready(timeout_seconds=_READY_SECONDS)
             proof.show("A management cluster, both operators and the gateway run on this machine", _parts(handle))
         asyncio.run(_verify(handle, count=count, display=display))
-        if not clean:
-            context.enter(handle)
     except BaseException as error:
         try:
             if not isinstance(error, KeyboardInterrupt):
@@ -120,7 +118,18 @@ def _run(directory: Path, *, display: Display, clean: bool, count: int) -> None:
     if clean:
         with display.step("Stop everything") as proof:
             _stop(daemon, proof=proof)
-    _close(handle, display=display, clean=clean)
+    entered = not clean and _enter(handle, display=display)
+    _close(handle, display=display, clean=clean, entered=entered)
+
+
+def _enter(handle: Handle, *, display: Display) -> bool:
+    """Enter the demo's context. What keeps it out of the user's kubeconfig does not end a verified demo."""
+    try:
+        context.enter(handle)
+    except _ERRORS as error:
+        display.note(f"failed to add context {context.CONTEXT} to your kubeconfig: {error}; use --kubeconfig")
+        return False
+    return True
 
 
 def _places(directories: Iterable[Path]) -> str:
@@ -160,13 +169,13 @@ def _alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-def _close(handle: Handle, *, display: Display, clean: bool) -> None:
+def _close(handle: Handle, *, display: Display, clean: bool, entered: bool) -> None:
     display.line()
     if clean:
         display.line(f"Each step was verified, in {display.seconds:.0f} s.", style="bold")
         return
     display.line(f"Each step was verified, in {display.seconds:.0f} s. It is still running. Type next:", style="bold")
-    for command in context.next_commands(handle, shown=(STAYS, MOVED, ASLEEP), connect=STAYS):
+    for command in context.next_commands(handle, shown=(STAYS, MOVED, ASLEEP), connect=STAYS, entered=entered):
         display.note(command)
 
 
