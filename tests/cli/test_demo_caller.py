@@ -24,10 +24,15 @@ class Api:
     def __init__(self) -> None:
         self.requests = 0
         self.broken = False
+        self.silent = False
+        self.connections: set[object] = set()
 
     async def answer(self, request: web.Request) -> web.Response:
         assert request.headers["Authorization"] == "Bearer secret"
         self.requests += 1
+        self.connections.add(request.transport)
+        if self.silent and request.transport is not None:
+            request.transport.close()
         if self.broken:
             raise web.HTTPServiceUnavailable(text="no home")
         return web.json_response({"items": []})
@@ -90,4 +95,19 @@ async def test_a_server_that_is_gone_is_an_error(config: ClusterConfig) -> None:
     async with caller.calling():
         pass
     with pytest.raises(DemoFailed, match=r"1 of 1 got none; the first: https://127\.0\.0\.1:9: Client"):
+        caller.verify()
+
+
+async def test_each_request_is_sent_once(
+    api: Api, config: ClusterConfig, eventually: Callable[..., Awaitable[Any]]
+) -> None:
+    """aiohttp would send it again, and the lost one would not be seen."""
+    caller = Caller([config])
+    async with caller.calling():
+        await eventually(lambda: caller.answered > 1)
+        api.silent = True
+        await eventually(lambda: caller.errors)
+        api.silent = False
+    assert api.requests == len(api.connections) == caller.answered + len(caller.errors)
+    with pytest.raises(DemoFailed, match="NotAnswered: ServerDisconnected"):
         caller.verify()

@@ -55,7 +55,7 @@ class Caller:
             )
 
     async def _call(self, config: ClusterConfig, ended: asyncio.Event) -> None:
-        async with open_session(config) as session:
+        async with open_session(config, once=True) as session:
             while True:
                 begun = time.monotonic()
                 try:

@@ -1,4 +1,4 @@
-"""Opens HTTP sessions to control planes, which send each request once."""
+"""Opens HTTP sessions to control planes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,34 @@ import aiohttp
 from kplane.provider import ClusterConfig
 from kplane.provider.client.tls import ssl_context
 
-__all__ = ["open_session"]
+__all__ = ["NotAnswered", "open_session"]
 
 _ANSWER_SECONDS: Final = 60.0
 
 
-def open_session(config: ClusterConfig) -> aiohttp.ClientSession:
+class NotAnswered(aiohttp.ClientError):
+    """The connection ended before the answer."""
+
+
+def open_session(config: ClusterConfig, *, once: bool = False) -> aiohttp.ClientSession:
     """Open a session with the credentials of `config`; the caller closes it.
 
-    aiohttp sends a request again if a kept connection turns out to be closed, but never POST or PATCH.
+    If a connection ends without an answer, aiohttp sends a request again unless it is POST or PATCH. With `once`, it
+    sends none again, and each has a connection of its own: a kept one may end while nothing is asked.
     """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=ssl_context(config)),
+        connector=aiohttp.TCPConnector(ssl=ssl_context(config), force_close=once),
         headers={} if config.token is None else {"Authorization": f"Bearer {config.token}"},
         timeout=aiohttp.ClientTimeout(total=_ANSWER_SECONDS),
+        middlewares=(_send_once,) if once else (),
     )
+
+
+async def _send_once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    """Raise another error than those after which aiohttp retries."""
+    try:
+        return await send(request)
+    except aiohttp.ClientConnectorError:
+        raise
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        raise NotAnswered(f"{type(error).__name__}: {error}") from error
