@@ -147,10 +147,12 @@ async def wake(demo: Demo, proof: Proof) -> None:
     for name in _TENANTS:
         await demo.control_planes.wait(name, awake)
     phases = Counter(each.status.phase for each in await demo.control_planes.list())
+    sleeping, others = phases[ControlPlanePhase.HIBERNATED], demo.count - len(_TENANTS)
+    if sleeping != others:
+        raise DemoFailed(f"failed to wake no others than {_listed(_TENANTS)}: {sleeping} of {others} still sleep")
     proof.show(
         f"One request each wakes {_listed(_TENANTS)}, and is answered after {_range(seconds)} s",
-        f"sent by kubectl to {demo.handle.gateway_url}/clusters/NAME/control-plane; "
-        f"{phases[ControlPlanePhase.HIBERNATED]} others still sleep",
+        f"sent by kubectl to {demo.handle.gateway_url}/clusters/NAME/control-plane; {sleeping} others still sleep",
     )
 
 
@@ -233,6 +235,8 @@ async def destroy(demo: Demo, proof: Proof) -> None:
             f"failed to verify the deletion of {victim.name}: /clusters/{victim.cluster_path}/ held no keys before it"
         )
     before = await _at_rest(demo, others)
+    if empty := sorted(name for name, found in before.items() if not found):
+        raise DemoFailed(f"failed to compare the neighbours of {victim.name}: {_listed(empty)} held no keys before")
     await demo.control_planes.delete(victim.name, wait=True, timeout_seconds=120.0)
     if left := await count_keys(etcd, victim.cluster_path):
         raise DemoFailed(f"failed to destroy {victim.name}: {left} of its {keys} keys are still in the shared etcd")
@@ -271,11 +275,13 @@ async def move(demo: Demo, proof: Proof) -> None:
             found = await demo.control_planes.wait(MOVED, lambda each: _moved(each) is not None, timeout_seconds=180.0)
             seconds = time.monotonic() - begun
         await ledger.verify(MOVED)
-    if (migration := _moved(found)) is None:
-        raise DemoFailed(f"failed to move {MOVED}: it has left its new home")
+    if (migration := _moved(found)) is None or found.home.mode is not ControlPlaneMode.DEDICATED:
+        raise DemoFailed(f"failed to move {MOVED}: it lives in {found.home}, not in an etcd of its own")
+    if not migration.keys:
+        raise DemoFailed(f"failed to move {MOVED}: no keys were written in its new home")
     await _follow(demo, tenant, old=old)
     proof.show(
-        f"{MOVED} moves with {migration.keys} keys to an etcd of its own while clients write, in {seconds:.1f} s",
+        f"{MOVED} moves to an etcd of its own while clients write, in {seconds:.1f} s: {migration.keys} keys there",
         f"{ledger.acknowledged} writes acknowledged meanwhile, lost 0, errors 0; "
         f"held {migration.hold_milliseconds} ms, slowest {ledger.slowest_seconds:.1f} s",
         "its address and kubeconfig stay; its controllers ended there before they started here",
