@@ -20,9 +20,9 @@ __all__ = ["anchors", "broken_links", "broken_mentions", "main", "targets"]
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
-_FENCE: Final = re.compile(r" {0,3}(```|~~~)")
+_FENCE: Final = re.compile(r"\s*(?P<mark>`{3,}(?=[^`]*$)|~{3,})(?P<info>.*)")
 _CODE: Final = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)")
-_LINK: Final = re.compile(r"\]\((?P<target><[^>]*>|[^()\s]*(?:\([^()\s]*\)[^()\s]*)*)(?:\s+\"[^\"]*\")?\)")
+_LINK: Final = re.compile(r"\]\((?P<target><[^>]*>|[^()\s]*(?:\([^()\s]*\)[^()\s]*)*)(?:\s+(?:\"[^\"]*\"|'[^']*'))?\)")
 _DEFINITION: Final = re.compile(r" {0,3}\[[^\]]+\]:\s+(?P<target>\S+)")
 _SOURCE: Final = re.compile(r"<(?:img|source|a)\b[^>]*?\b(?:src|srcset|href)=\"(?P<target>[^\"\s]+)\"")
 _HEADING: Final = re.compile(r" {0,3}(#{1,6})\s+(?P<text>.*?)\s*#*\s*")
@@ -85,17 +85,34 @@ def anchors(text: str) -> set[str]:
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines outside of fenced blocks and comments, with their numbers."""
-    fence = ""
-    text = re.sub(r"<!--.*?-->", lambda found: "\n" * found[0].count("\n"), text, flags=re.DOTALL)
+    """Yield the lines outside of fenced blocks, without comments, with their numbers."""
+    fence, commented = "", False
     for number, line in enumerate(text.splitlines(), start=1):
-        mark = _FENCE.match(line)
-        if mark and not fence:
-            fence = mark[1]
-        elif mark and fence == mark[1]:
-            fence = ""
-        elif not fence:
-            yield number, line
+        mark = None if commented else _FENCE.fullmatch(line)
+        if fence:
+            # A shorter fence, or one with a language, belongs to what the block shows.
+            if mark and mark["mark"].startswith(fence) and not mark["info"].strip():
+                fence = ""
+        elif mark:
+            fence = mark["mark"]
+        else:
+            shown, commented = _without_comments(line, commented=commented)
+            yield number, shown
+
+
+def _without_comments(line: str, *, commented: bool) -> tuple[str, bool]:
+    """Remove comments from a line; tell whether one continues in the next line. In code, there are none."""
+    shown = ""
+    while line:
+        if commented:
+            _, end, line = line.partition("-->")
+            commented = not end
+            continue
+        begin = _CODE.sub(lambda code: "x" * len(code[0]), line).find("<!--")
+        commented = begin >= 0
+        shown += line[:begin] if commented else line
+        line = line[begin + len("<!--") :] if commented else ""
+    return shown, commented
 
 
 def _problem(source: Path, target: str, *, root: Path) -> str:

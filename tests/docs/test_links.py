@@ -57,6 +57,25 @@ def test_links_in_code_and_to_other_sites_are_no_links_here() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("````\n```\n[a](a.md)\n```\n[b](b.md)\n````\n[c](c.md)", ["c.md"]),
+        ("~~~\n```\n[a](a.md)\n~~~\n[b](b.md)", ["b.md"]),
+        ("```\n```sh\n[a](a.md)\n```\n[b](b.md)", ["b.md"]),
+        ("1. x\n\n      ```\n      [a](a.md)\n      ```\n\n[b](b.md)", ["b.md"]),
+        ("```a``` [b](b.md)\n[c](c.md)", ["b.md", "c.md"]),
+        ("```html\n<!--\n```\n[a](a.md)\n<!-- [b](b.md) -->", ["a.md"]),
+        ("[a](a.md) <!-- [b](b.md)\n```\n[c](c.md) --> [d](d.md)", ["a.md", "d.md"]),
+        ("<!-- a --> [b](b.md) <!-- c --> [d](d.md)", ["b.md", "d.md"]),
+        ("`<!--` [a](a.md)\n[b](b.md)", ["a.md", "b.md"]),
+        ("[a](a.md 'title') [b](b.md 'it is (b)')", ["a.md", "b.md"]),
+    ],
+)
+def test_links_are_looked_for_outside_of_blocks_and_comments(text: str, found: list[str]) -> None:
+    assert [target for _, target in targets(text)] == found
+
+
+@pytest.mark.parametrize(
     ("target", "problem"),
     [
         ("other.md#there", ""),
