@@ -9,6 +9,7 @@ Words are counted without code blocks. Generated pages have no limits.
 from __future__ import annotations
 
 import argparse
+import posixpath
 import re
 import sys
 from collections import defaultdict
@@ -116,13 +117,16 @@ def _problems(page: Page) -> Iterator[str]:
 
 def _links_to(page: Page, entry: str) -> bool:
     """Tell whether the text links to a page: on GitHub there are no contents."""
-    folder = Path(page.name).parent
-    return any(str(folder / target) == entry for _, target in targets(page.text))
+    return any(_beside(page, target.partition("#")[0]) == entry for _, target in targets(page.text))
+
+
+def _beside(page: Page, path: str) -> str:
+    """Return the name of what a page names by a relative path."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(page.name), path))
 
 
 def listed(page: Page, known: set[str]) -> list[str]:
     """Name the pages that the contents of a page list, by {toctree}."""
-    folder = Path(page.name).parent
     found = []
     for block in _TOCTREE.findall(page.text):
         lines = [line.strip() for line in block.splitlines()]
@@ -131,7 +135,7 @@ def listed(page: Page, known: set[str]) -> list[str]:
             entry = _ENTRY.fullmatch(line)
             if entry is None or line.startswith(":"):
                 continue
-            path = str(folder / (entry["named"] or entry["plain"]).removesuffix(".md"))
+            path = _beside(page, (entry["named"] or entry["plain"]).partition("#")[0].removesuffix(".md"))
             if is_glob and "*" in path:
                 pattern = re.compile(re.escape(f"{path}.md").replace(r"\*", "[^/]*"))
                 found += sorted(name for name in known if pattern.fullmatch(name) and name != page.name)

@@ -42,6 +42,8 @@ def test_folders_with_figures_may_be_long_and_have_tables() -> None:
     ("contents", "problem"),
     [
         (CONTENTS, ""),
+        (CONTENTS.replace("(a.md)", "(a.md#part)"), ""),
+        (CONTENTS.replace("(a.md)", "(./x/../a.md)").replace("\na\n", "\n./a\n"), ""),
         ("# Title\n", "a.md: no contents list it; add it to the {toctree} of its section"),
         (CONTENTS.replace("\na\n", "\na\nb\n"), "index.md: its contents list b.md, which is no page"),
         (
@@ -62,6 +64,8 @@ def test_entries_are_relative_and_may_have_titles_and_stars() -> None:
     text = "# T\n```{toctree}\n:glob:\n\nThe first <one>\nsub/*\n```\n"
     known = {"how/index.md", "how/one.md", "how/sub/a.md", "how/sub/b.md", "how/sub/c/d.md"}
     assert listed(Page("how/index.md", text), known) == ["how/one.md", "how/sub/a.md", "how/sub/b.md"]
+    above = "# T\n```{toctree}\n../one\n./two.md\n```\n"
+    assert listed(Page("how/index.md", above), known) == ["one.md", "how/two.md"]
 
 
 def test_figures_are_of_words_that_are_read() -> None:
