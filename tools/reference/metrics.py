@@ -10,10 +10,8 @@ from typing import Final, TypeVar, cast
 from prometheus_client.core import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
-from kplane.controlplane_operator.expiry_metrics import ExpiryMetrics
+from kplane.controlplane_operator.app import collectors
 from kplane.controlplane_operator.metrics import Metrics as OperatorMetrics
-from kplane.controlplane_operator.snapshots.metrics import SnapshotMetrics
-from kplane.controlplane_operator.storage_metrics import StorageMetrics
 from kplane.controlplane_operator.watch.stores import Stores
 from kplane.gateway.controller import Controller
 from kplane.gateway.status import Collected
@@ -91,7 +89,7 @@ def _operator() -> Iterator[list[str]]:
     declared = {family.name: getattr(each, "_labelnames", ()) for each in instruments for family in each.describe()}
     counted.elected("", leading=lambda: False)
     counted.observe(control_planes=stores.control_planes, queues={})
-    for collector in (ExpiryMetrics(stores), StorageMetrics(stores, usage=lambda _: None), SnapshotMetrics(stores)):
+    for collector in collectors(stores, usage=lambda _: None):
         counted.registry.register(collector)
     process = {family.name for family in process_families()}
     yield from _rows((each for each in counted.registry.collect() if each.name not in process), labels=declared)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, Final, Protocol
 
+from prometheus_client.registry import Collector
+
 from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.addons.reconciler import ControlPlaneAddonsReconciler
 from kplane.controlplane_operator.backends.adopted import AdoptedProvisioner
@@ -62,13 +64,14 @@ from kplane.controlplane_operator.watch.event_routing import connect, wake_all, 
 from kplane.controlplane_operator.watch.feeds import KopfFeeds, Resync
 from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import BUNDLES, LABEL_SELECTORS, Stores
+from kplane.data import Usage
 from kplane.provider import Client, ClusterConfig, Event, Informer, Result
 from kplane.provider.controllers.workers import Controller
 from kplane.workloads import ProcessRuntime
 from kplane.workloads.cpus import usable_cpus
 from kplane.workloads.pods import PodRuntime
 
-__all__ = ["run_operator"]
+__all__ = ["collectors", "run_operator"]
 
 _log: Final = logging.getLogger(__name__)
 
@@ -80,6 +83,11 @@ _RECONCILE_SECONDS: Final = 90.0
 _RELIST_SECONDS: Final = 600.0
 _WAITING_FOR_EACH_WORKER: Final = 8
 """Reconciles that wait for a tenant's answer without a worker: each costs memory, some ten kilobytes, and no time."""
+
+
+def collectors(stores: Stores, *, usage: Callable[[str], Usage | None]) -> tuple[Collector, ...]:
+    """Return what reads metrics from the caches whenever Prometheus asks; `usage` as in `StorageMetrics`."""
+    return ExpiryMetrics(stores), StorageMetrics(stores, usage=usage), SnapshotMetrics(stores)
 
 
 async def run_operator(settings: OperatorConfig, *, stop: asyncio.Event) -> None:
@@ -380,9 +388,8 @@ class _Assembly:
             connect(context.stores, queues=context.queues)
             wake_all(context.stores, queues=context.queues)
             self._metrics.observe(control_planes=context.stores.control_planes, queues=context.queues.by_name())
-            self._metrics.registry.register(ExpiryMetrics(context.stores))
-            self._metrics.registry.register(StorageMetrics(context.stores, usage=self._data_stores.usage))
-            self._metrics.registry.register(SnapshotMetrics(context.stores))
+            for collector in collectors(context.stores, usage=self._data_stores.usage):
+                self._metrics.registry.register(collector)
             work = {
                 "events": context.events.run(),
                 "orphans": ComponentCollector(context.client, runtime=self._runtime, mcms=self._mcms).run(),
