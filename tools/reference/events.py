@@ -12,7 +12,7 @@ from kplane.mcm.reasons import Reason
 from tools.reference.markdown import code, page, table
 from tools.reference.sources import ROOT, attributes, modules, parsed
 
-__all__ = ["events"]
+__all__ = ["events", "recorded"]
 
 _MEANINGS: Final[Mapping[str, str]] = {
     "Cloned": "a new control plane has the objects of its source, with fresh uids",
@@ -47,11 +47,12 @@ _MEANINGS: Final[Mapping[str, str]] = {
 }
 """What each call of `events.record` tells. A reason that is not here fails the generation."""
 
-_BY_NAME: Final[Mapping[str, tuple[str, ...]]] = {
-    "done": ("Cloned", "Restored"),  # snapshots/restoring.py
-    "reason": (),  # status/writer.py: conditions and _OVER
+_OPERATOR: Final = ROOT / "controlplane_operator" / "kplane" / "controlplane_operator"
+_BY_NAME: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
+    ("snapshots/restoring.py", "done"): ("Cloned", "Restored"),
+    ("status/writer.py", "reason"): (),  # conditions and _OVER, which other tables have
 }
-"""The reasons that a variable of a call can hold."""
+"""The reasons that a variable of a call can hold, by the module of the call."""
 
 
 def events() -> str:
@@ -78,39 +79,62 @@ def events() -> str:
 def _recorded() -> list[list[str]]:
     found: dict[str, str] = {}
     for path in modules("controlplane_operator"):
-        for node in ast.walk(parsed(path)):
-            match node:
-                case ast.Call(func=ast.Attribute(attr="record"), keywords=keywords):
-                    given = {each.arg: each.value for each in keywords}
-                    if "reason" in given:
-                        warning = ast.unparse(given["warning"]) if "warning" in given else "False"
-                        found |= dict.fromkeys(_reasons(given["reason"]), "Warning" if warning == "True" else "Normal")
-                case _:
-                    pass
+        found |= recorded(parsed(path), module=path.relative_to(_OPERATOR).as_posix())
     if found.keys() != _MEANINGS.keys():
         differ = sorted(found.keys() ^ _MEANINGS.keys())
         raise LookupError(f"failed to describe Events: _MEANINGS and the code differ in {differ}; correct _MEANINGS")
     return [[code(reason), found[reason], _MEANINGS[reason]] for reason in sorted(found)]
 
 
-def _reasons(value: ast.expr) -> tuple[str, ...]:
+def recorded(tree: ast.Module, *, module: str) -> Mapping[str, str]:
+    """Return the type of each Event that a module records, by its reason.
+
+    Raises LookupError if a call of `record` does not say them.
+    """
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="record"), args=arguments, keywords=keywords):
+                given = {each.arg: each.value for each in keywords}
+                if len(arguments) > 1 or "reason" not in given:
+                    said = f"{module}:{node.lineno}: `record` has no keyword reason"
+                    raise LookupError(f"failed to describe Events: {said}; give it as a keyword")
+                if reasons := _reasons(given["reason"], module=module):
+                    found |= dict.fromkeys(reasons, _type(given.get("warning"), module=module))
+            case _:
+                pass
+    return found
+
+
+def _type(warning: ast.expr | None, *, module: str) -> str:
+    match warning:
+        case None | ast.Constant(value=False):
+            return "Normal"
+        case ast.Constant(value=True):
+            return "Warning"
+        case _:
+            said = f"{module}:{warning.lineno}: warning={ast.unparse(warning)} is no literal"
+            raise LookupError(f"failed to describe Events: {said}; record each type by a call of its own")
+
+
+def _reasons(value: ast.expr, *, module: str) -> tuple[str, ...]:
     """Return what the argument `reason` of a call can be."""
     match value:
         case ast.Constant(value=str(reason)):
             return (reason,)
-        case ast.Name(id=name) if name in _BY_NAME:
-            return _BY_NAME[name]
+        case ast.Name(id=name) if (module, name) in _BY_NAME:
+            return _BY_NAME[module, name]
         case ast.JoinedStr(values=[ast.Constant(value="Rotation"), ast.FormattedValue()]):
             return tuple(f"Rotation{phase}" for phase in RotationPhase)
         case ast.Attribute(value=ast.Name(id="Reason"), attr="DATA_RETAINED"):
             return ("DataRetained",)
         case _:
-            raise LookupError(f"failed to describe Events: {ast.unparse(value)} is unknown; add it to _reasons")
+            said = f"{module}:{value.lineno}: reason {ast.unparse(value)} is unknown"
+            raise LookupError(f"failed to describe Events: {said}; add it to _reasons")
 
 
 def _over() -> Iterator[list[str]]:
-    writer = ROOT / "controlplane_operator" / "kplane" / "controlplane_operator" / "status" / "writer.py"
-    for reason, text in sorted(map(_pair, _items(writer, "_OVER").values())):
+    for reason, text in sorted(map(_pair, _items(_OPERATOR / "status" / "writer.py", "_OVER").values())):
         yield [code(reason), "Normal", text]
 
 
