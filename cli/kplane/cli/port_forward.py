@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import queue
 import re
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, TextIO, cast
 from urllib.parse import urlsplit
 
 from kplane.binaries.errors import BinariesError
 from kplane.binaries.programs import resolve
 from kplane.cli.errors import CliError
+from kplane.workloads.processes import launcher
 
 __all__ = ["forwarded", "is_inside"]
 
 _SERVICE: Final = re.compile(r"(?P<service>[a-z0-9-]+)\.(?P<namespace>[a-z0-9-]+)\.svc")
 _LISTENING: Final = re.compile(r"Forwarding from 127\.0\.0\.1:(?P<port>\d+) ")
+_START_SECONDS: Final = 30.0
 _END_SECONDS: Final = 5.0
 
 
@@ -32,7 +37,8 @@ def forwarded(document: dict[str, Any], *, context: str | None) -> Iterator[dict
     """Forward a port of this machine to the Service of a kubeconfig, and give the kubeconfig that uses it.
 
     `context` is that of the management cluster; None for the current one. The server is still verified by its name.
-    Raises CliError if kubectl does not forward.
+    Raises CliError if kubectl does not forward. It blocks while kubectl starts; the kernel ends kubectl with the thread
+    that entered.
     """
     [cluster] = document["clusters"]
     address = urlsplit(cluster["cluster"]["server"])
@@ -49,7 +55,7 @@ def forwarded(document: dict[str, Any], *, context: str | None) -> Iterator[dict
     command += ["--context", context] if context is not None else []
     with _running(command) as port:
         if port is None:
-            raise CliError(f"failed to forward a port to {host}; kubectl says why above")
+            raise CliError(f"failed to forward a port to {host} within {_START_SECONDS:g} s; kubectl may say why above")
         local = f"{address.scheme}://127.0.0.1:{port}{address.path}"
         changed = {**cluster["cluster"], "server": local, "tls-server-name": host}
         yield {**document, "clusters": [{**cluster, "cluster": changed}]}
@@ -57,22 +63,49 @@ def forwarded(document: dict[str, Any], *, context: str | None) -> Iterator[dict
 
 @contextlib.contextmanager
 def _running(command: list[str]) -> Iterator[int | None]:
-    """Run kubectl, and give the port that it listens on; None if it ended before it did."""
+    """Run kubectl, and give the port that it listens on; None if it ended, or did not listen in time."""
     # A session of its own: Ctrl-C is for the command that uses the port. Complaints go to the user as they come.
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=sys.stderr, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        [*_bound(), *command], stdout=subprocess.PIPE, stderr=sys.stderr, text=True, start_new_session=True
+    )
     with process:
+        first = queue.SimpleQueue[str]()
         output = cast("TextIO", process.stdout)
-        # It writes a line for each connection, and would wait for a reader of a full pipe.
-        reader = threading.Thread(target=output.read, name="output of kubectl port-forward")
+        reader = threading.Thread(target=_read, args=(output, first), name="output of kubectl port-forward")
+        reader.start()
         try:
-            listening = _LISTENING.match(output.readline())
-            reader.start()
-            yield int(listening["port"]) if listening is not None else None
+            yield _port(first)
         finally:
-            process.terminate()
-            try:
+            _signal(process, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_END_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-            if reader.ident is not None:
-                reader.join()
+            _signal(process, signal.SIGKILL)
+            reader.join()
+
+
+def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    """Signal kubectl and what it runs, such as a plugin for credentials, which has the same output."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def _bound() -> Sequence[str]:
+    """Return what has the kernel end a program with its parent, also if that is killed; nothing on other systems."""
+    if sys.platform != "linux":
+        return []
+    return [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), "", ""]
+
+
+def _read(output: TextIO, first: queue.SimpleQueue[str]) -> None:
+    """Hand the first line on, and drop the rest: there is one for each connection, and kubectl waits for a reader."""
+    first.put(output.readline())
+    for _ in output:
+        pass
+
+
+def _port(first: queue.SimpleQueue[str]) -> int | None:
+    try:
+        listening = _LISTENING.match(first.get(timeout=_START_SECONDS))
+    except queue.Empty:
+        return None
+    return int(listening["port"]) if listening is not None else None

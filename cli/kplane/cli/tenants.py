@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
+from typing import TypeVar
 
 import yaml
 
@@ -13,6 +16,8 @@ from kplane.client import ControlPlanes
 from kplane.provider import Client, ClusterConfig
 
 __all__ = ["reached"]
+
+_Value = TypeVar("_Value")
 
 
 @contextlib.asynccontextmanager
@@ -26,8 +31,21 @@ async def reached(
     """
     await control_planes.ensure_awake(name)
     document = yaml.safe_load(await control_planes.kubeconfig(name, internal=internal))
-    with contextlib.ExitStack() as stack:
+    async with contextlib.AsyncExitStack() as stack:
         if not internal and is_inside(document):
-            document = stack.enter_context(forwarded(document, context=management_context(context)))
+            forwarding = forwarded(document, context=management_context(context))
+            document = await stack.enter_async_context(_in_threads(forwarding))
         async with Client(ClusterConfig.from_kubeconfig(document), field_manager="kplane-cli") as client:
             yield client
+
+
+@contextlib.asynccontextmanager
+async def _in_threads(manager: AbstractContextManager[_Value]) -> AsyncIterator[_Value]:
+    """Enter and leave what blocks, and leave it also if this is cancelled while it is entered."""
+    entering = asyncio.ensure_future(asyncio.to_thread(manager.__enter__))
+    try:
+        yield await asyncio.shield(entering)
+    finally:
+        await asyncio.wait({entering})
+        if entering.exception() is None:
+            await asyncio.to_thread(manager.__exit__, None, None, None)
