@@ -10,8 +10,12 @@ from typing import Final
 __all__ = ["Cell", "Row", "Screen", "Style"]
 
 _PARTS: Final = re.compile(
-    r"\x1b\[(?P<arguments>[?0-9;]*)(?P<command>[A-Za-z])|\x1b\][^\x07]*\x07|(?P<control>[\r\n\t\b])|(?P<text>[^\x1b\r\n\t\b]+)"
+    r"\x1b\[(?P<arguments>[?0-9;]*)(?P<command>[A-Za-z])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"
+    r"|(?P<control>[\r\n\t\b])|(?P<text>[^\x1b\r\n\t\b]+)"
 )
+_UNFINISHED: Final = re.compile(r"\x1b(?:\[[?0-9;]*|\][^\x07\x1b]*\x1b?)?\Z")
+_OF_PALETTES: Final = {5: 1, 2: 3}
+"""How many numbers follow 38;5 and 38;2, which choose a colour by its number and by red, green and blue."""
 _SPINNER: Final = re.compile("[\u2800-\u28ff]")
 _TAB: Final = 8
 _COLOURS: Final = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
@@ -47,6 +51,7 @@ class Screen:
         self._rows: list[list[Cell]] = [[]]
         self._row = self._column = 0
         self._style = Style()
+        self._unfinished = ""
 
     @property
     def rows(self) -> Iterator[Row]:
@@ -58,8 +63,14 @@ class Screen:
             yield tuple(row[:kept])
 
     def write(self, data: str) -> None:
-        """Do what a terminal would do. A spinner stands still, so that its frames are one."""
-        for part in _PARTS.finditer(_SPINNER.sub("•", data)):
+        """Do what a terminal would do. A spinner stands still, so that its frames are one.
+
+        An escape sequence may begin in one piece of data and end in the next.
+        """
+        data = self._unfinished + data
+        begun = _UNFINISHED.search(data)
+        self._unfinished = begun[0] if begun else ""
+        for part in _PARTS.finditer(_SPINNER.sub("•", data.removesuffix(self._unfinished))):
             if text := part["text"]:
                 self._print(text)
             elif control := part["control"]:
@@ -91,8 +102,13 @@ class Screen:
 
     def _command(self, command: str, arguments: str) -> None:
         if command == "m":
-            for number in arguments.split(";"):
-                self._style = _changed(self._style, int(number or 0))
+            numbers = (int(each or 0) for each in arguments.lstrip("?").split(";"))
+            for number in numbers:
+                self._style = _changed(self._style, number)
+                if number in {38, 48}:
+                    # Not drawn. What follows are no styles.
+                    for _ in range(_OF_PALETTES.get(next(numbers, 0), 0)):
+                        next(numbers, None)
             return
         count = int(arguments) if arguments.isdecimal() else 0
         row = self._rows[self._row]
