@@ -18,6 +18,8 @@ from kplane.embedded.handle import Handle
 
 pytestmark = pytest.mark.integration
 
+PROGRAMS = ("operator", "mcm", "gateway")
+
 Kplane = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -53,10 +55,11 @@ def test_it_is_installed_once_and_upgraded_if_it_is_there(kplane: Kplane, bare_c
         return {each["metadata"]["name"]: each["spec"]["template"]["spec"]["containers"][0]["image"] for each in found}
 
     assert "kplane init" in kplane("upgrade", code=1).stderr
+    assert "operator.image.repository" in kplane("init", code=1).stderr
     values = tmp_path / "images.yaml"
-    values.write_text("operator: {image: {repository: registry.example.org/kplane-operator, tag: one}}\n")
-    kplane("init", "--no-wait", "-f", str(values), "--set", "mcm.image.tag=two")
-    assert images()["kplane-operator"] == "registry.example.org/kplane-operator:one"
-    assert images()["kplane-mcm"].endswith(":two")
+    programs = {name: {"image": {"repository": f"registry.example.org/kplane-{name}"}} for name in PROGRAMS}
+    values.write_text(json.dumps(programs))
+    kplane("init", "--no-wait", "-f", str(values), "--set", "operator.image.tag=two")
+    assert images()["kplane-operator"] == "registry.example.org/kplane-operator:two"
     assert "kplane upgrade" in kplane("init", code=1).stderr
     assert "helm upgrade ended with status 1" in kplane("upgrade", "--no-wait", "--set", "nosuch=1", code=1).stderr

@@ -59,7 +59,7 @@ class Installation:
         self._change("upgrade", "--reset-then-reuse-values", *options)
 
     def _release(self) -> dict[str, Any] | None:
-        command = self._command("list", "--all", "--filter", f"^{RELEASE}$", "--output", "json")
+        command = self._command("list", "--filter", f"^{RELEASE}$", "--output", "json")
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False)
         except subprocess.TimeoutExpired:
