@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -127,6 +130,29 @@ def test_records_what_is_typed_and_what_follows(tmp_path: Path, capfd: pytest.Ca
 def test_a_command_that_fails_is_no_recording(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RuntimeError, match="status 1"):
         record(["false", "echo no"], columns=40, title="")
+
+
+def test_an_interrupt_ends_what_is_recorded(tmp_path: Path) -> None:
+    """A command may take its time to end, as `make demo` does."""
+    ended = tmp_path / "ended"
+    script = tmp_path / "long.sh"
+    script.write_text(f"trap 'sleep 0.5; touch {ended}; exit 1' TERM; echo begun; while sleep 0.1; do :; done")
+    recorder = subprocess.Popen(
+        [sys.executable, "-m", "tools.pictures", "record", str(tmp_path / "demo.cast"), f"bash {script}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=Path(__file__).parents[2],
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    with recorder:
+        assert recorder.stdout is not None
+        while b"begun" not in recorder.stdout.readline():
+            pass
+        recorder.send_signal(signal.SIGINT)
+        recorder.stdout.read()
+    assert recorder.returncode != 0
+    assert ended.exists()
+    assert not (tmp_path / "demo.cast").exists()
 
 
 def test_a_recording_of_another_format_is_refused(tmp_path: Path) -> None:

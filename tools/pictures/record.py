@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import pty
 import shlex
+import signal
 import struct
 import subprocess
 import sys
@@ -28,10 +30,11 @@ _TYPE: Final = Path(__file__).with_name("typing.sh").read_text()
 def record(commands: Sequence[str], *, columns: int, title: str) -> Cast:
     """Run commands one after the other in one bash, show their output, and return the recording.
 
-    Raises RuntimeError if a command fails.
+    Raises RuntimeError if a command fails. If this is interrupted, so are the commands, and it waits for their end.
     """
     steps = [f"prompt; type_in {shlex.quote(each)}; eval {shlex.quote(each)} || exit" for each in commands]
-    script = "\n".join([_TYPE, *steps, "prompt"])
+    # With a trap, bash waits for its command first. The terminal would end with it, and hang up on the command.
+    script = "\n".join(["trap 'exit 143' TERM", _TYPE, *steps, "prompt"])
     begun = time.monotonic()
     descriptor, terminal = pty.openpty()
     ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", _ROWS, columns, 0, 0))
@@ -41,16 +44,30 @@ def record(commands: Sequence[str], *, columns: int, title: str) -> Cast:
     os.close(terminal)
     outputs: list[Output] = []
     decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
-    while data := _read(descriptor):
-        text = decode(data)
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        if not (outputs and _is_redrawn(text, outputs[-1].data, columns=columns)):
-            outputs.append(Output(time.monotonic() - begun, text))
-    os.close(descriptor)
+    try:
+        while data := _read(descriptor):
+            text = decode(data)
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            if not (outputs and _is_redrawn(text, outputs[-1].data, columns=columns)):
+                outputs.append(Output(time.monotonic() - begun, text))
+    except BaseException:
+        _interrupt(process, descriptor)
+        raise
+    finally:
+        os.close(descriptor)
     if status := process.wait():
         raise RuntimeError(f"failed to record: a command ended with status {status}")
     return Cast(columns, title, outputs)
+
+
+def _interrupt(process: subprocess.Popen[bytes], descriptor: int) -> None:
+    """End the commands, which Ctrl-C does not reach in their session. Wait until none has the terminal any more."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    while _read(descriptor):
+        pass
+    process.wait()
 
 
 def _read(descriptor: int) -> bytes:
