@@ -87,11 +87,12 @@ demo-down: venv ## End what `make demo` left running
 pictures: venv ## Draw the pictures of docs/pictures from their sources
 	@$(RUN) -m tools.pictures
 
+# Its demo has a directory of its own, so that it ends no other.
 .PHONY: recording
-recording: venv binaries ## Record `make demo` for README.md, best on a machine without other work
-	@$(RUN) -m tools.pictures record --title "make demo" docs/pictures/demo.cast "make demo"
-	@$(RUN) -m tools.pictures
-	@$(SUBMAKE) demo-down
+recording: venv binaries ## Record `make demo` into docs/pictures/demo.cast, best on a machine without other work
+	@export XDG_STATE_HOME="$$(mktemp -d)"; trap '$(SUBMAKE) demo-down && rm -rf "$$XDG_STATE_HOME"' EXIT; \
+	$(RUN) -m tools.pictures record --title "make demo" docs/pictures/demo.cast "make demo"; \
+	$(RUN) -m tools.pictures
 
 # The steps of `make test` and of `make test-all`, in their order; each writes its durations into reports/.
 QUICK := lint test-unit test-integration e2e-smoke

@@ -4,7 +4,7 @@
     python -m tools.pictures --check                 only compare
     python -m tools.pictures record FILE COMMAND...  run commands, and write what the terminal showed
 
-A recording is of a real run. `make recording` makes that of README.md.
+A recording is of a real run. `make recording` makes docs/pictures/demo.cast of `make demo`.
 """
 
 from __future__ import annotations
