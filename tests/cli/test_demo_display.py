@@ -28,7 +28,7 @@ def test_numbers_steps_and_says_what_they_have_shown(terminal: bool) -> None:
         raise ValueError("no")
     text = output.getvalue()
     assert re.search(r"✓ 1/3  Has begun \[here\] +0\.0 s$", text, re.MULTILINE)
-    assert "        two\n        lines\n        and one\n" in text
+    assert "       two\n       lines\n       and one\n" in text
     assert re.search(r"✓ 2/3  Say no more +0\.0 s$", text, re.MULTILINE)
     assert re.search(r"✗ 3/3  Go wrong: FAILED +0\.0 s$", text, re.MULTILINE)
 

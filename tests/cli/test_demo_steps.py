@@ -149,7 +149,7 @@ async def test_a_move_ends_in_a_home_of_its_own_with_keys(
     moving = demo(ControlPlanes(AWAKE, home={"mode": mode}, migration=migration))
     if problem is None:
         await steps.move(moving, proof)
-        assert proof.sentence.endswith(" s: 7 keys there")
+        assert ": 7 keys there after " in proof.sentence
     else:
         with pytest.raises(DemoFailed, match=problem):
             await steps.move(moving, proof)

@@ -16,7 +16,8 @@ __all__ = ["Display", "Proof"]
 
 _WIDTH: Final = 88
 """Of a line without its time, so that the times stand below each other."""
-_INDENT: Final = " " * 8
+_INDENT: Final = " " * 7
+"""As far as the sentence of a step."""
 
 
 class Proof:
@@ -62,10 +63,10 @@ class Display:
         for detail in proof.details:
             self.note(detail)
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, *, style: str = "dim") -> None:
         """Print more about a step."""
         for line in text.splitlines():
-            self.line(f"{_INDENT}{line}", style="dim")
+            self.line(f"{_INDENT}{line}", style=style)
 
     def line(self, text: str = "", *, style: str = "") -> None:
         """Print a line unchanged."""

@@ -176,7 +176,7 @@ def _close(handle: Handle, *, display: Display, clean: bool, entered: bool) -> N
         return
     display.line(f"Each step was verified, in {display.seconds:.0f} s. It is still running. Type next:", style="bold")
     for command in context.next_commands(handle, shown=(STAYS, MOVED, ASLEEP), connect=STAYS, entered=entered):
-        display.note(command)
+        display.note(command, style="")
 
 
 def _show_logs(directory: Path, *, display: Display) -> None:

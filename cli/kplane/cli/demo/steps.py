@@ -151,8 +151,8 @@ async def wake(demo: Demo, proof: Proof) -> None:
     if sleeping != others:
         raise DemoFailed(f"failed to wake no others than {_listed(_TENANTS)}: {sleeping} of {others} still sleep")
     proof.show(
-        f"One request each wakes {_listed(_TENANTS)}, and is answered after {_range(seconds)} s",
-        f"sent by kubectl to {demo.handle.gateway_url}/clusters/NAME/control-plane; {sleeping} others still sleep",
+        f"One request each wakes {_listed(_TENANTS)}: answers after {_range(seconds)} s",
+        f"asked at {demo.handle.gateway_url}/clusters/NAME/control-plane; {sleeping} others still sleep",
     )
 
 
@@ -204,7 +204,7 @@ async def outlive_mcm(demo: Demo, proof: Proof) -> None:
     await demo.each(lambda tenant: tenant.wait_pods(namespace=_NAMESPACE, replicas=_REPLICAS))
     proof.show(
         f"mcm is killed (kill -9): {caller.answered} of {caller.answered} requests to the three APIs are answered",
-        f"it is back after {away:.1f} s; a Deployment made after the kill has its {_REPLICAS} Pods in each "
+        f"back after {away:.1f} s; a Deployment made after the kill has its {_REPLICAS} Pods in each "
         f"{time.monotonic() - back:.1f} s later",
     )
 
@@ -281,7 +281,7 @@ async def move(demo: Demo, proof: Proof) -> None:
         raise DemoFailed(f"failed to move {MOVED}: no keys were written in its new home")
     await _follow(demo, tenant, old=old)
     proof.show(
-        f"{MOVED} moves to an etcd of its own while clients write, in {seconds:.1f} s: {migration.keys} keys there",
+        f"{MOVED} moves to an etcd of its own while clients write: {migration.keys} keys there after {seconds:.1f} s",
         f"{ledger.acknowledged} writes acknowledged meanwhile, lost 0, errors 0; "
         f"held {migration.hold_milliseconds} ms, slowest {ledger.slowest_seconds:.1f} s",
         "its address and kubeconfig stay; its controllers ended there before they started here",
