@@ -16,19 +16,21 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+from kplane.api.names import CONTROL_PLANE_LABEL, GATEWAY_NAMESPACE
 from kplane.cli.doctor import examine
 from kplane.cli.doctor.survey import KINDS, Survey, look
+from kplane.cli.installation import NAMESPACE
 from kplane.cli.programs import Program, Programs, Replica
 from kplane.cli.scrubbing import scrub_object, scrub_text
 from kplane.client.watching import served
 from kplane.provider import Client, ProviderError, Resource
 from kplane.provider.client.resources import CUSTOM_RESOURCE_DEFINITIONS, EVENTS, LEASES, NAMESPACES, PODS
 
-__all__ = ["Bundle", "collect"]
+__all__ = ["Bundle", "collect", "covered"]
 
 _LOG_LINES: Final = 5000
-_PREFIXES: Final = ("kplane-", "default")
-"""Beginnings of the namespaces whose Events and pods are collected."""
+_EVENTS_NAMESPACE: Final = "default"
+"""Events of objects without a namespace are there."""
 _POD_PARTS: Final = ("metadata", "status")
 """Of a pod. Its spec may have secrets in its environment."""
 _PATHS: Final[Mapping[Program, Sequence[str]]] = {
@@ -58,8 +60,8 @@ class Bundle:
         """Have a part that cannot be read be a file that says why."""
         try:
             yield
-        except (ProviderError, OSError) as error:
-            self.add_text(f"{name}.failed.txt", f"{error}\n")
+        except (ProviderError, OSError, ValueError, LookupError) as error:
+            self.add_text(f"{name}.failed.txt", f"{type(error).__name__}: {error}\n")
 
     def write(self, path: Path) -> None:
         """Write a tar.gz that only this user may read. Raises OSError, also if the file exists."""
@@ -115,8 +117,11 @@ async def _findings(bundle: Bundle, survey: Survey) -> None:
 
 
 async def _objects(bundle: Bundle, survey: Survey) -> None:
-    for resource in (*(served(kind.resource) for kind in KINDS), LEASES, NAMESPACES):
-        await _list(bundle, survey.client, resource)
+    for kind in KINDS:
+        await _list(bundle, survey.client, served(kind.resource))
+    names = covered(survey)
+    await _list(bundle, survey.client, LEASES, keep=lambda each: each["metadata"]["namespace"] in names)
+    await _list(bundle, survey.client, NAMESPACES, keep=lambda each: each["metadata"]["name"] in names)
     # What they are is known; which of them are there is of interest.
     async with bundle.part("objects/customresourcedefinitions"):
         found = (await survey.client.list(CUSTOM_RESOURCE_DEFINITIONS, metadata_only=True)).items
@@ -124,15 +129,29 @@ async def _objects(bundle: Bundle, survey: Survey) -> None:
         bundle.add_json("objects/customresourcedefinitions", ours)
 
 
-async def _list(bundle: Bundle, client: Client, resource: Resource) -> None:
+async def _list(
+    bundle: Bundle, client: Client, resource: Resource, *, keep: Callable[[dict[str, Any]], bool] | None = None
+) -> None:
     name = f"objects/{resource.plural}"
     async with bundle.part(name):
-        bundle.add_json(name, (await client.list(resource)).items)
+        bundle.add_json(name, [each for each in (await client.list(resource)).items if keep is None or keep(each)])
+
+
+def covered(survey: Survey) -> set[str]:
+    """Return the namespaces that are about kplane; what others have on the cluster stays there."""
+    own = survey.programs.namespace if survey.programs is not None else None
+    wanted = {own or NAMESPACE, _EVENTS_NAMESPACE, GATEWAY_NAMESPACE, *survey.owners}
+    if not survey.namespaces:
+        return wanted
+    present = [each["metadata"] for each in survey.namespaces]
+    # What is left of deleted control planes has their label.
+    return {
+        each["name"] for each in present if each["name"] in wanted or CONTROL_PLANE_LABEL in (each.get("labels") or {})
+    }
 
 
 async def _namespaced(bundle: Bundle, survey: Survey) -> None:
-    names = [each["metadata"]["name"] for each in survey.namespaces] or ["kplane-system", "default"]
-    for namespace in (name for name in names if name.startswith(_PREFIXES)):
+    for namespace in sorted(covered(survey)):
         async with bundle.part(f"events/{namespace}"):
             if found := (await survey.client.list(EVENTS, namespace=namespace)).items:
                 bundle.add_json(f"events/{namespace}", found)

@@ -1,0 +1,52 @@
+"""What a support bundle is about, and that one part that fails leaves the others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kplane.api import ControlPlane
+from kplane.cli.bundle import Bundle, covered
+from kplane.cli.doctor.survey import Survey
+from kplane.provider import Unreachable
+
+OWN = {"default", "kplane-gateway", "kplane-cp-acme"}
+
+
+def survey(*namespaces: dict[str, Any], home: str | None = None) -> Survey:
+    programs: Any = SimpleNamespace(namespace=home)
+    acme = ControlPlane.model_validate({"metadata": {"name": "acme"}, "spec": {}})
+    return Survey(client=None, programs=programs, control_planes=[acme], namespaces=namespaces)  # type: ignore[arg-type]
+
+
+def namespace(name: str, **labels: str) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "labels": {f"controlplane.kplane.dev/{key}": each for key, each in labels.items()}}
+    }
+
+
+def test_only_namespaces_of_kplane_are_covered() -> None:
+    assert covered(survey(home="platform")) == {*OWN, "platform"}
+    assert covered(survey()) == {*OWN, "kplane-system"}
+    present = [
+        namespace("default"),
+        namespace("default-app"),
+        namespace("kplane-of-others"),
+        namespace("kplane-system"),
+        namespace("platform"),
+        namespace("kplane-cp-acme", name="acme"),
+        namespace("kplane-cp-gone", name="gone"),
+    ]
+    assert covered(survey(*present, home="platform")) == {"default", "platform", "kplane-cp-acme", "kplane-cp-gone"}
+
+
+@pytest.mark.parametrize(
+    "failure", [Unreachable("away", kind="connect"), OSError("gone"), ValueError("odd"), KeyError("x")]
+)
+async def test_a_part_that_fails_says_so(failure: Exception) -> None:
+    bundle = Bundle()
+    async with bundle.part("objects/leases"):
+        raise failure
+    assert type(failure).__name__ in bundle.files["objects/leases.failed.txt"]
