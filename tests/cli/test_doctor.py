@@ -18,6 +18,7 @@ from kplane.api import (
     ControlPlaneRegistration,
     ControlPlaneSnapshot,
 )
+from kplane.api.names import GATEWAY_NAMESPACE
 from kplane.cli.advice import addressed
 from kplane.cli.doctor import Finding, Severity, examine
 from kplane.cli.doctor.control_planes import check_conditions, check_credentials, check_not_ready
@@ -37,6 +38,7 @@ from kplane.cli.doctor.survey import KINDS, Survey
 from kplane.cli.programs import Program, Replica
 from kplane.embedded.manifests import crd_manifests
 from kplane.provider import NotFound, Unreachable
+from kplane.provider.client.resources import LEASES
 from kplane.provider.errors import Forbidden
 
 OWN = version("kplane")
@@ -82,6 +84,7 @@ def told(findings: Sequence[Finding]) -> list[tuple[str, str, str]]:
 
 
 VERSION = {"major": "1", "minor": "36", "gitVersion": "v1.36.3"}
+ADDONS = condition("AddonsReady", "False", "AddonsFailed")
 READY = condition("Ready", "True", "Reconciled")
 
 
@@ -107,8 +110,16 @@ class Api:
             raise Forbidden(403, "Forbidden", "no")
         return self.crds[name]
 
-    async def list(self, resource: Any, **_: Any) -> Any:
-        return SimpleNamespace(items=list(self.leases))
+    async def list(self, resource: Any, *, namespace: str | None = None, label_selector: str = "") -> Any:
+        assert resource is LEASES
+        key, _, value = label_selector.partition("=")
+        items = [
+            each
+            for each in self.leases
+            if namespace in {None, each["metadata"]["namespace"]}
+            and (not key or (key in (labels := each["metadata"]["labels"]) and value in {"", labels[key]}))
+        ]
+        return SimpleNamespace(items=items)
 
 
 # Definitions
@@ -262,23 +273,38 @@ async def test_credentials_of_controllers_are_not_checked_if_the_operator_cannot
     assert "networkPolicy.metricsFrom" in found.problem
 
 
-def lease(name: str, renewed: datetime | None, *, holder: str = "one") -> dict[str, Any]:
+def lease(name: str, renewed: datetime | None, *, holder: str = "one", gateway: bool = False) -> dict[str, Any]:
     spec = {"holderIdentity": holder, "leaseDurationSeconds": 10, "renewTime": at(renewed)} if renewed else {}
-    return {"metadata": {"name": name, "namespace": "kplane-system"}, "spec": spec}
+    own = {"controlplane.kplane.dev/gateway": "true"} if gateway else {"app.kubernetes.io/part-of": "kplane"}
+    place = GATEWAY_NAMESPACE if gateway else "kplane-system"
+    return {"metadata": {"name": name, "namespace": place, "labels": own}, "spec": spec}
 
 
 async def test_leases_that_are_not_renewed() -> None:
     assert ended(lease("a", NOW), now=NOW) == ""
     assert ended(lease("a", NOW - timedelta(seconds=15)), now=NOW) == ""
     assert ended(lease("a", None), now=NOW) == "it has no holder"
-    leases = [lease("kplane-operator", LONG_AGO), lease("mcm-shard-1", LONG_AGO)]
+    foreign = lease("other-operator", LONG_AGO)
+    foreign["metadata"]["labels"] = {"app.kubernetes.io/part-of": "other"}
+    leases = [lease("kplane-operator", LONG_AGO), lease("mcm-shard-1", LONG_AGO), foreign]
     programs = Programs(replica(Program.OPERATOR))
     (found,) = await check_leader(survey(Api(leases=leases), programs=programs))
     assert found.object == "Lease kplane-system/kplane-operator"
     assert "one renewed it last at 2026-11-26 11:00:00 UTC" in found.problem
     # The clock of the API server counts: with it an hour behind, nothing is wrong.
     assert await check_leader(survey(Api(leases=leases), programs=programs, ahead=-timedelta(hours=1))) == []
-    assert [each.severity for each in await check_gateways(survey(Api(leases=leases[:1])))] == [Severity.WARNING]
+
+
+async def test_gateways_are_missed_only_if_none_is_left() -> None:
+    def gateways(**renewed: datetime | None) -> Api:
+        found = [lease(name, moment, gateway=True) for name, moment in renewed.items()]
+        return Api(leases=[lease("kplane-operator", NOW), *found])
+
+    assert await check_gateways(survey(gateways())) == []
+    # The operator waits for none of those that ended, and their Leases stay for a while.
+    assert await check_gateways(survey(gateways(one=LONG_AGO, two=NOW))) == []
+    (found,) = await check_gateways(survey(gateways(one=LONG_AGO, two=None)))
+    assert (found.severity, found.object) == (Severity.WARNING, "Lease kplane-gateway/one, kplane-gateway/two")
 
 
 # Rights
@@ -388,9 +414,12 @@ async def test_control_planes_that_are_not_ready_are_grouped_by_reason() -> None
 
 
 async def test_the_token_of_retained_data_is_in_no_finding() -> None:
-    (found,) = await check_not_ready(
-        survey(control_planes=[control_plane("acme", condition("Ready", "False", "DataRetained"))])
-    )
+    retained = control_plane("acme", condition("Ready", "False", "DataRetained"))
+    kept = namespace("kplane-cp-acme", of="acme", retained="true", **{"adoption-token": "the-token"})
+    (found,) = await check_not_ready(survey(control_planes=[retained], namespaces=[kept]))
+    (left,) = await check_leftovers(survey(namespaces=[kept]))
+    assert left.object == "Namespace kplane-cp-acme"
+    assert "the-token" not in repr([found, left])
     assert found.command == (
         'kubectl annotate controlplane acme controlplane.kplane.dev/adopt="$(kubectl get namespace kplane-cp-acme'
         " -o jsonpath='{.metadata.annotations.controlplane\\.kplane\\.dev/adoption-token}')\""
@@ -407,11 +436,15 @@ async def test_what_is_not_as_asked_for_is_a_warning() -> None:
                 control_plane("moved", READY, condition("Migrating", "False", "Migrated")),
                 control_plane("paused", READY, condition("Paused", "True", "PausedByAnnotation")),
                 control_plane("rolling", READY, condition("UpToDate", "False", "RollingOut", since=NOW)),
+                control_plane("bare", READY, ADDONS),
+                control_plane("asleep", READY, ADDONS, hibernation={"since": at(LONG_AGO), "reason": "Idle"}),
+                control_plane("leaving", READY, ADDONS, deleted=NOW),
             ]
         )
     )
     assert told(found) == [
         ("warning", "ControlPlane full", "kplane describe full"),
+        ("warning", "ControlPlane bare", "kplane describe bare"),
         ("warning", "ControlPlane blocked", "kplane move blocked --abort"),
         ("warning", "ControlPlane paused", "kplane resume paused"),
     ]
@@ -525,6 +558,7 @@ async def test_what_is_left_of_control_planes_that_are_gone() -> None:
         namespace("kplane-cp-kept", of="kept", retained="true", mode="Dedicated"),
         namespace("kplane-cp-gone", of="gone", uid="2"),
         namespace("kplane-cp-strange"),
+        namespace("kplane-cp-unknown", of="unknown"),
         namespace("kplane-cp-leaving", of="leaving", uid="3", deleted=True),
     ]
     found = await check_leftovers(survey(control_planes=[control_plane("acme", READY)], namespaces=namespaces))
@@ -532,10 +566,12 @@ async def test_what_is_left_of_control_planes_that_are_gone() -> None:
         ("Namespace kplane-cp-kept", "kplane create kept --mode Dedicated --no-wait"),
         ("Namespace kplane-cp-gone", "kplane create gone --no-wait"),
         ("Namespace kplane-cp-strange", "kubectl delete namespace kplane-cp-strange"),
+        ("Namespace kplane-cp-unknown", "kubectl get all,secrets,persistentvolumeclaims -n kplane-cp-unknown"),
     ]
     assert {each.severity for each in found} == {Severity.WARNING}
     # Which of them have a control plane is not known then.
     assert await check_leftovers(survey(namespaces=namespaces, unread={"ControlPlane": "no"})) == []
+    assert await check_leftovers(survey(namespaces=namespaces, missing=["ControlPlane"])) == []
 
 
 # Commands
@@ -590,6 +626,19 @@ async def test_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch, hard: in
 
 
 # All of it
+
+
+@pytest.mark.parametrize("failure", [OSError("gone"), ValueError("no number"), KeyError("items")])
+async def test_a_check_that_meets_what_it_does_not_understand_is_a_warning(failure: Exception) -> None:
+    def fail(_: Any) -> Any:
+        raise failure
+
+    reviewing = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+    examination = await examine(survey(Api({"/version": VERSION, **SERVED, reviewing: fail})))
+    (found,) = [finding for name, finding in examination.findings if name == "rights"]
+    assert (found.severity, found.object) == (Severity.WARNING, "check rights")
+    assert "failed to check: " in found.problem
+    assert str(failure) in found.problem
 
 
 async def test_a_check_that_fails_is_a_warning_and_errors_come_first() -> None:

@@ -66,7 +66,7 @@ async def check_conditions(survey: Survey) -> Sequence[Finding]:
     """Find what is not as asked for in control planes that serve."""
     found: list[Finding] = []
     for condition in _OTHERS:
-        wrong = _false(survey.control_planes, condition)
+        wrong = _false(_judged(survey.control_planes, condition), condition)
         found += grouped(_KIND, wrong, now=survey.now, describe=_DESCRIBE, harmless=True)
     blocked = [each for each in _false(survey.control_planes, MIGRATING) if each.condition.reason in _MOVES]
     found += grouped(_KIND, blocked, now=survey.now, describe="kplane move {name} --abort", harmless=True)
@@ -75,6 +75,13 @@ async def check_conditions(survey: Survey) -> Sequence[Finding]:
         problem = "paused: the operator leaves it as it is, its deletion included"
         found.append(warning(named(_KIND, paused), problem, f"kplane resume {paused[0]}"))
     return found
+
+
+def _judged(control_planes: Iterable[ControlPlane], condition: str) -> Iterable[ControlPlane]:
+    """Return those of which a condition says something: add-ons are written to API servers that run and stay."""
+    if condition != ADDONS_READY:
+        return control_planes
+    return [each for each in control_planes if each.status.hibernation is None and not each.deleting]
 
 
 async def check_credentials(survey: Survey) -> Sequence[Finding]:

@@ -75,8 +75,10 @@ async def examine(survey: Survey) -> Examination:
     for name, check in CHECKS.items():
         try:
             found += [(name, finding) for finding in await check(survey)]
-        except ProviderError as failure:
-            found.append((name, warning(f"check {name}", f"failed to check: {failure}", "kplane doctor")))
+        except (ProviderError, OSError, ValueError, LookupError) as failure:
+            # Of these two the message alone says little.
+            kind = f"{type(failure).__name__}: " if isinstance(failure, (ValueError, LookupError)) else ""
+            found.append((name, warning(f"check {name}", f"failed to check: {kind}{failure}", "kplane doctor")))
     findings = [
         (name, replace(finding, command=addressed(finding.command, context=survey.context))) for name, finding in found
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from kplane.api import ControlPlane
 from kplane.api.names import CONTROL_PLANE_LABEL, MODE_ANNOTATION, RETAINED_LABEL, UID_ANNOTATION
 from kplane.cli.advice import command_for
 from kplane.cli.doctor.finding import Finding, warning
@@ -18,8 +19,8 @@ _RETAINED: Final = "DataRetained"
 
 async def check_leftovers(survey: Survey) -> Sequence[Finding]:
     """Find data that were retained, and namespaces whose control plane does not exist."""
-    if "ControlPlane" in survey.unread:
-        return []
+    if ControlPlane.resource.kind in survey.unread or not survey.serves_kinds:
+        return []  # without the definition of the kind, the namespaces and data of all of them are still there
     found = []
     for namespace in survey.namespaces:
         metadata = namespace["metadata"]
@@ -46,8 +47,11 @@ def _retained(metadata: dict[str, Any]) -> Finding:
 
 def _orphaned(metadata: dict[str, Any]) -> Finding:
     subject, former = f"Namespace {metadata['name']}", _former(metadata)
-    if UID_ANNOTATION not in (metadata.get("annotations") or {}):
+    if CONTROL_PLANE_LABEL not in (metadata.get("labels") or {}):
         return warning(subject, "there is no control plane of it", f"kubectl delete namespace {metadata['name']}")
+    if UID_ANNOTATION not in (metadata.get("annotations") or {}):
+        problem = f"there is no control plane {former}, and it is not known of which one it was; look before you delete"
+        return warning(subject, problem, f"kubectl get all,secrets,persistentvolumeclaims -n {metadata['name']}")
     problem = (
         f"control plane {former} is gone, and the operator did not take it down; its data and keys are still there"
     )

@@ -62,11 +62,11 @@ async def check_controllers_credentials(survey: Survey) -> Sequence[Finding]:
     ]
     asked = (survey.programs.ask(each, "/metrics") for each in replicas)
     answers = await asyncio.gather(*asked, return_exceptions=True)
-    found, over, closed = [], set[str](), dict[str, ProviderError]()
+    found, over, closed = [], set[str](), dict[str, Exception]()
     for replica, answer in zip(replicas, answers, strict=True):
         if isinstance(answer, str):
             over |= _ended_credentials(answer)
-        elif isinstance(answer, ProviderError):
+        elif isinstance(answer, (ProviderError, OSError, ValueError, LookupError)):
             closed[replica.name] = answer
         else:
             raise answer
@@ -107,17 +107,14 @@ async def check_leader(survey: Survey) -> Sequence[Finding]:
 
 
 async def check_gateways(survey: Survey) -> Sequence[Finding]:
-    """Find replicas of the gateway that ended without a word."""
-    leases = await survey.client.list(LEASES, namespace=GATEWAY_NAMESPACE, label_selector=GATEWAY_LEASE_LABEL)
-    return [
-        warning(
-            f"Lease {GATEWAY_NAMESPACE}/{lease['metadata']['name']}",
-            f"this replica of the gateway does not renew it: {since}; moves of control planes wait for the replica",
-            "kubectl get pods -A -l app.kubernetes.io/component=gateway",
-        )
-        for lease in leases.items
-        if (since := ended(lease, now=survey.now))
-    ]
+    """Find that no replica of the gateway is there any more. A single one that ended is waited for by nobody."""
+    leases = (await survey.client.list(LEASES, namespace=GATEWAY_NAMESPACE, label_selector=GATEWAY_LEASE_LABEL)).items
+    found = [(lease["metadata"]["name"], ended(lease, now=survey.now)) for lease in leases]
+    if not found or not all(since for _, since in found):
+        return []
+    problem = f"no replica of the gateway renews its Lease: {found[-1][1]}; moves of control planes wait for one"
+    subject = named("Lease", (f"{GATEWAY_NAMESPACE}/{name}" for name, _ in found))
+    return [warning(subject, problem, "kubectl get pods -A -l app.kubernetes.io/component=gateway")]
 
 
 def ended(lease: Mapping[str, Any], *, now: datetime) -> str:

@@ -24,6 +24,7 @@ from kplane.client.watching import read_as, served
 from kplane.provider import ApiError, Client, NotFound
 from kplane.provider.client.resources import NAMESPACES
 from kplane.provider.client.transport import HttpRequest
+from kplane.provider.client.wire import translated
 
 __all__ = ["INSTALL", "KINDS", "UPGRADE_COMMAND", "Survey", "look"]
 
@@ -111,6 +112,8 @@ async def look(client: Client, *, context: str | None = None) -> Survey:
             unread["Pod"] = str(error)
             return None
 
+    # Namespaces first: of one that is made meanwhile, the control plane is known.
+    namespaces = await read_namespaces()
     return Survey(
         client=client,
         programs=await read_programs(),
@@ -119,7 +122,7 @@ async def look(client: Client, *, context: str | None = None) -> Survey:
         endpoints=await read(ControlPlaneEndpoint),
         registrations=await read(ControlPlaneRegistration),
         snapshots=await read(ControlPlaneSnapshot),
-        namespaces=await read_namespaces(),
+        namespaces=namespaces,
         unread=unread,
         missing=missing,
         context=context,
@@ -131,12 +134,11 @@ async def _ahead(client: Client) -> timedelta:
     """Compare the clocks by the time that the API server puts on its answers; that has whole seconds."""
     await client.probe("/version")
     sent = datetime.now(UTC)
-    async with (
-        asyncio.timeout(client.timeout_seconds),
-        client.transport.exchange(HttpRequest("GET", "/version")) as response,
-    ):
-        received = datetime.now(UTC)
-        date = response.headers.get("Date")
+    asked = HttpRequest("GET", "/version")
+    with translated(server=client.config.server, asked=str(asked)):
+        async with asyncio.timeout(client.timeout_seconds), client.transport.exchange(asked) as response:
+            received = datetime.now(UTC)
+            date = response.headers.get("Date")
     if date is None:
         return timedelta()
     return parsedate_to_datetime(date) + timedelta(seconds=0.5) - (sent + (received - sent) / 2)
