@@ -19,6 +19,8 @@ __all__ = ["app"]
 
 app = typer.Typer()
 
+_HOLD_SECONDS = 10.0
+
 
 @app.command(short_help="Move a control plane with its data.")
 def move(
@@ -40,8 +42,10 @@ def move(
         raise typer.BadParameter("give one of --to and --abort/--rollback")
 
     async def work(control_planes: ControlPlanes) -> None:
+        import contextlib
+
         from kplane.api import ControlPlaneMode
-        from kplane.client import moved
+        from kplane.client import NotSettled, moved
 
         found = await control_planes.get(name)
         mode = ControlPlaneMode(to) if to is not None else _former(found)
@@ -72,6 +76,9 @@ def move(
             return moved(mode)(each)
 
         done = await control_planes.wait(name, arrived, timeout_seconds=timeout)
+        # The operator says how long writes waited a moment after the change of the address.
+        with contextlib.suppress(NotSettled):
+            done = await control_planes.wait(name, _is_told, timeout_seconds=_HOLD_SECONDS)
         held = done.status.migration.hold_milliseconds if done.status.migration is not None else None
         waited = f"; writes waited for {held} ms" if held is not None else ""
         typer.echo(f"controlplane/{name} is {mode}{waited}")
@@ -96,6 +103,13 @@ def _is_planned(control_plane: ControlPlane) -> bool:
 def _plan_of(control_plane: ControlPlane) -> MigrationPlan | None:
     moving = control_plane.status.migration
     return moving.plan if moving is not None else None
+
+
+def _is_told(control_plane: ControlPlane) -> bool:
+    """Whether it says how long writes waited, or never will: an aborted move changed no address."""
+    moving = control_plane.status.migration
+    is_cut = moving is not None and moving.step is not None and moving.step.is_cut
+    return moving is None or not is_cut or moving.hold_milliseconds is not None
 
 
 def _print_plan(plan: MigrationPlan | None) -> None:
