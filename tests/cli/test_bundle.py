@@ -21,10 +21,8 @@ def survey(*namespaces: dict[str, Any], home: str | None = None) -> Survey:
     return Survey(client=None, programs=programs, control_planes=[acme], namespaces=namespaces)  # type: ignore[arg-type]
 
 
-def namespace(name: str, **labels: str) -> dict[str, Any]:
-    return {
-        "metadata": {"name": name, "labels": {f"controlplane.kplane.dev/{key}": each for key, each in labels.items()}}
-    }
+def namespace(name: str, *, of: str | None = None) -> dict[str, Any]:
+    return {"metadata": {"name": name, "labels": {"controlplane.kplane.dev/name": of} if of else {}}}
 
 
 def test_only_namespaces_of_kplane_are_covered() -> None:
@@ -36,8 +34,8 @@ def test_only_namespaces_of_kplane_are_covered() -> None:
         namespace("kplane-of-others"),
         namespace("kplane-system"),
         namespace("platform"),
-        namespace("kplane-cp-acme", name="acme"),
-        namespace("kplane-cp-gone", name="gone"),
+        namespace("kplane-cp-acme", of="acme"),
+        namespace("kplane-cp-gone", of="gone"),
     ]
     assert covered(survey(*present, home="platform")) == {"default", "platform", "kplane-cp-acme", "kplane-cp-gone"}
 
