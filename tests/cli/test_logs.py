@@ -20,7 +20,7 @@ from kplane.mcm.describe.kinds import InstanceKind
 class Written:
     """A log with these lines. One that is followed does not end, unless it `ends`."""
 
-    note = ""
+    note = silence = ""
 
     def __init__(self, name: str, *written: str, ends: bool = True) -> None:
         self.name = name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -79,6 +80,8 @@ class Cluster:
             ("etcd-0", "etcd"): ["applied"],
         }
         self.everywhere = True
+        self.more: asyncio.Queue[str] = asyncio.Queue()
+        """Lines that come to a log while it is followed; an empty one ends it."""
         self.metrics: Any = None
         self.asked: list[str] = []
 
@@ -111,6 +114,8 @@ class Cluster:
         await response.prepare(request)
         tail = int(request.query.get("tailLines", 100))
         for line in self.logs[name, container][-tail:]:
+            await response.write(f"{line}\n".encode())
+        while "follow" in request.query and (line := await self.more.get()):
             await response.write(f"{line}\n".encode())
         return response
 
@@ -200,9 +205,28 @@ async def test_of_an_instance_only_its_lines_are_read(client: Client, cluster: C
     acme = ControlPlaneRegistration.model_validate({"metadata": {"name": "acme"}, "spec": spec})
     programs = await programs_of(client)
     (log,) = await programs.instance_logs(acme, kind=InstanceKind.CONTROLLERS)
-    assert "mcm.instanceLogs" in log.note
+    assert (log.note, "mcm.instanceLogs" in log.silence) == ("", True)
     assert [line async for line in log.lines(last=1, follow=False)] == ["second"]
+    cluster.more.put_nowait("")
     assert [line async for line in log.lines(last=None, follow=True)] == ["I1126 first", "second"]
+
+
+async def test_following_begins_with_the_last_lines(client: Client, cluster: Cluster) -> None:
+    programs = await programs_of(client)
+    spec, services = {"controlPlaneRef": {"name": "acme"}}, ["Controllers", "Scheduler"]
+    acme = ControlPlaneRegistration.model_validate(
+        {"metadata": {"name": "acme"}, "spec": spec, "status": {"services": services}}
+    )
+    (log,) = await programs.instance_logs(acme, kind=InstanceKind.SCHEDULER)
+    assert "controllers and scheduler" in log.note
+    async with asyncio.timeout(20), contextlib.aclosing(log.lines(last=1, follow=True)) as lines:
+        assert await anext(lines) == "second"
+        cluster.more.put_nowait("[acme] third")
+        cluster.more.put_nowait("[globex] other")
+        cluster.more.put_nowait("[acme] fourth")
+        assert [await anext(lines), await anext(lines)] == ["third", "fourth"]
+        cluster.more.put_nowait("")
+        assert [line async for line in lines] == []
 
 
 async def test_memory_is_that_of_the_metrics_server(client: Client, cluster: Cluster) -> None:

@@ -19,6 +19,7 @@ __all__ = ["app"]
 
 app = typer.Typer()
 
+_SILENCE_SECONDS = 8.0
 _EVENT_HEADS = ("LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE")
 _EVENT_WIDTHS = (12, 7, 20, 36, 0)
 
@@ -91,6 +92,7 @@ def logs(
     """
 
     async def work(control_planes: ControlPlanes) -> None:
+        import asyncio
         import contextlib
 
         from kplane.cli.logs import find_logs, merged
@@ -100,9 +102,18 @@ def logs(
         found = await find_logs(control_planes, programs, name, of=of)
         for note in dict.fromkeys(each.note for each in found if each.note):
             say(note)
+        silence = next((each.silence for each in found if each.silence), "")
+        # A log that is followed has no end at which nothing was found.
+        reminder = asyncio.get_running_loop().call_later(_SILENCE_SECONDS, say, silence) if silence and follow else None
+        is_silent = True
         async with contextlib.aclosing(merged(found, last=tail, follow=follow)) as lines:
             async for line in lines:
+                is_silent = False
+                if reminder is not None:
+                    reminder.cancel()
                 typer.echo(line)
+        if silence and is_silent and not follow and tail != 0:
+            say(silence)
 
     work_on(context, work)
 

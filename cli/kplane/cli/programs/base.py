@@ -48,6 +48,10 @@ class Log(Protocol):
     def note(self) -> str:
         """What a reader has to know of it; empty for nothing."""
 
+    @property
+    def silence(self) -> str:
+        """Why it may have no line at all; empty for no reason."""
+
     def lines(self, *, last: int | None, follow: bool) -> AsyncGenerator[str, None]:
         """Yield the last lines, or all for None; with `follow`, then each new one without an end."""
 

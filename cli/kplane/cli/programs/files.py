@@ -22,6 +22,7 @@ class FileLog:
     name: str
     path: Path
     note: str = ""
+    silence: str = ""
 
     async def lines(self, *, last: int | None, follow: bool) -> AsyncGenerator[str, None]:
         """Yield the last lines, or all for None; with `follow`, then each new one without an end."""

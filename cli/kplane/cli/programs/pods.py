@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections import deque
@@ -9,7 +10,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from kplane.api import ControlPlaneRegistration, RegistrationMode, quantity
+from kplane.api import ControlPlaneRegistration, RegistrationMode, Service, quantity
 from kplane.api.names import management_namespace
 from kplane.cli.programs.base import Log, Program, Replica
 from kplane.client.text import read_text, stream_lines
@@ -37,6 +38,11 @@ _SEARCHED_LINES: Final = 50_000
 _IN_FILES: Final = (
     "mcm writes the logs of its instances to files of its pod; set mcm.instanceLogs to prefixed to read them here"
 )
+_BOTH: Final = "the log of mcm does not tell the programs of a registration apart: these are controllers and scheduler"
+_QUIET_SECONDS: Final = 0.5
+"""A log that says nothing for so long has no more of the past to say."""
+_PAST_SECONDS: Final = 5.0
+"""A log that is never quiet is of the present after so long."""
 _BY_PROGRAM: Final = {str(program): program for program in Program}
 
 Pod = dict[str, Any]
@@ -127,14 +133,15 @@ class Pods:
 
     async def instance_logs(self, registration: ControlPlaneRegistration, *, kind: InstanceKind) -> Sequence[Log]:
         """Return what the logs of mcm's pods have of an instance; which of the pods runs it may change."""
-        del kind  # mcm's own log does not tell the programs of a registration apart
+        del kind
+        note = _BOTH if {Service.CONTROLLERS, Service.SCHEDULER} <= set(registration.status.services) else ""
         if registration.spec.mode is RegistrationMode.DEDICATED:
             control_plane = registration.spec.control_plane_ref.name
             component = mcm_name(control_plane, uid=registration.metadata.uid or "")
             logs = await self.component_logs(component, namespace=management_namespace(control_plane))
         else:
             logs = [self.log(each) for each in await self.replicas() if each.program is Program.MCM]
-        return [_InstanceLog(log, registration.name) for log in logs]
+        return [_InstanceLog(log, registration.name, note=note) for log in logs]
 
     async def memory(self) -> Mapping[str, int]:
         """Return what the metrics server measured, if there is one; a component may have several pods."""
@@ -209,6 +216,7 @@ class _PodLog:
     namespace: str
     name: str
     note: str = ""
+    silence: str = ""
     container: str | None = None
 
     async def lines(self, *, last: int | None, follow: bool) -> AsyncGenerator[str, None]:
@@ -228,7 +236,8 @@ class _InstanceLog:
 
     log: Log
     registration: str
-    note: str = _IN_FILES
+    note: str = ""
+    silence: str = _IN_FILES
 
     @property
     def name(self) -> str:
@@ -236,18 +245,50 @@ class _InstanceLog:
         return self.log.name
 
     async def lines(self, *, last: int | None, follow: bool) -> AsyncGenerator[str, None]:
-        """Yield the last lines, or all for None; with `follow`, then each new one. With `follow`, `last` counts all."""
+        """Yield the last lines, or all for None; with `follow`, then each new one."""
+        searched = self.log.lines(last=_SEARCHED_LINES, follow=follow)
         kept = deque[str](maxlen=last)
-        async with contextlib.aclosing(self.log.lines(last=_SEARCHED_LINES, follow=follow)) as lines:
+        async with contextlib.aclosing(searched), contextlib.aclosing(_in_time(searched, follow=follow)) as lines:
+            is_past = True
             async for line in lines:
-                if (found := instance_line(line, self.registration)) is None:
+                if line is None:
+                    is_past = False
+                    for each in kept:
+                        yield each
+                elif (found := instance_line(line, self.registration)) is None:
                     continue
-                if follow:
-                    yield found
-                else:
+                elif is_past:
                     kept.append(found)
-        for line in kept:
+                else:
+                    yield found
+
+
+async def _in_time(lines: AsyncGenerator[str, None], *, follow: bool) -> AsyncGenerator[str | None, None]:
+    """Yield lines, and None once after those of the past: when they end; with `follow`, also if they pause or go on."""
+    clock = asyncio.get_running_loop().time
+    ends, is_past, quiet = clock() + _PAST_SECONDS, True, _PAST_SECONDS
+    coming = asyncio.ensure_future(_next(lines))
+    try:
+        while True:
+            if is_past and follow:
+                await asyncio.wait({coming}, timeout=min(quiet, max(0.0, ends - clock())))
+                if not coming.done():
+                    is_past = False
+                    yield None
+            if (line := await coming) is None:
+                break
             yield line
+            quiet = _QUIET_SECONDS
+            coming = asyncio.ensure_future(_next(lines))
+    finally:
+        coming.cancel()
+        await asyncio.wait({coming})
+    if is_past:
+        yield None
+
+
+async def _next(lines: AsyncGenerator[str, None]) -> str | None:
+    return await anext(lines, None)
 
 
 def instance_line(line: str, registration: str) -> str | None:
