@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
@@ -66,6 +67,19 @@ async def test_all_parts_of_the_page_are_there_and_closed_to_other_sites(
             assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
     async with http.get(f"{address}fleet") as answer:
         assert json.loads(await answer.text())["server"].startswith("https://")
+
+
+async def test_the_page_says_when_the_api_server_answered_last(
+    address: str, http: aiohttp.ClientSession, eventually: Callable[..., Awaitable[Any]]
+) -> None:
+    async def looked_at() -> str | None:
+        async with http.get(f"{address}fleet") as answer:
+            found: str | None = (await answer.json())["lookedAt"]
+            return found
+
+    first = await eventually(looked_at, lambda found: found is not None)
+    assert datetime.fromisoformat(first) <= datetime.now(UTC)
+    assert await looked_at() == first  # it is not the time of the question
 
 
 async def test_without_the_key_and_for_writes_nothing_is_there(address: str, http: aiohttp.ClientSession) -> None:

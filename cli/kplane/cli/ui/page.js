@@ -2,6 +2,7 @@
 
 const SECONDS = 2;
 const AGES_SECONDS = 30;
+const SILENT_SECONDS = 60;
 const COLOURS = { Ready: "good", Hibernated: "asleep", Failed: "bad", Unavailable: "bad" };
 let shown = { controlPlanes: [] };
 let last = "";
@@ -109,13 +110,16 @@ async function refresh() {
   try {
     const answer = await fetch("fleet", { cache: "no-store" });
     if (!answer.ok) throw new Error(`HTTP ${answer.status}`);
-    const text = await answer.text();
-    state.textContent = `as of ${new Date().toLocaleTimeString()}`;
-    state.className = "";
+    const { lookedAt, ...found } = await answer.json();
+    const silent = lookedAt && Date.now() - Date.parse(lookedAt) > SILENT_SECONDS * 1000;
+    const time = lookedAt ? `as of ${new Date(lookedAt).toLocaleTimeString()}` : "not read yet";
+    state.textContent = silent ? `${time}; the API server does not answer since` : time;
+    state.className = silent ? "bad" : "";
     // Rows that are made again lose the reader's selection and focus.
+    const text = JSON.stringify(found);
     if (text !== last) {
       last = text;
-      shown = JSON.parse(text);
+      shown = found;
       document.getElementById("server").textContent = shown.server;
       show();
     }

@@ -7,20 +7,22 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from importlib import resources
 from typing import Final, Generic, TypeVar
 
 from aiohttp import web
 
 from kplane.api import ControlPlane, ControlPlaneRegistration, ResourceModel
-from kplane.cli.programs import find_programs
+from kplane.cli.programs import Programs, find_programs
 from kplane.cli.ui.fleet import show_fleet
 from kplane.cli.usage import Usage, UsageMeter
 from kplane.client import ControlPlanes
 from kplane.client.watching import follow
-from kplane.provider import ProviderError
+from kplane.provider import Client, ProviderError
+from kplane.provider.errors import Forbidden
 
-__all__ = ["serve"]
+__all__ = ["Measured", "serve"]
 
 _HOST: Final = "127.0.0.1"
 _MEASURED_SECONDS: Final = 10.0
@@ -44,24 +46,35 @@ Kind = TypeVar("Kind", bound=ResourceModel)
 
 
 @dataclass(slots=True)
-class _Measured:
+class Measured:
     """Keeps what control planes take."""
 
     usages: Mapping[str, Usage] = field(default_factory=dict)
     problems: Sequence[str] = ()
     """What is not known, and why."""
+    looked_at: datetime | None = None
+    """When the API server answered last, by the clock of this machine."""
 
     async def measure(self, control_planes: ControlPlanes) -> None:
         meter: UsageMeter | None = None
         while True:
             try:
                 if meter is None:
-                    meter = UsageMeter(control_planes, await find_programs(control_planes.client))
+                    meter = UsageMeter(control_planes, await _programs(control_planes.client))
                 self.usages = {each.name: each for each in await meter.look()}
+                self.looked_at = datetime.now(UTC)
                 self.problems = list(meter.problems)
             except ProviderError as error:
                 self.problems = [str(error)]
             await asyncio.sleep(_MEASURED_SECONDS)
+
+
+async def _programs(client: Client) -> Programs | None:
+    """Find the programs of kplane; a user who may not look for them sees the rest."""
+    try:
+        return await find_programs(client)
+    except Forbidden:
+        return None
 
 
 @dataclass(slots=True)
@@ -85,13 +98,17 @@ async def serve(control_planes: ControlPlanes, *, port: int, ready: Callable[[st
     The key keeps other users of the machine, and pages of other sites, away. `port` 0 takes a free one. Raises OSError
     if the port is taken, and `kplane.provider.ProviderError` if the API server refuses to list.
     """
-    known, registered, measured = _Known[ControlPlane](), _Known[ControlPlaneRegistration](), _Measured()
+    known, registered, measured = _Known[ControlPlane](), _Known[ControlPlaneRegistration](), Measured()
     key = secrets.token_urlsafe(24)
     app = web.Application()
 
     async def fleet(_: web.Request) -> web.Response:
         content = show_fleet(known.objects.values(), registered.objects.values(), usages=measured.usages)
-        around = {"server": control_planes.client.config.server, "unknown": list(measured.problems)}
+        around = {
+            "server": control_planes.client.config.server,
+            "unknown": list(measured.problems),
+            "lookedAt": measured.looked_at.isoformat() if measured.looked_at is not None else None,
+        }
         return web.json_response({**around, **content}, headers=_HEADERS)
 
     app.router.add_get(f"/{key}/fleet", fleet)
