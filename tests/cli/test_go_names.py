@@ -14,12 +14,20 @@ from kplane.cli.main import app
     [
         ("create cluster acme", "create-cluster acme"),
         ("create cluster --context kplane acme", "create-cluster --context kplane acme"),
+        ("create cluster --no-wait acme", "create-cluster --no-wait acme"),
+        ("create cluster --context=kplane -- acme", "create-cluster --context=kplane -- acme"),
         ("cc acme", "create-cluster acme"),
         ("get clusters", "list"),
         ("get clusters -o json", "list -o json"),
         # These are about control planes called so.
         ("create cluster", "create cluster"),
         ("create cluster --no-wait", "create cluster --no-wait"),
+        ("create cluster --class small", "create cluster --class small"),
+        ("create cluster --class=small --no-wait", "create cluster --class=small --no-wait"),
+        (
+            "create cluster --context x --mode Dedicated --fake-nodes 3",
+            "create cluster --context x --mode Dedicated --fake-nodes 3",
+        ),
         ("create acme", "create acme"),
         ("get cluster", "get cluster"),
         ("get-credentials acme", "get-credentials acme"),

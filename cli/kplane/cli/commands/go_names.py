@@ -24,7 +24,7 @@ def translated(arguments: Sequence[str]) -> list[str]:
     `kplane create cluster` stays: it creates a control plane of that name.
     """
     match list(arguments):
-        case ["create", "cluster", *rest] if any(not each.startswith("-") for each in rest):
+        case ["create", "cluster", *rest] if _has_name(rest):
             return [_CREATE_CLUSTER, *rest]
         case ["cc", *rest]:
             return [_CREATE_CLUSTER, *rest]
@@ -32,6 +32,26 @@ def translated(arguments: Sequence[str]) -> list[str]:
             return ["list", *rest]
         case found:
             return found
+
+
+def _has_name(rest: Sequence[str]) -> bool:
+    """Whether one of these arguments of `kplane create` is neither an option nor the value of one."""
+    group = typer.main.get_group(control_planes.app)
+    valued = {
+        name
+        for parameter in group.commands["create"].params
+        if parameter.param_type_name == "option" and not getattr(parameter, "is_flag", False)
+        for name in parameter.opts
+    }
+    words = iter(rest)
+    for word in words:
+        if word == "--":
+            return next(words, None) is not None
+        if not word.startswith("-"):
+            return True
+        if word in valued:
+            next(words, None)
+    return False
 
 
 @app.command(_CREATE_CLUSTER, hidden=True)
