@@ -35,6 +35,7 @@ from kplane.cli.doctor.programs import (
 from kplane.cli.doctor.related import check_endpoints, check_registrations, check_snapshots
 from kplane.cli.doctor.rights import NEEDED, check_rights, check_unread
 from kplane.cli.doctor.survey import KINDS, Survey
+from kplane.cli.kubeconfigs import Management
 from kplane.cli.programs import Program, Replica
 from kplane.embedded.manifests import crd_manifests
 from kplane.provider import NotFound, Unreachable
@@ -594,13 +595,17 @@ async def test_what_is_left_of_control_planes_that_are_gone() -> None:
     ],
 )
 def test_commands_name_the_cluster_that_was_examined(command: str, expected: str) -> None:
-    assert addressed(command, context="o") == expected
-    assert addressed(command, context=None) == command
+    assert addressed(command, cluster=Management("o")) == expected
+    assert addressed(command, cluster=Management()) == command
+    elsewhere = addressed(command, cluster=Management("o", "/a b"))
+    assert elsewhere == expected.replace("kubectl", "KUBECONFIG='/a b' kubectl")
 
 
 async def test_all_findings_name_the_cluster() -> None:
     sick = control_plane("acme", condition("Ready", "False", "ClassNotFound"))
-    examination = await examine(survey(Api({"/version": VERSION, **SERVED}), control_planes=[sick], context="other"))
+    examination = await examine(
+        survey(Api({"/version": VERSION, **SERVED}), control_planes=[sick], cluster=Management("other"))
+    )
     commands = {name: finding.command for name, finding in examination.findings}
     assert commands["not-ready"] == "kubectl --context other get controlplaneclasses"
     assert commands["rights"] == "kplane doctor --context other"

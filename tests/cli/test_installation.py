@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from kplane.cli import installation, kubeconfigs
 from kplane.cli.errors import Refused
 from kplane.cli.installation import Installation
+from kplane.cli.kubeconfigs import Management
 from kplane.cli.main import app
 
 
@@ -69,7 +70,7 @@ def test_with_the_context_of_a_control_plane_its_management_cluster_is_changed(
 
 def test_a_newer_release_is_not_replaced_by_an_older_one(helm: Helm) -> None:
     helm.lists("kplane-999.0.0")
-    found = Installation.on(None, report=lambda _: None)
+    found = Installation.on(Management(), report=lambda _: None)
     with pytest.raises(Refused, match="pip install --upgrade kplane"):
         found.upgrade([])
     assert [call[0] for call in helm.calls] == ["list"]

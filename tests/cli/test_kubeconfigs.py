@@ -14,6 +14,7 @@ import yaml
 
 from kplane.cli import kubeconfigs
 from kplane.cli.errors import Refused
+from kplane.cli.kubeconfigs import Management, management
 from kplane.provider import ClusterConfig
 
 PUBLISHED = yaml.safe_dump(
@@ -108,16 +109,39 @@ def test_a_command_gets_a_private_file_that_goes_with_it(tmp_path: Path) -> None
 
 
 def test_the_context_of_a_control_plane_leads_to_its_management_cluster(own: Path) -> None:
-    assert kubeconfigs.management_context(None) is None
+    assert management(None) == Management()
     kubeconfigs.add_context(entry("work"))
-    assert kubeconfigs.management_context(None) is None
+    assert management(None) == Management()
     kubeconfigs.add_context(made("acme", context="work"))
-    assert kubeconfigs.management_context(None) == "work"
-    assert kubeconfigs.management_context("other") == "other"
+    assert management(None) == Management("work")
+    assert management("other") == Management("other")
     # What is merged from there leads to the management cluster too.
     assert made("globex", context=None)["users"][0]["user"]["exec"]["args"][-1] == "work"
     assert kubeconfigs.choose_context("kplane-work", "work") == "work"
-    assert kubeconfigs.management_context(None) is None
+    assert management(None) == Management()
     assert yaml.safe_load(own.read_text())["current-context"] == "work"
     with pytest.raises(Refused, match="has no context kplane-globex or globex"):
         kubeconfigs.choose_context("kplane-globex", "globex")
+
+
+def test_what_is_connected_leads_to_the_kubeconfig_of_its_management_cluster(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubeconfigs.add_context(entry("work"))
+    connected = tmp_path / "connected"
+    connected.write_text(kubeconfigs.to_text(made("acme", context="work")))
+    kubeconfigs.add_context(entry("other"))
+    monkeypatch.setenv("KUBECONFIG", str(connected))
+    assert management(None) == Management("work", str(own))
+    assert management("other") == Management("other", str(own))
+    assert management("kplane-acme") == Management("kplane-acme")
+    found = management(None)
+    config = ClusterConfig.default(context=found.context, environment=found.environment)
+    assert config.server == "https://10.0.0.1:6443"
+    # A kubeconfig that is made there leads to the same one.
+    plugin = made("globex", context=None)["users"][0]["user"]["exec"]
+    assert plugin["args"][-2:] == ["--context", "work"]
+    assert plugin["env"] == [{"name": "KUBECONFIG", "value": str(own)}]
+    # It was moved: only this one is left.
+    own.unlink()
+    assert management(None) == Management("work")

@@ -17,6 +17,7 @@ import pytest
 
 from kplane.cli import port_forward
 from kplane.cli.errors import CliError
+from kplane.cli.kubeconfigs import Management
 from kplane.cli.port_forward import forwarded, is_inside
 from kplane.cli.tenants import reached
 
@@ -79,7 +80,7 @@ def use(kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_kubectl_runs_as_long_as_it_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     use(kubectl := Kubectl(tmp_path, says=LISTENS), monkeypatch)
-    with forwarded(document(INSIDE), context=None) as found:
+    with forwarded(document(INSIDE), to=Management()) as found:
         assert found["clusters"][0]["cluster"]["server"] == "https://127.0.0.1:4711"
         # What it says is read, so that it never waits for a reader.
         wait_for(kubectl.flooded.exists)
@@ -94,9 +95,10 @@ def test_kubectl_ends_with_a_command_that_is_killed(tmp_path: Path, how: signal.
         "import pathlib, sys, time\n"
         "from types import SimpleNamespace\n"
         "from kplane.cli import port_forward\n"
+        "from kplane.cli.kubeconfigs import Management\n"
         "found = SimpleNamespace(path=lambda _: pathlib.Path(sys.argv[1]))\n"
         "port_forward.resolve = lambda **_: found\n"
-        f"with port_forward.forwarded({document(INSIDE)!r}, context=None):\n"
+        f"with port_forward.forwarded({document(INSIDE)!r}, to=Management()):\n"
         "    print('ready', flush=True)\n"
         "    time.sleep(300)\n"
     )
@@ -113,7 +115,7 @@ def test_kubectl_ends_with_a_command_that_is_killed(tmp_path: Path, how: signal.
 def test_kubectl_has_to_listen_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     use(kubectl := Kubectl(tmp_path, says="sleep 300"), monkeypatch)
     monkeypatch.setattr(port_forward, "_START_SECONDS", 1.0)
-    with pytest.raises(CliError, match="within 1 s"), forwarded(document(INSIDE), context=None):
+    with pytest.raises(CliError, match="within 1 s"), forwarded(document(INSIDE), to=Management()):
         pass
     assert not kubectl.runs
 
@@ -159,7 +161,7 @@ def test_what_kubectl_cannot_forward_is_an_error(
     address = document("https://kube-apiserver.kplane-cp-acme.svc:6443")
     with (
         pytest.raises(CliError, match="failed to forward a port to kube-apiserver"),
-        forwarded(address, context="nosuch"),
+        forwarded(address, to=Management("nosuch")),
     ):
         pass
     assert "nosuch" in capfd.readouterr().err

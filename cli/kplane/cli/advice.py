@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from kplane.api.names import management_namespace
+from kplane.cli.kubeconfigs import Management
 from kplane.controlplane_operator.reasons import Reason
 
 __all__ = ["addressed", "advice_for", "command_for", "reason_of"]
@@ -43,19 +44,21 @@ def command_for(reason: str, *, name: str) -> str | None:
     return command.format(name=name, namespace=management_namespace(name)) if command is not None else None
 
 
-def addressed(command: str, *, context: str | None) -> str:
-    """Return a command line whose commands of kubectl and kplane name their cluster; None for the current one."""
-    if context is None:
+def addressed(command: str, *, cluster: Management) -> str:
+    """Return a command line whose commands of kubectl and kplane name their cluster, unless it is the current one."""
+    if cluster.context is None:
         return command
-    option = f"--context {shlex.quote(context)}"
-    return " && ".join(_addressed(each, option) for each in command.split(" && "))
+    return " && ".join(_addressed(each, cluster) for each in command.split(" && "))
 
 
-def _addressed(command: str, option: str) -> str:
+def _addressed(command: str, cluster: Management) -> str:
+    option = f"--context {shlex.quote(cluster.context or '')}"
     program, _, rest = command.partition(" ")
     if program == "kplane" and rest.partition(" ")[0] not in _LOCAL:
         return f"{command} {option}"
-    return _KUBECTL.sub(lambda found: f"{found[0]}{option} ", command)
+    # kplane finds the kubeconfig itself.
+    place = f"KUBECONFIG={shlex.quote(cluster.kubeconfig)} " if cluster.kubeconfig is not None else ""
+    return _KUBECTL.sub(lambda found: f"{found[1]}{place}kubectl {option} ", command)
 
 
 def advice_for(reason: str) -> str:

@@ -20,6 +20,7 @@ from kplane.api.names import CONTROL_PLANE_LABEL, GATEWAY_NAMESPACE
 from kplane.cli.doctor import examine
 from kplane.cli.doctor.survey import KINDS, Survey, look
 from kplane.cli.installation import NAMESPACE
+from kplane.cli.kubeconfigs import Management
 from kplane.cli.programs import Program, Programs, Replica
 from kplane.cli.scrubbing import scrub_object, scrub_text
 from kplane.client.watching import served
@@ -76,13 +77,13 @@ class Bundle:
                     archive.addfile(entry, io.BytesIO(content))
 
 
-async def collect(client: Client, *, context: str | None = None, report: Callable[[str], None]) -> Bundle:
+async def collect(client: Client, *, cluster: Management | None = None, report: Callable[[str], None]) -> Bundle:
     """Collect all parts; one that cannot be read does not keep the others away. Secrets are never read.
 
     Raises Unreachable if the API server does not answer.
     """
     bundle = Bundle()
-    survey = await look(client, context=context)
+    survey = await look(client, cluster=cluster)
     steps: Sequence[tuple[str, Callable[[Bundle, Survey], Awaitable[None]]]] = (
         ("versions", _versions),
         ("findings", _findings),

@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 from kplane.binaries.errors import BinariesError
 from kplane.binaries.programs import resolve
 from kplane.cli.errors import CliError, Refused
+from kplane.cli.kubeconfigs import Management
 from kplane.cli.versions import is_newer
 
 __all__ = ["CHART", "NAMESPACE", "RELEASE", "Installation"]
@@ -26,17 +27,16 @@ _ASK_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """Knows the release of kplane on the cluster of one context."""
+    """Knows the release of kplane on one management cluster."""
 
     helm: Path
-    context: str | None
-    """Context of the kubeconfig that kubectl would use; None for the current one."""
+    cluster: Management
 
     @classmethod
-    def on(cls, context: str | None, *, report: Callable[[str], None]) -> Self:
+    def on(cls, cluster: Management, *, report: Callable[[str], None]) -> Self:
         """Find or obtain helm. Raises CliError if there is none."""
         try:
-            return cls(resolve(programs=["helm"], report=report).path("helm"), context)
+            return cls(resolve(programs=["helm"], report=report).path("helm"), cluster)
         except BinariesError as error:
             raise CliError(str(error)) from error
 
@@ -61,7 +61,14 @@ class Installation:
     def _release(self) -> dict[str, Any] | None:
         command = self._command("list", "--filter", f"^{RELEASE}$", "--output", "json")
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False)
+            done = subprocess.run(
+                command,
+                env=self.cluster.environment,
+                capture_output=True,
+                text=True,
+                timeout=_ASK_SECONDS,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             raise CliError(f"helm did not answer for {_ASK_SECONDS:g} s: is the cluster reachable?") from None
         if done.returncode != 0:
@@ -71,10 +78,11 @@ class Installation:
 
     def _change(self, verb: str, *options: str) -> None:
         # helm has a deadline of its own, and its output goes to the user as it comes.
-        done = subprocess.run(self._command(verb, RELEASE, str(CHART), *options), check=False)
+        command = self._command(verb, RELEASE, str(CHART), *options)
+        done = subprocess.run(command, env=self.cluster.environment, check=False)
         if done.returncode != 0:
             raise CliError(f"helm {verb} ended with status {done.returncode}; its message is above")
 
     def _command(self, *arguments: str) -> list[str]:
-        context = [] if self.context is None else ["--kube-context", self.context]
+        context = [] if self.cluster.context is None else ["--kube-context", self.cluster.context]
         return [str(self.helm), *arguments, "--namespace", NAMESPACE, *context]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -23,12 +24,13 @@ from kplane.provider import ClusterConfig
 from kplane.provider.access.kubeconfigs import kubeconfig_paths, read_document
 
 __all__ = [
+    "Management",
     "add_context",
     "administrator_context",
     "choose_context",
     "current_context",
     "exec_credential",
-    "management_context",
+    "management",
     "remove_context",
     "run_with",
     "server_of",
@@ -53,14 +55,15 @@ def with_exec_credential(published: str, *, name: str, context: str | None, inte
     cluster = document["clusters"][0]["cluster"]
     arguments = [*_CREDENTIAL, name]
     arguments += ["--internal"] if internal else []
-    arguments += ["--context", management_context(context) or _current_context()]
+    cluster_of = management(context)
+    arguments += ["--context", cluster_of.context or _current_context()]
     plugin: dict[str, Any] = {
         "apiVersion": _API_VERSION,
         "command": sys.executable,
         "args": ["-m", *arguments],
         "interactiveMode": "Never",
         # The credential is read with the management cluster's kubeconfig, also where KUBECONFIG is this one by then.
-        "env": [{"name": "KUBECONFIG", "value": os.pathsep.join(map(str, kubeconfig_paths(os.environ)))}],
+        "env": [{"name": "KUBECONFIG", "value": os.pathsep.join(map(str, kubeconfig_paths(cluster_of.environment)))}],
     }
     called = f"kplane-{name}"
     return {
@@ -98,14 +101,37 @@ def server_of(context: str) -> str | None:
     return None
 
 
-def management_context(chosen: str | None) -> str | None:
-    """Return the context of the management cluster: the one that was chosen, else what the current one leads to.
+@dataclass(frozen=True, slots=True)
+class Management:
+    """Leads to a management cluster."""
 
-    If the current one is that of a control plane, this is where its credentials come from; otherwise None, for itself.
+    context: str | None = None
+    """Of the kubeconfig; None for the current one."""
+    kubeconfig: str | None = None
+    """A value of KUBECONFIG; None for that of this process."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The environment of a program that looks there."""
+        return os.environ if self.kubeconfig is None else {**os.environ, "KUBECONFIG": self.kubeconfig}
+
+
+def management(chosen: str | None) -> Management:
+    """Find the management cluster: that of the context that was chosen, else what the current one leads to.
+
+    If the current one is that of a control plane, this is where its credentials come from; otherwise it is itself. The
+    kubeconfig of `kplane connect` has no other context, so those of the management cluster's kubeconfig count there.
     """
-    if chosen is not None:
-        return chosen
     documents = [read_document(path) for path in kubeconfig_paths(os.environ) if path.is_file()]
+    present = {each.get("name") for document in documents for each in document.get("contexts") or []}
+    plugin = _current_plugin(documents)
+    if plugin is None or (chosen is not None and chosen in present):
+        return Management(chosen)
+    return Management(chosen or list(plugin["args"])[-1], _kubeconfig_of(plugin))
+
+
+def _current_plugin(documents: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the exec plugin of the current context, if it is `kplane credential`."""
     current = current_context()
     users = [
         each["context"].get("user")
@@ -117,8 +143,19 @@ def management_context(chosen: str | None) -> str | None:
         for each in document.get("users") or []:
             arguments = _arguments(each)
             if each.get("name") in users[:1] and arguments[1:3] == _CREDENTIAL and arguments[-2:-1] == ["--context"]:
-                return arguments[-1]
+                plugin: Mapping[str, Any] = each["user"]["exec"]
+                return plugin
     return None
+
+
+def _kubeconfig_of(plugin: Mapping[str, Any]) -> str | None:
+    """Return the KUBECONFIG of a plugin, if it is another one than that of this process, and still there."""
+    found = next((each["value"] for each in plugin.get("env") or [] if each.get("name") == "KUBECONFIG"), None)
+    if found is None:
+        return None
+    paths = kubeconfig_paths({"KUBECONFIG": found})
+    is_other = paths != kubeconfig_paths(os.environ) and any(path.is_file() for path in paths)
+    return str(found) if is_other else None
 
 
 def exec_credential(config: ClusterConfig) -> str:

@@ -10,13 +10,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TextIO, cast
 from urllib.parse import urlsplit
 
 from kplane.binaries.errors import BinariesError
 from kplane.binaries.programs import resolve
 from kplane.cli.errors import CliError
+from kplane.cli.kubeconfigs import Management
 from kplane.workloads.processes import launcher
 
 __all__ = ["forwarded", "is_inside"]
@@ -33,10 +34,10 @@ def is_inside(document: dict[str, Any]) -> bool:
 
 
 @contextlib.contextmanager
-def forwarded(document: dict[str, Any], *, context: str | None) -> Iterator[dict[str, Any]]:
+def forwarded(document: dict[str, Any], *, to: Management) -> Iterator[dict[str, Any]]:
     """Forward a port of this machine to the Service of a kubeconfig, and give the kubeconfig that uses it.
 
-    `context` is that of the management cluster; None for the current one. The server is still verified by its name.
+    `to` is the management cluster. The server is still verified by its name.
     Raises CliError if kubectl does not forward. It blocks while kubectl starts; the kernel ends kubectl with the thread
     that entered.
     """
@@ -52,8 +53,8 @@ def forwarded(document: dict[str, Any], *, context: str | None) -> Iterator[dict
         raise CliError(str(error)) from error
     command = [str(kubectl), "port-forward", f"service/{found['service']}", f":{address.port or 443}"]
     command += ["--namespace", found["namespace"], "--address", "127.0.0.1"]
-    command += ["--context", context] if context is not None else []
-    with _running(command) as port:
+    command += ["--context", to.context] if to.context is not None else []
+    with _running(command, environment=to.environment) as port:
         if port is None:
             raise CliError(f"failed to forward a port to {host} within {_START_SECONDS:g} s; kubectl may say why above")
         local = f"{address.scheme}://127.0.0.1:{port}{address.path}"
@@ -62,11 +63,16 @@ def forwarded(document: dict[str, Any], *, context: str | None) -> Iterator[dict
 
 
 @contextlib.contextmanager
-def _running(command: list[str]) -> Iterator[int | None]:
+def _running(command: list[str], *, environment: Mapping[str, str]) -> Iterator[int | None]:
     """Run kubectl, and give the port that it listens on; None if it ended, or did not listen in time."""
     # A session of its own: Ctrl-C is for the command that uses the port. Complaints go to the user as they come.
     process = subprocess.Popen(
-        [*_bound(), *command], stdout=subprocess.PIPE, stderr=sys.stderr, text=True, start_new_session=True
+        [*_bound(), *command],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=sys.stderr,
+        text=True,
+        start_new_session=True,
     )
     with process:
         first = queue.SimpleQueue[str]()

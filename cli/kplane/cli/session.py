@@ -27,10 +27,13 @@ def work_on(context: str | None, work: Work) -> None:
     import asyncio
 
     async def connected() -> None:
-        from kplane.cli.kubeconfigs import management_context
+        from kplane.cli.kubeconfigs import management
         from kplane.client import ControlPlanes
+        from kplane.provider import ClusterConfig
 
-        async with ControlPlanes.connect(context=management_context(context)) as control_planes:
+        found = management(context)
+        config = ClusterConfig.default(context=found.context, environment=found.environment)
+        async with ControlPlanes.connect(config) as control_planes:
             await work(control_planes)
 
     run(lambda: asyncio.run(connected()))

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import yaml
 
-from kplane.cli.kubeconfigs import management_context
+from kplane.cli.kubeconfigs import management
 from kplane.cli.port_forward import forwarded, is_inside
 from kplane.client import ControlPlanes
 from kplane.provider import Client, ClusterConfig
@@ -33,7 +33,7 @@ async def reached(
     document = yaml.safe_load(await control_planes.kubeconfig(name, internal=internal))
     async with contextlib.AsyncExitStack() as stack:
         if not internal and is_inside(document):
-            forwarding = forwarded(document, context=management_context(context))
+            forwarding = forwarded(document, to=management(context))
             document = await stack.enter_async_context(_in_threads(forwarding))
         async with Client(ClusterConfig.from_kubeconfig(document), field_manager="kplane-cli") as client:
             yield client

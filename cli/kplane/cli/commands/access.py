@@ -188,12 +188,12 @@ def connect(
 
 def _run_with(document: dict[str, Any], command: list[str], *, context: str | None, is_outside: bool) -> None:
     """Run a command with a kubeconfig, and end with its exit code."""
-    from kplane.cli.kubeconfigs import management_context, run_with, to_text
+    from kplane.cli.kubeconfigs import management, run_with, to_text
     from kplane.cli.port_forward import forwarded, is_inside
 
     with contextlib.ExitStack() as stack:
         if is_outside and is_inside(document):
-            document = stack.enter_context(forwarded(document, context=management_context(context)))
+            document = stack.enter_context(forwarded(document, to=management(context)))
         try:
             raise typer.Exit(run_with(to_text(document), command))
         except FileNotFoundError as error:

@@ -42,9 +42,9 @@ def doctor(
 
         from kplane.cli.doctor import examine
         from kplane.cli.doctor.survey import look
-        from kplane.cli.kubeconfigs import management_context
+        from kplane.cli.kubeconfigs import management
 
-        survey = await look(control_planes.client, context=management_context(context))
+        survey = await look(control_planes.client, cluster=management(context))
         examination = await examine(survey)
         if output is _Form.JSON:
             typer.echo(json.dumps(examination.to_json(), indent=2))
@@ -86,10 +86,10 @@ def support_bundle(
         from datetime import UTC, datetime
 
         from kplane.cli.bundle import collect
-        from kplane.cli.kubeconfigs import management_context
+        from kplane.cli.kubeconfigs import management
 
         chosen = file or Path(f"kplane-support-{datetime.now(UTC):%Y%m%d%H%M%S}.tar.gz")
-        bundle = await collect(control_planes.client, context=management_context(context), report=say)
+        bundle = await collect(control_planes.client, cluster=management(context), report=say)
         bundle.write(chosen)
         typer.echo(str(chosen))
 

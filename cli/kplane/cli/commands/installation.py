@@ -39,11 +39,9 @@ def init(
 
     def install() -> None:
         from kplane.cli.installation import Installation
-        from kplane.cli.kubeconfigs import management_context
+        from kplane.cli.kubeconfigs import management
 
-        Installation.on(management_context(context), report=say).install(
-            _options(values, assigned, wait=wait, timeout=timeout)
-        )
+        Installation.on(management(context), report=say).install(_options(values, assigned, wait=wait, timeout=timeout))
 
     run(install)
 
@@ -64,11 +62,9 @@ def upgrade(
 
     def change() -> None:
         from kplane.cli.installation import Installation
-        from kplane.cli.kubeconfigs import management_context
+        from kplane.cli.kubeconfigs import management
 
-        Installation.on(management_context(context), report=say).upgrade(
-            _options(values, assigned, wait=wait, timeout=timeout)
-        )
+        Installation.on(management(context), report=say).upgrade(_options(values, assigned, wait=wait, timeout=timeout))
 
     run(change)
 

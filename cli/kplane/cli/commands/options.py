@@ -23,12 +23,14 @@ def _names(incomplete: str) -> list[str]:
     """Complete the names of control planes. A shell shows nothing if the cluster does not answer soon."""
     import asyncio
 
-    from kplane.cli.kubeconfigs import management_context
+    from kplane.cli.kubeconfigs import management
     from kplane.client import ClientError, ControlPlanes
-    from kplane.provider import ProviderError
+    from kplane.provider import ClusterConfig, ProviderError
 
     async def found() -> list[str]:
-        async with asyncio.timeout(2.0), ControlPlanes.connect(context=management_context(None)) as control_planes:
+        cluster = management(None)
+        config = ClusterConfig.default(context=cluster.context, environment=cluster.environment)
+        async with asyncio.timeout(2.0), ControlPlanes.connect(config) as control_planes:
             return [each.name for each in await control_planes.list() if each.name.startswith(incomplete)]
 
     try:

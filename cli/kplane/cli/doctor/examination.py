@@ -80,6 +80,6 @@ async def examine(survey: Survey) -> Examination:
             kind = f"{type(failure).__name__}: " if isinstance(failure, (ValueError, LookupError)) else ""
             found.append((name, warning(f"check {name}", f"failed to check: {kind}{failure}", "kplane doctor")))
     findings = [
-        (name, replace(finding, command=addressed(finding.command, context=survey.context))) for name, finding in found
+        (name, replace(finding, command=addressed(finding.command, cluster=survey.cluster))) for name, finding in found
     ]
     return Examination(sorted(findings, key=lambda each: each[1].severity is not Severity.ERROR))

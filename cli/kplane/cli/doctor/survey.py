@@ -18,6 +18,7 @@ from kplane.api import (
     ResourceModel,
 )
 from kplane.api.names import management_namespace
+from kplane.cli.kubeconfigs import Management
 from kplane.cli.programs import Programs, find_programs
 from kplane.client import ClientError
 from kplane.client.watching import read_as, served
@@ -55,8 +56,8 @@ class Survey:
     """By kind: why it could not be read."""
     missing: Collection[str] = ()
     """The kinds of kplane that the API server does not serve."""
-    context: str | None = None
-    """Context of the kubeconfig that leads to this cluster; None for the current one."""
+    cluster: Management = field(default_factory=Management)
+    """How a command finds this cluster."""
     ahead: timedelta = timedelta()
     """How far the clock of the API server is ahead of this machine's."""
     looked_at: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -78,10 +79,10 @@ class Survey:
         return {management_namespace(each.name): each.name for each in self.control_planes}
 
 
-async def look(client: Client, *, context: str | None = None) -> Survey:
+async def look(client: Client, *, cluster: Management | None = None) -> Survey:
     """Read everything. What the user may not read is noted; raises Unreachable if the API server does not answer.
 
-    `context` is that of the cluster in the kubeconfig; None for the current one.
+    `cluster` is how a command finds it; None: as the current context.
     """
     unread: dict[str, str] = {}
     missing: list[str] = []
@@ -125,7 +126,7 @@ async def look(client: Client, *, context: str | None = None) -> Survey:
         namespaces=namespaces,
         unread=unread,
         missing=missing,
-        context=context,
+        cluster=cluster or Management(),
         ahead=ahead,
     )
 
