@@ -1,10 +1,14 @@
-"""The values of options that several modules know. It imports nothing, so that `--help` stays fast."""
+"""Values that several modules know, such as those of options. It imports nothing, so that `--help` stays fast."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
-__all__ = ["Order", "Part"]
+__all__ = ["DEMO_MARKER", "Order", "Part"]
+
+DEMO_MARKER: Final = ".kplane-demo"
+"""File in the directory of each demo."""
 
 
 class Part(StrEnum):

@@ -35,7 +35,7 @@ def translated(arguments: Sequence[str]) -> list[str]:
 
 
 def _has_name(rest: Sequence[str]) -> bool:
-    """Whether one of these arguments of `kplane create` is neither an option nor the value of one."""
+    """Whether these arguments of `kplane create` have a word besides the options and their values."""
     group = typer.main.get_group(control_planes.app)
     valued = {
         name

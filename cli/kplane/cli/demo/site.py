@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from kplane.cli.choices import DEMO_MARKER
 from kplane.cli.errors import DemoRefused
 from kplane.embedded import lock
 from kplane.embedded.daemon import end
 from kplane.embedded.errors import DirectoryInUse
 
-__all__ = ["default_directory", "empty", "hold", "is_demo", "stop"]
+__all__ = ["default_directory", "empty", "hold", "stop"]
 
-_MARKER: Final = ".kplane-demo"
 _LOCK: Final = ".kplane-demo-lock"
 """Held by the demo itself. The daemon holds another one, and starts later: programs may have to be downloaded first."""
 _INTERRUPT_SECONDS: Final = 120.0
@@ -31,11 +31,6 @@ def default_directory() -> Path:
     return Path(state) / "kplane" / "demo"
 
 
-def is_demo(directory: Path) -> bool:
-    """Whether a demo keeps its data in a directory."""
-    return (directory / _MARKER).exists()
-
-
 @contextlib.contextmanager
 def hold(directory: Path) -> Iterator[None]:
     """Hold the directory for the demo of this process, from before it is emptied, and make it if it does not exist.
@@ -44,7 +39,7 @@ def hold(directory: Path) -> Iterator[None]:
     """
     _require_own(directory)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (directory / _MARKER).touch(mode=0o600)
+    (directory / DEMO_MARKER).touch(mode=0o600)
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(lock.hold(directory, file=_LOCK))
@@ -63,7 +58,7 @@ def _refused(directory: Path, *, pid: int) -> DemoRefused:
 
 
 def _require_own(directory: Path) -> None:
-    if directory.exists() and any(directory.iterdir()) and not (directory / _MARKER).exists():
+    if directory.exists() and any(directory.iterdir()) and not (directory / DEMO_MARKER).exists():
         raise DemoRefused(f"failed to clear {directory}: it holds files that no demo wrote; choose another directory")
 
 
@@ -71,7 +66,7 @@ def empty(directory: Path) -> None:
     """End the processes that an earlier demo left, and remove its files. The directory must be held."""
     end(directory)
     for path in directory.iterdir():
-        if path.name in {_MARKER, _LOCK}:
+        if path.name in {DEMO_MARKER, _LOCK}:
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -107,7 +107,7 @@ async def check_leader(survey: Survey) -> Sequence[Finding]:
 
 
 async def check_gateways(survey: Survey) -> Sequence[Finding]:
-    """Find that no replica of the gateway is there any more. A single one that ended is waited for by nobody."""
+    """Find that no replica of the gateway is there any more. The operator ignores a single one that ended."""
     leases = (await survey.client.list(LEASES, namespace=GATEWAY_NAMESPACE, label_selector=GATEWAY_LEASE_LABEL)).items
     found = [(lease["metadata"]["name"], ended(lease, now=survey.now)) for lease in leases]
     if not found or not all(since for _, since in found):

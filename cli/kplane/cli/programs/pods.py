@@ -264,7 +264,7 @@ class _InstanceLog:
 
 
 async def _in_time(lines: AsyncGenerator[str, None], *, follow: bool) -> AsyncGenerator[str | None, None]:
-    """Yield lines, and None once after those of the past: when they end; with `follow`, also if they pause or go on."""
+    """Yield lines, and None once after those of the past: when they end, or with `follow`, when they pause."""
     clock = asyncio.get_running_loop().time
     ends, is_past, quiet = clock() + _PAST_SECONDS, True, _PAST_SECONDS
     coming = asyncio.ensure_future(_next(lines))

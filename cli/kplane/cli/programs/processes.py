@@ -12,7 +12,7 @@ from typing import Final, Self
 import aiohttp
 
 from kplane.api import ControlPlaneRegistration, RegistrationMode
-from kplane.cli.demo.site import is_demo
+from kplane.cli.choices import DEMO_MARKER
 from kplane.cli.programs.base import Log, Program, Replica
 from kplane.cli.programs.files import FileLog
 from kplane.controlplane_operator.component_names import mcm_name
@@ -83,7 +83,7 @@ class Processes:
     @property
     def start(self) -> str:
         """The command that starts them again."""
-        if is_demo(self._handle.directory):
+        if (self._handle.directory / DEMO_MARKER).exists():
             return f"kplane demo --directory {shlex.quote(str(self._handle.directory))}"
         where = f"--directory {shlex.quote(str(self._handle.directory))}"
         nodes = " --fake-nodes" if self._handle.fake_nodes else ""

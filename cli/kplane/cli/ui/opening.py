@@ -6,23 +6,10 @@ import contextlib
 import html
 import tempfile
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
-from typing import Final
 
 __all__ = ["redirecting"]
-
-_PAGE: Final = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="referrer" content="no-referrer">
-<meta http-equiv="refresh" content="0; url={address}">
-<title>kplane</title>
-</head>
-<body><a href="{address}">kplane</a></body>
-</html>
-"""
 
 
 @contextlib.contextmanager
@@ -31,5 +18,6 @@ def redirecting(address: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="kplane-ui-") as directory:
         path = Path(directory) / "open.html"
         path.touch(mode=0o600)
-        path.write_text(_PAGE.format(address=html.escape(address)))
+        page = resources.files("kplane.cli.ui").joinpath("open.html").read_text()
+        path.write_text(page.format(address=html.escape(address)))
         yield path
