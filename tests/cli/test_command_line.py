@@ -10,6 +10,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from kplane.cli.choices import DEMO_MARKER
 from kplane.cli.demo.site import default_directory
 from kplane.cli.main import app
 from kplane.embedded import lock
@@ -64,6 +65,7 @@ def test_takes_no_directory_with_files_of_others(tmp_path: Path, command: str) -
 
 
 def test_refuses_a_second_demo_over_the_same_directory(tmp_path: Path) -> None:
+    (tmp_path / DEMO_MARKER).touch()
     with lock.hold(tmp_path):
         result = _kplane("demo", "--directory", tmp_path)
     assert result.exit_code == 1

@@ -44,6 +44,8 @@ def test_a_life_of_a_control_plane(kplane: Kplane, small: str) -> None:
     assert "namespace/kube-system" in namespaces
     assert kplane("connect", "typed", "--", "echo", "a", "--", "b").stdout == "a -- b\n"
     assert kplane("connect", "typed", "--", "kubectl", "get", "nonsense", code=1).stderr
+    # Commands of kplane still find the management cluster there.
+    assert "controlplane/typed" in kplane("connect", "typed", "--", "kplane", "list", "-o", "name").stdout.split()
     assert "no program missing" in kplane("connect", "typed", "--", "missing", code=127).stderr
     static = yaml.safe_load(kplane("kubeconfig", "typed", "--static").stdout)
     assert "exec" not in static["users"][0]["user"]
