@@ -209,7 +209,7 @@ async def test_an_old_management_cluster(minor: str, count: int) -> None:
 
 class Programs:
     place = "pods in namespace kplane-system"
-    namespace = "kplane-system"
+    namespace: str | None = "kplane-system"
     required = (Program.OPERATOR, Program.MCM)
     start = "kubectl describe deployments"
     upgrade = "kplane upgrade"
@@ -539,6 +539,10 @@ async def test_snapshots_that_are_not_made() -> None:
         ("warning", "ControlPlaneSnapshot a", "kplane upgrade --set 'etcd.backup.recipients={age1...}'")
     ]
     assert "[" not in found.problem
+    processes = Programs()
+    processes.namespace = None
+    (found,) = await check_snapshots(survey(snapshots=snapshots, programs=processes))
+    assert found.command == "kubectl describe controlplanesnapshot a"
 
 
 def namespace(name: str, *, of: str | None = None, deleted: bool = False, **annotations: str) -> dict[str, Any]:

@@ -35,12 +35,13 @@ def grouped(
     describe: str,
     passing: Collection[str] = (),
     harmless: bool = False,
+    by_reason: bool = True,
 ) -> Sequence[Finding]:
     """Return a finding for each type and reason of these conditions.
 
     `describe` is the command that shows more of an object, with `{name}` in it. A reason that passes by itself, as
     those of the operator that say so and those in `passing`, is a finding only after some minutes. What is `harmless`
-    is a warning.
+    is a warning. With `by_reason`, a reason with a command of its own has that instead of `describe`.
     """
     groups: dict[tuple[str, str], list[Told]] = {}
     for each in found:
@@ -49,7 +50,11 @@ def grouped(
             groups.setdefault((each.condition.type, each.condition.reason), []).append(each)
     told = warning if harmless else error
     return [
-        told(named(kind, (each.name for each in group)), _problem(group[0].condition), _command(group[0], describe))
+        told(
+            named(kind, (each.name for each in group)),
+            _problem(group[0].condition),
+            _command(group[0], describe, by_reason=by_reason),
+        )
         for group in groups.values()
     ]
 
@@ -67,5 +72,6 @@ def _problem(condition: Condition) -> str:
     return f"{condition.type} is {condition.status} ({condition.reason}): {shown}" + (f"; {advice}" if advice else "")
 
 
-def _command(told: Told, describe: str) -> str:
-    return command_for(told.condition.reason, name=told.name) or describe.format(name=told.name)
+def _command(told: Told, describe: str, *, by_reason: bool) -> str:
+    known = command_for(told.condition.reason, name=told.name) if by_reason else None
+    return known or describe.format(name=told.name)

@@ -85,7 +85,9 @@ async def check_snapshots(survey: Survey) -> Sequence[Finding]:
     """Find snapshots that are not made."""
     kind = ControlPlaneSnapshot.resource.kind
     describe = f"kubectl describe {kind.lower()} {{name}}"
-    return grouped(kind, _wrong(survey.snapshots, READY), now=survey.now, describe=describe, harmless=True)
+    wrong = _wrong(survey.snapshots, READY)
+    # Those of snapshots set values of the chart.
+    return grouped(kind, wrong, now=survey.now, describe=describe, harmless=True, by_reason=survey.has_chart)
 
 
 def _wrong(objects: Iterable[_Conditional], condition: str) -> list[Told]:

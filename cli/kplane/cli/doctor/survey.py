@@ -74,6 +74,11 @@ class Survey:
         return ControlPlane.resource.kind not in self.missing
 
     @property
+    def has_chart(self) -> bool:
+        """Whether kplane may have been installed by its chart, so that values of the chart change it."""
+        return self.programs is None or self.programs.namespace is not None
+
+    @property
     def owners(self) -> Mapping[str, str]:
         """The control planes by their namespaces."""
         return {management_namespace(each.name): each.name for each in self.control_planes}
