@@ -68,7 +68,7 @@ def test_a_renewed_token_restarts_nothing() -> None:
 def test_stages_are_of_nodes_and_pods() -> None:
     (name,) = [name for name in _component().files if name.endswith(".yaml")]
     configuration, *stages = yaml.safe_load_all(_component().files[name].content)
-    assert configuration["options"] == {"enableDebuggingHandlers": False}
+    assert configuration["options"]["enableDebuggingHandlers"] is False
     kinds = [stage["spec"]["resourceRef"]["kind"] for stage in stages]
     assert kinds == ["Node", "Pod", "Pod", "Pod"]
 

@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -27,6 +28,7 @@ from kplane.workloads import find_processes
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 _NAME = "acme"
+_SHOWN = 8000
 _JOBS = Resource("batch/v1", "Job", "jobs", namespaced=True)
 _TEMPLATE = {
     "metadata": {"labels": {"app": "web"}},
@@ -42,6 +44,9 @@ _SELECTOR = {"matchLabels": {"app": "web"}}
 def directory() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="kplane-embedded-"))
     yield path
+    # Shown if the test has failed.
+    for log in (path / "fake-nodes").glob("*/log"):
+        sys.stdout.write(f"{log}:\n{log.read_text()[-_SHOWN:]}")
     shutil.rmtree(path)
 
 

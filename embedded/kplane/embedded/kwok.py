@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kplane.api.names import FAKE_NODE_LABEL
 from kplane.binaries.upstreams import this_platform
-from kplane.mcm.describe.controllers import connection
+from kplane.mcm.describe.controllers import ENVIRONMENT, connection
 from kplane.provider import Client, Cluster, ClusterConfig, NotFound
 from kplane.provider.client.resources import LEASES, NODES, PODS
 from kplane.workloads import FILES, Address, Component, File, Lifetime, Port, Probe
@@ -21,7 +21,6 @@ _STAGES: Final = Path(__file__).parent / "data" / "fake-nodes.yaml"
 _LEASE_NAMESPACE: Final = "kube-node-lease"
 _LEASE_SECONDS: Final = 40
 """As kubelets have it."""
-_POD_NETWORK: Final = "10.244.0.0/16"
 _PLAYED: Final = ("kwok.x-k8s.io/node", "fake")
 """The annotation of nodes that kwok plays. It leaves nodes without it alone, such as machines that joined."""
 
@@ -42,11 +41,10 @@ def kwok_component(name: str, *, program: Path, address: Address, config: Cluste
             f"--server-address={address.listen}:{port}",
             f"--manage-nodes-with-annotation-selector={annotation}={value}",
             f"--node-lease-duration-seconds={_LEASE_SECONDS}",
-            f"--cidr={_POD_NETWORK}",
         ),
         files={**connection(Cluster(name, config=config)), _STAGES.name: File(_STAGES.read_bytes())},
         # kwok reads ~/.kwok/kwok.yaml too, and a user may have one.
-        env={"HOME": FILES},
+        env={**ENVIRONMENT, "HOME": FILES},
         ports=(Port(number=port, name=_HTTP),),
         readiness=Probe(port=_HTTP, path="/healthz"),
         lifetime=Lifetime.BOUND,
