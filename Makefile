@@ -87,10 +87,10 @@ demo-down: venv ## End what `make demo` left running
 pictures: venv ## Draw the pictures of docs/pictures from their sources
 	@$(RUN) -m tools.pictures
 
-# Its demo has a directory of its own, so that it ends no other.
+# Its demo has a directory and a kubeconfig of its own, so that it ends no other, and PATH as in the quick start.
 .PHONY: recording
 recording: venv binaries ## Record `make demo` into docs/pictures/demo.cast, best on a machine without other work
-	@export XDG_STATE_HOME="$$(mktemp -d)"; trap '$(SUBMAKE) demo-down && rm -rf "$$XDG_STATE_HOME"' EXIT; \
+	@export XDG_STATE_HOME="$$(mktemp -d)" PATH="$(CURDIR)/$(BIN):$$PATH"; export KUBECONFIG="$$XDG_STATE_HOME/kubeconfig"; trap '$(SUBMAKE) demo-down && rm -rf "$$XDG_STATE_HOME"' EXIT; \
 	$(RUN) -m tools.pictures record --title "make demo" docs/pictures/demo.cast "make demo"; \
 	$(RUN) -m tools.pictures
 

@@ -281,7 +281,7 @@ async def move(demo: Demo, proof: Proof) -> None:
         raise DemoFailed(f"failed to move {MOVED}: no keys were written in its new home")
     await _follow(demo, tenant, old=old)
     proof.show(
-        f"{MOVED} moves to an etcd of its own while clients write: {migration.keys} keys there after {seconds:.1f} s",
+        f"{MOVED} moves to its own etcd while clients write: {migration.keys} keys there after {seconds:.1f} s",
         f"{ledger.acknowledged} writes acknowledged meanwhile, lost 0, errors 0; "
         f"held {migration.hold_milliseconds} ms, slowest {ledger.slowest_seconds:.1f} s",
         "its address and kubeconfig stay; its controllers ended there before they started here",

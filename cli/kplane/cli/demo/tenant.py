@@ -53,7 +53,6 @@ class Tenant:
         if (await self.kubectl.run("auth", "can-i", "*", "*", "--all-namespaces")).strip() != "yes":
             raise DemoFailed(f"failed to install a CRD in {self.name}: its kubeconfig is not that of a cluster-admin")
         await self.kubectl.apply(kind.definition())
-        await self.kubectl.run("wait", "--for=condition=Established", f"crd/{kind.crd}", "--timeout=60s")
         await wait_for(
             f"{self.name}: an object of {kind.api_version}",
             lambda: self.kubectl.apply(kind.order("first")),
