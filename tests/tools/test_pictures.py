@@ -83,7 +83,7 @@ def test_a_sequence_may_be_cut_anywhere(data: str) -> None:
 @pytest.mark.parametrize("colour", ["38;5;1", "38;2;1;2;31", "48;5;31", "48;2;2;31;1", "38", "38;5"])
 def test_colours_of_palettes_are_no_other_styles(colour: str) -> None:
     screen = Screen(20)
-    screen.write(f"\x1b[{colour}mone \x1b[{colour if colour.count(';') > 1 else '0'};1mtwo")
+    screen.write(f"\x1b[{colour}m" + "one " + f"\x1b[{colour if colour.count(';') > 1 else '0'};1m" + "two")
     (row,) = screen.rows
     assert row[0].style == Style()
     assert row[-1].style == Style(bold=True)
