@@ -284,7 +284,7 @@ async def move(demo: Demo, proof: Proof) -> None:
         f"{MOVED} moves to its own etcd while clients write: {migration.keys} keys there after {seconds:.1f} s",
         f"{ledger.acknowledged} writes acknowledged meanwhile, lost 0, errors 0; "
         f"held {migration.hold_milliseconds} ms, slowest {ledger.slowest_seconds:.1f} s",
-        "its address and kubeconfig stay; its controllers ended there before they started here",
+        "address and kubeconfig stay; controllers ended in the old home before they began in the new",
     )
 
 
