@@ -92,7 +92,9 @@ def test_kubectl_runs_as_long_as_it_is_needed(monkeypatch: pytest.MonkeyPatch, t
 def test_kubectl_ends_with_a_command_that_is_killed(tmp_path: Path, how: signal.Signals) -> None:
     kubectl = Kubectl(tmp_path, says=LISTENS)
     script = (
-        "import pathlib, sys, time\n"
+        "import pathlib, signal, sys, time\n"
+        # Where these tests run under nohup, a child would ignore it too.
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
         "from types import SimpleNamespace\n"
         "from kplane.cli import port_forward\n"
         "from kplane.cli.kubeconfigs import Management\n"
@@ -108,7 +110,10 @@ def test_kubectl_ends_with_a_command_that_is_killed(tmp_path: Path, how: signal.
         assert process.stdout.readline() == "ready\n"
         assert kubectl.runs
         process.send_signal(how)
-        process.wait(20)
+        try:
+            process.wait(20)
+        finally:
+            process.kill()
     wait_for(lambda: not kubectl.runs)
 
 
