@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib import resources
-from typing import Final, Generic, TypeVar
-
-from aiohttp import web
+from typing import Any, Final, Generic, TypeVar
 
 from kplane.api import ControlPlane, ControlPlaneRegistration, ResourceModel
 from kplane.cli.programs import Programs, find_programs
 from kplane.cli.ui.fleet import show_fleet
+from kplane.cli.ui.page import serving
 from kplane.cli.usage import Usage, UsageMeter
 from kplane.client import ControlPlanes
 from kplane.client.watching import follow
@@ -24,23 +21,8 @@ from kplane.provider.errors import Forbidden
 
 __all__ = ["Measured", "serve"]
 
-_HOST: Final = "127.0.0.1"
 _MEASURED_SECONDS: Final = 10.0
 """Programs are asked so seldom, as the table does not need more."""
-_FILES: Final = {
-    "": ("page.html", "text/html"),
-    "page.css": ("page.css", "text/css"),
-    "page.js": ("page.js", "text/javascript"),
-}
-_HEADERS: Final = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none';"
-        " form-action 'none'; frame-ancestors 'none'"
-    ),
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
 
 Kind = TypeVar("Kind", bound=ResourceModel)
 
@@ -93,55 +75,27 @@ class _Known(Generic[Kind]):
 
 
 async def serve(control_planes: ControlPlanes, *, port: int, ready: Callable[[str], None]) -> None:
-    """Serve the page on 127.0.0.1 until it is cancelled. Tells `ready` its address, which has a key in it.
+    """Serve the page until it is cancelled, and tell `ready` its address. `port` 0 takes a free one.
 
-    The key keeps other users of the machine, and pages of other sites, away. `port` 0 takes a free one. Raises OSError
-    if the port is taken, and `kplane.provider.ProviderError` if the API server refuses to list.
+    Raises OSError if the port is taken, and `kplane.provider.ProviderError` if the API server refuses to list.
     """
     known, registered, measured = _Known[ControlPlane](), _Known[ControlPlaneRegistration](), Measured()
-    key = secrets.token_urlsafe(24)
-    app = web.Application()
 
-    async def fleet(_: web.Request) -> web.Response:
-        content = show_fleet(known.objects.values(), registered.objects.values(), usages=measured.usages)
-        around = {
+    def fleet() -> Mapping[str, Any]:
+        return {
             "server": control_planes.client.config.server,
             "unknown": list(measured.problems),
             "lookedAt": measured.looked_at.isoformat() if measured.looked_at is not None else None,
+            **show_fleet(known.objects.values(), registered.objects.values(), usages=measured.usages),
         }
-        return web.json_response({**around, **content}, headers=_HEADERS)
 
-    app.router.add_get(f"/{key}/fleet", fleet)
-    for name, (file, content_type) in _FILES.items():
-        app.router.add_get(f"/{key}/{name}", _answer(file, content_type=content_type))
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(known.follow(control_planes, ControlPlane), name="ui: control planes")
             tasks.create_task(registered.follow(control_planes, ControlPlaneRegistration), name="ui: registrations")
             tasks.create_task(measured.measure(control_planes), name="ui: use")
-            async with _listening(app, port=port) as chosen:
-                ready(f"http://{_HOST}:{chosen}/{key}/")
+            async with serving(fleet, port=port) as address:
+                ready(address)
                 await asyncio.Event().wait()
     except ExceptionGroup as group:
         raise group.exceptions[0] from None
-
-
-def _answer(file: str, *, content_type: str) -> Callable[[web.Request], Awaitable[web.Response]]:
-    body = resources.files("kplane.cli.ui").joinpath(file).read_bytes()
-
-    async def answer(_: web.Request) -> web.Response:
-        return web.Response(body=body, content_type=content_type, charset="utf-8", headers=_HEADERS)
-
-    return answer
-
-
-@contextlib.asynccontextmanager
-async def _listening(app: web.Application, *, port: int) -> AsyncIterator[int]:
-    """Listen inside of this context, at the port that is returned."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, _HOST, port).start()
-        yield runner.addresses[0][1]
-    finally:
-        await runner.cleanup()
