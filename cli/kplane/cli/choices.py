@@ -5,10 +5,17 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["DEMO_MARKER", "Order", "Part"]
+__all__ = ["DEMO_MARKER", "Driver", "Order", "Part"]
 
 DEMO_MARKER: Final = ".kplane-demo"
 """File in the directory of each demo."""
+
+
+class Driver(StrEnum):
+    """The values of `kplane up --driver`: what the management cluster consists of."""
+
+    PROCESS = "process"
+    KIND = "kind"
 
 
 class Part(StrEnum):

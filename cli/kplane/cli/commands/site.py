@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kplane.cli.choices import Driver
 from kplane.cli.session import run, say
 
 __all__ = ["app"]
@@ -22,39 +23,56 @@ _Directory = Annotated[
         file_okay=False,
     ),
 ]
+_Driver = Annotated[Driver, typer.Option("--driver", help="Processes of this machine, or a cluster of kind.")]
 
 
 @app.command(short_help="Start kplane on this machine.")
 def up(
     *,
+    driver: _Driver = Driver.PROCESS,
     directory: _Directory = None,
     fake_nodes: Annotated[
         bool, typer.Option("--fake-nodes", help="Let control planes have nodes without machines, played by kwok.")
     ] = False,
 ) -> None:
-    """Start a management cluster with both operators and the gateway as processes, as context `kplane`.
+    """Start a management cluster with both operators, and use its context. Again is fine: what runs stays.
 
-    Again is fine: what runs stays.
+    Processes also have the gateway. A cluster of kind needs docker, and a clone of kplane for its images.
     """
+    if driver is Driver.KIND and (directory is not None or fake_nodes):
+        raise typer.BadParameter("--directory and --fake-nodes are for --driver process")
 
     def start() -> None:
-        from kplane.cli.local import start_local
+        if driver is Driver.KIND:
+            from kplane.cli.kind_cluster import CONTEXT, find_clone, start_on_kind
 
-        start_local(directory, fake_nodes=fake_nodes, report=say)
+            start_on_kind(find_clone(Path(__file__)), report=say)
+        else:
+            from kplane.cli.local import CONTEXT, start_local
+
+            start_local(directory, fake_nodes=fake_nodes, report=say)
+        typer.echo(CONTEXT)
 
     run(start)
-    typer.echo("kplane")
 
 
 @app.command(short_help="End what `kplane up` started.")
 def down(
     *,
+    driver: _Driver = Driver.PROCESS,
     directory: _Directory = None,
     purge: Annotated[bool, typer.Option("--purge", help="Delete the data of all control planes, too.")] = False,
 ) -> None:
-    """End what `kplane up` started, and remove context `kplane`. The data stay for the next `kplane up`."""
+    """End what `kplane up` started, and remove its context. The data of processes stay for the next `kplane up`."""
+    if driver is Driver.KIND and directory is not None:
+        raise typer.BadParameter("--directory is for --driver process")
 
     def end() -> None:
+        if driver is Driver.KIND:
+            from kplane.cli.kind_cluster import end_on_kind
+
+            end_on_kind(purge=purge, report=say)
+            return
         from kplane.cli.local import end_local
 
         end_local(directory, purge=purge, report=say)
