@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from kplane.api import READY, RUNNING, ControlPlane, ControlPlaneRegistration, find_condition, is_true
 from kplane.api.conditions import MIGRATING, PAUSED, UP_TO_DATE
-from kplane.cli.advice import command_for
+from kplane.cli.advice import addressed, command_for
+from kplane.cli.kubeconfigs import Management
 from kplane.cli.output import age, coloured
 from kplane.client import ControlPlanes
 
 __all__ = ["describe_control_plane"]
 
 
-async def describe_control_plane(control_planes: ControlPlanes, name: str) -> list[str]:
-    """Return the lines to print. Raises what `ControlPlanes.get` does."""
+async def describe_control_plane(control_planes: ControlPlanes, name: str, *, cluster: Management) -> list[str]:
+    """Return the lines to print, with commands for `cluster`. Raises what `ControlPlanes.get` does."""
     found = await control_planes.get(name)
     registrations = await control_planes.registrations(name)
     snapshots = await control_planes.snapshots(name)
     lines = [f"{name}  {coloured(str(found.status.phase or 'Pending'))}  {age(found.metadata.creation_timestamp)}"]
     branches = [*_own(found), *(_registration(each) for each in registrations)]
     if not registrations:
-        branches.append(f"registration  none: no controllers run; kplane register {name}")
+        register = addressed(f"kplane register {name}", cluster=cluster)
+        branches.append(f"registration  none: no controllers run; {register}")
     branches.append(f"snapshots     {len(snapshots)}" + (f", newest {snapshots[-1].name}" if snapshots else ""))
     lines += [f"├─ {each}" for each in branches[:-1]]
     lines.append(f"└─ {branches[-1]}")
-    return [*lines, *_why(found)]
+    return [*lines, *_why(found, cluster=cluster)]
 
 
 def _own(found: ControlPlane) -> list[str]:
@@ -70,18 +72,20 @@ def _registration(found: ControlPlaneRegistration) -> str:
     return f"registration  {found.name}: {services}, {state}" + (f" ({told.message})" if told is not None else "")
 
 
-def _why(found: ControlPlane) -> list[str]:
+def _why(found: ControlPlane, *, cluster: Management) -> list[str]:
     """Say what is wrong, and what to do; nothing if nothing is."""
     lines = []
     ready = find_condition(found.status.conditions, READY)
     if ready is not None and ready.status != "True":
         lines.append(f"not ready: {ready.message} ({ready.reason})")
         if (command := command_for(ready.reason, name=found.name)) is not None:
-            lines.append(f"next:      {command}")
+            lines.append(f"next:      {addressed(command, cluster=cluster)}")
     if ready is None:
-        lines.append("not ready: no operator has seen it yet; see `kubectl get pods -n kplane-system`")
+        lines.append("not ready: no operator has seen it yet")
+        lines.append(f"next:      {addressed('kplane doctor', cluster=cluster)}")
     if is_true(found.status.conditions, PAUSED):
-        lines.append(f"paused: the operator leaves it as it is; kplane resume {found.name}")
+        resume = addressed(f"kplane resume {found.name}", cluster=cluster)
+        lines.append(f"paused: the operator leaves it as it is; {resume}")
     for name in (UP_TO_DATE, MIGRATING):
         condition = find_condition(found.status.conditions, name)
         if condition is not None and condition.status == "False":

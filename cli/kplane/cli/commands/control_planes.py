@@ -201,8 +201,9 @@ def describe(name: NameArgument, *, context: ContextOption = None) -> None:
 
     async def work(control_planes: ControlPlanes) -> None:
         from kplane.cli.description import describe_control_plane
+        from kplane.cli.kubeconfigs import management
 
-        for line in await describe_control_plane(control_planes, name):
+        for line in await describe_control_plane(control_planes, name, cluster=management(context)):
             typer.echo(line)
 
     work_on(context, work)
