@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from kplane.cli.demo.caller import Caller
 from kplane.cli.errors import DemoFailed
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
 from kplane.provider import ClusterConfig
+from tests.tls_server import serve_over_tls
 
 
 class Api:
@@ -45,17 +43,10 @@ def api() -> Api:
 
 @pytest_asyncio.fixture
 async def config(api: Api, tmp_path: Path) -> AsyncIterator[ClusterConfig]:
-    authority = create_authority("acme")
-    pair = issue_serving(authority, common_name="server", hosts=["127.0.0.1"])
-    (tmp_path / "server.pem").write_bytes(pair.certificate + pair.key)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "server.pem")
     app = web.Application()
     app.router.add_get("/api/v1/namespaces", api.answer)
-    server = TestServer(app)
-    await server.start_server(ssl=context)
-    yield ClusterConfig(server=f"https://127.0.0.1:{server.port}", ca_data=authority.certificate, token="secret")
-    await server.close()
+    async with serve_over_tls(app, tmp_path) as served:
+        yield served
 
 
 async def test_calls_each_api_at_least_once(api: Api, config: ClusterConfig) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -11,12 +10,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from kplane.cli.demo.ledger import Ledger
 from kplane.cli.errors import DemoFailed
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
-from kplane.provider import ClusterConfig
+from tests.tls_server import serve_over_tls
 
 _OBJECTS = "/api/v1/namespaces/default/configmaps"
 
@@ -58,21 +55,12 @@ def store() -> Store:
 
 @pytest_asyncio.fixture
 async def ledger(store: Store, tmp_path: Path) -> AsyncIterator[Ledger]:
-    authority = create_authority("acme")
-    pair = issue_serving(authority, common_name="server", hosts=["127.0.0.1"])
-    (tmp_path / "server.pem").write_bytes(pair.certificate + pair.key)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "server.pem")
     app = web.Application()
     app.router.add_post(_OBJECTS, store.create)
     app.router.add_patch(f"{_OBJECTS}/{{name}}", store.patch)
     app.router.add_get(_OBJECTS, store.read)
-    server = TestServer(app)
-    await server.start_server(ssl=context)
-    config = ClusterConfig(server=f"https://127.0.0.1:{server.port}", ca_data=authority.certificate, token="secret")
-    async with Ledger(config) as made:
+    async with serve_over_tls(app, tmp_path) as config, Ledger(config) as made:
         yield made
-    await server.close()
 
 
 async def test_accepts_objects_that_are_as_the_last_write_left_them(

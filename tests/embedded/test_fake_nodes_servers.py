@@ -6,7 +6,6 @@ import asyncio
 import base64
 import contextlib
 import json
-import ssl
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 import yaml
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from kplane.api.names import (
     FAKE_NODES_ANNOTATION,
@@ -23,12 +21,12 @@ from kplane.api.names import (
     management_namespace,
 )
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
-from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
 from kplane.embedded import fake_nodes
 from kplane.embedded.fake_nodes import FakeNodes
 from kplane.embedded.kwok import release_leases
 from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import LEASES, NODES
+from tests.tls_server import serve_over_tls
 
 Eventually = Callable[..., Any]
 LEASE_PATH = LEASES.path(namespace="kube-node-lease")
@@ -50,21 +48,10 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        authority = create_authority("acme")
-        pair = issue_serving(authority, common_name="server", hosts=["127.0.0.1"])
-        (self._directory / "server.pem").write_bytes(pair.certificate + pair.key)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self._directory / "server.pem")
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._answer)
-        server = TestServer(app)
-        await server.start_server(ssl=context)
-        address = f"https://127.0.0.1:{server.port}"
-        self.config = ClusterConfig(server=address, ca_data=authority.certificate, token="secret")
-        try:
+        async with serve_over_tls(app, self._directory) as self.config:
             yield
-        finally:
-            await server.close()
 
     def annotate(self, name: str, value: str) -> None:
         self.control_planes[name] = value
