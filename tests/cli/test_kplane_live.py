@@ -106,6 +106,12 @@ def test_snapshots_need_a_storage(kplane: Kplane, small: str) -> None:
     told = kplane("backup", "create", "saved", "--snapshot", "saved-1", "--timeout", "3", code=4).stderr
     assert "set etcd.backup.recipients" in told
     assert kplane("backup", "list", "saved").stdout.splitlines()[1].split()[:3] == ["saved-1", "saved", "Pending"]
+    assert "--identity-secret" in kplane("create", "again", "--from", "saved-1", code=1).stderr
+    assert "name the snapshot by --from" in kplane("create", "again", "--identity-secret", "key", code=1).stderr
+    kplane("create", "again", "--from", "saved-1", "--identity-secret", "key", "--class", small, "--no-wait")
+    source = json.loads(kplane("get", "again", "-o", "json").stdout)["spec"]["source"]
+    assert (source["snapshotRef"], source["identitySecretRef"]) == ({"name": "saved-1"}, {"name": "key"})
+    kplane("delete", "again", "--yes")
     kplane("backup", "delete", "saved-1")
     kplane("delete", "saved", "--yes")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -44,7 +45,16 @@ def create(
         typer.Option(
             "--from",
             metavar="NAME",
-            help="Control plane that the new one is a clone of.",
+            help="Control plane to clone, or snapshot to restore by --identity-secret.",
+            show_default=False,
+        ),
+    ] = None,
+    identity_secret: Annotated[
+        str | None,
+        typer.Option(
+            "--identity-secret",
+            metavar="SECRET",
+            help="Secret in the operator's namespace with the private key of the snapshot, in its key `identity`.",
             show_default=False,
         ),
     ] = None,
@@ -67,11 +77,9 @@ def create(
 
     async def work(control_planes: ControlPlanes) -> None:
         annotations = await _ask_for_nodes(control_planes, fake_nodes)
+        begin = await _beginning(control_planes, origin, identity_secret)
         chosen = mode.value if mode is not None else None
-        if origin is None:
-            await control_planes.create(name, class_name=class_name, mode=chosen, annotations=annotations)
-        else:
-            await control_planes.clone(origin, name, class_name=class_name, mode=chosen, annotations=annotations)
+        await begin(name, class_name=class_name, mode=chosen, annotations=annotations)
         typer.echo(f"controlplane/{name} created")
         if fake_nodes is not None:
             await control_planes.register(name, services=("controllers", "scheduler"), profile="Full")
@@ -85,6 +93,29 @@ def create(
         say(f"use it: kplane connect {name} -- kubectl get namespaces")
 
     work_on(context, work)
+
+
+async def _beginning(
+    control_planes: ControlPlanes, origin: str | None, identity_secret: str | None
+) -> Callable[..., Awaitable[ControlPlane]]:
+    """Return what creates a control plane: empty, as a clone, or from a snapshot."""
+    from kplane.client import NoControlPlane
+
+    if origin is None:
+        if identity_secret is not None:
+            raise Refused("--identity-secret is the key of a snapshot: name the snapshot by --from")
+        return control_planes.create
+    if identity_secret is not None:
+        return partial(control_planes.restore, origin, identity_secret=identity_secret)
+    try:
+        await control_planes.get(origin)
+    except NoControlPlane:
+        if any(each.name == origin for each in await control_planes.snapshots()):
+            raise Refused(
+                f"{origin} is a snapshot: give the Secret with its private key by --identity-secret"
+            ) from None
+        raise
+    return partial(control_planes.clone, origin)
 
 
 async def _ask_for_nodes(control_planes: ControlPlanes, count: int | None) -> dict[str, str]:
