@@ -13,6 +13,7 @@ __all__ = [
     "ClusterNotOwned",
     "ClusterNotReady",
     "Conflict",
+    "DecodeFailed",
     "Expired",
     "Forbidden",
     "Invalid",
@@ -20,6 +21,7 @@ __all__ = [
     "LeaseLost",
     "ListenFailed",
     "NotFound",
+    "NotServed",
     "ProviderError",
     "ServerError",
     "TooManyRequests",
@@ -49,6 +51,17 @@ class ClusterNotOwned(ProviderError):
 
 class ClusterNotReady(ProviderError):
     """The cluster is known, but is being engaged or replaced; retry soon."""
+
+
+class NotServed(ProviderError, LookupError):
+    """The cluster answers, and serves no such kind: its CustomResourceDefinition is missing, or not established yet.
+
+    It is no `NotFound`: a kind that is missing must not be taken for an object that is gone.
+    """
+
+
+class DecodeFailed(ProviderError, ValueError):
+    """A `decoder` could not read an object."""
 
 
 class KubeconfigError(ProviderError, ValueError):
