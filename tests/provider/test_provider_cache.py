@@ -11,7 +11,7 @@ import pytest
 from kplane.provider import Cache, Client, ClusterNotReady, NotFound, ProviderError, current_cluster
 from kplane.provider.aio.overflow import OverflowSlots, WorkerSlot
 from kplane.provider.client.limits import AnswerLimits
-from kplane.provider.client.resources import CONFIG_MAPS, SECRETS
+from kplane.provider.client.resources import CONFIG_MAPS, PODS, SERVICES
 from kplane.provider.cluster.context import cluster_context
 from kplane.provider.logs import log_fields
 
@@ -24,17 +24,21 @@ def config_map(namespace, name, *, labels=None, **data):
 
 
 class Collection:
-    """Streams these objects, and then what is put into the queue."""
+    """Streams these objects, and then what is put into the queue. It refuses some kinds, and says nothing of Pods."""
 
     def __init__(self, tools):
         self.tools, self.objects, self.asked = tools, [], []
+        self.refusals = {"secrets": 403, "services": 503, "deployments": 404}
         self.changes = asyncio.Queue()
 
     async def answer(self, asked, writer):
-        self.asked.append(asked.target.partition("?")[0])
-        if "secrets" in asked.target:
-            writer.write(self.tools.http({"kind": "Status", "code": 403, "message": "not for you"}, status=403))
+        path = asked.target.partition("?")[0]
+        self.asked.append(path)
+        if status := self.refusals.get(path.rpartition("/")[2]):
+            writer.write(self.tools.http({"kind": "Status", "code": status, "message": "not for you"}, status=status))
             return
+        if path.endswith("pods"):
+            await asyncio.sleep(60)
         writer.write(self.tools.stream_head())
         for kind, found in [*(("ADDED", each) for each in self.objects), ("BOOKMARK", END)]:
             await self.send(kind, found, writer)
@@ -83,7 +87,9 @@ async def test_objects_are_found_by_name_namespace_and_labels(cache, collection)
     assert names(await cache.list(CONFIG_MAPS, label_selector="app", namespace="x")) == [("x", "a")]
     assert cache.informer(CONFIG_MAPS).keys(label_selector="!app") == [("x", "b")]
     assert await cache.list(CONFIG_MAPS, namespace="z") == []
-    for name, namespace in (("c", "x"), ("a", None), ("b", "y")):
+    with pytest.raises(ProviderError, match="a namespace is needed"):
+        await cache.get(CONFIG_MAPS, "a")
+    for name, namespace in (("c", "x"), ("b", "y")):
         with pytest.raises(NotFound, match="is not in Cache"):
             await cache.get(CONFIG_MAPS, name, namespace=namespace)
     with pytest.raises(ProviderError, match="cannot be read"):
@@ -159,14 +165,14 @@ async def test_an_index_that_cannot_be_is_refused_and_one_that_fails_harms_no_ot
 async def test_a_cache_that_cannot_be_filled_says_why(client, eventually):
     cache = Cache(client, sync_timeout_seconds=0.3)
     assert cache.state == "ready"
-    cache.informer(SECRETS)
+    cache.informer(SERVICES)
     await eventually(lambda: "not for you" in cache.error)
-    with pytest.raises(ClusterNotReady, match=r"secrets of .* are not known yet: .*not for you"):
-        await cache.get(SECRETS, "a", namespace="b")
+    with pytest.raises(ClusterNotReady, match=r"services of .* are not known yet: .*not for you"):
+        await cache.get(SERVICES, "a", namespace="b")
     assert cache.state == "unreachable"
     assert cache.restarts.keys() == {"refused"}
     cache.informer(CONFIG_MAPS)
-    await cache.stop()
+    await cache.pause()
     assert cache.state == "ready"
     assert cache.restarts["refused"] >= 1
     await cache.aclose()
@@ -179,7 +185,7 @@ async def test_whoever_waits_for_a_cache_keeps_no_worker(client):
 
     async def reconcile():
         place.take()
-        await cache.get(SECRETS, "a", namespace="b")
+        await cache.get(PODS, "a", namespace="b")
 
     task = asyncio.create_task(reconcile())
     await asyncio.wait_for(freed.wait(), 60)
@@ -189,25 +195,72 @@ async def test_whoever_waits_for_a_cache_keeps_no_worker(client):
         await task
 
 
-async def test_a_cache_that_was_stopped_knows_nothing_and_begins_anew(cache, collection):
+async def test_a_cache_that_was_paused_knows_nothing_and_begins_anew(cache, collection):
     collection.objects = [config_map("x", "a", owner="me")]
     cache.index_field(CONFIG_MAPS, "owner", lambda found: [found["data"]["owner"]])
     informer = cache.informer(CONFIG_MAPS)
     events = []
-    informer.add_handler(events.append)
+    registration = informer.add_handler(events.append)
     await cache.get(CONFIG_MAPS, "a", namespace="x")
+    registration.remove()
     before = len(asyncio.all_tasks())
-    await cache.stop()
+    await cache.pause()
     assert len(asyncio.all_tasks()) < before
     with pytest.raises(ClusterNotReady, match="was stopped"):
         informer.keys()
     assert cache.size_bytes() == {}
+    cache.resume()
+    assert cache._informers == {}
     collection.objects = [config_map("x", "b", owner="me")]
     assert names(await cache.list(CONFIG_MAPS, field={"owner": "me"})) == [("x", "b")]
     assert len(events) == 1
     await cache.aclose()
     with pytest.raises(ProviderError, match="is closed"):
         await cache.get(CONFIG_MAPS, "b", namespace="x")
+
+
+async def test_handlers_outlive_a_pause_and_get_what_is_there_after_it(cache, collection, eventually):
+    collection.objects = [config_map("x", "stays"), config_map("x", "goes")]
+    events, removed = [], []
+    informer = cache.informer(CONFIG_MAPS)
+    registration = informer.add_handler(lambda event: events.append((event.kind, event.name, event.initial)))
+    gone = informer.add_handler(removed.append)
+    await cache.list(CONFIG_MAPS)
+    await eventually(registration.synced.is_set)
+    waiting = asyncio.create_task(informer.wait_synced())
+    await cache.pause()
+    await waiting
+    gone.remove()
+    told = len(removed)
+    assert not registration.synced.is_set()
+    assert not informer.synced.is_set()
+    with pytest.raises(ClusterNotReady, match="was stopped"):
+        informer.add_handler(removed.append)
+    assert cache.size_bytes() == {"ConfigMap": 0}
+    collection.objects = [config_map("x", "stays"), config_map("x", "new")]
+    events.clear()
+    collection.changes = asyncio.Queue()
+    cache.resume()
+    await eventually(registration.synced.is_set)
+    assert sorted(events) == [("ADDED", "new", True), ("ADDED", "stays", True)]
+    collection.changes.put_nowait(("DELETED", config_map("x", "new")))
+    await eventually(lambda: events[2:] == [("DELETED", "new", False)])
+    assert cache.informer(CONFIG_MAPS) is informer
+    assert len(removed) == told
+    registration.remove()
+    await cache.pause()
+    assert cache._informers == {}
+
+
+async def test_who_waits_for_an_informer_is_woken_by_a_pause_and_not_taken_for_served(cache, eventually):
+    informer = cache.informer(PODS)
+    _ = informer.add_handler(lambda _event: None)
+    waiting = asyncio.create_task(cache.list(PODS))
+    await asyncio.sleep(0)
+    pausing = asyncio.create_task(cache.pause())
+    with pytest.raises(ClusterNotReady, match="was stopped"):
+        await waiting
+    await pausing
 
 
 async def test_an_informer_belongs_to_no_reconcile_that_needed_it_first(cache, collection, eventually, caplog):
@@ -267,6 +320,28 @@ async def test_a_transform_changes_what_is_kept_and_not_what_it_is(client, colle
         ]
         await cache.aclose()
     assert caplog.text.count("failed to transform") >= 4
+
+
+async def test_a_transform_runs_once_for_each_state_that_is_kept(client, collection, eventually):
+    seen, events = [], []
+
+    def mark(found):
+        seen.append((found["metadata"]["name"], found["metadata"]["resourceVersion"]))
+        return {**found, "data": {"marked": "yes"}}
+
+    collection.objects = [config_map("x", "a"), config_map("x", "b")]
+    cache = Cache(client, transform=mark)
+    cache.informer(CONFIG_MAPS).add_handler(lambda event: events.append((event.kind, event.object["data"])))
+    await cache.list(CONFIG_MAPS)
+    anew = config_map("x", "b")
+    anew["metadata"] |= {"uid": "another", "resourceVersion": "7"}
+    collection.changes.put_nowait(("DELETED", config_map("x", "a")))
+    collection.changes.put_nowait(("MODIFIED", anew))
+    await eventually(lambda: len(events) == 5)
+    assert seen == [("a", "1"), ("b", "1"), ("b", "7")]
+    assert sorted(kind for kind, _ in events) == ["ADDED", "ADDED", "ADDED", "DELETED", "DELETED"]
+    assert all(data == {"marked": "yes"} for _, data in events)
+    await cache.aclose()
 
 
 async def test_sizes_are_those_of_the_bytes_that_are_kept(fault_server, collection):

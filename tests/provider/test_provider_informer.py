@@ -241,7 +241,7 @@ async def test_a_handler_that_comes_late_misses_nothing_and_gets_nothing_twice(p
         # Changes come between the first and the last object that the handler is given.
         await asyncio.sleep(0)
         assert len(late) == 100
-        informer._mirror.apply([informer._reader.change(line) for line in changes.splitlines()])
+        informer._mirrors[0].apply([informer._reader.change(line) for line in changes.splitlines()])
         assert not registration.synced.is_set()
         other = informer.add_handler(removed)
         await asyncio.sleep(0)
@@ -345,7 +345,7 @@ async def test_a_renewed_token_takes_no_new_list(play, eventually):
     async with play(streams=[stream], watches=[401, [event("ADDED", item("b", 7)), "stall"]]) as (informer, script):
         informer.add_handler(seen)
         await informer.wait_synced()
-        client = informer._feed._client
+        client = informer.feeds[0]._client
         await client.update(dataclasses.replace(client.config, token="new"))
         renewed.set()
         await eventually(lambda: len(seen) == 1)
@@ -373,7 +373,7 @@ async def test_a_flood_lets_others_have_their_turn(play, eventually):
                 await asyncio.sleep(0)
 
         other = asyncio.create_task(others())
-        await informer._feed._take(flood.splitlines())
+        await informer.feeds[0]._take(flood.splitlines())
         await other
     assert turns >= 19
 

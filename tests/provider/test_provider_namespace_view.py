@@ -8,6 +8,7 @@ import json
 import pytest
 
 from kplane.provider import Client, ClusterConfig, Informer, Invalid, NotFound, ProviderError
+from kplane.provider.cache.scope import CacheScope
 from kplane.provider.client.resources import CLUSTER_ROLES, CONFIG_MAPS, EVENTS
 from kplane.provider.providers.namespace import cache as namespace_cache
 from kplane.provider.providers.namespace.client import NamespaceClient
@@ -185,11 +186,11 @@ async def test_the_end_of_a_namespaces_client_leaves_the_hosts(server, host):
 async def test_what_comes_and_goes_in_a_part_of_an_informer_leaves_nothing_there():
     client = Client(ClusterConfig("https://127.0.0.1:1"))
     whole = Informer(client, CONFIG_MAPS)
-    part = namespace_cache._Part(whole, client, VIEW)
+    part = namespace_cache._Part(whole, client, VIEW, scope=CacheScope())
     kept = part.add_handler(lambda event: None)
     for _ in range(100):
         part.add_handler(lambda event: None).remove()
     assert len(part._registrations) <= 2
     await part.aclose()
     assert kept.removed
-    assert list(whole._mirror.handlers) == []
+    assert list(whole._handlers) == []

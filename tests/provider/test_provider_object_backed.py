@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kplane.provider import Client, Cluster, ClusterConfig
+from kplane.provider.cache.scope import CacheScope
 from kplane.provider.client.resources import CONFIG_MAPS, SECRETS, Resource
 from kplane.provider.coordination.rendezvous import slot_of
 from kplane.provider.fleet.clusters import Clusters
@@ -76,6 +77,8 @@ class Watch:
     resource: Resource
     name: str | None
     handler: Callable[[Any], None] | None = None
+
+    scope = CacheScope()
 
     def __post_init__(self) -> None:
         self.synced = asyncio.Event()

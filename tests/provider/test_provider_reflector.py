@@ -9,7 +9,7 @@ import pytest
 
 from kplane.provider import Client, Informer
 from kplane.provider.aio.backoff import Backoff
-from kplane.provider.cache.feed import Streaming
+from kplane.provider.cache.server_state import ServerState
 from kplane.provider.client.resources import CONFIG_MAPS
 
 
@@ -69,9 +69,9 @@ def play(fault_server, tools, eventually):
 
         async with Client(server.config) as client:
             backoff = Backoff(initial_seconds=0.01, maximum_seconds=0.05)
-            streaming = Streaming()
-            streaming.refused = True
-            informer = Informer(client, CONFIG_MAPS, namespace="ns", streaming=streaming, backoff=backoff, **options)
+            server_state = ServerState()
+            server_state.refuses_streams = True
+            informer = Informer(client, CONFIG_MAPS, namespace="ns", server=server_state, backoff=backoff, **options)
             task = asyncio.create_task(informer.run(handler))
             await eventually(lambda: (events, script.asked), lambda seen: until(seen[0], seen[1], informer))
             assert not task.done()

@@ -9,6 +9,7 @@ from kplane.provider.access.config import ClusterConfig
 from kplane.provider.cache.cache import Cache
 from kplane.provider.cache.event import Event
 from kplane.provider.cache.informer import Informer
+from kplane.provider.cache.scope import CacheScope
 from kplane.provider.client.client import Client
 from kplane.provider.client.kinds import discover, resource_of
 from kplane.provider.client.resources import Resource
@@ -43,6 +44,7 @@ __all__ = [
     "ApiError",
     "Aware",
     "Cache",
+    "CacheScope",
     "Client",
     "Cluster",
     "ClusterConfig",

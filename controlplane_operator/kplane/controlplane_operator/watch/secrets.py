@@ -29,7 +29,7 @@ from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import Client, ClusterNotReady, Informer, ProviderError
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import end_tasks
-from kplane.provider.cache.feed import Streaming
+from kplane.provider.cache.server_state import ServerState
 from kplane.provider.client.resources import SECRETS
 
 __all__ = [
@@ -230,7 +230,7 @@ class _Watch:
     """One informer, the task that runs it, and the store that it feeds."""
 
     def __init__(
-        self, client: Client, watched: Watched, *, store: Store, streaming: Streaming, known: bool = False
+        self, client: Client, watched: Watched, *, store: Store, server: ServerState, known: bool = False
     ) -> None:
         """`known`: they were read before the watch."""
         self._known = known
@@ -242,7 +242,7 @@ class _Watch:
             label_selector=watched.label,
             relist_seconds=_RELIST_SECONDS,
             watch_seconds=_USERS_WATCH_SECONDS if users else _WATCH_SECONDS,
-            streaming=streaming,
+            server=server,
             backoff=Backoff(initial_seconds=0.1, maximum_seconds=_RETRY_SECONDS),
         )
         self._watched = watched
@@ -307,7 +307,7 @@ class SecretWatches:
         self._asleep = asleep
         self._readings: dict[Watched, _Reading] = {}
         self._watches: dict[Watched, _Watch] = {}
-        self._streaming = Streaming()
+        self._server = ServerState()
 
     async def run(self) -> NoReturn:
         """Compare stores with what is watched until cancelled; then end all watches."""
@@ -386,7 +386,7 @@ class SecretWatches:
 
     def _watch(self, watched: Watched, *, known: bool) -> _Watch:
         store = self._stores[watched.label]
-        return _Watch(self._client, watched, store=store, streaming=self._streaming, known=known)
+        return _Watch(self._client, watched, store=store, server=self._server, known=known)
 
     def is_lost(self, watched: Watched) -> bool:
         """Tell whether these Secrets are followed, and cannot be read now."""

@@ -4,32 +4,63 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple, Protocol, TypeVar, overload
 
 from typing_extensions import override
 
 from kplane.provider.aio.overflow import unanswered
-from kplane.provider.cache.entry import Object
-from kplane.provider.cache.feed import FeedState, Streaming
+from kplane.provider.cache.entry import Entry, Object
+from kplane.provider.cache.feed import FeedState, Refusal
 from kplane.provider.cache.informer import Informer, Transform
+from kplane.provider.cache.scope import CacheScope, kind_name
+from kplane.provider.cache.server_state import ServerState
 from kplane.provider.cache.store import Extract, require_same
 from kplane.provider.client.client import Client
+from kplane.provider.client.kinds import resource_of
 from kplane.provider.client.resources import Resource
-from kplane.provider.errors import ClusterNotReady, NotFound, ProviderError
+from kplane.provider.errors import ClusterNotReady, DecodeFailed, NotFound, ProviderError
 
-__all__ = ["Cache"]
+__all__ = ["Cache", "InformerKey", "Named"]
 
 _STATES: Final[tuple[FeedState, ...]] = ("unreachable", "connecting", "ready")
 Objects = list[Object]
+T = TypeVar("T")
+Ts = list[T]
+Decoder = Callable[[bytes], T]
+"""Reads the JSON of an object, such as `msgspec.json.Decoder(Widget).decode` or `Widget.model_validate_json`."""
+
+
+class Named(Protocol):
+    """Names an object, as `Request` and `ObjectKey` do; the namespace is empty for cluster-scoped kinds."""
+
+    @property
+    def namespace(self) -> str:
+        """Namespace of the object."""
+
+    @property
+    def name(self) -> str:
+        """Name of the object."""
+
+
+class InformerKey(NamedTuple):
+    """What users of one informer have in common."""
+
+    resource: Resource
+    metadata_only: bool
+    scope: CacheScope
 
 
 class Cache:
     """Mirrors each kind that is asked for by one informer, which all users share.
 
-    An informer starts with the first read of its kind, and runs until `stop` or `aclose`. `get` and `list` wait at most
-    `sync_timeout_seconds` until the informer has all objects, then raise ClusterNotReady. `transform` changes each
-    object before it is kept; its identity must stay. `name` is the cluster's, for logs and task names. The client
+    An informer starts with the first read of its kind, and runs until `pause` or `aclose`. `get` and `list` wait at
+    most `sync_timeout_seconds` until the informer has all objects, then raise ClusterNotReady. If the cluster does not
+    serve the kind, or does not let it be read, they raise NotServed or Forbidden as soon as the cluster says so;
+    objects that were read before stay readable.
+
+    `scope_of` narrows a kind down; reads outside of its `CacheScope` raise ProviderError. `transform` changes each
+    object once before it is kept; its identity must stay. `name` is the cluster's, for logs and task names. The client
     belongs to the caller.
     """
 
@@ -39,14 +70,17 @@ class Cache:
         *,
         name: str = "",
         transform: Transform | None = None,
+        scope_of: Callable[[Resource], CacheScope] = lambda _resource: CacheScope(),
         sync_timeout_seconds: float = 30.0,
     ) -> None:
         self._client = client
         self._name = name
         self._transform = transform
+        self._scope_of = scope_of
         self._sync_timeout_seconds = sync_timeout_seconds
-        self._streaming = Streaming()
-        self._informers: dict[tuple[Resource, bool], Informer] = {}
+        self._server = ServerState()
+        self._scopes: dict[Resource, CacheScope] = {}
+        self._informers: dict[InformerKey, Informer] = {}
         self._indexes: dict[tuple[Resource, bool], dict[str, Extract]] = {}
         self._ended_restarts: Counter[str] = Counter()
         self._closed = False
@@ -57,14 +91,21 @@ class Cache:
 
     @property
     def state(self) -> FeedState:
-        """The worst state of its informers; ready if there is none."""
-        states = {informer.state for informer in self._informers.values()}
+        """The worst state of what its informers follow; ready if there is none. Refused kinds do not count."""
+        states = {feed.state for informer in self._informers.values() for feed in informer.feeds}
         return next((state for state in _STATES if state in states), "ready")
 
     @property
     def error(self) -> str:
         """Why an informer cannot reach the server; empty if all can."""
-        return next((informer.error for informer in self._informers.values() if informer.error), "")
+        feeds = (feed for informer in self._informers.values() for feed in informer.feeds)
+        return next((feed.error for feed in feeds if feed.state == "unreachable"), "")
+
+    @property
+    def refusals(self) -> Mapping[str, Refusal]:
+        """Kinds that the server does not serve, or does not let be read, by their names."""
+        found = ((kind_name(key.resource), informer.refusal) for key, informer in self._informers.items())
+        return {kind: refusal for kind, refusal in found if refusal is not None}
 
     @property
     def restarts(self) -> Mapping[str, int]:
@@ -74,96 +115,225 @@ class Cache:
     def size_bytes(self) -> Mapping[str, int]:
         """Return the bytes of the objects by kind."""
         sizes: Counter[str] = Counter()
-        for (resource, _), informer in self._informers.items():
-            sizes[resource.kind] += informer.size_bytes
+        for key, informer in self._informers.items():
+            sizes[key.resource.kind] += informer.size_bytes
         return sizes
 
-    def informer(self, resource: Resource, *, metadata_only: bool = False) -> Informer:
-        """Return the informer of a kind; it starts now if it is new.
+    def informer(
+        self, kind: Resource | str, *, metadata_only: bool = False, scope: CacheScope | None = None
+    ) -> Informer:
+        """Return the informer of a kind; it starts now if it is new or paused.
 
-        With `metadata_only` it is another informer, which keeps apiVersion, kind and metadata. Raises ProviderError if
-        the cache is closed.
+        With `metadata_only` it is another informer, which keeps apiVersion, kind and metadata; with a `scope` it is one
+        of that scope instead of the cache's own, for example of a single object. Informers with equal arguments are
+        one. Raises ProviderError if the cache is closed, and for a name of a kind that is not Kubernetes' own: await
+        `client.resource(name)` before.
         """
-        key = resource, metadata_only
+        resource = resource_of(kind)
+        key = InformerKey(resource, metadata_only, self._scope(resource) if scope is None else scope)
         informer = self._informers.get(key)
         if informer is None:
             if self._closed:
                 raise ProviderError(f"{self!r} is closed")
-            informer = Informer(
-                self._client,
-                resource,
-                metadata_only=metadata_only,
-                transform=self._transform,
-                streaming=self._streaming,
-                cluster=self._name,
-            )
-            for field, extract in self._indexes.get(key, {}).items():
-                informer.add_index(field, extract)
-            self._informers[key] = informer
-            informer.start()
+            informer = self._informers[key] = self._make_informer(key)
+        informer.start()
         return informer
 
-    def index_field(self, resource: Resource, field: str, extract: Extract, *, metadata_only: bool = False) -> None:
+    def index_field(self, kind: Resource | str, field: str, extract: Extract, *, metadata_only: bool = False) -> None:
         """Index a field of a kind by the values of `extract`, before or after objects are there.
 
         The same function may be added twice; another one for the same field raises ProviderError. Present objects are
         decoded at once: with very many, index before the first read.
         """
-        key = resource, metadata_only
-        known = self._indexes.setdefault(key, {}).setdefault(field, extract)
+        resource = resource_of(kind)
+        known = self._indexes.setdefault((resource, metadata_only), {}).setdefault(field, extract)
         require_same(known, extract, resource=resource, field=field)
-        informer = self._informers.get(key)
-        if informer is not None:
-            informer.add_index(field, extract)
+        for key, informer in self._informers.items():
+            if (key.resource, key.metadata_only) == (resource, metadata_only):
+                informer.add_index(field, extract)
 
+    @overload
     async def get(
-        self, resource: Resource, name: str, *, namespace: str | None = None, metadata_only: bool = False
-    ) -> Object:
-        """Return a copy of an object as last seen. Raises NotFound; ClusterNotReady before all objects are known."""
-        informer = await self._synced(resource, metadata_only=metadata_only)
-        found = informer.get(name, namespace=namespace)
-        if found is None:
-            where = f"{namespace}/{name}" if namespace else name
-            raise NotFound(404, "NotFound", f"{resource} {where} is not in {self!r}")
-        return found
+        self,
+        kind: Resource | str,
+        key: str | Named,
+        *,
+        namespace: str | None = None,
+        metadata_only: bool = False,
+    ) -> Object: ...
+    @overload
+    async def get(
+        self,
+        kind: Resource | str,
+        key: str | Named,
+        *,
+        namespace: str | None = None,
+        metadata_only: bool = False,
+        decoder: Callable[[bytes], T],
+    ) -> T: ...
+    async def get(
+        self,
+        kind: Resource | str,
+        key: str | Named,
+        *,
+        namespace: str | None = None,
+        metadata_only: bool = False,
+        decoder: Callable[[bytes], T] | None = None,
+    ) -> Object | T:
+        """Return a copy of an object as last seen, or what `decoder` makes of its JSON.
 
+        `key` is a name, with `namespace` for namespaced kinds, or an object with both, such as a `Request`. `kind` may
+        be the name of any kind; see `Client.resource`. `decoder` is for example `msgspec.json.Decoder(Widget).decode`.
+
+        Raises NotFound; ClusterNotReady before all objects are known; NotServed and Forbidden (see the class);
+        ProviderError for an object outside of the scope; DecodeFailed if the decoder fails.
+        """
+        resource = await self._resource(kind)
+        namespace, name = _location(resource, key, namespace)
+        informer = await self._synced(resource, metadata_only=metadata_only, name=name, namespace=namespace)
+        entry = informer.entry(name, namespace=namespace)
+        if entry is None:
+            raise self._not_found(informer, "/".join(filter(None, (namespace, name))))
+        return informer.decode(entry) if decoder is None else self._decoded(informer, entry, decoder)
+
+    @overload
     async def list(
         self,
-        resource: Resource,
+        kind: Resource | str,
         *,
         namespace: str | None = None,
         label_selector: str | None = None,
         field: Mapping[str, str] | None = None,
         metadata_only: bool = False,
-    ) -> Objects:
-        """Return copies of the objects of a kind as last seen; `namespace=None` means all namespaces.
+    ) -> Objects: ...
+    @overload
+    async def list(
+        self,
+        kind: Resource | str,
+        *,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+        field: Mapping[str, str] | None = None,
+        metadata_only: bool = False,
+        decoder: Callable[[bytes], T],
+    ) -> Ts[T]: ...
+    async def list(
+        self,
+        kind: Resource | str,
+        *,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+        field: Mapping[str, str] | None = None,
+        metadata_only: bool = False,
+        decoder: Callable[[bytes], T] | None = None,
+    ) -> Objects | Ts[T]:
+        """Return copies of the objects of a kind as last seen, or what `decoder` makes of each.
 
-        `field` are values of indexed fields, all of which must match. Raises ProviderError for a field without index or
-        an invalid selector, ClusterNotReady before all objects are known.
+        `namespace=None` means all namespaces of the scope. `field` are values of indexed fields, all of which must
+        match. Raises as `get`, except NotFound, and ProviderError for a field without index or an invalid selector.
         """
-        informer = await self._synced(resource, metadata_only=metadata_only)
-        return informer.list(namespace=namespace, label_selector=label_selector, field=field)
+        resource = await self._resource(kind)
+        informer = await self._synced(resource, metadata_only=metadata_only, namespace=namespace)
+        entries = informer.entries(namespace=namespace, label_selector=label_selector, field=field)
+        if decoder is None:
+            return [informer.decode(entry) for entry in entries]
+        return [self._decoded(informer, entry, decoder) for entry in entries]
 
-    async def stop(self) -> None:
-        """End all informers with their handlers, and forget all objects; the next read starts anew."""
+    async def pause(self) -> None:
+        """Stop to mirror, and forget all objects; the next read starts anew.
+
+        Informers with handlers stay, and their handlers with them: `resume`, or the next read of their kind, starts
+        them again, and gives the handlers the objects that are there then.
+        """
         informers, self._informers = self._informers, {}
-        await asyncio.gather(*(informer.aclose() for informer in informers.values()))
-        for informer in informers.values():
-            self._ended_restarts.update(informer.restarts)
+        for key, informer in informers.items():
+            if informer.has_handlers:
+                self._informers[key] = informer
+        await asyncio.gather(*(each.stop() if each.has_handlers else self._end(each) for each in informers.values()))
+
+    def resume(self) -> None:
+        """Start the informers again that `pause` left with handlers."""
+        for informer in self._informers.values():
+            informer.start()
 
     async def aclose(self) -> None:
-        """End the cache for good."""
+        """End all informers with their handlers for good."""
         self._closed = True
-        await self.stop()
+        informers, self._informers = self._informers, {}
+        await asyncio.gather(*map(self._end, informers.values()))
 
-    async def _synced(self, resource: Resource, *, metadata_only: bool) -> Informer:
+    async def _end(self, informer: Informer) -> None:
+        await informer.aclose()
+        self._ended_restarts.update(informer.restarts)
+
+    def _make_informer(self, key: InformerKey) -> Informer:
+        informer = Informer(
+            self._client,
+            key.resource,
+            namespace=key.scope.namespaces,
+            name=key.scope.name,
+            label_selector=key.scope.label_selector,
+            field_selector=key.scope.field_selector,
+            metadata_only=key.metadata_only,
+            transform=self._transform,
+            server=self._server,
+            cluster=self._name,
+        )
+        for field, extract in self._indexes.get((key.resource, key.metadata_only), {}).items():
+            informer.add_index(field, extract)
+        return informer
+
+    def _scope(self, resource: Resource) -> CacheScope:
+        scope = self._scopes.get(resource)
+        if scope is None:
+            scope = self._scope_of(resource)
+            if scope.namespaces and not resource.namespaced:
+                raise ProviderError(f"{kind_name(resource)} is cluster-scoped: its CacheScope can have no namespaces")
+            self._scopes[resource] = scope
+        return scope
+
+    async def _resource(self, kind: Resource | str) -> Resource:
+        return kind if isinstance(kind, Resource) else await self._client.resource(kind)
+
+    async def _synced(
+        self, resource: Resource, *, metadata_only: bool, name: str | None = None, namespace: str | None = None
+    ) -> Informer:
         informer = self.informer(resource, metadata_only=metadata_only)
+        # Before it waits for objects that could not be among them.
+        informer.scope.require(resource, name=name, namespace=namespace)
         if not informer.synced.is_set():
             with unanswered():
                 try:
                     async with asyncio.timeout(self._sync_timeout_seconds):
-                        await informer.wait_synced()
+                        await informer.wait_synced(unless_refused=True)
                 except TimeoutError as error:
                     why = informer.error or f"nothing came for {self._sync_timeout_seconds:g} s"
                     raise ClusterNotReady(f"the {resource.plural} of {self!r} are not known yet: {why}") from error
         return informer
+
+    def _not_found(self, informer: Informer, where: str) -> NotFound:
+        kept = f", which keeps {informer}" if informer.scope != CacheScope() else ""
+        return NotFound(404, "NotFound", f"{informer.resource} {where} is not in {self!r}{kept}")
+
+    def _decoded(self, informer: Informer, entry: Entry, decoder: Callable[[bytes], T]) -> T:
+        try:
+            return decoder(informer.encoded(entry))
+        except Exception as error:
+            where = "/".join(filter(None, entry.key))
+            raise DecodeFailed(
+                f"failed to decode {informer.resource} {where} of {self!r}: {str(error) or type(error).__name__}"
+            ) from error
+
+
+def _location(resource: Resource, key: str | Named, namespace: str | None) -> tuple[str | None, str]:
+    """Return namespace and name of an object. Raises ProviderError if one is missing or too many."""
+    name = key
+    if not isinstance(name, str):
+        if namespace is not None:
+            raise ProviderError(f"{key} has a namespace of its own: give no other one to get()")
+        namespace, name = name.namespace or None, name.name
+    if resource.namespaced and not namespace:
+        raise ProviderError(f"{resource} {name!r} is namespaced: a namespace is needed")
+    if namespace and not resource.namespaced:
+        raise ProviderError(f"{resource} is cluster-scoped: it cannot be asked for in namespace {namespace!r}")
+    return namespace, name

@@ -47,6 +47,11 @@ class _Object(Struct, gc=False):
     metadata: _Metadata
 
 
+class _Type(Struct, gc=False):
+    apiVersion: str = ""  # noqa: N815
+    kind: str = ""
+
+
 class _Event(Struct, gc=False):
     type: str
     object: _Object
@@ -74,6 +79,7 @@ class _Page(Struct, gc=False):
 _decode_event: Final = msgspec.json.Decoder(_Event).decode
 _decode_raw_event: Final = msgspec.json.Decoder(_RawEvent).decode
 _decode_object: Final = msgspec.json.Decoder(_Object).decode
+_decode_type: Final = msgspec.json.Decoder(_Type).decode
 _decode_metadata: Final = msgspec.json.Decoder(_Metadata).decode
 _decode_parts: Final = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_bookmark: Final = msgspec.json.Decoder(_Bookmark).decode
@@ -208,6 +214,20 @@ class EntryReader:
             return self._decoded(bytes(_decode_parts(entry.raw)["metadata"]))
         except (*_MALFORMED, KeyError) as error:
             raise self._malformed() from error
+
+    def encoded(self, entry: Entry) -> bytes:
+        """Return the JSON of the whole object as it is kept, with apiVersion and kind. Raises as `decode`."""
+        api_version, kind = self.resource.api_version.encode(), self.resource.kind.encode()
+        if self.metadata_only:
+            return b'{"apiVersion":"%s","kind":"%s","metadata":%s}' % (api_version, kind, entry.raw)
+        try:
+            found = _decode_type(entry.raw)
+        except _MALFORMED as error:
+            raise self._malformed() from error
+        # Items of a list lack them.
+        if found.apiVersion and found.kind:
+            return entry.raw
+        return orjson.dumps(self.decode(entry))
 
     def encode(self, found: Object) -> Entry:
         """Make an entry of an object. Raises ValueError or TypeError if it cannot be one."""

@@ -131,7 +131,11 @@ _SLICE: Final = 100
 
 
 class Registration:
-    """A handler of an informer, until `remove`."""
+    """A handler of an informer, until `remove` or the end of the cluster.
+
+    It outlives the pauses of the informer. While no objects are kept it is not called; then it gets those that are
+    there, as at first. It is not called for objects that went meanwhile, so it must not count on a DELETED for each.
+    """
 
     __slots__ = ("_handler", "_pending", "_present", "_removed", "_source_synced", "synced")
 
@@ -145,14 +149,13 @@ class Registration:
         removed: Callable[[Registration], None],
     ) -> None:
         self.synced: Final = asyncio.Event()
-        """Set once the handler was given all objects that were there when it was added."""
+        """Set once the handler was given all objects that were there when it was added; cleared by a pause."""
         self._handler = handler
         self._present = present
         self._source_synced = source_synced
         self._removed: Callable[[Registration], None] | None = removed
-        # From the end, because a dict gives that away cheaply.
-        self._pending = dict.fromkeys(reversed([*pending]))
-        asyncio.get_running_loop().call_soon(self._hand_over)
+        self._pending: dict[Key, None] = {}
+        self.restart(pending)
 
     @property
     def removed(self) -> bool:
@@ -165,6 +168,13 @@ class Registration:
         if removed is not None:
             self._pending.clear()
             removed(self)
+
+    def restart(self, pending: Iterable[Key] = ()) -> None:
+        """Give the handler these objects, as if it were new."""
+        self.synced.clear()
+        # From the end, because a dict gives that away cheaply.
+        self._pending = dict.fromkeys(reversed([*pending]))
+        asyncio.get_running_loop().call_soon(self._hand_over)
 
     def see(self, event: Event) -> None:
         """Pass an event on, unless the handler has yet to get the object: it gets the object as it is then.
@@ -213,6 +223,9 @@ class Handlers:
     def __iter__(self) -> Iterator[Registration]:
         """Return all registrations."""
         return iter([*self._everywhere, *itertools.chain.from_iterable(self._within.values())])
+
+    def __bool__(self) -> bool:
+        return bool(self._everywhere or self._within)
 
     def of(self, namespace: str) -> tuple[Registration, ...]:
         """Return the registrations for objects in this namespace."""

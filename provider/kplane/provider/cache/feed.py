@@ -10,12 +10,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Final, Literal, NoReturn, Protocol
+from typing import Final, Literal, NamedTuple, NoReturn, Protocol
 
 from typing_extensions import override
 
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.cache.entry import Change, Entry, EntryReader, Key
+from kplane.provider.cache.scope import CacheScope
+from kplane.provider.cache.selectors import parse_label_selector
+from kplane.provider.cache.server_state import ServerState
 from kplane.provider.client.client import Client
 from kplane.provider.client.limits import Intake
 from kplane.provider.client.listing import JSON, METADATA_LIST
@@ -33,11 +36,12 @@ from kplane.provider.errors import (
     Unreachable,
 )
 
-__all__ = ["Feed", "FeedState", "Scope", "Sink", "Streaming"]
+__all__ = ["Feed", "FeedState", "Refusal", "Sink"]
 
 log: Final = logging.getLogger(__name__)
 
-FeedState = Literal["connecting", "ready", "unreachable"]
+FeedState = Literal["connecting", "ready", "unreachable", "refused"]
+"""`refused` is the server's answer for this kind alone; `unreachable` says something of the server."""
 
 _STEADY_SECONDS: Final = 5.0
 _SLICE: Final = 100
@@ -46,6 +50,13 @@ _PATIENCE: Final = 3
 """Number of consecutive failures before a full relist, and before a relist in pages instead of by a stream."""
 _STREAM_DEADLINES: Final = 10
 _REFUSALS: Final = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
+
+
+class Refusal(NamedTuple):
+    """Why a server that answers shows nothing of a kind: it has no such kind, or the identity must not read it."""
+
+    reason: Literal["NotServed", "Forbidden"]
+    message: str
 
 
 class Sink(Protocol):
@@ -57,27 +68,8 @@ class Sink(Protocol):
     def apply(self, changes: list[Change]) -> None:
         """Take in the next changes; there are no bookmarks among them."""
 
-
-class Streaming:
-    """Remembers whether a cluster refused to stream its objects, so that each feed does not ask again."""
-
-    __slots__ = ("refused",)
-
-    def __init__(self) -> None:
-        self.refused = False
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """Selects objects of a kind: of one namespace, by labels, or the one object of a name."""
-
-    namespace: str | None = None
-    name: str | None = None
-    label_selector: str | None = None
-
-    @override
-    def __str__(self) -> str:
-        return f"{f' {self.name}' if self.name else ''}{f' in {self.namespace}' if self.namespace else ''}"
+    def refused(self) -> None:
+        """Note that the server begins to refuse the kind."""
 
 
 @dataclass(slots=True)
@@ -104,15 +96,19 @@ class _Listing:
 class Feed:
     """Hands a sink all objects of a scope, and every change, until cancelled. Retries each failure with a backoff.
 
+    `scope` names one namespace at most. A kind that is not there, or must not be read, is `refused`. Feeds that wait
+    because the server is unreachable retry as soon as it answers another feed with the same `server`.
+
     A collection is streamed (KEP-3157, on by default since Kubernetes 1.34) or, if the server refuses, listed in pages.
     Watches resume at the last resourceVersion. The feed relists when that version has expired, and every
     `relist_seconds`, shortened at random by up to half. The regular relist is needed: an API server whose etcd was
     restored to an earlier state waits silently for a version from before (measured).
 
-    One object by its name needs only `get` and `watch` on that name (a Role with `resourceNames`). Each round opens a
-    watch with the field selector `metadata.name=<name>` and no resourceVersion, then reads the object. So the feed
-    misses no change between the two, knows an absent object as absent, and has no version that could expire. Events of
-    the watch from before the read have a lower resourceVersion, and are dropped.
+    One object by its name and namespace needs only `get` and `watch` on that name (a Role with `resourceNames`). Each
+    round opens a watch with the field selector `metadata.name=<name>` and no resourceVersion, then reads the object. So
+    the feed misses no change between the two, knows an absent object as absent, and has no version that could expire.
+    Events of the watch from before the read have a lower resourceVersion, and are dropped. With a field selector it is
+    read as a collection, because only the API server knows what the selector means.
     """
 
     def __init__(
@@ -121,8 +117,8 @@ class Feed:
         reader: EntryReader,
         sink: Sink,
         *,
-        streaming: Streaming,
-        scope: Scope = Scope(),
+        server: ServerState,
+        scope: CacheScope = CacheScope(),  # noqa: B008 - frozen
         relist_seconds: float = 3600.0,
         watch_seconds: float = 300.0,
         idle_timeout_seconds: float = 120.0,
@@ -131,14 +127,17 @@ class Feed:
         self.state: FeedState = "connecting"
         self.error = ""
         """The last failure; empty if there is none now."""
+        self.refusal: Refusal | None = None
+        """Why the server refuses the kind, if it does."""
         self.restarts: Final[Counter[str]] = Counter()
         """Number of watches that ended, by reason: closed, expired, refused, unreachable, failed."""
         self._client = client
         self._reader = reader
         self._resource = reader.resource
         self._sink = sink
-        self._streaming = streaming
+        self._server = server
         self._scope = scope
+        self._namespace = next(iter(scope.namespaces), None)
         self._relist_seconds = relist_seconds
         self._watch_seconds = watch_seconds
         self._idle_timeout_seconds = idle_timeout_seconds
@@ -147,10 +146,21 @@ class Feed:
         self._relist_at = 0.0
         self._read_version = 0
         """resourceVersion of the one object when it was read; 0 for collections."""
+        self._hurried = False
+        """Whether the last wait ended because the server answered another feed. The next wait takes its full time, so
+        that a server which answers now and then is not asked in a loop."""
+        self._warned = ""
+        """The kind of failure that was logged last as one that repeats."""
 
     @override
     def __str__(self) -> str:
-        return f"{self._resource.plural}{self._scope}"
+        return f"{self._resource.plural} {self._scope}".rstrip()
+
+    def reset(self) -> None:
+        """Begin with a new list the next time that it runs."""
+        self.state, self.error, self.refusal = "connecting", "", None
+        self._resource_version, self._hurried, self._warned = None, False, ""
+        self._backoff.reset()
 
     async def run(self) -> NoReturn:
         """Follow until cancelled."""
@@ -189,7 +199,11 @@ class Feed:
 
         Otherwise a server that ends each watch at once would be asked in a loop.
         """
-        self.state, self.error = "ready", ""
+        self.state, self.error, self.refusal = "ready", "", None
+        self._server.answered()
+        if self._warned:
+            log.info("watching %s again", self)
+            self._warned = ""
         now = asyncio.get_running_loop().time
         steady_seconds, began = min(_STEADY_SECONDS, seconds / 2), now()
         try:
@@ -201,27 +215,48 @@ class Feed:
             raise Unreachable(f"the watch of {self} ended as soon as it began", kind="protocol")
 
     async def _pause(self, error: Exception) -> None:
-        self.state, self.error = "unreachable", str(error) or type(error).__name__
+        self.error = str(error) or type(error).__name__
+        self.refusal = _refusal(error)
         delay = self._backoff.next_delay()
         asked = error.retry_after_seconds if isinstance(error, TooManyRequests) else None
         delay = max(delay, min(asked or 0.0, 60.0))
-        level = logging.INFO if self._backoff.failures == 1 else logging.WARNING
-        log.log(level, "failed to watch %s: %s; retrying in %.1f s", self, error, delay)
-        await asyncio.sleep(delay)
+        self._log(type(error).__name__, delay)
+        if self.refusal is not None:
+            self._server.answered()
+            if self.state != "refused":
+                self.state = "refused"
+                self._sink.refused()
+        else:
+            self.state = "unreachable"
+        if _is_of_server(error) and not self._hurried:
+            self._hurried = await self._server.wait(delay)
+        else:
+            self._hurried = False
+            await asyncio.sleep(delay)
+
+    def _log(self, failure: str, delay: float) -> None:
+        """Log a failure when it is new, and as a warning once it repeats: a failure alone is nothing unusual."""
+        level = logging.INFO
+        if self._backoff.failures > 1:
+            level = logging.DEBUG if failure == self._warned else logging.WARNING
+            self._warned = failure
+        log.log(level, "failed to watch %s: %s; retrying in %.1f s", self, self.error, delay)
 
     async def _follow(self) -> None:
-        if self._scope.name is not None:
-            await self._follow_object(self._scope.name)
+        name = self._scope.name
+        if name is not None and self._scope.field_selector is None and not self._is_spread:
+            await self._follow_object(name)
             return
         now = asyncio.get_running_loop().time()
         if self._resource_version is None or now >= self._relist_at:
-            if not self._streaming.refused and self._backoff.failures < _PATIENCE and await self._stream():
+            if not self._server.refuses_streams and self._backoff.failures < _PATIENCE and await self._stream():
                 return
             listing = await self._client.collect(
                 lambda: _Listing(self._reader),
                 self._resource,
-                namespace=self._scope.namespace,
+                namespace=self._namespace,
                 label_selector=self._scope.label_selector,
+                field_selector=self._field_selector,
             )
             await self._begin(listing.entries, listing.resource_version)
         # The watch must end when the next relist is due.
@@ -237,13 +272,15 @@ class Feed:
         async with self._watch(seconds=seconds) as watch:
             await watch.open()
             try:
-                found = await self._client.get(self._resource, name, namespace=self._scope.namespace)
+                found = await self._client.get(self._resource, name, namespace=self._namespace)
             except NotFound:
                 entries: list[Entry] = []
             else:
                 entries = [self._reader.encode(found)]
             self._read_version = max(map(_number, entries), default=0)
-            await self._sink.replace(entries)
+            # A GET knows no selectors.
+            matches = parse_label_selector(self._scope.label_selector or "")
+            await self._sink.replace([entry for entry in entries if matches(entry.labels)])
             with self._living(seconds):
                 await self._consume(watch)
 
@@ -258,12 +295,12 @@ class Feed:
                 if error.status not in _REFUSALS:
                     raise
                 log.info("listing %s of %s in pages: the server refuses to stream them: %s", self, server, error)
-                self._streaming.refused = True
+                self._server.refuses_streams = True
                 return False
             lines = await self._initial(watch)
             if lines is None:
                 log.info("listing %s of %s in pages: the stream has no end of the initial objects", self, server)
-                self._streaming.refused = True
+                self._server.refuses_streams = True
                 return False
             with self._living(seconds):
                 await self._take(lines)
@@ -303,13 +340,23 @@ class Feed:
         await self._sink.replace(entries)
         self._resource_version = resource_version
 
+    @property
+    def _is_spread(self) -> bool:
+        """Whether objects of one name can be in several namespaces."""
+        return self._resource.namespaced and self._namespace is None
+
+    @property
+    def _field_selector(self) -> str | None:
+        name = f"metadata.name={self._scope.name}" if self._scope.name is not None else None
+        return ",".join(filter(None, (name, self._scope.field_selector))) or None
+
     def _watch(self, *, seconds: float, resource_version: str | None = None, initial_events: bool = False) -> Watch:
         return self._client.watch(
             self._resource,
             resource_version=resource_version,
-            namespace=self._scope.namespace,
+            namespace=self._namespace,
             label_selector=self._scope.label_selector,
-            field_selector=None if self._scope.name is None else f"metadata.name={self._scope.name}",
+            field_selector=self._field_selector,
             timeout_seconds=seconds,
             idle_timeout_seconds=self._idle_timeout_seconds,
             metadata_only=self._reader.metadata_only,
@@ -344,3 +391,17 @@ class Feed:
 def _number(entry: Entry) -> int:
     """Return a resourceVersion as a number: those of one server grow. 0 if it is no number."""
     return int(entry.resource_version) if entry.resource_version.isdecimal() else 0
+
+
+def _refusal(error: Exception) -> Refusal | None:
+    """Return what an error says of the kind alone. Lists and watches are not found if there is no such kind."""
+    if isinstance(error, NotFound):
+        return Refusal("NotServed", error.message)
+    return Refusal("Forbidden", error.message) if isinstance(error, Forbidden) else None
+
+
+def _is_of_server(error: Exception) -> bool:
+    """Tell whether an error is likely to end for all feeds of a server at once."""
+    if isinstance(error, Unreachable):
+        return error.kind != "protocol"
+    return isinstance(error, (ServerError, Unauthorized))

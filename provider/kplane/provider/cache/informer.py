@@ -4,47 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
-from collections.abc import Callable, Mapping
+import copy
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Final, NoReturn
 
 from typing_extensions import override
 
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import end_tasks
-from kplane.provider.cache.entry import Change, Entry, EntryReader, Key, Object
-from kplane.provider.cache.event import Event, EventHandler, EventKind, Handlers, Registration
-from kplane.provider.cache.feed import Feed, FeedState, Scope, Streaming
+from kplane.provider.cache.entry import Entry, EntryReader, Key, Object
+from kplane.provider.cache.event import Event, EventHandler, Handlers, Registration
+from kplane.provider.cache.feed import Feed, FeedState, Refusal
+from kplane.provider.cache.mirror import Mirror, Transform
+from kplane.provider.cache.scope import CacheScope, kind_name
+from kplane.provider.cache.server_state import ServerState
 from kplane.provider.cache.store import Extract, Store
 from kplane.provider.client.client import Client
 from kplane.provider.client.resources import Resource
-from kplane.provider.errors import AnswerTooLarge, ClusterNotReady
+from kplane.provider.errors import ClusterNotReady, Forbidden, NotServed
 from kplane.provider.logs import log_fields
 
 __all__ = ["Informer", "Transform"]
-
-log: Final = logging.getLogger(__name__)
-
-Transform = Callable[[Object], Object]
-"""Changes an object before it is kept: to leave out unused parts. Its identity must stay."""
 
 Objects = list[Object]
 Entries = list[Entry]
 Keys = list[Key]
 
-_SLICE: Final = 100
+_STATES: Final[tuple[FeedState, ...]] = ("refused", "unreachable", "connecting", "ready")
 
 
 class Informer:
-    """Mirrors the objects of a kind: from `start` until `aclose`, as a `Cache` does, or while `run` runs.
+    """Mirrors the objects of a kind: from `start` until `stop`, as a `Cache` does, or while `run` runs.
 
-    `namespace`, `label_selector` and `name` narrow it down. For `name`, `get` and `watch` on that name are enough.
+    `namespace`, `label_selector`, `field_selector` and `name` narrow it down; see `CacheScope`. Several namespaces are
+    listed and watched one by one. Reads outside of that raise ProviderError.
 
     Objects stay bytes, without managedFields, until they are read. Each read makes a new object, which the reader may
     change. With `metadata_only`, objects have only apiVersion, kind and metadata, and the server sends no more.
 
     The objects take at most `limits.list_bytes` of the client, if that is set. A server with more of them counts as
-    unreachable, and the objects that are known stay. `cluster` is a name for logs and task names.
+    unreachable, and the objects that are known stay. `cluster` is a name for logs and task names. Informers of one
+    server share `server`.
     """
 
     def __init__(
@@ -52,12 +53,13 @@ class Informer:
         client: Client,
         resource: Resource,
         *,
-        namespace: str | None = None,
+        namespace: str | Iterable[str] | None = None,
         name: str | None = None,
         label_selector: str | None = None,
+        field_selector: str | None = None,
         metadata_only: bool = False,
         transform: Transform | None = None,
-        streaming: Streaming | None = None,
+        server: ServerState | None = None,
         cluster: str = "",
         relist_seconds: float = 3600.0,
         watch_seconds: float = 300.0,
@@ -66,50 +68,89 @@ class Informer:
     ) -> None:
         self.resource = resource
         self.metadata_only = metadata_only
+        self.scope: Final = CacheScope(
+            namespaces=(namespace,) if isinstance(namespace, str) else tuple(namespace or ()),
+            name=name,
+            label_selector=label_selector,
+            field_selector=field_selector,
+        )
+        """The objects that it mirrors."""
+        self.synced = asyncio.Event()
+        """Set once all objects were read for the first time; cleared by `stop`."""
         self._cluster = cluster
         self._server = client.config.server
         self._reader = EntryReader(resource, server=self._server, metadata_only=metadata_only)
         self._store = Store(self._reader)
-        self._mirror = _Mirror(self._store, transform=transform, bytes_at_most=client.limits.list_bytes)
-        self.synced = self._mirror.synced
-        """Set once all objects were read for the first time."""
-        self._feed = Feed(
-            client,
-            self._reader,
-            self._mirror,
-            streaming=streaming or Streaming(),
-            scope=Scope(namespace, name, label_selector),
-            relist_seconds=relist_seconds,
-            watch_seconds=watch_seconds,
-            idle_timeout_seconds=idle_timeout_seconds,
-            backoff=backoff,
-        )
+        self._handlers = Handlers()
+        self._mirrors: list[Mirror] = []
+        self._feeds: tuple[Feed, ...] = ()
+        server = server or ServerState()
+        for part in self.scope.parts():
+            mirror = Mirror(
+                self._store,
+                self._handlers,
+                namespace=next(iter(part.namespaces), None),
+                transform=transform,
+                bytes_at_most=client.limits.list_bytes,
+                changed=self._changed,
+            )
+            feed = Feed(
+                client,
+                self._reader,
+                mirror,
+                server=server,
+                scope=part,
+                relist_seconds=relist_seconds,
+                watch_seconds=watch_seconds,
+                idle_timeout_seconds=idle_timeout_seconds,
+                backoff=copy.copy(backoff),
+            )
+            self._mirrors.append(mirror)
+            self._feeds += (feed,)
+        self._news = asyncio.Event()
+        """Set, and replaced, when it is synced, refused or stopped."""
         self._task: asyncio.Task[NoReturn] | None = None
+        self._stopped = False
         self._closed = False
 
     @override
     def __repr__(self) -> str:
-        return f"Informer({self._feed}{', metadata_only=True' if self.metadata_only else ''})"
+        return f"Informer({self}{', metadata_only=True' if self.metadata_only else ''})"
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.resource.plural} {self.scope}".rstrip()
 
     @property
     def state(self) -> FeedState:
-        """Whether the objects are up to date: ready, connecting (the first time), or unreachable."""
-        return self._feed.state
+        """Whether the objects are up to date: ready, connecting (the first time), unreachable, or refused."""
+        states = {feed.state for feed in self._feeds}
+        return next(state for state in _STATES if state in states)
 
     @property
     def error(self) -> str:
-        """Why the server is unreachable."""
-        return self._feed.error
+        """Why the server is unreachable, or refuses the kind."""
+        return next((feed.error for feed in self._feeds if feed.error), "")
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """Why the server refuses the kind, if it does."""
+        return next((feed.refusal for feed in self._feeds if feed.refusal is not None), None)
 
     @property
     def restarts(self) -> Mapping[str, int]:
         """Number of watches that ended, by reason."""
-        return self._feed.restarts
+        return sum((feed.restarts for feed in self._feeds), Counter[str]())
 
     @property
-    def feed(self) -> Feed:
-        """What follows the objects."""
-        return self._feed
+    def feeds(self) -> tuple[Feed, ...]:
+        """What follows the objects: one feed for each namespace of the scope, or one for all."""
+        return self._feeds
+
+    @property
+    def has_handlers(self) -> bool:
+        """Whether a handler is left that was added and not removed."""
+        return bool(self._handlers)
 
     @property
     def size_bytes(self) -> int:
@@ -117,10 +158,11 @@ class Informer:
         return self._store.size_bytes
 
     def start(self) -> None:
-        """Start to mirror, in a task of its own."""
+        """Start to mirror, in a task of its own; also after `stop`."""
         if self._task is None and not self._closed:
+            self._stopped = False
             # In a context of its own, not in that of the reconcile that needed it first.
-            name = f"{self._cluster}: informer of {self._feed}".removeprefix(": ")
+            name = f"{self._cluster}: informer of {self}".removeprefix(": ")
             self._task = asyncio.create_task(self.run(), name=name, context=contextvars.Context())
 
     async def run(self, handler: EventHandler | None = None) -> NoReturn:
@@ -128,26 +170,53 @@ class Informer:
         registration = self.add_handler(handler) if handler is not None else None
         try:
             with log_fields(**({"cluster": self._cluster} if self._cluster else {})):
-                await self._feed.run()
+                await self._follow()
         finally:
             if registration is not None:
                 registration.remove()
 
-    async def aclose(self) -> None:
-        """Stop, and forget handlers and objects; no handler is called again."""
-        self._closed = True
-        self._mirror.settled.set()
-        for registration in self._mirror.handlers:
-            registration.remove()
+    async def _follow(self) -> NoReturn:
+        if len(self._feeds) == 1:
+            await self._feeds[0].run()
+        async with asyncio.TaskGroup() as tasks:
+            for feed in self._feeds:
+                tasks.create_task(feed.run(), name=f"{self._cluster}: watch {feed}".removeprefix(": "))
+        raise AssertionError
+
+    async def stop(self) -> None:
+        """Stop, and forget the objects. Handlers stay: after the next `start` they get the objects that are there."""
+        self._stopped = True
         task, self._task = self._task, None
+        # All of this before anything is awaited: it may be started again meanwhile.
+        self.synced.clear()
+        self._store.clear()
+        for mirror, feed in zip(self._mirrors, self._feeds, strict=True):
+            mirror.synced = False
+            feed.reset()
+        for registration in self._handlers:
+            registration.restart()
+        self._tell()
         if task is not None:
             await end_tasks([task])
-        self._store.clear()
 
-    async def wait_synced(self) -> None:
-        """Wait until all objects were read once. Raises ClusterNotReady if it is closed before."""
-        await self._mirror.settled.wait()
+    async def aclose(self) -> None:
+        """Stop for good, and forget handlers and objects; no handler is called again."""
+        self._closed = True
+        for registration in self._handlers:
+            registration.remove()
+        await self.stop()
+
+    async def wait_synced(self, *, unless_refused: bool = False) -> None:
+        """Wait until all objects were read once. Raises ClusterNotReady if it is stopped before.
+
+        With `unless_refused` it raises NotServed or Forbidden as soon as the server refuses the kind.
+        """
         self._require_open()
+        while not self.synced.is_set():
+            if unless_refused:
+                self._require_served()
+            await self._news.wait()
+            self._require_open()
 
     def add_handler(self, handler: EventHandler, *, namespace: str | None = None) -> Registration:
         """Pass all present objects to a handler, as ADDED with `initial`, and every later change.
@@ -155,7 +224,8 @@ class Informer:
         The handler misses no change and sees none twice: an object that changes before it was handed over comes in its
         new state, and one that is deleted before comes as DELETED alone. The handler is not called before this method
         returns. With `namespace` it sees only objects of that namespace; many such handlers cost no more than one.
-        Raises ClusterNotReady if the informer is closed.
+        It outlives `stop` and the next `start`; see `Registration`. Raises ClusterNotReady if the informer is stopped,
+        and ProviderError for a namespace outside of its scope.
         """
         self._require_open()
         registration = Registration(
@@ -163,9 +233,9 @@ class Informer:
             pending=self.keys(namespace=namespace),
             present=self._present,
             source_synced=self.synced,
-            removed=lambda ended: self._mirror.handlers.remove(ended, namespace=namespace),
+            removed=lambda ended: self._handlers.remove(ended, namespace=namespace),
         )
-        self._mirror.handlers.add(registration, namespace=namespace)
+        self._handlers.add(registration, namespace=namespace)
         return registration
 
     def add_index(self, field: str, extract: Extract) -> None:
@@ -173,13 +243,14 @@ class Informer:
         self._store.add_index(field, extract)
 
     def get(self, name: str, *, namespace: str | None = None) -> Object | None:
-        """Return an object as it is known now. Raises ClusterNotReady if the informer is closed."""
+        """Return an object as it is known now. Raises ClusterNotReady if the informer is stopped."""
         entry = self.entry(name, namespace=namespace)
         return None if entry is None else self._reader.decode(entry)
 
     def entry(self, name: str, *, namespace: str | None = None) -> Entry | None:
         """Return what is decoded of an object anyway, such as its labels. Raises as `get`."""
         self._require_open()
+        self.scope.require(self.resource, name=name, namespace=namespace)
         return self._store.get((namespace or "", name))
 
     def list(
@@ -189,10 +260,10 @@ class Informer:
         label_selector: str | None = None,
         field: Mapping[str, str] | None = None,
     ) -> Objects:
-        """Return the objects that are known now; `namespace=None` means all namespaces.
+        """Return the objects that are known now; `namespace=None` means all namespaces of the scope.
 
         `field` are values of indexed fields, all of which must match. Raises ProviderError for a field without index
-        and an invalid selector, and ClusterNotReady if the informer is closed.
+        and an invalid selector, and ClusterNotReady if the informer is stopped.
         """
         found = self.entries(namespace=namespace, label_selector=label_selector, field=field)
         return [self._reader.decode(entry) for entry in found]
@@ -206,6 +277,7 @@ class Informer:
     ) -> Entries:
         """Return what is decoded of these objects anyway, such as their labels. Raises as `list`."""
         self._require_open()
+        self.scope.require(self.resource, namespace=namespace)
         return self._store.select(namespace=namespace, label_selector=label_selector, field=field)
 
     def keys(
@@ -218,88 +290,43 @@ class Informer:
         """Return namespaces and names of what `list` would return, without decoding the objects."""
         return [each.key for each in self.entries(namespace=namespace, label_selector=label_selector, field=field)]
 
+    def decode(self, entry: Entry) -> Object:
+        """Return the object of an entry, a new one each time."""
+        return self._reader.decode(entry)
+
+    def encoded(self, entry: Entry) -> bytes:
+        """Return the JSON of the object of an entry, with apiVersion and kind."""
+        return self._reader.encoded(entry)
+
+    def _changed(self) -> None:
+        """Note that a mirror is synced or refused."""
+        if not self.synced.is_set() and all(mirror.synced for mirror in self._mirrors):
+            self.synced.set()
+            for registration in self._handlers:
+                registration.settle()
+        self._tell()
+
+    def _tell(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
     def _require_open(self) -> None:
         # What is forgotten must not be taken for gone.
-        if self._closed:
+        if self._stopped or self._closed:
             raise ClusterNotReady(f"the cache of {self._server} was stopped")
+
+    def _require_served(self) -> None:
+        where = f"cluster {self._cluster!r}" if self._cluster else self._server
+        for feed in self._feeds:
+            if feed.refusal is None:
+                continue
+            why = feed.refusal.message
+            if feed.refusal.reason == "NotServed":
+                raise NotServed(f"{where} serves no {kind_name(self.resource)}: {why}; install its CRD there")
+            what_to_do = "grant list and watch, or narrow its CacheScope"
+            raise Forbidden(403, "Forbidden", f"{where} does not let {feed} be read: {why}; {what_to_do}")
 
     def _present(self, key: Key) -> Event | None:
         """Return the event that hands a present object to a new handler."""
         entry = self._store.get(key)
         return None if entry is None else Event("ADDED", entry, reader=self._reader, initial=True)
-
-
-class _Mirror:
-    """Applies what the feed finds to the store of an informer, and calls its handlers."""
-
-    def __init__(self, store: Store, *, transform: Transform | None, bytes_at_most: int | None) -> None:
-        self.handlers: Final = Handlers()
-        self.synced: Final = asyncio.Event()
-        self.settled: Final = asyncio.Event()
-        """Set once it is synced, or never will be."""
-        self._store = store
-        self._transform = transform
-        self._bytes_at_most = bytes_at_most
-
-    async def replace(self, entries: list[Entry]) -> None:
-        """Make these all objects that there are."""
-        present = {entry.key for entry in entries}
-        gone = [entry for entry in self._store if entry.key not in present]
-        for number, entry in enumerate(gone + entries, start=1):
-            if number > len(gone):
-                self._upsert(entry)
-            else:
-                self._delete(entry)
-            if not number % _SLICE:
-                await asyncio.sleep(0)
-        self.synced.set()
-        self.settled.set()
-        for registration in self.handlers:
-            registration.settle()
-
-    def apply(self, changes: list[Change]) -> None:
-        """Apply the next changes."""
-        for change in changes:
-            if change.type == "DELETED":
-                self._delete(change.entry)
-            else:
-                self._upsert(change.entry)
-
-    def _upsert(self, entry: Entry) -> None:
-        known = self._store.get(entry.key)
-        if known is not None and known.uid != entry.uid:
-            self._delete(known)
-            known = None
-        if known is not None and known.resource_version == entry.resource_version:
-            return
-        entry = self._transformed(entry)
-        size_bytes = self._store.size_bytes + len(entry.raw) - (0 if known is None else len(known.raw))
-        if self._bytes_at_most is not None and size_bytes > self._bytes_at_most:
-            raise AnswerTooLarge(
-                f"all {self._store.reader.resource.plural} of the server are more than {self._bytes_at_most} bytes"
-            )
-        self._store.put(entry)
-        self._notify("ADDED" if known is None else "MODIFIED", entry, known)
-
-    def _delete(self, entry: Entry) -> None:
-        if self._store.pop(entry.key) is not None:
-            self._notify("DELETED", self._transformed(entry), None)
-
-    def _transformed(self, entry: Entry) -> Entry:
-        if self._transform is None:
-            return entry
-        reader = self._store.reader
-        try:
-            changed = reader.encode(self._transform(reader.decode(entry)))
-            if (changed.key, changed.uid, changed.resource_version) != (entry.key, entry.uid, entry.resource_version):
-                raise ValueError("it has another identity")  # noqa: TRY301 - is logged as whatever a transform raises
-        except Exception:
-            log.exception("failed to transform %s %s; keeping it as it is", reader.resource, "/".join(entry.key))
-            return entry
-        return changed
-
-    def _notify(self, kind: EventKind, entry: Entry, old: Entry | None) -> None:
-        if registrations := self.handlers.of(entry.namespace):
-            event = Event(kind, entry, reader=self._store.reader, old=old, initial=not self.synced.is_set())
-            for registration in registrations:
-                registration.see(event)

@@ -5,21 +5,24 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, Protocol, Self
 
 from typing_extensions import override
 
 from kplane.provider.access.config import ClusterConfig
 from kplane.provider.cache.cache import Cache
-from kplane.provider.cache.feed import FeedState
+from kplane.provider.cache.feed import FeedState, Refusal
 from kplane.provider.cache.informer import Transform
+from kplane.provider.cache.scope import CacheScope, require_kinds, scope_of
 from kplane.provider.client.client import Client
 from kplane.provider.client.connections import Connections
 from kplane.provider.client.limits import AnswerLimits
+from kplane.provider.client.resources import Resource
 from kplane.provider.cluster.recorder import EventRecorder
 from kplane.provider.errors import ClusterNotFound
 
-__all__ = ["Cluster", "Health", "Origin", "Wiring"]
+__all__ = ["CacheScopes", "Cluster", "Health", "Origin", "Wiring"]
 
 HealthState = Literal["Ready", "Connecting", "Unreachable", "Gone"]
 
@@ -41,11 +44,18 @@ class Origin(Protocol):
 class Health(NamedTuple):
     """Tells whether what is read from a cluster is up to date, and if not, why.
 
-    A cluster from which nothing is read is `Ready`; one that has not sent all its objects yet is `Connecting`.
+    A cluster from which nothing is read is `Ready`; one that has not sent all its objects yet is `Connecting`. `kinds`
+    are those that it does not serve, or does not let be read, by name, such as `example.com/v1/Widget`. They do not
+    count for the state: a missing CustomResourceDefinition makes no cluster unreachable.
     """
 
     state: HealthState
     message: str = ""
+    kinds: Mapping[str, Refusal] = MappingProxyType({})
+
+
+CacheScopes = Mapping[str, CacheScope] | Callable[["Cluster", Resource], CacheScope | None]
+"""What caches keep of each kind: by its name (`"*"` stands for all others), or for each cluster by a function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +63,22 @@ class Wiring:
     """Configures client and cache of a cluster.
 
     Clients share `connections`, bound a call by `timeout_seconds` and answers by `limits`: set these if you do not
-    trust the clusters. `transform` changes objects before they are cached. `before_write` is called with the cluster's
-    name before each write. If it raises, nothing is written; if it returns a number, the write may take that many
-    seconds.
+    trust the clusters. `transform` changes objects before they are cached, and `cache_scopes` select them. With a
+    function for these, None means all objects. `before_write` is called with the cluster's name before each write. If
+    it raises, nothing is written; if it returns a number, the write may take that many seconds. Raises ProviderError if
+    a scope is not for a kind.
     """
 
     connections: Connections | None = None
     before_write: Callable[[str], float | None] | None = None
     transform: Transform | None = None
+    cache_scopes: CacheScopes | None = None
     limits: AnswerLimits = AnswerLimits()  # noqa: RUF009 - frozen
     timeout_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.cache_scopes, Mapping):
+            require_kinds(self.cache_scopes)
 
 
 class _Live:
@@ -150,7 +166,15 @@ class Cluster:
 
     def make_cache(self) -> Cache:
         """Make the cache; overridden by kinds of clusters with a cache of their own."""
-        return Cache(self.client, name=self.name, transform=self._live.wiring.transform)
+        return Cache(self.client, name=self.name, transform=self._live.wiring.transform, scope_of=self.cache_scope)
+
+    def cache_scope(self, resource: Resource) -> CacheScope:
+        """Return what the cache of this cluster keeps of a kind."""
+        scopes = self._live.wiring.cache_scopes
+        if isinstance(scopes, Mapping):
+            return scope_of(resource, scopes)
+        scope = scopes(self, resource) if scopes is not None else None
+        return scope if scope is not None else CacheScope()
 
     def recorder(self, component: str) -> EventRecorder:
         """Return a component's recorder of Events in this cluster. Raises ClusterNotFound after the engagement."""
@@ -166,7 +190,7 @@ class Cluster:
         cache = self._live.cache
         if self._live.ended:
             return Health("Gone")
-        return Health(_HEALTH[cache.state], cache.error) if cache is not None else Health("Ready")
+        return Health(_HEALTH[cache.state], cache.error, cache.refusals) if cache is not None else Health("Ready")
 
     def wire(self, wiring: Wiring) -> None:
         """Configure client and cache before their first use; `before_write` takes effect at once."""
@@ -221,10 +245,15 @@ class Cluster:
         if self._live.client is not None:
             await self._live.client.update(self.config)
 
-    async def stop_reading(self) -> None:
-        """Stop the cache; it begins again when an object is asked for."""
+    async def pause_reading(self) -> None:
+        """Pause the cache; see `Cache.pause`."""
         if self._live.cache is not None:
-            await self._live.cache.stop()
+            await self._live.cache.pause()
+
+    def resume_reading(self) -> None:
+        """Resume the cache: handlers that the pause left get the present objects, and every change."""
+        if self._live.cache is not None:
+            self._live.cache.resume()
 
     async def aclose(self) -> None:
         """Close recorders, cache and client."""

@@ -229,7 +229,7 @@ class Clusters:
         if slot.work is not None:
             await slot.work.aclose()
             if slot.engagement is not None:
-                await slot.engagement.cluster.stop_reading()
+                await slot.engagement.cluster.pause_reading()
             slot.work = None
 
     def _engage(self, cluster: Cluster) -> Engagement:
@@ -242,6 +242,7 @@ class Clusters:
 
     def _begin_work(self, engagement: Engagement) -> Engagement:
         work = engagement.inner()
+        engagement.cluster.resume_reading()
         for aware in self._awares:
             self._begin(aware, work)
         return work

@@ -17,7 +17,7 @@ from kplane.provider.client.connections import Connections
 from kplane.provider.client.kinds import resource_of
 from kplane.provider.client.limits import AnswerLimits
 from kplane.provider.client.resources import Resource
-from kplane.provider.cluster.cluster import Cluster, Wiring
+from kplane.provider.cluster.cluster import CacheScopes, Cluster, Wiring
 from kplane.provider.cluster.context import LOCAL, current_cluster
 from kplane.provider.contracts import Aware, Coordinator, LocalAware, Provider, Runnable
 from kplane.provider.controllers.multicluster import MulticlusterController
@@ -39,8 +39,10 @@ class Manager:
 
     `max_concurrent` is the default for how many reconciles of a controller run at once; `group_kind_concurrency` sets
     it by kind, such as `{"ReplicaSet.apps": 4}`. `transform` changes each object before it is cached, for example to
-    keep less of it. `limits` bound the answers of one cluster, and `timeout_seconds` bounds a call. `on_engage_error`
-    is called for each failed attempt of a component to engage with a cluster; the manager retries in any case.
+    keep less of it. `cache_scopes` select the objects that are cached, by kind, such as `{"v1/Secret":
+    CacheScope(namespaces=("a", "b"))}`, or by a function of cluster and kind. `limits` bound the answers of one
+    cluster, and `timeout_seconds` bounds a call. `on_engage_error` is called for each failed attempt of a component to
+    engage with a cluster; the manager retries in any case.
 
     Use `await manager.run(stop)`, or `async with manager`. At the end the manager closes and awaits every engagement. A
     manager runs once.
@@ -56,6 +58,7 @@ class Manager:
         max_concurrent: int = 1,
         group_kind_concurrency: Mapping[str, int] | None = None,
         transform: Transform | None = None,
+        cache_scopes: CacheScopes | None = None,
         limits: AnswerLimits = AnswerLimits(),  # noqa: B008 - frozen
         timeout_seconds: float = 30.0,
         on_engage_error: Callable[[Cluster, BaseException], None] | None = None,
@@ -76,6 +79,7 @@ class Manager:
             connections=self._connections,
             before_write=self.coordinator.require_write,
             transform=transform,
+            cache_scopes=cache_scopes,
             limits=limits,
             timeout_seconds=timeout_seconds,
         )

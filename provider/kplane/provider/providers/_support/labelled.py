@@ -62,6 +62,8 @@ class LabelledSecrets:
         Raises KubeconfigError if there is no such Secret with the label, or it is no base64, and other ProviderErrors
         if it cannot be read now.
         """
+        if not self._known.scope.covers(namespace=namespace):
+            raise KubeconfigError(f"Secret {namespace}/{name} is outside of the namespace that is followed")
         at = namespace, name
         known = self._known.entry(name, namespace=namespace)
         if known is None:

@@ -129,8 +129,9 @@ class ObjectBackedProvider:
         return self._objects.synced
 
     def get(self, name: str, *, namespace: str = "") -> Object | None:
-        """Return an object as last seen, or None."""
-        return self._objects.get(name, namespace=namespace)
+        """Return an object as last seen, or None, also for one that is not followed."""
+        followed = self._objects.scope.covers(name=name, namespace=namespace)
+        return self._objects.get(name, namespace=namespace) if followed else None
 
     def names(self) -> list[str]:
         """Return the cluster names of all objects."""

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from typing_extensions import override
 
-from kplane.provider.cache.cache import Cache
+from kplane.provider.cache.cache import Cache, InformerKey
 from kplane.provider.cache.entry import Entry, EntryReader
 from kplane.provider.cache.event import Event, EventHandler, Registration
 from kplane.provider.cache.informer import Informer
+from kplane.provider.cache.scope import CacheScope
 from kplane.provider.cache.store import Extract
 from kplane.provider.client.client import Client
+from kplane.provider.client.kinds import resource_of
 from kplane.provider.client.resources import Resource
-from kplane.provider.errors import ProviderError
+from kplane.provider.errors import ClusterNotReady, ProviderError
 from kplane.provider.providers.namespace.view import DEFAULT, NamespaceView
 
 __all__ = ["NamespaceCache"]
@@ -28,30 +31,49 @@ Entries = list[Entry]
 class NamespaceCache(Cache):
     """Reads one namespace in the cache of the `host`, which has one informer of a kind for all namespaces.
 
-    The host's informers go on when this cache ends; handlers that were added here do not. The host indexes a field by
-    what `extract` makes of an object as it is here. So each namespace may add the same index, and the host finds
+    The host's informers go on when this cache ends or pauses; handlers that were added here do not. A `scope_of` that
+    selects by name, labels or fields makes one more informer of the host for each selection. The host indexes a field
+    by what `extract` makes of an object as it is here. So each namespace may add the same index, and the host finds
     objects of all namespaces by it.
     """
 
-    def __init__(self, host: Cache, client: Client, *, view: NamespaceView) -> None:
-        super().__init__(client, name=view.namespace)
+    def __init__(
+        self,
+        host: Cache,
+        client: Client,
+        *,
+        view: NamespaceView,
+        scope_of: Callable[[Resource], CacheScope] = lambda _resource: CacheScope(),
+    ) -> None:
+        super().__init__(client, name=view.namespace, scope_of=scope_of)
         self._host = host
         self._view = view
 
     @override
-    def informer(self, resource: Resource, *, metadata_only: bool = False) -> Informer:
+    def informer(
+        self, kind: Resource | str, *, metadata_only: bool = False, scope: CacheScope | None = None
+    ) -> Informer:
         """Return the informer of a kind, as `Cache.informer`; raises NotFound for cluster-scoped kinds."""
         if self._closed:
             raise ProviderError(f"{self!r} is closed")
+        resource = resource_of(kind)
         self._view.to_read(resource, None)
-        key, whole = (resource, metadata_only), self._host.informer(resource, metadata_only=metadata_only)
+        scope = self._scope(resource) if scope is None else scope
+        selected = replace(scope, namespaces=())
+        # Without a selection it is the host that decides what it keeps.
+        whole = self._host.informer(
+            resource, metadata_only=metadata_only, scope=None if selected == CacheScope() else selected
+        )
+        key = InformerKey(resource, metadata_only, scope)
         part = self._informers.get(key)
         if not isinstance(part, _Part) or part.whole is not whole:
-            part = self._informers[key] = _Part(whole, self._client, self._view)
+            part = self._informers[key] = _Part(whole, self._client, self._view, scope=scope)
+        part.start()
         return part
 
     @override
-    def index_field(self, resource: Resource, field: str, extract: Extract, *, metadata_only: bool = False) -> None:
+    def index_field(self, kind: Resource | str, field: str, extract: Extract, *, metadata_only: bool = False) -> None:
+        resource = resource_of(kind)
         self._host.index_field(resource, field, _Within(resource, extract), metadata_only=metadata_only)
 
 
@@ -87,11 +109,17 @@ class _Reader(EntryReader):
 class _Part(Informer):
     """One namespace of an informer of the host, which does the work."""
 
-    def __init__(self, whole: Informer, client: Client, view: NamespaceView) -> None:
-        super().__init__(client, whole.resource, metadata_only=whole.metadata_only, cluster=view.namespace)
+    def __init__(self, whole: Informer, client: Client, view: NamespaceView, *, scope: CacheScope) -> None:
+        super().__init__(
+            client,
+            whole.resource,
+            namespace=scope.namespaces,
+            metadata_only=whole.metadata_only,
+            cluster=view.namespace,
+        )
         self.whole = whole
         self.synced = whole.synced
-        self._feed = whole.feed
+        self._feeds = whole.feeds
         self._view = view
         self._reader = _Reader(
             whole.resource, server=client.config.server, metadata_only=whole.metadata_only, view=view
@@ -104,9 +132,27 @@ class _Part(Informer):
         """None of its own: they are the host's."""
         return {}
 
+    @property
+    @override
+    def has_handlers(self) -> bool:
+        return any(not each.removed for each in self._registrations)
+
     @override
     def start(self) -> None:
-        """Do nothing: the host's informers begin by themselves."""
+        """Have the handlers called again after `stop`; the host's informer runs by itself."""
+        if self._stopped and not self._closed:
+            self._stopped = False
+            # If the host's informer is stopped, it calls the handlers when it starts.
+            with contextlib.suppress(ClusterNotReady):
+                for registration in self._registrations:
+                    registration.restart(self.whole.keys(namespace=self._view.namespace))
+
+    @override
+    async def stop(self) -> None:
+        """Call no handler until the next `start`; the host's informer goes on."""
+        self._stopped = True
+        for registration in self._registrations:
+            registration.restart()
 
     @override
     async def run(self, handler: EventHandler | None = None) -> NoReturn:
@@ -121,18 +167,22 @@ class _Part(Informer):
     @override
     async def aclose(self) -> None:
         """End the handlers that were added here."""
-        await super().aclose()
+        self._closed = True
         for registration in self._registrations:
             registration.remove()
         self._registrations.clear()
 
     @override
-    async def wait_synced(self) -> None:
-        await self.whole.wait_synced()
+    async def wait_synced(self, *, unless_refused: bool = False) -> None:
+        self._require_open()
+        await self.whole.wait_synced(unless_refused=unless_refused)
+        self._require_open()
 
     @override
     def add_handler(self, handler: EventHandler, *, namespace: str | None = None) -> Registration:
         def see(event: Event) -> None:
+            if self._stopped:
+                return
             old = event.old_entry.with_namespace(DEFAULT) if event.old_entry is not None else None
             entry = event.entry.with_namespace(DEFAULT)
             handler(Event(event.kind, entry, reader=self._reader, old=old, initial=event.initial))
@@ -150,6 +200,7 @@ class _Part(Informer):
     @override
     def entry(self, name: str, *, namespace: str | None = None) -> Entry | None:
         self._require_open()
+        self.scope.require(self.resource, name=name, namespace=namespace)
         found = self.whole.entry(name, namespace=self._view.namespace) if namespace == DEFAULT else None
         return None if found is None else found.with_namespace(DEFAULT)
 
@@ -158,6 +209,7 @@ class _Part(Informer):
         self, *, namespace: str | None = None, label_selector: str | None = None, field: Mapping[str, str] | None = None
     ) -> Entries:
         self._require_open()
+        self.scope.require(self.resource, namespace=namespace)
         target = self._view.to_read(self.resource, namespace)
         found = self.whole.entries(namespace=target, label_selector=label_selector, field=field)
         return [each.with_namespace(DEFAULT) for each in found]

@@ -86,4 +86,4 @@ class _NamespaceCluster(Cluster):
 
     @override
     def make_cache(self) -> Cache:
-        return NamespaceCache(self._host.cache, self.client, view=self._view)
+        return NamespaceCache(self._host.cache, self.client, view=self._view, scope_of=self.cache_scope)

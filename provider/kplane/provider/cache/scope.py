@@ -1,0 +1,104 @@
+"""Which objects of a kind a cache keeps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from typing_extensions import override
+
+from kplane.provider.cache.selectors import parse_label_selector
+from kplane.provider.client.resources import Resource
+from kplane.provider.errors import ProviderError
+
+__all__ = ["ANY_KIND", "CacheScope", "kind_name", "require_kinds", "scope_of"]
+
+ANY_KIND: Final = "*"
+"""Names all kinds that have no scope of their own."""
+
+_KIND: Final = re.compile(r"([a-z0-9.-]+/)?[a-z0-9]+/[A-Z][A-Za-z0-9]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheScope:
+    """Selects the objects of a kind that a cache keeps: those that match everything which is given; by default all.
+
+    `namespaces` are listed and watched one by one, so a Role in each of them is enough; empty means all at once. `name`
+    is the name of the only object; in a namespace, `get` and `watch` on that name are enough, unless there is a
+    `field_selector`. The selectors are written as for `Client.list`. Upstream's `cache.ByObject`.
+
+    Raises ProviderError for a text in place of the tuple, and a label selector that cannot be read.
+    """
+
+    namespaces: tuple[str, ...] = ()
+    name: str | None = None
+    label_selector: str | None = None
+    field_selector: str | None = None
+
+    def __post_init__(self) -> None:
+        given: object = self.namespaces
+        if isinstance(given, str):
+            raise ProviderError(f"namespaces={given!r} is one text: write namespaces=({given!r},)")
+        # In one order, so that equal scopes are one.
+        object.__setattr__(self, "namespaces", tuple(sorted(set(self.namespaces))))
+        if "" in self.namespaces or self.name == "":
+            raise ProviderError("an empty name selects nothing: leave namespaces or name out to select all")
+        _ = parse_label_selector(self.label_selector or "")
+
+    @override
+    def __str__(self) -> str:
+        texts = {
+            "": self.name,
+            "in ": ", ".join(self.namespaces),
+            "with labels ": self.label_selector,
+            "with fields ": self.field_selector,
+        }
+        return " ".join(f"{word}{text}" for word, text in texts.items() if text)
+
+    def parts(self) -> tuple[CacheScope, ...]:
+        """Return this scope cut into what one list and watch can read: one namespace each, or all at once."""
+        return tuple(replace(self, namespaces=(each,)) for each in self.namespaces) or (self,)
+
+    def covers(self, *, name: str | None = None, namespace: str | None = None) -> bool:
+        """Tell whether an object can be in the scope as far as name and namespace say; None stands for any."""
+        return self.name in {None, name or self.name} and (
+            namespace is None or not self.namespaces or namespace in self.namespaces
+        )
+
+    def require(self, resource: Resource, *, name: str | None = None, namespace: str | None = None) -> None:
+        """Raise ProviderError for a read outside of the scope: nothing is known there, which must not look like gone.
+
+        A `name` needs its namespace.
+        """
+        if self.covers(name=name, namespace=(namespace or "") if name else namespace):
+            return
+        asked = "/".join(filter(None, (namespace, name)))
+        raise ProviderError(
+            f"{resource} {asked} is outside of the cache, which keeps {resource.plural} {self}: widen the CacheScope of"
+            f" {kind_name(resource)}, or read by the client"
+        )
+
+
+def kind_name(resource: Resource) -> str:
+    """Return the name of a kind, such as `apps/v1/Deployment`."""
+    return f"{resource.api_version}/{resource.kind}"
+
+
+def require_kinds(names: Iterable[str]) -> None:
+    """Raise ProviderError for the key of a scope that can be no kind: the scope would never apply."""
+    for name in names:
+        if name != ANY_KIND and not _KIND.fullmatch(name):
+            raise ProviderError(
+                f"{name!r} is no kind to give a CacheScope: write 'v1/Secret', 'apps/v1/Deployment', or {ANY_KIND!r}"
+            )
+
+
+def scope_of(resource: Resource, scopes: Mapping[str, CacheScope]) -> CacheScope:
+    """Return the scope of a kind: its own, or that of `ANY_KIND`, whose namespaces are for namespaced kinds only."""
+    found = scopes.get(kind_name(resource))
+    if found is None:
+        found = scopes.get(ANY_KIND, CacheScope())
+        return found if resource.namespaced else replace(found, namespaces=())
+    return found
