@@ -137,7 +137,7 @@ class Registration:
     there, as at first. It is not called for objects that went meanwhile, so it must not count on a DELETED for each.
     """
 
-    __slots__ = ("_handler", "_pending", "_present", "_removed", "_source_synced", "synced")
+    __slots__ = ("_handler", "_paused", "_pending", "_present", "_removed", "_source_synced", "synced")
 
     def __init__(
         self,
@@ -155,6 +155,7 @@ class Registration:
         self._source_synced = source_synced
         self._removed: Callable[[Registration], None] | None = removed
         self._pending: dict[Key, None] = {}
+        self._paused = False
         self.restart(pending)
 
     @property
@@ -169,9 +170,15 @@ class Registration:
             self._pending.clear()
             removed(self)
 
+    def pause(self) -> None:
+        """Do not call the handler until `restart`."""
+        self._paused = True
+        self._pending = {}
+        self.synced.clear()
+
     def restart(self, pending: Iterable[Key] = ()) -> None:
         """Give the handler these objects, as if it were new."""
-        self.synced.clear()
+        self._paused = False
         # From the end, because a dict gives that away cheaply.
         self._pending = dict.fromkeys(reversed([*pending]))
         asyncio.get_running_loop().call_soon(self._hand_over)
@@ -181,7 +188,7 @@ class Registration:
 
         DELETED is always passed on: the handler may know the object from an earlier registration.
         """
-        if self._removed is None:
+        if self._removed is None or self._paused:
             return
         if event.entry.key in self._pending:
             if event.kind != "DELETED":
@@ -191,7 +198,7 @@ class Registration:
 
     def settle(self) -> None:
         """Set `synced` if the handler has all objects."""
-        if self._removed is not None and self._source_synced.is_set() and not self._pending:
+        if self._removed is not None and not self._paused and self._source_synced.is_set() and not self._pending:
             self.synced.set()
 
     def _hand_over(self) -> None:

@@ -160,7 +160,10 @@ class Informer:
     def start(self) -> None:
         """Start to mirror, in a task of its own; also after `stop`."""
         if self._task is None and not self._closed:
-            self._stopped = False
+            if self._stopped:
+                self._stopped = False
+                for registration in self._handlers:
+                    registration.restart()
             # In a context of its own, not in that of the reconcile that needed it first.
             name = f"{self._cluster}: informer of {self}".removeprefix(": ")
             self._task = asyncio.create_task(self.run(), name=name, context=contextvars.Context())
@@ -194,7 +197,7 @@ class Informer:
             mirror.synced = False
             feed.reset()
         for registration in self._handlers:
-            registration.restart()
+            registration.pause()
         self._tell()
         if task is not None:
             await end_tasks([task])

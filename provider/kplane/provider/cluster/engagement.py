@@ -47,7 +47,7 @@ class Engagement:
         self._current = current if current is not None else _Current(cluster)
         self._inner: set[Engagement] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._callbacks: list[Callable[[], Awaitable[None]]] = []
+        self._callbacks: list[Callable[[], Awaitable[None] | None]] = []
         self._closing: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -92,10 +92,11 @@ class Engagement:
         task.add_done_callback(self._ended)
         return task
 
-    def on_close(self, callback: Callable[[], Awaitable[None]]) -> None:
-        """Await `callback` at the end, after all tasks have ended, in reverse order of registration.
+    def on_close(self, callback: Callable[[], Awaitable[None] | None]) -> None:
+        """Call `callback` at the end, and await it, after all tasks have ended, in reverse order of registration.
 
-        The callback must bound its own time, because the end of the engagement waits for it.
+        It must bound its own time, because the end of the engagement waits for it. A handler that was added in `engage`
+        outlives the engagement unless it is removed: `engagement.on_close(registration.remove)`.
         """
         self._require_open()
         self._callbacks.append(callback)
@@ -133,10 +134,12 @@ class Engagement:
             await self._undo(self.cluster.aclose, what="the cluster could not be closed")
         self._closed = True
 
-    async def _undo(self, callback: Callable[[], Awaitable[None]], *, what: str) -> None:
-        """Await a callback; log its failure, so that the others are run."""
+    async def _undo(self, callback: Callable[[], Awaitable[None] | None], *, what: str) -> None:
+        """Call a callback, and await it; log its failure, so that the others are run."""
         try:
-            await callback()
+            ending = callback()
+            if ending is not None:
+                await ending
         except (Exception, asyncio.CancelledError):
             if asked_to_end():
                 raise

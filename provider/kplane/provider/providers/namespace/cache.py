@@ -152,7 +152,7 @@ class _Part(Informer):
         """Call no handler until the next `start`; the host's informer goes on."""
         self._stopped = True
         for registration in self._registrations:
-            registration.restart()
+            registration.pause()
 
     @override
     async def run(self, handler: EventHandler | None = None) -> NoReturn:
@@ -181,8 +181,6 @@ class _Part(Informer):
     @override
     def add_handler(self, handler: EventHandler, *, namespace: str | None = None) -> Registration:
         def see(event: Event) -> None:
-            if self._stopped:
-                return
             old = event.old_entry.with_namespace(DEFAULT) if event.old_entry is not None else None
             entry = event.entry.with_namespace(DEFAULT)
             handler(Event(event.kind, entry, reader=self._reader, old=old, initial=event.initial))
