@@ -21,12 +21,12 @@ from kplane.provider.client.kinds import resource_of
 from kplane.provider.client.resources import Resource
 from kplane.provider.errors import ClusterNotReady, DecodeFailed, NotFound, ProviderError
 
-__all__ = ["Cache", "InformerKey", "Named"]
+__all__ = ["Cache", "Decoder", "InformerKey", "Named"]
 
 _STATES: Final[tuple[FeedState, ...]] = ("unreachable", "connecting", "ready")
 Objects = list[Object]
 T = TypeVar("T")
-Ts = list[T]
+Listed = list[T]
 Decoder = Callable[[bytes], T]
 """Reads the JSON of an object, such as `msgspec.json.Decoder(Widget).decode` or `Widget.model_validate_json`."""
 
@@ -169,7 +169,7 @@ class Cache:
         *,
         namespace: str | None = None,
         metadata_only: bool = False,
-        decoder: Callable[[bytes], T],
+        decoder: Decoder[T],
     ) -> T: ...
     async def get(
         self,
@@ -178,7 +178,7 @@ class Cache:
         *,
         namespace: str | None = None,
         metadata_only: bool = False,
-        decoder: Callable[[bytes], T] | None = None,
+        decoder: Decoder[T] | None = None,
     ) -> Object | T:
         """Return a copy of an object as last seen, or what `decoder` makes of its JSON.
 
@@ -215,8 +215,8 @@ class Cache:
         label_selector: str | None = None,
         field: Mapping[str, str] | None = None,
         metadata_only: bool = False,
-        decoder: Callable[[bytes], T],
-    ) -> Ts[T]: ...
+        decoder: Decoder[T],
+    ) -> Listed[T]: ...
     async def list(
         self,
         kind: Resource | str,
@@ -225,8 +225,8 @@ class Cache:
         label_selector: str | None = None,
         field: Mapping[str, str] | None = None,
         metadata_only: bool = False,
-        decoder: Callable[[bytes], T] | None = None,
-    ) -> Objects | Ts[T]:
+        decoder: Decoder[T] | None = None,
+    ) -> Objects | Listed[T]:
         """Return copies of the objects of a kind as last seen, or what `decoder` makes of each.
 
         `namespace=None` means all namespaces of the scope. `field` are values of indexed fields, all of which must
@@ -315,7 +315,7 @@ class Cache:
         kept = f", which keeps {informer}" if informer.scope != CacheScope() else ""
         return NotFound(404, "NotFound", f"{informer.resource} {where} is not in {self!r}{kept}")
 
-    def _decoded(self, informer: Informer, entry: Entry, decoder: Callable[[bytes], T]) -> T:
+    def _decoded(self, informer: Informer, entry: Entry, decoder: Decoder[T]) -> T:
         try:
             return decoder(informer.encoded(entry))
         except Exception as error:

@@ -149,7 +149,7 @@ class _Part(Informer):
 
     @override
     async def stop(self) -> None:
-        """Call no handler until the next `start`; the host's informer goes on."""
+        """Call no handler until the next `start`; the host's informer continues."""
         self._stopped = True
         for registration in self._registrations:
             registration.pause()
