@@ -94,7 +94,7 @@ async def test_metadata_only_objects_have_apiversion_kind_and_metadata_and_two_u
 async def test_pages_do_where_nothing_can_be_streamed(client, cache, namespace, eventually):
     for number in range(5):
         await client.create(CONFIG_MAPS, {"metadata": {"name": f"c{number}"}}, namespace=namespace)
-    cache._streaming.refused = True
+    cache._server.refuses_streams = True
     for metadata_only in (False, True):
         names = cache.informer(CONFIG_MAPS, metadata_only=metadata_only)
         found = await cache.list(CONFIG_MAPS, namespace=namespace, metadata_only=metadata_only)
