@@ -299,9 +299,9 @@ class Cache:
         self, resource: Resource, *, metadata_only: bool, name: str | None = None, namespace: str | None = None
     ) -> Informer:
         informer = self.informer(resource, metadata_only=metadata_only)
-        # Before it waits for objects that could not be among them.
-        informer.scope.require(resource, name=name, namespace=namespace)
         if not informer.synced.is_set():
+            # Before it waits for objects that could not be among them.
+            informer.scope.require(resource, name=name, namespace=namespace)
             with unanswered():
                 try:
                     async with asyncio.timeout(self._sync_timeout_seconds):

@@ -63,9 +63,8 @@ class CacheScope:
 
     def covers(self, *, name: str | None = None, namespace: str | None = None) -> bool:
         """Tell whether an object can be in the scope as far as name and namespace say; None stands for any."""
-        return self.name in {None, name or self.name} and (
-            namespace is None or not self.namespaces or namespace in self.namespaces
-        )
+        named = self.name is None or name is None or name == self.name
+        return named and (not self.namespaces or namespace is None or namespace in self.namespaces)
 
     def require(self, resource: Resource, *, name: str | None = None, namespace: str | None = None) -> None:
         """Raise ProviderError for a read outside of the scope: nothing is known there, which must not look like gone.
