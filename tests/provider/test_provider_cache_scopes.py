@@ -147,7 +147,7 @@ async def test_one_namespace_that_is_forbidden_is_named_soon(client, caches, ser
     server.objects, server.forbidden = {"x": [secret("x", "a")]}, {"y"}
     cache = caches(client, scope_of=lambda _resource: CacheScope(namespaces=("x", "y")))
     async with asyncio.timeout(30):
-        with pytest.raises(Forbidden, match=r"'one' does not let secrets in y be read: .*not for you; grant list"):
+        with pytest.raises(Forbidden, match=r"'one' does not let secrets in y be read: .*not for you; grant that"):
             await cache.list(SECRETS)
 
 

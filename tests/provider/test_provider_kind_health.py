@@ -78,7 +78,7 @@ async def test_a_kind_that_is_refused_is_named_and_the_cluster_is_as_its_other_k
         with pytest.raises(NotServed, match=r"cluster 'acme' serves no v1/Pod: .*so it is; install its CRD") as missing:
             await cluster.cache.list(PODS)
         assert not isinstance(missing.value, NotFound)
-        with pytest.raises(Forbidden, match=r"cluster 'acme' does not let secrets be read: .*so it is; grant list"):
+        with pytest.raises(Forbidden, match=r"cluster 'acme' does not let secrets be read: .*so it is; grant that"):
             await cluster.cache.get(SECRETS, "a", namespace="b")
         # And at once, now that it is known.
         with pytest.raises(NotServed):

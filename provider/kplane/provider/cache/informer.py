@@ -78,8 +78,8 @@ class Informer:
         self.synced = asyncio.Event()
         """Set once all objects were read for the first time; cleared by `stop`."""
         self._cluster = cluster
-        self._server = client.config.server
-        self._reader = EntryReader(resource, server=self._server, metadata_only=metadata_only)
+        self._address = client.config.server
+        self._reader = EntryReader(resource, server=self._address, metadata_only=metadata_only)
         self._store = Store(self._reader)
         self._handlers = Handlers()
         self._mirrors: list[Mirror] = []
@@ -316,17 +316,17 @@ class Informer:
     def _require_open(self) -> None:
         # What is forgotten must not be taken for gone.
         if self._stopped or self._closed:
-            raise ClusterNotReady(f"the cache of {self._server} was stopped")
+            raise ClusterNotReady(f"the cache of {self._address} was stopped")
 
     def _require_served(self) -> None:
-        where = f"cluster {self._cluster!r}" if self._cluster else self._server
+        where = f"cluster {self._cluster!r}" if self._cluster else self._address
         for feed in self._feeds:
             if feed.refusal is None:
                 continue
             why = feed.refusal.message
             if feed.refusal.reason == "NotServed":
                 raise NotServed(f"{where} serves no {kind_name(self.resource)}: {why}; install its CRD there")
-            what_to_do = "grant list and watch, or narrow its CacheScope"
+            what_to_do = "grant that, or narrow its CacheScope"
             raise Forbidden(403, "Forbidden", f"{where} does not let {feed} be read: {why}; {what_to_do}")
 
     def _present(self, key: Key) -> Event | None:
