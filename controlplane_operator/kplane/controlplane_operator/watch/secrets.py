@@ -391,7 +391,7 @@ class SecretWatches:
     def is_lost(self, watched: Watched) -> bool:
         """Tell whether these Secrets are followed, and cannot be read now."""
         watch = self._watches.get(watched)
-        return watch is not None and watch.informer.state == "unreachable"
+        return watch is not None and watch.informer.state in {"unreachable", "refused"}
 
     def error(self, watched: Watched) -> str:
         """Return why these Secrets cannot be read; empty if that is not known."""
