@@ -8,11 +8,12 @@ import contextlib
 
 import pytest
 
-from kplane.provider import Client, Cluster, ClusterConfig, Manager, NotFound, Request, Resource, discover
+from kplane.provider import Client, Cluster, ClusterConfig, Manager, Request, Resource, discover
 from kplane.provider.client.kinds import BUILT_IN
 from kplane.provider.client.resources import CONFIG_MAPS, PODS, SECRETS
 from kplane.provider.controllers.builder import controller, every_owner, predicates
 from kplane.provider.controllers.handlers import enqueue_owner
+from kplane.provider.errors import NotServed
 
 pytestmark = pytest.mark.integration
 
@@ -231,7 +232,7 @@ async def test_a_cluster_tells_how_it_serves_a_kind(client, install, eventually)
     # What is served is told of a little later.
     await eventually(lambda: discover(client, "discovered.example/v1/Widget"), lambda found: found == widgets)
     assert await discover(client, "v1/Pod") == PODS
-    with pytest.raises(NotFound, match="no kind Gadget"):
-        await discover(client, "discovered.example/v1/Gadget")
-    with pytest.raises(NotFound):
-        await discover(client, "nobody.example/v1/Gadget")
+    assert await client.resource("discovered.example/v1/Widget") == widgets
+    for missing in ("discovered.example/v1/Gadget", "nobody.example/v1/Gadget"):
+        with pytest.raises(NotServed, match=f"serves no {missing}"):
+            await discover(client, missing)

@@ -26,7 +26,7 @@ def test_the_table_agrees_with_the_constants():
 
 
 def test_of_a_kind_that_is_not_known_is_said_what_to_do():
-    with pytest.raises(ProviderError, match=r"await discover\(client, 'example.com/v1/Widget'\)"):
+    with pytest.raises(ProviderError, match=r"await client.resource\('example.com/v1/Widget'\)"):
         resource_of("example.com/v1/Widget")
 
 

@@ -13,6 +13,7 @@ from kplane.provider.access.config import ClusterConfig
 from kplane.provider.client.body import encode, name_of, namespace_of, query_of, typed
 from kplane.provider.client.calls import Calls
 from kplane.provider.client.connections import Connections
+from kplane.provider.client.kinds import BUILT_IN, discover
 from kplane.provider.client.limits import AnswerLimits
 from kplane.provider.client.listing import JSON, METADATA, METADATA_LIST, Listing, ObjectList, Pages
 from kplane.provider.client.resources import Resource
@@ -81,6 +82,7 @@ class Client:
         self._timeout_seconds = timeout_seconds
         self._field_manager = field_manager
         self._limits = limits
+        self._discovered: dict[str, Resource] = {}
 
     @override
     def __repr__(self) -> str:
@@ -133,6 +135,19 @@ class Client:
             raise ProviderError(f"the client of {self.config.server} cannot be turned into one of another cluster")
         if self._owns_transport:
             await self._transport.update(config)
+
+    async def resource(self, kind: Resource | str) -> Resource:
+        """Return a kind by its name, such as `"apps/v1/Deployment"`; a Resource is returned as it is.
+
+        Kubernetes' own kinds are known. For others, such as `"example.com/v1/Widget"`, the server is asked once. Raises
+        NotServed if it does not serve the kind, and ProviderError if `kind` is no name of a kind.
+        """
+        if isinstance(kind, Resource):
+            return kind
+        found = BUILT_IN.get(kind) or self._discovered.get(kind)
+        if found is None:
+            found = self._discovered[kind] = await discover(self, kind)
+        return found
 
     async def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Object:
         """Read an object. Raises NotFound."""

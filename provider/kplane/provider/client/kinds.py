@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from kplane.provider.client.client import Client
 from kplane.provider.client.resources import Resource
-from kplane.provider.errors import NotFound, ProviderError
+from kplane.provider.errors import NotFound, NotServed, ProviderError
+
+if TYPE_CHECKING:
+    from kplane.provider.client.client import Client
 
 __all__ = ["discover", "resource_of"]
 
@@ -78,25 +80,28 @@ def resource_of(kind: Resource | str) -> Resource:
         _ = _parse(kind)
         raise ProviderError(
             f"{kind!r} is none of Kubernetes' own kinds: give a Resource instead, or let a cluster tell by "
-            f"`await discover(client, {kind!r})`"
+            f"`await client.resource({kind!r})`"
         )
     return found
 
 
 async def discover(client: Client, kind: str) -> Resource:
-    """Ask a cluster for a kind, such as `"example.com/v1/Widget"`.
+    """Ask a cluster for a kind, such as `"example.com/v1/Widget"`; `Client.resource` asks only once.
 
-    Raises NotFound if the cluster does not serve it, and ProviderError if `kind` is no name of a kind.
+    Raises NotServed if the cluster does not serve it, and ProviderError if `kind` is no name of a kind.
     """
     api_version, name = _parse(kind)
     path = f"/{'apis' if '/' in api_version else 'api'}/{api_version}"
-    answer = await client.request("GET", path)
+    try:
+        answer = await client.request("GET", path)
+    except NotFound:
+        answer = None
     for each in _listed(answer):
         plural, namespaced = each.get("name"), each.get("namespaced")
         # Subresources are listed as well: `widgets/status`.
         if each.get("kind") == name and isinstance(plural, str) and isinstance(namespaced, bool) and "/" not in plural:
             return Resource(api_version, name, plural, namespaced)
-    raise NotFound(404, "NotFound", f"{client.config.server} serves {api_version}, but no kind {name} in it")
+    raise NotServed(f"{client.config.server} serves no {kind}: apply its CustomResourceDefinition, or correct the name")
 
 
 def _parse(kind: str) -> tuple[str, str]:
