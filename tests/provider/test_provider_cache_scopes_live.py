@@ -146,5 +146,5 @@ async def test_a_kind_that_is_installed_later_is_read_then(client, install, even
     assert cluster.health.kinds.keys() == {"late.example.com/v1/Gadget"}
     await install(gadgets)
     await eventually(lambda: cluster.health == ("Ready", "", {}))
-    assert await cluster.cache.list(gadgets) == []
+    assert await cluster.cache.list("late.example.com/v1/Gadget") == []
     await cluster.aclose()
