@@ -42,7 +42,7 @@ class ConfigMaps:
         """Stamp the ConfigMap if it asks for a stamp. The manager calls this after each event, and retries errors."""
         cluster = self.manager.get_cluster(request.cluster)
         try:
-            found = await cluster.cache.get(CONFIG_MAPS, request.name, namespace=request.namespace)
+            found = await cluster.cache.get(CONFIG_MAPS, request)
         except NotFound:
             log.info("gone")
             return
