@@ -63,7 +63,7 @@ async def cluster(config):
 @contextlib.asynccontextmanager
 async def following(client, resource, *, server_state=None, seconds=0.01):
     backoff = Backoff(initial_seconds=seconds, maximum_seconds=seconds)
-    informer = Informer(client, resource, server=server_state, backoff=backoff)
+    informer = Informer(client, resource, server=server_state, backoff=backoff, watch_seconds=1)
     informer.start()
     try:
         yield informer
@@ -130,8 +130,8 @@ async def test_a_failure_that_repeats_is_logged_when_it_changes(config, server, 
             await eventually(lambda: len(server.asked) > asked + 5)
             assert len(warnings()) == 2
             server.refusals.clear()
-            await eventually(lambda: informer.state == "ready")
-            assert "watching pods again" in caplog.text
+            await eventually(lambda: "watching pods again" in caplog.text)
+            assert informer.state == "ready"
 
 
 @pytest.mark.parametrize("answer", [None, 404, 403], ids=["objects", "404", "403"])
@@ -171,3 +171,13 @@ async def test_many_feeds_are_spread(eventually):
     assert not all(each.done() for each in waits)
     assert all(await asyncio.gather(*waits))
     assert not expired
+
+
+async def test_a_watch_that_ends_at_once_is_no_recovery(config, server, eventually, caplog):
+    server.ends.set()
+    with caplog.at_level(logging.INFO, logger="kplane.provider.cache.feed"):
+        async with Client(config) as client, following(client, PODS):
+            await eventually(lambda: len(server.asked) > 10)
+    warnings = [each for each in caplog.records if each.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert "again" not in caplog.text

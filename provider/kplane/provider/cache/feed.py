@@ -195,24 +195,28 @@ class Feed:
 
     @contextlib.contextmanager
     def _living(self, seconds: float) -> Iterator[None]:
-        """Reset the backoff only if the watch lived for a while.
+        """Take a watch that lives for a while as a success, and no other one.
 
         Otherwise a server that ends each watch at once would be asked in a loop.
         """
         self.state, self.error, self.refusal = "ready", "", None
         self._server.answered()
-        if self._warned:
-            log.info("watching %s again", self)
-            self._warned = ""
-        now = asyncio.get_running_loop().time
-        steady_seconds, began = min(_STEADY_SECONDS, seconds / 2), now()
+        loop = asyncio.get_running_loop()
+        steady_seconds, began = min(_STEADY_SECONDS, seconds / 2), loop.time()
+        timer = loop.call_later(steady_seconds, self._succeeded)
         try:
             yield
         finally:
-            if now() - began >= steady_seconds:
-                self._backoff.reset()
-        if now() - began < steady_seconds:
+            timer.cancel()
+        if loop.time() - began < steady_seconds:
             raise Unreachable(f"the watch of {self} ended as soon as it began", kind="protocol")
+
+    def _succeeded(self) -> None:
+        self._backoff.reset()
+        self._hurried = False
+        if self._warned:
+            log.info("watching %s again", self)
+            self._warned = ""
 
     async def _pause(self, error: Exception) -> None:
         self.error = str(error) or type(error).__name__
