@@ -138,5 +138,8 @@ class ControllerHost(Protocol):
     def clusters(self) -> Fleet:
         """All clusters."""
 
+    def get_cluster(self, name: str) -> Cluster:
+        """Return a cluster by its name. Raises ClusterNotFound, ClusterNotReady and ClusterNotOwned."""
+
     def add(self, what: Aware | LocalAware | Runnable) -> None:
         """Engage and run a component."""

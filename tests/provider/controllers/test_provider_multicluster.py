@@ -305,7 +305,7 @@ async def test_a_later_watch_that_does_not_start_in_one_cluster_starts_in_others
             cluster.mirror(SECRETS).put("s")
         await eventually(lambda: built.clusters, lambda names: names == ["a", "b", "c"])
         built.watch(KindSource(SECRETS, enqueue_object(), engage=engage(filter=wanted)))
-        assert "failed to watch Secret of cluster a" in caplog.text
+        await eventually(lambda: "failed to watch Secret of cluster a" in caplog.text)
         for name in "bca":
             await eventually(lambda name=name: work.names(name), lambda names: names == ["s"])
         assert (len(tries), len(clusters["a"].mirror(SECRETS).handlers)) == (3, 1)

@@ -142,12 +142,16 @@ class Client:
         Kubernetes' own kinds are known. For others, such as `"example.com/v1/Widget"`, the server is asked once. Raises
         NotServed if it does not serve the kind, and ProviderError if `kind` is no name of a kind.
         """
+        found = self.known_resource(kind)
+        if found is None:
+            found = self._discovered[str(kind)] = await discover(self, str(kind))
+        return found
+
+    def known_resource(self, kind: Resource | str) -> Resource | None:
+        """Return what `resource` would return without a question to the server; None if it would ask."""
         if isinstance(kind, Resource):
             return kind
-        found = BUILT_IN.get(kind) or self._discovered.get(kind)
-        if found is None:
-            found = self._discovered[kind] = await discover(self, kind)
-        return found
+        return BUILT_IN.get(kind) or self._discovered.get(kind)
 
     async def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Object:
         """Read an object. Raises NotFound."""

@@ -1,10 +1,12 @@
-"""Kinds by their names: `"v1/ConfigMap"`, `"apps/v1/Deployment"`."""
+"""Kinds by their names: `"v1/ConfigMap"`, `"apps/v1/Deployment"`, `"example.com/v1/Widget"`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from typing_extensions import override
 
 from kplane.provider.client.resources import Resource
 from kplane.provider.errors import NotFound, NotServed, ProviderError
@@ -12,7 +14,7 @@ from kplane.provider.errors import NotFound, NotServed, ProviderError
 if TYPE_CHECKING:
     from kplane.provider.client.client import Client
 
-__all__ = ["discover", "resource_of"]
+__all__ = ["KindName", "discover", "parse_kind", "resource_of"]
 
 # What a kube-apiserver of Kubernetes 1.36 serves by default and can be watched. Plurals are the lower-case kind and an
 # s if nothing else is said.
@@ -68,6 +70,34 @@ BUILT_IN: Final[dict[str, Resource]] = {
 _NAME: Final = re.compile(r"(?P<api_version>(?:[a-z0-9.-]{1,253}/)?[a-z0-9]{1,63})/(?P<kind>[A-Za-z][A-Za-z0-9]{0,62})")
 
 
+class KindName(NamedTuple):
+    """What a kind is called in every cluster: upstream's GroupVersionKind."""
+
+    api_version: str
+    kind: str
+
+    @property
+    def group(self) -> str:
+        """API group; empty for the kinds of `v1`."""
+        return self.api_version.rpartition("/")[0]
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.api_version}/{self.kind}"
+
+
+def parse_kind(kind: Resource | str) -> KindName:
+    """Return the name of a kind, which need not be served anywhere. Raises ProviderError for what is no such name."""
+    if isinstance(kind, Resource):
+        return KindName(kind.api_version, kind.kind)
+    match = _NAME.fullmatch(kind)
+    if match is None:
+        raise ProviderError(
+            f"{kind!r} is not the name of a kind: it is written as 'v1/ConfigMap' or 'apps/v1/Deployment'"
+        )
+    return KindName(match["api_version"], match["kind"])
+
+
 def resource_of(kind: Resource | str) -> Resource:
     """Return a kind by its name, such as `"apps/v1/Deployment"`; a Resource is returned as it is.
 
@@ -77,7 +107,7 @@ def resource_of(kind: Resource | str) -> Resource:
         return kind
     found = BUILT_IN.get(kind)
     if found is None:
-        _ = _parse(kind)
+        _ = parse_kind(kind)
         raise ProviderError(
             f"{kind!r} is none of Kubernetes' own kinds: give a Resource instead, or let a cluster tell by "
             f"`await client.resource({kind!r})`"
@@ -90,7 +120,7 @@ async def discover(client: Client, kind: str) -> Resource:
 
     Raises NotServed if the cluster does not serve it, and ProviderError if `kind` is no name of a kind.
     """
-    api_version, name = _parse(kind)
+    api_version, name = parse_kind(kind)
     path = f"/{'apis' if '/' in api_version else 'api'}/{api_version}"
     try:
         answer = await client.request("GET", path)
@@ -102,15 +132,6 @@ async def discover(client: Client, kind: str) -> Resource:
         if each.get("kind") == name and isinstance(plural, str) and isinstance(namespaced, bool) and "/" not in plural:
             return Resource(api_version, name, plural, namespaced)
     raise NotServed(f"{client.config.server} serves no {kind}: apply its CustomResourceDefinition, or correct the name")
-
-
-def _parse(kind: str) -> tuple[str, str]:
-    match = _NAME.fullmatch(kind)
-    if match is None:
-        raise ProviderError(
-            f"{kind!r} is not the name of a kind: it is written as 'v1/ConfigMap' or 'apps/v1/Deployment'"
-        )
-    return match["api_version"], match["kind"]
 
 
 def _listed(answer: Any) -> list[dict[str, Any]]:

@@ -7,15 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar, cast, overload
 
-from kplane.provider.client.kinds import resource_of
+from kplane.provider.client.kinds import parse_kind
 from kplane.provider.client.resources import Resource
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.contracts import ControllerHost, Provider
 from kplane.provider.controllers.handlers import Handler, enqueue_object, enqueue_owner
 from kplane.provider.controllers.multicluster import MulticlusterController
-from kplane.provider.controllers.options import Options, Reconcile
+from kplane.provider.controllers.options import Options
 from kplane.provider.controllers.predicates import Predicate
 from kplane.provider.controllers.rate_limiter import Clustered, RateLimiter
+from kplane.provider.controllers.reconcile import AnyReconcile, Reconcile, with_cluster
 from kplane.provider.controllers.request import Request
 from kplane.provider.controllers.sources import Engage, KindSource, RawSource
 from kplane.provider.controllers.workers import Logger
@@ -78,6 +79,9 @@ def controller(manager: ControllerHost | None, *, request: type[R]) -> Controlle
 def controller(manager: ControllerHost | None, *, request: type[Any] = Request) -> ControllerBuilder[Any]:
     """Describe a controller; `build(reconcile)` makes it and adds it to the manager.
 
+    Kinds are given by name, such as `"apps/v1/Deployment"` and `"example.com/v1/Widget"`, or as a Resource. A kind that
+    a cluster does not serve yet is watched there as soon as it does.
+
     `request` is a type of requests of your own, for controllers with only their own sources and handlers. Raises
     ProviderError if there is no manager.
     """
@@ -99,7 +103,7 @@ class ControllerBuilder(Generic[R]):
         self._raw: list[RawSource[R]] = []
         self._filter: tuple[Predicate, ...] = ()
         self._options: Options[R] = Options()
-        self._reconcile: Reconcile[R] | None = None
+        self._reconcile: AnyReconcile[R] | None = None
 
     def named(self, name: str) -> Self:
         """Set the name for logs and metrics; the default is the lower-case kind of `for_`."""
@@ -151,7 +155,7 @@ class ControllerBuilder(Generic[R]):
         logger: Logger | None = None,
         retry_cluster_not_found: bool | None = None,
         engage: Engage | None = None,
-        reconcile: Reconcile[R] | None = None,
+        reconcile: AnyReconcile[R] | None = None,
     ) -> Self:
         """Change options; see `Options`. Options that are not given stay."""
         given = {
@@ -171,11 +175,11 @@ class ControllerBuilder(Generic[R]):
         self._reconcile = reconcile if reconcile is not None else self._reconcile
         return self
 
-    def build(self, reconcile: Reconcile[R] | None = None) -> MulticlusterController[R]:
+    def build(self, reconcile: AnyReconcile[R] | None = None) -> MulticlusterController[R]:
         """Make the controller and add it to the manager.
 
-        Raises ProviderError if there is no reconcile function or two, nothing to watch, no name, a name that another
-        controller has, or an unknown kind.
+        `reconcile` is a coroutine function that takes a request, or a request and its cluster. Raises ProviderError if
+        there is none or two, nothing to watch, no name, a name that another controller has, or what is no kind.
         """
         made = self._chosen(reconcile)
         name, options = self._named(), self._with_concurrency()
@@ -190,27 +194,26 @@ class ControllerBuilder(Generic[R]):
         self._manager.add(built)
         return built
 
-    def _chosen(self, given: Reconcile[R] | None) -> Reconcile[R]:
+    def _chosen(self, given: AnyReconcile[R] | None) -> Reconcile[R]:
         if given is not None and self._reconcile is not None:
             raise ProviderError("reconcile is given both to with_options() and to build(): give one of them")
         found = given if given is not None else self._reconcile
         if found is None:
             raise ProviderError("a controller needs a reconcile function: give one to build()")
-        return found
+        return with_cluster(found, get_cluster=self._manager.get_cluster)
 
     def _named(self) -> str:
         if self._name:
             return self._name
         if self._for is None:
             raise ProviderError("a controller without for_() has no name of its own: call named()")
-        return resource_of(self._for).kind.lower()
+        return parse_kind(self._for).kind.lower()
 
     def _with_concurrency(self) -> Options[R]:
         if self._options.max_concurrent is not None or self._for is None:
             return self._options
-        resource = resource_of(self._for)
-        group = resource.api_version.rpartition("/")[0]
-        at_once = self._manager.group_kind_concurrency.get(f"{resource.kind}.{group}".rstrip("."))
+        name = parse_kind(self._for)
+        at_once = self._manager.group_kind_concurrency.get(f"{name.kind}.{name.group}".rstrip("."))
         return dataclasses.replace(self._options, max_concurrent=at_once)
 
     def _all_watches(self) -> list[_Watch[R]]:
@@ -241,7 +244,7 @@ class _Watch(Generic[R]):
     options: tuple[WatchOption, ...]
 
     def source(self, filters: tuple[Predicate, ...]) -> KindSource[R]:
-        """Return the source. Raises ProviderError for an unknown kind, and for options of another method."""
+        """Return the source. Raises ProviderError for what is no kind, and for options of another method."""
         those, clusters, metadata = filters, Engage(), False
         for option in self.options:
             match option:
@@ -255,4 +258,4 @@ class _Watch(Generic[R]):
                     raise ProviderError(f"{option!r} is no option of {self.kind}: only owns() takes every_owner()")
         if not callable(self.handler):
             raise ProviderError(f"the watch of {self.kind} needs a handler, such as enqueue_object()")
-        return KindSource(resource_of(self.kind), self.handler, those, metadata, clusters)
+        return KindSource(self.kind, self.handler, those, metadata, clusters)

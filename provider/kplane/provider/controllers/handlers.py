@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kplane.provider.cache.event import Event
-from kplane.provider.client.kinds import resource_of
+from kplane.provider.client.kinds import KindName, parse_kind
 from kplane.provider.client.resources import Resource
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.controllers.request import ObjectKey, Request
 from kplane.provider.errors import ProviderError
 
-__all__ = ["Handler", "enqueue_mapped", "enqueue_object", "enqueue_owner"]
+__all__ = ["Handler", "enqueue_mapped", "enqueue_object", "enqueue_owner", "kinds_of"]
 
 R = TypeVar("R")
 
@@ -34,27 +35,49 @@ def enqueue_owner(owner: Resource | str, *, every_owner: bool = False) -> Handle
     With `every_owner`, each owner of that kind. If the owner changes, the former owner is reconciled too. The version
     of the owner's API does not matter (controller-runtime, pkg/handler/enqueue_owner.go).
     """
-    kind = resource_of(owner)
-    group = _group(kind.api_version)
+    return _EnqueueOwner(owner, parse_kind(owner), every_owner)
 
-    def owners(cluster: Cluster, event: Event) -> Iterable[Request]:
+
+@dataclass(frozen=True, slots=True)
+class _EnqueueOwner:
+    owner: Resource | str
+    name: KindName
+    every_owner: bool
+
+    @property
+    def kinds(self) -> tuple[Resource | str, ...]:
+        return (self.owner,)
+
+    def __call__(self, cluster: Cluster, event: Event) -> Iterable[Request]:
         # What stays in a change is asked for once.
-        return dict.fromkeys(each_owner(cluster, event))
+        return dict.fromkeys(self._owners(cluster, event))
 
-    def each_owner(cluster: Cluster, event: Event) -> Iterator[Request]:
+    def _owners(self, cluster: Cluster, event: Event) -> Iterator[Request]:
         for metadata in (event.metadata, event.old_metadata):
             references = metadata.get("ownerReferences") if metadata is not None else None
             for each in references if isinstance(references, list) else ():
                 if (
                     isinstance(each, dict)
-                    and (each.get("controller") is True or every_owner)
-                    and each.get("kind") == kind.kind
-                    and _group(str(each.get("apiVersion", ""))) == group
+                    and (each.get("controller") is True or self.every_owner)
+                    and each.get("kind") == self.name.kind
+                    and _group(str(each.get("apiVersion", ""))) == self.name.group
                 ):
-                    namespace = event.namespace if kind.namespaced else ""
-                    yield Request(cluster.name, namespace, str(each.get("name", "")))
+                    yield Request(cluster.name, self._namespace(cluster, event), str(each.get("name", "")))
 
-    return owners
+    def _namespace(self, cluster: Cluster, event: Event) -> str:
+        owner = cluster.client.known_resource(self.owner)
+        if owner is None:
+            raise ProviderError(
+                f"how {cluster!r} serves {self.name} is not known: await cluster.client.resource() before, as a"
+                f" controller does for its handlers"
+            )
+        return event.namespace if owner.namespaced else ""
+
+
+def kinds_of(handler: Handler[Any]) -> tuple[Resource | str, ...]:
+    """Return the kinds that a handler has to know in each cluster, besides the kind of its events."""
+    found: tuple[Resource | str, ...] = getattr(handler, "kinds", ())
+    return found
 
 
 def enqueue_mapped(

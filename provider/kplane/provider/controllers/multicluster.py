@@ -15,9 +15,10 @@ from kplane.provider.cache.event import Registration
 from kplane.provider.cluster.context import cluster_context
 from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.contracts import ControllerHost
-from kplane.provider.controllers.options import Options, Reconcile
+from kplane.provider.controllers.options import Options
 from kplane.provider.controllers.queue import FairQueue
 from kplane.provider.controllers.rate_limiter import Clustered
+from kplane.provider.controllers.reconcile import Reconcile
 from kplane.provider.controllers.request import Request
 from kplane.provider.controllers.sources import KindSource, RawSource
 from kplane.provider.controllers.stats import ControllerStats
@@ -110,9 +111,8 @@ class MulticlusterController(Generic[R]):
         """
         self._sources.append(source)
         for engaged in tuple(self._engaged.values()):
-            if not engaged.engagement.closing and not self._try_start(source, engaged):
-                name = f"{self.name} watches {source.resource.kind}"
-                _ = engaged.engagement.spawn(self._start_later(source, engaged), name=name)
+            if not engaged.engagement.closing:
+                self._start_soon(source, engaged)
 
     def watch_raw(self, source: RawSource[R]) -> None:
         """Take requests from one more source that is independent of clusters."""
@@ -132,7 +132,10 @@ class MulticlusterController(Generic[R]):
         self._engaged[name] = engaged
         self.stats.by_cluster.setdefault(name, Counter())
         for source in self._sources:
-            self._start(source, engaged)
+            if not source.discovered(engagement.cluster):
+                self._start_soon(source, engaged)
+            elif self._wants(source, engaged):
+                self._start(source, engaged)
         self.queue.unpark(name)
 
     async def engage_local(self, engagement: Engagement) -> None:
@@ -152,25 +155,39 @@ class MulticlusterController(Generic[R]):
             finally:
                 self._running = None
 
-    def _start(self, source: KindSource[R], engaged: _Engaged) -> None:
+    def _wants(self, source: KindSource[R], engaged: _Engaged) -> bool:
         options = source.engage.over(self._options.engage)
-        if options.wants(engaged.engagement.cluster, has_provider=self._manager.provider is not None):
-            engaged.registrations.append(source.start(engaged.engagement, self.queue.add))
+        return options.wants(engaged.engagement.cluster, has_provider=self._manager.provider is not None)
 
-    def _try_start(self, source: KindSource[R], engaged: _Engaged) -> bool:
-        try:
-            self._start(source, engaged)
-        except Exception:
-            name = engaged.engagement.cluster.name
-            log.exception("%s: failed to watch %s of cluster %s; retrying", self.name, source.resource.kind, name)
-            return False
-        return True
+    def _start(self, source: KindSource[R], engaged: _Engaged) -> None:
+        engaged.registrations.append(source.start(engaged.engagement, self.queue.add))
 
-    async def _start_later(self, source: KindSource[R], engaged: _Engaged) -> None:
+    def _start_soon(self, source: KindSource[R], engaged: _Engaged) -> None:
+        name = f"{self.name} watches {source.kind}"
+        _ = engaged.engagement.spawn(self._start_when_served(source, engaged), name=name)
+
+    async def _start_when_served(self, source: KindSource[R], engaged: _Engaged) -> None:
+        """Start a source once the cluster serves its kinds."""
+        cluster = engaged.engagement.cluster
         backoff = Backoff(initial_seconds=_RETRY_SECONDS, maximum_seconds=60.0)
+        wants: bool | None = None
+        logged = ""
         while True:
-            await asyncio.sleep(backoff.next_delay())
-            if engaged.ending is not None or self._try_start(source, engaged):
+            try:
+                wants = self._wants(source, engaged) if wants is None else wants
+                if wants:
+                    await source.discover(cluster)
+                if wants and engaged.ending is None:
+                    self._start(source, engaged)
+            except Exception as error:
+                # What a source raises is not known, and a kind may be missing for days: once is enough.
+                if (why := str(error) or type(error).__name__) != logged:
+                    message = "%s: failed to watch %s of cluster %s: %s; retrying"
+                    trace = None if isinstance(error, ProviderError) else error
+                    log.warning(message, self.name, source.kind, cluster.name, why, exc_info=trace)
+                    logged = why
+                await asyncio.sleep(backoff.next_delay())
+            else:
                 return
 
     def _start_raw(self, source: RawSource[R], tasks: asyncio.TaskGroup) -> None:

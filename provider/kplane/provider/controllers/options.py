@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from kplane.provider.controllers.rate_limiter import Clustered, RateLimiter
 from kplane.provider.controllers.sources import Engage
-from kplane.provider.controllers.workers import Logger, Result
+from kplane.provider.controllers.workers import Logger
 from kplane.provider.errors import ProviderError
 
-__all__ = ["Options", "Reconcile"]
+__all__ = ["Options"]
 
 R = TypeVar("R", bound=Clustered)
-
-Reconcile = Callable[[R], Awaitable[Result | None]]
 
 _log: Final = logging.getLogger("kplane.provider.controllers")
 

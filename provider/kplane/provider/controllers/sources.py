@@ -10,12 +10,13 @@ from typing import Final, Generic, NoReturn, Protocol, TypeVar
 
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.cache.event import Event, Registration
+from kplane.provider.client.kinds import parse_kind
 from kplane.provider.client.resources import Resource
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.cluster.context import LOCAL
 from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.contracts import Provider
-from kplane.provider.controllers.handlers import Handler
+from kplane.provider.controllers.handlers import Handler, kinds_of
 from kplane.provider.controllers.predicates import Predicate
 from kplane.provider.errors import ProviderError
 
@@ -61,16 +62,33 @@ class KindSource(Generic[R_co]):
     """Watches all objects of a kind: an event that passes every predicate becomes the requests of `handler`.
 
     With `metadata_only`, objects have only apiVersion, kind and metadata. All sources of a cluster share its informers.
+    A kind that is not Kubernetes' own may be a name, such as `"example.com/v1/Widget"`: each cluster is asked how it
+    serves it, by `discover`. Raises ProviderError for what is no name of a kind.
     """
 
-    resource: Resource
+    kind: Resource | str
     handler: Handler[R_co]
     predicates: tuple[Predicate, ...] = ()
     metadata_only: bool = False
     engage: Engage = field(default_factory=Engage)
 
+    def __post_init__(self) -> None:
+        _ = parse_kind(self.kind)
+
+    def discovered(self, cluster: Cluster) -> bool:
+        """Tell whether the kinds of the source are known in a cluster, so that it can start."""
+        return all(cluster.client.known_resource(kind) is not None for kind in self._kinds)
+
+    async def discover(self, cluster: Cluster) -> None:
+        """Ask a cluster for the kinds that are not known there. Raises NotServed, and as `Client.resource`."""
+        for kind in self._kinds:
+            await cluster.client.resource(kind)
+
     def start(self, engagement: Engagement, add: Callable[[R_co], object]) -> Registration:
-        """Start to watch a cluster, and return at once; the objects that are there come first."""
+        """Start to watch a cluster, and return at once; the objects that are there come first.
+
+        Raises ProviderError before its kinds are `discovered` there.
+        """
         handler, predicates = self.handler, self.predicates
 
         def see(event: Event) -> None:
@@ -80,8 +98,16 @@ class KindSource(Generic[R_co]):
             for request in handler(engagement.cluster, event):
                 add(request)
 
-        informer = engagement.cluster.cache.informer(self.resource, metadata_only=self.metadata_only)
+        cluster = engagement.cluster
+        resource = cluster.client.known_resource(self.kind)
+        if resource is None:
+            raise ProviderError(f"how {cluster!r} serves {self.kind} is not known: await discover() before")
+        informer = cluster.cache.informer(resource, metadata_only=self.metadata_only)
         return informer.add_handler(see)
+
+    @property
+    def _kinds(self) -> tuple[Resource | str, ...]:
+        return (self.kind, *kinds_of(self.handler))
 
 
 class RawSource(Protocol[R_co]):

@@ -1,0 +1,63 @@
+"""Reconcile functions: what authors write, and what a controller calls."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar, cast
+
+from kplane.provider.cluster.cluster import Cluster
+from kplane.provider.controllers.rate_limiter import Clustered
+from kplane.provider.controllers.workers import Result
+from kplane.provider.errors import ProviderError
+
+__all__ = ["AnyReconcile", "Reconcile", "with_cluster"]
+
+R = TypeVar("R", bound=Clustered)
+
+Reconcile = Callable[[R], Awaitable[Result | None]]
+AnyReconcile = Reconcile[R] | Callable[[R, Cluster], Awaitable[Result | None]]
+"""Takes a request, or a request and its cluster."""
+
+
+def with_cluster(reconcile: AnyReconcile[R], *, get_cluster: Callable[[str], Cluster]) -> Reconcile[R]:
+    """Return what a controller calls for `reconcile`, which gets the cluster if it takes a second argument.
+
+    Raises ProviderError if it is no coroutine function, or takes other arguments.
+    """
+    called = _name(reconcile)
+    if not callable(reconcile):
+        raise ProviderError(f"{called} cannot be called: give build() a coroutine function, `async def`")
+    if not _is_coroutine_function(reconcile):
+        raise ProviderError(f"{called} is no coroutine function: define it by `async def`, and await what it calls")
+    if _takes(reconcile, 1):
+        return cast("Reconcile[R]", reconcile)
+    if not _takes(reconcile, 2):
+        raise ProviderError(f"{called} cannot be called with a request, nor with a request and its cluster")
+    both = cast("Callable[[R, Cluster], Awaitable[Result | None]]", reconcile)
+
+    async def within(request: R) -> Result | None:
+        return await both(request, get_cluster(request.cluster))
+
+    return within
+
+
+def _is_coroutine_function(function: Callable[..., Any]) -> bool:
+    if isinstance(function, functools.partial):
+        return _is_coroutine_function(function.func)
+    # A decorated function may be a plain one that returns the coroutine of the original.
+    candidates = (function, inspect.unwrap(function), getattr(function, "__call__", None))  # noqa: B004 - of its class
+    return any(inspect.iscoroutinefunction(each) for each in candidates)
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError:
+        return False
+    return True
+
+
+def _name(function: object) -> str:
+    return str(getattr(function, "__qualname__", repr(function)))

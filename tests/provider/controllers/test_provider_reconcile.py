@@ -1,0 +1,108 @@
+"""What may be given as a reconcile function, and the cluster that it gets."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from kplane.provider import Manager, ProviderError, Request
+from kplane.provider.controllers.builder import controller
+from kplane.provider.controllers.sources import Channel
+
+
+async def of_request(request):
+    return None
+
+
+async def of_both(request, cluster):
+    return None
+
+
+def delegate(function):
+    @functools.wraps(function)
+    def within(*args):
+        return function(*args)
+
+    return within
+
+
+class Reconciler:
+    async def __call__(self, request, cluster):
+        return None
+
+    async def method(self, request):
+        return None
+
+
+@pytest.mark.parametrize(
+    "reconcile",
+    [
+        of_request,
+        of_both,
+        Reconciler(),
+        Reconciler().method,
+        functools.partial(of_both, cluster=None),
+        functools.partial(functools.partial(of_both)),
+        delegate(of_both),
+    ],
+    ids=["request", "both", "object", "method", "bound", "partial", "decorated"],
+)
+async def test_what_takes_a_request_or_a_request_and_its_cluster_reconciles(reconcile):
+    assert controller(Manager(None)).for_("v1/Pod").build(reconcile).name == "pod"
+
+
+def plain(request):
+    return None
+
+
+async def of_none():
+    return None
+
+
+async def of_three(request, cluster, more):
+    return None
+
+
+@pytest.mark.parametrize(
+    ("reconcile", "why"),
+    [
+        (plain, "plain is no coroutine function: define it by `async def`"),
+        (lambda request: None, "<lambda> is no coroutine function"),
+        (of_none, "of_none cannot be called with a request, nor with a request and its cluster"),
+        (of_three, "of_three cannot be called with a request"),
+        ("reconcile", "'reconcile' cannot be called: give build"),
+    ],
+)
+async def test_what_cannot_reconcile_is_refused_when_it_is_given(reconcile, why):
+    manager = Manager(None)
+    with pytest.raises(ProviderError, match=why):
+        controller(manager).for_("v1/Pod").build(reconcile)
+    assert manager.controllers == {}
+
+
+async def test_the_cluster_of_the_request_is_handed_over(manager, fake_cluster, eventually, fleet):
+    seen = []
+
+    async def reconcile(request, cluster):
+        seen.append((request.name, cluster.name))
+
+    controller(manager).for_("v1/ConfigMap").build(reconcile)
+    async with fleet(manager) as given:
+        for name in ("a", "b"):
+            cluster = fake_cluster(name)
+            cluster.maps.put(f"map-{name}")
+            await given.add_or_replace(cluster)
+        await eventually(lambda: sorted(seen), lambda found: found == [("map-a", "a"), ("map-b", "b")])
+
+
+async def test_a_cluster_that_is_gone_ends_the_request_as_in_the_reconcile(manager, eventually, fleet):
+    async def reconcile(request, cluster):
+        raise AssertionError(cluster)
+
+    channel = Channel()
+    built = controller(manager).named("x").watches_raw(channel).build(reconcile)
+    async with fleet(manager):
+        channel.put(Request("missing", "", "x"))
+        await eventually(lambda: built.stats.dropped["not_found"], lambda count: count == 1)
+    assert not built.stats.by_cluster.get("missing")
