@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple, Protocol, TypeVar, overload
+from typing import Final, NamedTuple, TypeVar, overload
 
 from typing_extensions import override
 
@@ -17,11 +17,12 @@ from kplane.provider.cache.scope import CacheScope, kind_name
 from kplane.provider.cache.server_state import ServerState
 from kplane.provider.cache.store import Extract, require_same
 from kplane.provider.client.client import Client
+from kplane.provider.client.keys import Named, locate
 from kplane.provider.client.kinds import resource_of
 from kplane.provider.client.resources import Resource
 from kplane.provider.errors import ClusterNotReady, DecodeFailed, NotFound, ProviderError
 
-__all__ = ["Cache", "Decoder", "InformerKey", "Named"]
+__all__ = ["Cache", "Decoder", "InformerKey"]
 
 _STATES: Final[tuple[FeedState, ...]] = ("unreachable", "connecting", "ready")
 Objects = list[Object]
@@ -29,18 +30,6 @@ T = TypeVar("T")
 Listed = list[T]
 Decoder = Callable[[bytes], T]
 """Reads the JSON of an object, such as `msgspec.json.Decoder(Widget).decode` or `Widget.model_validate_json`."""
-
-
-class Named(Protocol):
-    """Names an object, as `Request` and `ObjectKey` do; the namespace is empty for cluster-scoped kinds."""
-
-    @property
-    def namespace(self) -> str:
-        """Namespace of the object."""
-
-    @property
-    def name(self) -> str:
-        """Name of the object."""
 
 
 class InformerKey(NamedTuple):
@@ -327,11 +316,7 @@ class Cache:
 
 def _location(resource: Resource, key: str | Named, namespace: str | None) -> tuple[str | None, str]:
     """Return namespace and name of an object. Raises ProviderError if one is missing or too many."""
-    name = key
-    if not isinstance(name, str):
-        if namespace is not None:
-            raise ProviderError(f"{key} has a namespace of its own: give no other one to get()")
-        namespace, name = name.namespace or None, name.name
+    name, namespace = locate(key, namespace=namespace)
     if resource.namespaced and not namespace:
         raise ProviderError(f"{resource} {name!r} is namespaced: a namespace is needed")
     if namespace and not resource.namespaced:

@@ -13,6 +13,7 @@ from kplane.provider.access.config import ClusterConfig
 from kplane.provider.client.body import encode, name_of, namespace_of, query_of, typed
 from kplane.provider.client.calls import Calls
 from kplane.provider.client.connections import Connections
+from kplane.provider.client.keys import Named, locate
 from kplane.provider.client.kinds import BUILT_IN, discover
 from kplane.provider.client.limits import AnswerLimits
 from kplane.provider.client.listing import JSON, METADATA, METADATA_LIST, Listing, ObjectList, Pages
@@ -37,6 +38,9 @@ Params = Mapping[str, str | int | bool | None]
 
 class Client:
     """Talks to the API server of a `ClusterConfig`, with plain dicts. Close it with `aclose()`, or use `async with`.
+
+    A kind is a Resource or a name, such as `"apps/v1/Deployment"`; see `resource`. An object is named by its name, and
+    `namespace` for namespaced kinds, or by something that has both, such as a `Request`.
 
     `timeout_seconds` bounds a call with its retries, `connect_timeout_seconds` the making of a connection. Each method
     raises ApiError if the server refuses, Unreachable if it gives no valid answer in time, and KubeconfigError if the
@@ -153,12 +157,14 @@ class Client:
             return kind
         return BUILT_IN.get(kind) or self._discovered.get(kind)
 
-    async def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Object:
+    async def get(self, kind: Resource | str, key: str | Named, *, namespace: str | None = None) -> Object:
         """Read an object. Raises NotFound."""
+        resource, name, namespace = await self._locate(kind, key, namespace)
         return await self._object("GET", self._path(resource, name, namespace=namespace), resource)
 
-    async def exists(self, resource: Resource, name: str, *, namespace: str | None = None) -> bool:
+    async def exists(self, kind: Resource | str, key: str | Named, *, namespace: str | None = None) -> bool:
         """Tell whether an object exists, without keeping the answer."""
+        resource, name, namespace = await self._locate(kind, key, namespace)
         request = self._adapted(HttpRequest("GET", self._path(resource, name, namespace=namespace), accept=METADATA))
         try:
             await self._calls.drop(request)
@@ -168,7 +174,7 @@ class Client:
 
     async def list(
         self,
-        resource: Resource,
+        kind: Resource | str,
         *,
         namespace: str | None = None,
         label_selector: str | None = None,
@@ -182,7 +188,7 @@ class Client:
         `page_size` counts objects. Raises AnswerTooLarge if there are more than `max_items`. With `metadata_only`,
         objects have only apiVersion, kind and metadata, and the server sends no more.
         """
-
+        resource = await self.resource(kind)
         listing = await self.collect(
             lambda: Listing(resource, self.config.server, metadata_only=metadata_only, max_items=max_items),
             resource,
@@ -260,17 +266,19 @@ class Client:
             limits=self._limits,
         )
 
-    async def create(self, resource: Resource, body: Object, *, namespace: str | None = None) -> Object:
+    async def create(self, kind: Resource | str, body: Object, *, namespace: str | None = None) -> Object:
         """Create an object. Fills in apiVersion and kind; the default namespace is the body's. Raises AlreadyExists."""
+        resource = await self.resource(kind)
         namespace = namespace if namespace is not None else namespace_of(body)
         path = self._path(resource, namespace=namespace, write=True)
         params: Params = {"fieldManager": self._field_manager}
         return await self._object("POST", path, resource, body=typed(resource, body), params=params)
 
     async def replace(
-        self, resource: Resource, body: Object, *, namespace: str | None = None, subresource: str | None = None
+        self, kind: Resource | str, body: Object, *, namespace: str | None = None, subresource: str | None = None
     ) -> Object:
         """Replace an object. Raises Conflict if its resourceVersion is not the present one."""
+        resource = await self.resource(kind)
         namespace = namespace if namespace is not None else namespace_of(body)
         path = self._path(resource, name_of(body), namespace=namespace, subresource=subresource, write=True)
         params: Params = {"fieldManager": self._field_manager}
@@ -278,35 +286,37 @@ class Client:
 
     async def patch(
         self,
-        resource: Resource,
-        name: str,
+        kind: Resource | str,
+        key: str | Named,
         body: Object,
         *,
         namespace: str | None = None,
         subresource: str | None = None,
     ) -> Object:
         """Change an object with a JSON merge patch."""
+        resource, name, namespace = await self._locate(kind, key, namespace)
         path = self._path(resource, name, namespace=namespace, subresource=subresource, write=True)
         params = {"fieldManager": self._field_manager}
         return await self._object("PATCH", path, resource, body=body, params=params, content_type=_MERGE_PATCH)
 
     async def json_patch(
         self,
-        resource: Resource,
-        name: str,
+        kind: Resource | str,
+        key: str | Named,
         operations: Sequence[Object],
         *,
         namespace: str | None = None,
         subresource: str | None = None,
     ) -> Object:
         """Change an object with a JSON patch (RFC 6902). A failed `test` operation raises Invalid."""
+        resource, name, namespace = await self._locate(kind, key, namespace)
         path = self._path(resource, name, namespace=namespace, subresource=subresource, write=True)
         params = {"fieldManager": self._field_manager}
         return await self._object("PATCH", path, resource, body=operations, params=params, content_type=_JSON_PATCH)
 
     async def apply(
         self,
-        resource: Resource,
+        kind: Resource | str,
         body: Object,
         *,
         namespace: str | None = None,
@@ -319,6 +329,7 @@ class Client:
         Fills in apiVersion and kind; name and namespace are the body's. Raises Conflict if another manager owns a field
         and `force` is off.
         """
+        resource = await self.resource(kind)
         namespace = namespace if namespace is not None else namespace_of(body)
         path = self._path(resource, name_of(body), namespace=namespace, subresource=subresource, write=True)
         params: Params = {"fieldManager": field_manager or self._field_manager, "force": force}
@@ -327,8 +338,8 @@ class Client:
 
     async def delete(
         self,
-        resource: Resource,
-        name: str,
+        kind: Resource | str,
+        key: str | Named,
         *,
         namespace: str | None = None,
         uid: str | None = None,
@@ -338,6 +349,7 @@ class Client:
 
         `propagation` is Background, Foreground or Orphan. Returns the object if finalizers hold it, else a Status.
         """
+        resource, name, namespace = await self._locate(kind, key, namespace)
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions"}
         if uid is not None:
             options["preconditions"] = {"uid": uid}
@@ -347,11 +359,12 @@ class Client:
             "DELETE", self._path(resource, name, namespace=namespace, write=True), resource, body=options
         )
 
-    async def delete_all(self, resource: Resource, *, namespace: str | None = None, label_selector: str) -> None:
+    async def delete_all(self, kind: Resource | str, *, namespace: str | None = None, label_selector: str) -> None:
         """Delete all objects with a label in one call; a namespaced kind needs a `namespace`.
 
         The answer, which repeats all objects, is not kept. Raises ProviderError if the selector is empty.
         """
+        resource = await self.resource(kind)
         if not label_selector:
             raise ProviderError(f"without a label all {resource.plural} would be deleted")
         if resource.namespaced and namespace is None:
@@ -384,6 +397,11 @@ class Client:
             body = await self._calls.body(request, intake=intake, timeout_seconds=timeout_seconds)
             intake.parse(body)
             return decode(body, server=self.config.server)
+
+    async def _locate(
+        self, kind: Resource | str, key: str | Named, namespace: str | None
+    ) -> tuple[Resource, str, str | None]:
+        return (await self.resource(kind), *locate(key, namespace=namespace))
 
     async def _object(
         self,

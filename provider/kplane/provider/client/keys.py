@@ -1,0 +1,30 @@
+"""Names of objects, alone or with their namespaces."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kplane.provider.errors import ProviderError
+
+__all__ = ["Named", "locate"]
+
+
+class Named(Protocol):
+    """Names an object, as `Request` and `ObjectKey` do; the namespace is empty for cluster-scoped kinds."""
+
+    @property
+    def namespace(self) -> str:
+        """Namespace of the object."""
+
+    @property
+    def name(self) -> str:
+        """Name of the object."""
+
+
+def locate(key: str | Named, *, namespace: str | None) -> tuple[str, str | None]:
+    """Return name and namespace of an object. Raises ProviderError if it is given two namespaces."""
+    if isinstance(key, str):
+        return key, namespace
+    if namespace is not None:
+        raise ProviderError(f"{key} has a namespace of its own: give no other one")
+    return key.name, key.namespace or None
