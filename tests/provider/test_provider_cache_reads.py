@@ -93,6 +93,12 @@ async def test_kinds_are_found_by_name_and_others_by_discovery_of_the_cluster(ca
     assert cache.informer(WIDGETS).keys() == [("x", "a")]
 
 
+async def test_a_kind_of_a_cluster_is_indexed_by_its_name_before_it_is_known(cache):
+    cache.index_field("example.com/v1/Widget", "size", lambda found: [str(found["spec"]["size"])])
+    assert len(await cache.list("example.com/v1/Widget", field={"size": "3"})) == 1
+    assert await cache.list(WIDGETS, field={"size": "4"}) == []
+
+
 class Metadata(msgspec.Struct):
     name: str
     namespace: str = ""

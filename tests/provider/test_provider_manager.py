@@ -73,7 +73,7 @@ async def test_engages_what_the_provider_tells_and_closes_it_at_the_end(eventual
     with pytest.raises(ClusterNotFound):
         manager.get_cluster("a")
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    with pytest.raises(ProviderError, match="runs once"):
+    with pytest.raises(ProviderError, match="make another one"):
         await manager.run(stop)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from pathlib import Path
 
 import pytest
 
@@ -44,7 +45,8 @@ async def host(server):
 
 
 def test_every_request_and_every_path_of_a_client_passes_the_seam():
-    source = "".join(inspect.getsource(Client).split())
+    # Not inspect.getsource: it parses the file, which fails in Python 3.11 if a garbage collection logs meanwhile.
+    source = "".join(Path(inspect.getfile(Client)).read_text().split())
     assert source.count("HttpRequest(") == source.count("self._adapted(HttpRequest(")
     assert source.count("resource.path(") == 1
 

@@ -8,7 +8,17 @@ from typing import Protocol, runtime_checkable
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.cluster.engagement import Engagement
 
-__all__ = ["Aware", "ControllerHost", "Coordinator", "EngagementTarget", "Fleet", "LocalAware", "Provider", "Runnable"]
+__all__ = [
+    "Aware",
+    "Buildable",
+    "ControllerHost",
+    "Coordinator",
+    "EngagementTarget",
+    "Fleet",
+    "LocalAware",
+    "Provider",
+    "Runnable",
+]
 
 
 @runtime_checkable
@@ -115,6 +125,14 @@ class Coordinator(Protocol):
         """
 
 
+class Buildable(Protocol):
+    """Describes a controller that is to be built."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether `build` was not called yet."""
+
+
 class ControllerHost(Protocol):
     """Gives controllers what they need of the manager that runs them."""
 
@@ -140,6 +158,9 @@ class ControllerHost(Protocol):
 
     def get_cluster(self, name: str) -> Cluster:
         """Return a cluster by its name. Raises ClusterNotFound, ClusterNotReady and ClusterNotOwned."""
+
+    def expect(self, builder: Buildable) -> None:
+        """Refuse to run while a controller is described and not built."""
 
     def add(self, what: Aware | LocalAware | Runnable) -> None:
         """Engage and run a component."""

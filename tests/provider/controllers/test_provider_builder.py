@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kplane.provider import Manager, ProviderError, Resource
+from kplane.provider import ClusterConfig, Leader, Manager, ProviderError, Resource
 from kplane.provider.client.resources import CONFIG_MAPS, REPLICA_SETS
 from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.controllers.builder import controller, engage, every_owner, metadata_only, predicates
@@ -17,6 +17,8 @@ from kplane.provider.controllers.multicluster import MulticlusterController
 from kplane.provider.controllers.predicates import on_events
 from kplane.provider.controllers.rate_limiter import ItemBackoff
 from kplane.provider.controllers.sources import Channel
+
+LOCAL = ClusterConfig("https://127.0.0.1:1")
 
 
 class Nothing:
@@ -34,7 +36,7 @@ async def reconcile(request):
 
 @pytest.fixture
 def manager():
-    return Manager(None, Nothing(), max_concurrent=3, group_kind_concurrency={"ReplicaSet.apps": 4, "Pod": 7})
+    return Manager(LOCAL, Nothing(), max_concurrent=3, group_kind_concurrency={"ReplicaSet.apps": 4, "Pod": 7})
 
 
 async def watched(built, cluster):
@@ -211,7 +213,7 @@ async def test_local_and_provider_clusters_are_chosen_apart_and_for_each_kind(ma
 @pytest.mark.parametrize(("provider", "local_on"), [(Nothing(), False), (None, True)])
 async def test_with_a_provider_its_clusters_are_watched_else_the_local_one(provider, local_on, fake_cluster):
     """Criterion 21: provider set: local off, provider clusters on; none set: local on."""
-    built = controller(Manager(None, provider)).for_("v1/Pod").build(reconcile)
+    built = controller(Manager(LOCAL, provider)).for_("v1/Pod").build(reconcile)
     assert await watched(built, fake_cluster("")) == (["Pod"] if local_on else [])
     assert await watched(built, fake_cluster("a")) == ([] if local_on else ["Pod"])
 
@@ -264,3 +266,43 @@ def test_options_that_belong_elsewhere_are_refused(manager):
 def test_a_resource_stands_for_a_kind_that_has_no_name_here(manager):
     widgets = Resource("example.com/v1", "Widget", "widgets", namespaced=True)
     assert controller(manager).for_(widgets).build(reconcile).name == "widget"
+
+
+@pytest.mark.parametrize(
+    ("config", "provider", "choice", "why"),
+    [
+        (None, None, engage(), "the manager has no cluster: give Manager a configuration, a provider, or both"),
+        (None, Nothing(), engage(local=True), "the manager has no local cluster: give Manager its configuration"),
+        (LOCAL, None, engage(provider=True), "the manager finds no clusters: give Manager a provider"),
+        (LOCAL, None, engage(from_provider=Nothing()), "the manager finds no clusters"),
+    ],
+)
+async def test_clusters_that_the_manager_does_not_have_cannot_be_watched(config, provider, choice, why):
+    manager = Manager(config, provider)
+    with pytest.raises(ProviderError, match=f"controller pod cannot watch v1/Pod: {why}"):
+        controller(manager).for_("v1/Pod", choice).build(reconcile)
+    assert manager.controllers == {}
+
+
+async def test_a_controller_that_is_described_and_not_built_stops_the_manager(manager):
+    builder = controller(manager).for_("v1/Pod")
+    with pytest.raises(ProviderError, match=r"controller v1/Pod is described, and not made: call build\(reconcile\)"):
+        await manager.run(asyncio.Event())
+    builder.build(reconcile)
+    async with manager:
+        assert list(manager.controllers) == ["pod"]
+
+
+async def test_a_controller_of_another_manager_is_not_added(manager):
+    built = controller(Manager(LOCAL)).for_("v1/Pod").build(reconcile)
+    with pytest.raises(ProviderError, match="controller pod was made for another manager"):
+        manager.add(built)
+
+
+def test_classes_in_place_of_instances_are_refused():
+    with pytest.raises(ProviderError, match="Nothing is a class: give Manager an instance of it as the provider"):
+        Manager(LOCAL, Nothing)
+    with pytest.raises(ProviderError, match="Leader is a class: give Manager an instance of it as the coordinator"):
+        Manager(LOCAL, coordinator=Leader)
+    with pytest.raises(ProviderError, match="Manager is a class: give controller"):
+        controller(Manager)

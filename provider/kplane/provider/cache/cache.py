@@ -18,7 +18,7 @@ from kplane.provider.cache.server_state import ServerState
 from kplane.provider.cache.store import Extract, require_same
 from kplane.provider.client.client import Client
 from kplane.provider.client.keys import Named, locate
-from kplane.provider.client.kinds import resource_of
+from kplane.provider.client.kinds import KindName, parse_kind, resource_of
 from kplane.provider.client.resources import Resource
 from kplane.provider.errors import ClusterNotReady, DecodeFailed, NotFound, ProviderError
 
@@ -70,7 +70,7 @@ class Cache:
         self._server = ServerState()
         self._scopes: dict[Resource, CacheScope] = {}
         self._informers: dict[InformerKey, Informer] = {}
-        self._indexes: dict[tuple[Resource, bool], dict[str, Extract]] = {}
+        self._indexes: dict[tuple[KindName, bool], dict[str, Extract]] = {}
         self._ended_restarts: Counter[str] = Counter()
         self._closed = False
 
@@ -134,11 +134,11 @@ class Cache:
         The same function may be added twice; another one for the same field raises ProviderError. Present objects are
         decoded at once: with very many, index before the first read.
         """
-        resource = resource_of(kind)
-        known = self._indexes.setdefault((resource, metadata_only), {}).setdefault(field, extract)
-        require_same(known, extract, resource=resource, field=field)
+        name = parse_kind(kind)
+        known = self._indexes.setdefault((name, metadata_only), {}).setdefault(field, extract)
+        require_same(known, extract, kind=name, field=field)
         for key, informer in self._informers.items():
-            if (key.resource, key.metadata_only) == (resource, metadata_only):
+            if (parse_kind(key.resource), key.metadata_only) == (name, metadata_only):
                 informer.add_index(field, extract)
 
     @overload
@@ -268,7 +268,7 @@ class Cache:
             server=self._server,
             cluster=self._name,
         )
-        for field, extract in self._indexes.get((key.resource, key.metadata_only), {}).items():
+        for field, extract in self._indexes.get((parse_kind(key.resource), key.metadata_only), {}).items():
             informer.add_index(field, extract)
         return informer
 

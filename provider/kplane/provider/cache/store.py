@@ -37,7 +37,7 @@ class FieldIndexes:
         Raises ProviderError if another function indexes the field.
         """
         known = self._extracts.get(field)
-        require_same(known, extract, resource=self._resource, field=field)
+        require_same(known, extract, kind=self._resource, field=field)
         if known is None:
             self._extracts[field] = extract
             for entry in entries:
@@ -85,12 +85,10 @@ class FieldIndexes:
         entry.indexed = (*entry.indexed, *pairs)
 
 
-def require_same(known: Extract | None, extract: Extract, *, resource: Resource, field: str) -> None:
+def require_same(known: Extract | None, extract: Extract, *, kind: object, field: str) -> None:
     """Raise ProviderError if another function, `known`, indexes the field."""
     if known is not None and known != extract:
-        raise ProviderError(
-            f"field {field!r} of {resource} is already indexed by another function: choose another name"
-        )
+        raise ProviderError(f"field {field!r} of {kind} is already indexed by another function: choose another name")
 
 
 class Store:

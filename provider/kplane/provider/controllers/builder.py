@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar, cast, overload
 
+from typing_extensions import override
+
 from kplane.provider.client.kinds import parse_kind
 from kplane.provider.client.resources import Resource
 from kplane.provider.cluster.cluster import Cluster
@@ -87,6 +89,8 @@ def controller(manager: ControllerHost | None, *, request: type[Any] = Request) 
     """
     if manager is None:
         raise ProviderError("a controller needs a manager, which engages it with clusters: give one to controller()")
+    if isinstance(manager, type):
+        raise ProviderError(f"{manager.__name__} is a class: give controller() an instance of it")
     return ControllerBuilder(manager, request=request)
 
 
@@ -104,6 +108,17 @@ class ControllerBuilder(Generic[R]):
         self._filter: tuple[Predicate, ...] = ()
         self._options: Options[R] = Options()
         self._reconcile: AnyReconcile[R] | None = None
+        self._pending = True
+        manager.expect(self)
+
+    @override
+    def __repr__(self) -> str:
+        return f"controller {self._name or self._for or 'without a name'}"
+
+    @property
+    def pending(self) -> bool:
+        """Whether `build` was not called yet."""
+        return self._pending
 
     def named(self, name: str) -> Self:
         """Set the name for logs and metrics; the default is the lower-case kind of `for_`."""
@@ -179,8 +194,10 @@ class ControllerBuilder(Generic[R]):
         """Make the controller and add it to the manager.
 
         `reconcile` is a coroutine function that takes a request, or a request and its cluster. Raises ProviderError if
-        there is none or two, nothing to watch, no name, a name that another controller has, or what is no kind.
+        there is none or two, nothing to watch, no name, a name that another controller has, what is no kind, and if the
+        manager has no clusters of those to watch.
         """
+        self._pending = False
         made = self._chosen(reconcile)
         name, options = self._named(), self._with_concurrency()
         watches = [each.source(self._filter) for each in self._all_watches()]

@@ -95,6 +95,19 @@ class MulticlusterController(Generic[R]):
         )
 
     @property
+    def manager(self) -> ControllerHost:
+        """The manager that it was made for."""
+        return self._manager
+
+    def require_clusters(self, *, has_local: bool, has_provider: bool) -> None:
+        """Raise ProviderError if a manager with these clusters has none of those that a source is to watch."""
+        for source in self._sources:
+            try:
+                source.engage.over(self._options.engage).require(has_local=has_local, has_provider=has_provider)
+            except ProviderError as error:
+                raise ProviderError(f"controller {self.name} cannot watch {source.kind}: {error}") from None
+
+    @property
     def under_way(self) -> Mapping[str, int]:
         """Number of running reconciles, by cluster."""
         return Counter(request.cluster for request in self._controller.under_way)

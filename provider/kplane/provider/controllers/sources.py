@@ -47,6 +47,15 @@ class Engage:
         mine = ((each.name, getattr(self, each.name)) for each in fields(self))
         return Engage(**{name: value if value is not None else getattr(other, name) for name, value in mine})
 
+    def require(self, *, has_local: bool, has_provider: bool) -> None:
+        """Raise ProviderError if a manager with these clusters has none of those that are chosen."""
+        if self.local and not has_local:
+            raise ProviderError("the manager has no local cluster: give Manager its configuration, or leave local out")
+        if (self.provider or self.from_provider is not None) and not has_provider:
+            raise ProviderError("the manager finds no clusters: give Manager a provider, or leave provider out")
+        if not has_local and not has_provider:
+            raise ProviderError("the manager has no cluster: give Manager a configuration, a provider, or both")
+
     def wants(self, cluster: Cluster, *, has_provider: bool) -> bool:
         """Tell whether to watch a cluster."""
         passes = self.filter is None or self.filter(cluster.name, cluster)

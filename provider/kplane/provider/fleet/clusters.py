@@ -13,6 +13,7 @@ from typing import Final
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import asked_to_end, complete
 from kplane.provider.cache.store import Extract, require_same
+from kplane.provider.client.kinds import KindName, parse_kind
 from kplane.provider.client.resources import Resource
 from kplane.provider.cluster.cluster import Cluster, Wiring
 from kplane.provider.cluster.context import LOCAL
@@ -65,7 +66,7 @@ class Clusters:
         self._coordinated = coordinated
         self._wiring = wiring
         self._on_error = on_error
-        self._indexes: dict[tuple[Resource, str], Extract] = {}
+        self._indexes: dict[tuple[KindName, str], Extract] = {}
         self._slots: dict[str, _Slot] = {}
         self._failures: dict[tuple[int, int], str] = {}
         self._generations = itertools.count(1)
@@ -83,12 +84,13 @@ class Clusters:
             if slot.work is not None and not slot.work.closing:
                 self._begin(aware, slot.work)
 
-    def index_field(self, resource: Resource, field: str, extract: Extract) -> None:
+    def index_field(self, kind: Resource | str, field: str, extract: Extract) -> None:
         """Index a field in the caches of all clusters, present and future; see `Cache.index_field`."""
-        require_same(self._indexes.get((resource, field)), extract, resource=resource, field=field)
+        name = parse_kind(kind)
+        require_same(self._indexes.get((name, field)), extract, kind=name, field=field)
         for engagement in self.engagements():
-            engagement.cluster.cache.index_field(resource, field, extract)
-        self._indexes[resource, field] = extract
+            engagement.cluster.cache.index_field(str(name), field, extract)
+        self._indexes[name, field] = extract
 
     async def add(self, cluster: Cluster) -> None:
         """Add a cluster. Raises ProviderError if its name is taken, and as `add_or_replace`."""
@@ -234,8 +236,8 @@ class Clusters:
 
     def _engage(self, cluster: Cluster) -> Engagement:
         cluster.wire(self._wiring)
-        for (resource, field), extract in self._indexes.items():
-            cluster.cache.index_field(resource, field, extract)
+        for (name, field), extract in self._indexes.items():
+            cluster.cache.index_field(str(name), field, extract)
         engagement = Engagement(cluster, generation=next(self._generations))
         log.info("cluster %s: engaged, generation %d", cluster.name, engagement.generation)
         return engagement

@@ -14,12 +14,11 @@ from kplane.provider.cache.informer import Transform
 from kplane.provider.cache.store import Extract
 from kplane.provider.client.client import Client
 from kplane.provider.client.connections import Connections
-from kplane.provider.client.kinds import resource_of
 from kplane.provider.client.limits import AnswerLimits
 from kplane.provider.client.resources import Resource
 from kplane.provider.cluster.cluster import CacheScopes, Cluster, Wiring
 from kplane.provider.cluster.context import LOCAL, current_cluster
-from kplane.provider.contracts import Aware, Coordinator, LocalAware, Provider, Runnable
+from kplane.provider.contracts import Aware, Buildable, Coordinator, LocalAware, Provider, Runnable
 from kplane.provider.controllers.multicluster import MulticlusterController
 from kplane.provider.coordination.basic import Basic
 from kplane.provider.errors import ProviderError
@@ -64,6 +63,9 @@ class Manager:
         on_engage_error: Callable[[Cluster, BaseException], None] | None = None,
         engage_timeout_seconds: float = 60.0,
     ) -> None:
+        for each, what in ((provider, "provider"), (coordinator, "coordinator")):
+            if isinstance(each, type):
+                raise ProviderError(f"{each.__name__} is a class: give Manager an instance of it as the {what}")
         self.provider: Final = provider
         self.coordinator: Final[Coordinator] = coordinator if coordinator is not None else Basic()
         self.max_concurrent: Final = max_concurrent
@@ -92,6 +94,7 @@ class Manager:
             on_error=on_engage_error,
             engage_timeout_seconds=engage_timeout_seconds,
         )
+        self._builders: list[Buildable] = []
         self._runnables: list[Runnable] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._running = False
@@ -128,9 +131,7 @@ class Manager:
         Raises ProviderError for a controller whose name another controller has.
         """
         if isinstance(what, MulticlusterController):
-            if what.name in self.controllers:
-                raise ProviderError(f"there is a controller {what.name} already: give this one another name by named()")
-            self.controllers[what.name] = what
+            self._add_controller(what)
         if isinstance(what, (Aware, LocalAware)):
             self._clusters.add_aware(what)
         elif not isinstance(what, Runnable):
@@ -140,12 +141,26 @@ class Manager:
             if self._running:
                 self._start_runnable(what)
 
+    def _add_controller(self, controller: MulticlusterController[Any]) -> None:
+        name = controller.name
+        if controller.manager is not self:
+            raise ProviderError(f"controller {name} was made for another manager: make it by controller() of this one")
+        if name in self.controllers:
+            raise ProviderError(f"there is a controller {name} already: give this one another name by named()")
+        controller.require_clusters(has_local=self._local is not None, has_provider=self.provider is not None)
+        self.controllers[name] = controller
+
+    def expect(self, builder: Buildable) -> None:
+        """Refuse to run while a controller is described and not built; `controller()` calls it."""
+        self._builders.append(builder)
+
     def index_field(self, kind: Resource | str, field: str, extract: Extract) -> None:
         """Index a field, so that `cache.list(..., field={field: value})` finds objects by the values of `extract`.
 
-        It applies to all clusters, present and future. Raises ProviderError if another function indexes that field.
+        It applies to all clusters, present and future. Raises ProviderError if another function indexes that field, and
+        for what is no kind.
         """
-        self._clusters.index_field(resource_of(kind), field, extract)
+        self._clusters.index_field(kind, field, extract)
 
     def add_health_check(self, name: str, check: Check) -> None:
         """Add a check to `/healthz`: if it fails, the process should be restarted."""
@@ -191,7 +206,12 @@ class Manager:
 
     async def __aenter__(self) -> Self:
         if self._running or self._ended:
-            raise ProviderError("a manager runs once")
+            raise ProviderError(
+                f"this manager {'has run' if self._ended else 'runs'} already: make another one, with its controllers"
+            )
+        for builder in self._builders:
+            if builder.pending:
+                raise ProviderError(f"{builder} is described, and not made: call build(reconcile)")
         self._running = True
         if self._local is not None:
             await self._clusters.add_or_replace(self._local)

@@ -17,7 +17,7 @@ from kplane.provider.cache.informer import Informer
 from kplane.provider.cache.scope import CacheScope
 from kplane.provider.cache.store import Extract
 from kplane.provider.client.client import Client
-from kplane.provider.client.kinds import resource_of
+from kplane.provider.client.kinds import BUILT_IN, KindName, parse_kind, resource_of
 from kplane.provider.client.resources import Resource
 from kplane.provider.errors import ClusterNotReady, ProviderError
 from kplane.provider.providers.namespace.view import DEFAULT, NamespaceView
@@ -73,20 +73,21 @@ class NamespaceCache(Cache):
 
     @override
     def index_field(self, kind: Resource | str, field: str, extract: Extract, *, metadata_only: bool = False) -> None:
-        resource = resource_of(kind)
-        self._host.index_field(resource, field, _Within(resource, extract), metadata_only=metadata_only)
+        self._host.index_field(kind, field, _Within(parse_kind(kind), extract), metadata_only=metadata_only)
 
 
 @dataclass(frozen=True, slots=True)
 class _Within:
     """Extracts from an object as its namespace's cluster has it. Equal for all namespaces, so that they share it."""
 
-    resource: Resource
+    kind: KindName
     extract: Extract
 
     def __call__(self, found: Object) -> list[str]:
+        # Of the kinds that are not Kubernetes' own, all have their namespace in the same place.
+        resource = BUILT_IN.get(str(self.kind)) or Resource(*self.kind, plural="", namespaced=True)
         view = NamespaceView(found["metadata"].get("namespace", ""))
-        return [*self.extract(view.inward(self.resource, found))]
+        return [*self.extract(view.inward(resource, found))]
 
 
 class _Reader(EntryReader):
@@ -193,7 +194,7 @@ class _Part(Informer):
 
     @override
     def add_index(self, field: str, extract: Extract) -> None:
-        self.whole.add_index(field, _Within(self.resource, extract))
+        self.whole.add_index(field, _Within(parse_kind(self.resource), extract))
 
     @override
     def entry(self, name: str, *, namespace: str | None = None) -> Entry | None:
