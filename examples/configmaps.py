@@ -13,16 +13,10 @@ import argparse
 import asyncio
 import contextlib
 import logging
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import uvloop
-
-from kplane.provider import Client, ClusterConfig, Manager, NotFound, Provider, Request
-from kplane.provider.client.resources import CONFIG_MAPS
-from kplane.provider.controllers.builder import controller
-from kplane.provider.logs import json_logging
+from kplane.provider import Client, Cluster, ClusterConfig, Manager, NotFound, Provider, Request, controller, run
 from kplane.provider.providers.file import FileProvider
 from kplane.provider.providers.kind import KindProvider
 from kplane.provider.providers.kplane import RegistrationProvider
@@ -32,37 +26,19 @@ log = logging.getLogger("configmaps")
 STAMP = "demo/cluster"
 
 
-class ConfigMaps:
-    """Reconciles one ConfigMap of one cluster."""
-
-    def __init__(self, manager: Manager) -> None:
-        self.manager = manager
-
-    async def reconcile(self, request: Request) -> None:
-        """Stamp the ConfigMap if it asks for a stamp. The manager calls this after each event, and retries errors."""
-        cluster = self.manager.get_cluster(request.cluster)
-        try:
-            found = await cluster.cache.get(CONFIG_MAPS, request)
-        except NotFound:
-            log.info("gone")
-            return
-        log.info("seen")
-        metadata = found["metadata"]
-        stamped = metadata.get("annotations", {}).get(STAMP) == request.cluster
-        if metadata.get("labels", {}).get("demo") == "stamp" and not stamped:
-            stamp = {"metadata": {"annotations": {STAMP: request.cluster}}}
-            await cluster.client.patch(CONFIG_MAPS, request.name, stamp, namespace=request.namespace)
-            log.info("stamped")
-
-
-async def run(provider: Provider) -> None:
-    """Run the controller on the provider's clusters until SIGINT or SIGTERM."""
-    manager = Manager(None, provider)
-    controller(manager).named("configmaps").for_(CONFIG_MAPS).build(ConfigMaps(manager).reconcile)
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await manager.run(stop)
+async def reconcile(request: Request, cluster: Cluster) -> None:
+    """Stamp the ConfigMap if it asks for a stamp. The manager calls this after each event, and retries errors."""
+    try:
+        found = await cluster.cache.get("v1/ConfigMap", request)
+    except NotFound:
+        log.info("gone")
+        return
+    log.info("seen")
+    metadata = found["metadata"]
+    stamped = metadata.get("annotations", {}).get(STAMP) == cluster.name
+    if metadata.get("labels", {}).get("demo") == "stamp" and not stamped:
+        await cluster.client.patch("v1/ConfigMap", request, {"metadata": {"annotations": {STAMP: cluster.name}}})
+        log.info("stamped")
 
 
 @contextlib.asynccontextmanager
@@ -80,8 +56,8 @@ async def chosen(given: argparse.Namespace) -> AsyncIterator[Provider]:
             yield RegistrationProvider(client, services=frozenset({given.service}))
 
 
-async def main() -> None:
-    """Read the command line, and run."""
+def read_command_line() -> argparse.Namespace:
+    """Read which clusters to work on."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sources = parser.add_subparsers(dest="source", required=True, metavar="SOURCE")
     kind = sources.add_parser("kind", help="kind clusters on this machine")
@@ -91,11 +67,16 @@ async def main() -> None:
     registrations = sources.add_parser("registrations", help="control planes with a registration for a service")
     registrations.add_argument("--kubeconfig", type=Path, required=True, help="kubeconfig of the management cluster")
     registrations.add_argument("--service", default="controllers", help="name of the service; default: %(default)s")
-    given = parser.parse_args()
-    with json_logging("INFO"):
-        async with chosen(given) as provider:
-            await run(provider)
+    return parser.parse_args()
+
+
+async def main(stop: asyncio.Event) -> None:
+    """Run the controller on the provider's clusters until `stop` is set."""
+    async with chosen(read_command_line()) as provider:
+        manager = Manager(None, provider)
+        controller(manager).for_("v1/ConfigMap").build(reconcile)
+        await manager.run(stop)
 
 
 if __name__ == "__main__":
-    uvloop.run(main())
+    run(main)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 
-from kplane.provider.logs import json_logging, log_fields
+from kplane.provider.logs import json_logging, log_fields, text_logging
 
 
 def test_each_record_is_one_json_line_with_what_was_worked_on():
@@ -26,3 +27,13 @@ def test_each_record_is_one_json_line_with_what_was_worked_on():
     assert first["seconds"] == 3
     assert "cluster" not in second
     assert "ValueError: invalid literal" in second["message"]
+
+
+def test_on_a_terminal_lines_are_text_which_tenants_cannot_steer():
+    stream = io.StringIO()
+    log = logging.getLogger("test.logs")
+    with text_logging("INFO", stream=stream), log_fields(cluster="a", name="b"):
+        log.info("seen %s", "\x1b[2Jtwice\n2026-01-01 info    forged")
+    first, second = stream.getvalue().splitlines()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} info    seen \\x1b\[2Jtwice", first)
+    assert second == "    2026-01-01 info    forged cluster=a name=b"

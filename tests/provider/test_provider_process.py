@@ -1,9 +1,16 @@
-"""What a process of kplane does about the garbage collector while it serves."""
+"""What a process does that serves: it runs until a signal, and tells why it cannot."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
 
 from kplane.provider.serving.process import run_until_signalled
 
@@ -18,3 +25,62 @@ async def test_while_it_serves_the_collector_leaves_out_what_was_imported() -> N
     assert seen == [True, True]
     assert gc.get_threshold() == before
     assert gc.get_freeze_count() == 0
+
+
+MANAGER = """
+    import asyncio, os, sys
+    from kplane.provider import ClusterConfig, Manager, run
+    from kplane.provider.providers.nop import NopProvider
+
+    class Ready:
+        async def run(self):
+            print(type(asyncio.get_running_loop()).__module__, flush=True)
+            await asyncio.Event().wait()
+
+    manager = Manager(None, NopProvider(), awares=[Ready()])
+"""
+
+
+def program(text: str) -> list[str]:
+    return [sys.executable, "-c", textwrap.dedent(text)]
+
+
+@pytest.mark.parametrize(
+    ("before", "what", "loop"),
+    [
+        ("", "manager", "uvloop"),
+        ("", "manager.run", "uvloop"),
+        ("sys.modules['uvloop'] = None", "manager", "asyncio.unix_events"),
+    ],
+    ids=["manager", "function", "without uvloop"],
+)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_manager_runs_until_a_signal_ends_it(before: str, what: str, loop: str, number: int) -> None:
+    with subprocess.Popen(
+        program(f"{MANAGER}\n    {before}\n    run({what})\n    print('ended')"),
+        stdout=subprocess.PIPE,
+        text=True,
+        # A test run in the background of a shell ignores SIGINT, and its children would too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline().strip() == loop
+        running.send_signal(number)
+        rest, _ = running.communicate(timeout=60)
+    assert (rest, running.returncode) == ("ended\n", 0)
+
+
+def test_what_a_manager_cannot_do_is_logged_and_is_its_status() -> None:
+    ended = subprocess.run(
+        program(
+            f"{MANAGER}\n    from kplane.provider import controller"
+            "\n    controller(manager).for_('v1/Pod')\n    run(manager)"
+        ),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    line = json.loads(ended.stderr)
+    assert line["message"].startswith("the manager cannot run: controller v1/Pod is described, and not made")

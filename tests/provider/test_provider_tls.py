@@ -61,3 +61,20 @@ def test_keys_that_do_not_fit_or_ask_for_a_password_are_refused(config, tools):
     )
     with pytest.raises(KubeconfigError):
         ssl_context(dataclasses.replace(config, client_key=locked))
+
+
+def test_without_memory_files_a_file_of_the_owner_serves_and_is_removed(config, monkeypatch, tmp_path):
+    """macOS has no memfd."""
+    modes = []
+    load = ssl.SSLContext.load_cert_chain
+
+    def watched(context, path, **options):
+        modes.append(os.stat(path).st_mode & 0o777)
+        load(context, path, **options)
+
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", watched)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    require_usable(config)
+    assert modes == [0o600]
+    assert list(tmp_path.iterdir()) == []

@@ -37,6 +37,7 @@ from kplane.provider.errors import (
     Unreachable,
 )
 from kplane.provider.manager.manager import Manager
+from kplane.provider.serving.process import run
 
 __all__ = [
     "LOCAL",
@@ -81,5 +82,6 @@ __all__ = [
     "every_owner",
     "metadata_only",
     "resource_of",
+    "run",
     "single_cluster",
 ]

@@ -1,4 +1,4 @@
-"""Logging as JSON lines, with fields of the current context."""
+"""Logging as JSON lines or as text, with fields of the current context."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import logging
 import logging.handlers
 import queue
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,9 +14,11 @@ from typing import Final, TextIO
 
 from typing_extensions import override
 
-__all__ = ["ContextFilter", "json_logging", "log_fields"]
+__all__ = ["ContextFilter", "json_logging", "log_fields", "text_logging"]
 
 _fields: Final[ContextVar[Mapping[str, str]]] = ContextVar("log fields", default={})  # noqa: B039 - never mutated
+
+_ESCAPED: Final = {"\n": "\n    ", "\t": "    "}
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "fields"}
 
@@ -46,11 +47,24 @@ class ContextFilter(logging.Filter):
 
 
 @contextmanager
-def json_logging(level: str, *, stream: TextIO = sys.stderr) -> Iterator[None]:
-    """Log JSON lines to the stream inside of this context. A thread writes, so that a slow reader blocks no loop."""
+def json_logging(level: str, *, stream: TextIO | None = None) -> Iterator[None]:
+    """Log JSON lines inside of this context, to stderr by default. A thread writes: a slow reader blocks no loop."""
+    with _logging(level, _JsonFormatter(), stream=stream):
+        yield
+
+
+@contextmanager
+def text_logging(level: str, *, stream: TextIO | None = None) -> Iterator[None]:
+    """Log lines for people, as `json_logging` does for programs."""
+    with _logging(level, _TextFormatter(), stream=stream):
+        yield
+
+
+@contextmanager
+def _logging(level: str, formatter: logging.Formatter, *, stream: TextIO | None) -> Iterator[None]:
     records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
     back = logging.StreamHandler(stream)
-    back.setFormatter(_JsonFormatter())
+    back.setFormatter(formatter)
     listener = logging.handlers.QueueListener(records, back)
     root = logging.getLogger()
     before = root.handlers[:], root.level
@@ -87,3 +101,13 @@ class _JsonFormatter(logging.Formatter):
         }
         extra = {name: value for name, value in vars(record).items() if name not in _STANDARD}
         return json.dumps(line | extra, default=str)
+
+
+class _TextFormatter(logging.Formatter):
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        time = dt.datetime.fromtimestamp(record.created).astimezone().isoformat(sep=" ", timespec="milliseconds")
+        fields = "".join(f" {name}={value}" for name, value in getattr(record, "fields", {}).items())
+        line = f"{time[:23]} {record.levelname.lower():7} {record.getMessage()}{fields}"
+        # Clusters send parts of it, which must not steer the terminal or look like lines of their own.
+        return "".join(each if each.isprintable() else _ESCAPED.get(each, ascii(each)[1:-1]) for each in line)

@@ -1,10 +1,13 @@
-"""TLS contexts that trust one cluster's CA; keys are never written to a disk."""
+"""TLS contexts that trust one cluster's CA; on Linux, keys are never written to a disk."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import ssl
+import tempfile
+from collections.abc import Iterator
 
 from kplane.provider.access.config import ClusterConfig
 from kplane.provider.errors import KubeconfigError
@@ -53,17 +56,26 @@ def _load(context: ssl.SSLContext, config: ClusterConfig) -> None:
 
 
 def _load_identity(context: ssl.SSLContext, *, certificate: bytes, key: bytes, server: str) -> None:
-    # OpenSSL reads identities from files only; a memfd is one without a name and without a disk.
-    descriptor = os.memfd_create("client-identity", os.MFD_CLOEXEC)
     try:
-        with os.fdopen(descriptor, "wb", closefd=False) as file:
-            file.write(certificate + b"\n" + key)
-        # Without a password an encrypted key would make OpenSSL ask for it on the terminal.
-        context.load_cert_chain(f"/proc/self/fd/{descriptor}", password="")
+        with _as_file(certificate + b"\n" + key) as path:
+            # Without a password an encrypted key would make OpenSSL ask for it on the terminal.
+            context.load_cert_chain(path, password="")
     except (ssl.SSLError, ValueError, OSError) as error:
         raise KubeconfigError(
             f"the client certificate and key for {server} do not fit together or are broken; put a pair that was issued"
             " together into client-certificate-data and client-key-data"
         ) from error
-    finally:
-        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _as_file(content: bytes) -> Iterator[str]:
+    """Give the path of a file, because OpenSSL reads identities from files only: where there is one, of no disk."""
+    if hasattr(os, "memfd_create"):
+        with os.fdopen(os.memfd_create("client-identity", os.MFD_CLOEXEC), "wb", buffering=0) as file:
+            file.write(content)
+            yield f"/proc/self/fd/{file.fileno()}"
+        return
+    # Only its owner can read it.
+    with tempfile.NamedTemporaryFile(prefix="client-identity-", buffering=0) as file:
+        file.write(content)
+        yield file.name

@@ -23,6 +23,8 @@ from kplane.provider.errors import Conflict, Invalid, LeaseLost, NotFound
 
 __all__ = ["Lease", "LeaseTimings", "clock"]
 
+# Elsewhere than on Linux, for example on macOS, the monotonic clock runs while the machine sleeps.
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _JITTER: Final = 1.2
 _NEVER: Final = float("-inf")
 _RELEASED_SECONDS: Final = 1
@@ -31,7 +33,7 @@ _RELEASED_SECONDS: Final = 1
 
 def clock() -> float:
     """Return seconds of a clock that cannot be set, and that runs while the machine sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.clock_gettime(_CLOCK)
 
 
 def _utc_now() -> datetime:

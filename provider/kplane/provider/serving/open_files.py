@@ -43,7 +43,7 @@ class OpenFiles(NamedTuple):
     def read(cls) -> OpenFiles:
         """Read the numbers of this process. It blocks."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return cls(len(os.listdir("/proc/self/fd")), limit)
+        return cls(len(os.listdir("/dev/fd")), limit)
 
 
 @contextlib.asynccontextmanager

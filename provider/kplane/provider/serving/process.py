@@ -1,4 +1,4 @@
-"""Runs a process that serves until SIGTERM or SIGINT: logs as JSON, as many open files as the system lets it have."""
+"""Runs a process that serves until SIGTERM or SIGINT: with logs, and as many open files as the system lets it have."""
 
 from __future__ import annotations
 
@@ -11,17 +11,30 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-import uvloop
-
-from kplane.provider.logs import json_logging
+from kplane.provider.errors import ProviderError
+from kplane.provider.logs import json_logging, text_logging
+from kplane.provider.manager.manager import Manager
 from kplane.provider.serving.open_files import raise_limit, watching_open_files
 
-__all__ = ["run_process", "run_until_signalled"]
+__all__ = ["run", "run_process", "run_until_signalled"]
 
 log: Final = logging.getLogger(__name__)
 
 _NEW_OBJECTS: Final = 10_000
 """So many new objects start a garbage collection; by default 700 do."""
+
+
+def run(what: Manager | Callable[[asyncio.Event], Awaitable[None]], *, log_level: str = "INFO") -> None:
+    """Run a manager until SIGTERM or SIGINT: what the program of a controller does last.
+
+    `what` is a Manager, or a coroutine function that ends when the event is set that it gets: for what has to be opened
+    around the manager. It runs on uvloop, if that is installed. The log is text on a terminal, and JSON elsewhere. A
+    ProviderError is logged, and ends the process with status 1.
+    """
+    raise_limit()
+    logging_to = text_logging if sys.stderr.isatty() else json_logging
+    with logging_to(log_level):
+        _run(what.run if isinstance(what, Manager) else what, name="the manager", expected=(ProviderError,))
 
 
 def run_process(
@@ -34,11 +47,24 @@ def run_process(
     """Run on uvloop, as `run_until_signalled` does. An expected error is logged, and ends the process with status 1."""
     raise_limit()
     with json_logging(log_level):
-        try:
-            uvloop.run(run_until_signalled(run))
-        except expected as error:
-            log.error("%s cannot run: %s", name, error)  # noqa: TRY400 - the sentence says it all
-            sys.exit(1)
+        _run(run, name=name, expected=expected)
+
+
+def _run(run: Callable[[asyncio.Event], Awaitable[None]], *, name: str, expected: tuple[type[Exception], ...]) -> None:
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(run_until_signalled(run))
+    except expected as error:
+        log.error("%s cannot run: %s", name, error)  # noqa: TRY400 - the sentence says it all
+        sys.exit(1)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 async def run_until_signalled(run: Callable[[asyncio.Event], Awaitable[None]]) -> None:

@@ -1,0 +1,55 @@
+"""The program of docs/multicluster/quick-start.md, as a user copies it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs/multicluster/quick-start.md"
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "configmaps.py"
+    path.write_text(re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1])
+    return path
+
+
+def test_its_types_are_right_in_strict_mode(program):
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--config-file", "", "--cache-dir", program.parent / "c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.integration
+def test_it_reads_each_configmap_and_ends_by_ctrl_c(program, api_server):
+    clusters = program.parent / "clusters"
+    clusters.mkdir()
+    (clusters / "one.kubeconfig").write_bytes(api_server.admin_kubeconfig.read_bytes())
+    with subprocess.Popen(
+        [sys.executable, program.name],
+        cwd=program.parent,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A test run in the background of a shell ignores SIGINT, and its children would too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as running:
+        assert running.stderr is not None
+        lines = []
+        for line in running.stderr:
+            lines.append(line)
+            if re.search(r"one.kubeconfig\+\S+/default/kube-root-ca.crt has 1 keys", line):
+                break
+        running.send_signal(signal.SIGINT)
+        rest = running.communicate(timeout=60)[1]
+    assert running.returncode == 0, "".join(lines) + rest
+    assert "kube-root-ca.crt has 1 keys" in lines[-1], "".join(lines) + rest
