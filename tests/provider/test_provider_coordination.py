@@ -310,3 +310,54 @@ async def test_two_functions_for_one_field_are_refused_before_there_are_clusters
     manager.index_field("example.com/v1/Widget", "kind", lambda found: ["y"])
     with pytest.raises(ProviderError, match="'Widget' is not the name of a kind"):
         manager.index_field("Widget", "kind", lambda found: ["y"])
+
+
+class WatchingTheHub(WorkingEverywhere):
+    """It watches the local cluster, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.watched = []
+
+    async def watch_local(self, engagement):
+        self.watched.append(engagement)
+
+
+async def test_the_local_cluster_is_watched_without_being_worked_on(eventually):
+    early, late = WatchingTheHub(), WatchingTheHub()
+    clusters = Clusters(awares=[early], coordinated=True)
+    await clusters.add_or_replace(cluster(""))
+    clusters.observe_local()
+    clusters.add_aware(late)
+    await eventually(lambda: len(early.watched) == len(late.watched) == 1)
+    assert early.begun == []
+    cache = clusters.get("").cache
+    informer = cache.informer(CONFIG_MAPS)
+
+    clusters.allow("")
+    await eventually(lambda: early.live == late.live == {""})
+    await clusters.withdraw("")
+    assert early.live == set()
+    # What reads for the watch goes on.
+    assert cache.informer(CONFIG_MAPS) is informer
+    assert not early.watched[0].closing
+
+    await clusters.ignore_local()
+    assert early.watched[0].closed
+    clusters.allow("")
+    await eventually(lambda: early.live == {""})
+    await clusters.withdraw("")
+    assert cache.informer(CONFIG_MAPS) is not informer
+    await clusters.aclose()
+
+
+async def test_a_local_cluster_that_comes_after_the_wish_to_watch_it_is_watched(eventually):
+    aware = WatchingTheHub()
+    clusters = Clusters(awares=[aware], coordinated=True)
+    clusters.observe_local()
+    await clusters.add_or_replace(cluster(""))
+    await eventually(lambda: len(aware.watched) == 1)
+    await clusters.add_or_replace(cluster("", other="one"))
+    await eventually(lambda: len(aware.watched) == 2)
+    assert [each.closed for each in aware.watched] == [True, False]
+    await clusters.aclose()

@@ -16,6 +16,7 @@ __all__ = [
     "EngagementTarget",
     "Fleet",
     "LocalAware",
+    "LocalWatcher",
     "Provider",
     "Runnable",
 ]
@@ -39,6 +40,14 @@ class LocalAware(Protocol):
 
     async def engage_local(self, engagement: Engagement) -> None:
         """Start to work on the local cluster, as `Aware.engage`."""
+
+
+@runtime_checkable
+class LocalWatcher(Protocol):
+    """Sees what happens in the manager's own cluster, also in a process that another one works on it for."""
+
+    async def watch_local(self, engagement: Engagement) -> None:
+        """Start to watch the local cluster, as `Aware.engage`; what is to be done there waits for `engage_local`."""
 
 
 @runtime_checkable
@@ -100,6 +109,12 @@ class EngagementTarget(Protocol):
 
     async def withdraw(self, name: str) -> None:
         """End the work on a cluster, and return when it has ended. Does nothing if there is none."""
+
+    def observe_local(self) -> None:
+        """Let each `LocalWatcher` watch the local cluster, whether or not this process may work on it."""
+
+    async def ignore_local(self) -> None:
+        """End what `observe_local` began, and return when it has ended."""
 
 
 class Coordinator(Protocol):

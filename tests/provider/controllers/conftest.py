@@ -7,7 +7,7 @@ import collections
 import contextlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -30,7 +30,9 @@ class Mirror:
         self.handlers.append(handler)
         for entry in self.entries.values():
             handler(Event("ADDED", entry, reader=self.reader, initial=True))
-        return self._Registration(self, handler)
+        registration = self._Registration(self, handler)
+        registration.synced.set()
+        return registration
 
     def put(self, name: str, *, namespace: str = "ns", **fields: Any) -> None:
         body = {"apiVersion": "v1", "kind": "Any", "metadata": {"name": name, "namespace": namespace}, **fields}
@@ -51,6 +53,7 @@ class Mirror:
     class _Registration:
         mirror: Mirror
         handler: Callable[[Event], None]
+        synced: asyncio.Event = field(default_factory=asyncio.Event)
 
         def remove(self) -> None:
             self.mirror.handlers.remove(self.handler)

@@ -6,13 +6,13 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.running import keep_running
 from kplane.provider.cache.event import Registration
-from kplane.provider.cluster.context import cluster_context
+from kplane.provider.cluster.context import LOCAL, cluster_context
 from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.contracts import ControllerHost
 from kplane.provider.controllers.options import Options
@@ -20,6 +20,7 @@ from kplane.provider.controllers.queue import FairQueue
 from kplane.provider.controllers.rate_limiter import Clustered
 from kplane.provider.controllers.reconcile import Reconcile
 from kplane.provider.controllers.request import Request
+from kplane.provider.controllers.review import Review
 from kplane.provider.controllers.sources import KindSource, RawSource
 from kplane.provider.controllers.stats import ControllerStats
 from kplane.provider.controllers.workers import Controller, Result
@@ -37,17 +38,21 @@ _SWEEP_SECONDS: Final = 1.0
 _RETRY_SECONDS: Final = 0.5
 
 
-class _Engaged:
-    """What a controller keeps of an engaged cluster."""
+class _Engaged(Generic[R]):
+    """What a controller keeps of an engaged cluster. Its sources call `add`."""
 
-    def __init__(self, engagement: Engagement) -> None:
+    def __init__(self, engagement: Engagement, *, add: Callable[[R], object]) -> None:
         self.engagement: Final = engagement
+        self.add: Final = add
         self.registrations: list[Registration] = []
         self.ending: asyncio.Task[None] | None = None
 
 
 class MulticlusterController(Generic[R]):
     """Watches clusters, and calls `reconcile` for their events: fairly, and bounded for each cluster.
+
+    Events of the local cluster may lead to requests for any cluster. They are dropped if another process works on it.
+    When this process begins to work on a cluster, the objects of the local cluster are looked through again for it.
 
     A `Manager` engages it with clusters and runs it; `controller()` makes it and adds it. The cluster of a request is
     in the context of its reconcile (`current_cluster`) and in its log records.
@@ -78,7 +83,10 @@ class MulticlusterController(Generic[R]):
         self._may_work = manager.coordinator.may_work
         self._sources: list[KindSource[R]] = []
         self._raw_sources: list[RawSource[R]] = []
-        self._engaged: dict[str, _Engaged] = {}
+        self._engaged: dict[str, _Engaged[R]] = {}
+        self._hub: _Engaged[R] | None = None
+        """What is watched in the local cluster."""
+        self._review: Review[R] | None = None
         self._undecided: dict[str, float] = {}
         """Since when requests wait for clusters that are known, and not this process's."""
         self._running: asyncio.TaskGroup | None = None
@@ -123,7 +131,8 @@ class MulticlusterController(Generic[R]):
         A failure in an engaged cluster is logged, and retried with growing delays.
         """
         self._sources.append(source)
-        for engaged in tuple(self._engaged.values()):
+        watched = [each for name, each in self._engaged.items() if name != LOCAL]
+        for engaged in [*watched, *self._watched_locally()]:
             if not engaged.engagement.closing:
                 self._start_soon(source, engaged)
 
@@ -140,20 +149,26 @@ class MulticlusterController(Generic[R]):
             if known.engagement is engagement and known.ending is None:
                 return
             await self._end(known)
-        engaged = _Engaged(engagement)
+        engaged = _Engaged(engagement, add=self.queue.add)
         engagement.on_close(lambda: self._end(engaged))
         self._engaged[name] = engaged
         self.stats.by_cluster.setdefault(name, Counter())
-        for source in self._sources:
-            if not source.discovered(engagement.cluster):
-                self._start_soon(source, engaged)
-            elif self._wants(source, engaged):
-                self._start(source, engaged)
+        if self._review is not None:
+            self._review.ask(name)
+        elif name == LOCAL:
+            self._watch_hub(engagement)
+        if name != LOCAL:
+            self._start_all(engaged)
         self.queue.unpark(name)
 
     async def engage_local(self, engagement: Engagement) -> None:
-        """Start to watch the local cluster, as `engage`."""
+        """Start to watch the local cluster, as `engage`; if it is watched already, start to work on it."""
         await self.engage(engagement)
+
+    async def watch_local(self, engagement: Engagement) -> None:
+        """Watch the local cluster, for what its events lead to in the clusters that this process works on."""
+        if self._hub is None:
+            self._watch_hub(engagement)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -168,18 +183,55 @@ class MulticlusterController(Generic[R]):
             finally:
                 self._running = None
 
-    def _wants(self, source: KindSource[R], engaged: _Engaged) -> bool:
+    def _watch_hub(self, engagement: Engagement) -> None:
+        hub = self._hub = _Engaged(engagement, add=self._add_mapped)
+        engagement.on_close(lambda: self._leave_hub(hub))
+        self._start_all(hub)
+        review = self._review = Review(self.name, engagement, sources=lambda: self._started(hub), add=self.queue.add)
+        _ = engagement.spawn(review.run(), name=f"{self.name} reviews the local cluster")
+
+    def _leave_hub(self, hub: _Engaged[R]) -> None:
+        for registration in hub.registrations:
+            registration.remove()
+        if self._hub is hub:
+            self._hub = self._review = None
+
+    def _started(self, engaged: _Engaged[R]) -> list[KindSource[R]]:
+        cluster = engaged.engagement.cluster
+        return [each for each in self._sources if each.discovered(cluster) and self._wants(each, engaged)]
+
+    def _watched_locally(self) -> list[_Engaged[R]]:
+        return [self._hub] if self._hub is not None else []
+
+    def _add_mapped(self, request: R) -> None:
+        """Add a request of an event of the local cluster, if this process works on the cluster of the request.
+
+        Others do so for theirs: each process sees the event. For clusters that this process gains there is a `Review`.
+        """
+        if request.cluster in self._engaged or self._may_work(request.cluster):
+            self.queue.add(request)
+        else:
+            self.stats.dropped["not_owned"] += 1
+
+    def _start_all(self, engaged: _Engaged[R]) -> None:
+        for source in self._sources:
+            if not source.discovered(engaged.engagement.cluster):
+                self._start_soon(source, engaged)
+            elif self._wants(source, engaged):
+                self._start(source, engaged)
+
+    def _wants(self, source: KindSource[R], engaged: _Engaged[R]) -> bool:
         options = source.engage.over(self._options.engage)
         return options.wants(engaged.engagement.cluster, has_provider=self._manager.provider is not None)
 
-    def _start(self, source: KindSource[R], engaged: _Engaged) -> None:
-        engaged.registrations.append(source.start(engaged.engagement, self.queue.add))
+    def _start(self, source: KindSource[R], engaged: _Engaged[R]) -> None:
+        engaged.registrations.append(source.start(engaged.engagement, engaged.add))
 
-    def _start_soon(self, source: KindSource[R], engaged: _Engaged) -> None:
+    def _start_soon(self, source: KindSource[R], engaged: _Engaged[R]) -> None:
         name = f"{self.name} watches {source.kind}"
         _ = engaged.engagement.spawn(self._start_when_served(source, engaged), name=name)
 
-    async def _start_when_served(self, source: KindSource[R], engaged: _Engaged) -> None:
+    async def _start_when_served(self, source: KindSource[R], engaged: _Engaged[R]) -> None:
         """Start a source once the cluster serves its kinds."""
         cluster = engaged.engagement.cluster
         backoff = Backoff(initial_seconds=_RETRY_SECONDS, maximum_seconds=60.0)
@@ -207,14 +259,14 @@ class MulticlusterController(Generic[R]):
         name = f"{self.name} {type(source).__name__}"
         tasks.create_task(keep_running(name, lambda: source.run(self.queue.add)), name=name)
 
-    async def _end(self, engaged: _Engaged) -> None:
+    async def _end(self, engaged: _Engaged[R]) -> None:
         # All callers wait until nothing is left.
         if engaged.ending is None:
             name = f"{self.name} leaves {engaged.engagement.cluster.name}"
             engaged.ending = asyncio.create_task(self._leave(engaged), name=name)
         await asyncio.shield(engaged.ending)
 
-    async def _leave(self, engaged: _Engaged) -> None:
+    async def _leave(self, engaged: _Engaged[R]) -> None:
         name = engaged.engagement.cluster.name
         for registration in engaged.registrations:
             registration.remove()
@@ -305,7 +357,9 @@ class MulticlusterController(Generic[R]):
                 elif not self._may_work(cluster):
                     now = asyncio.get_running_loop().time()
                     if now - self._undecided.setdefault(cluster, now) > _UNDECIDED_SECONDS:
-                        self.stats.dropped["not_owned"] += self.queue.drop(cluster)
+                        count = self.queue.drop(cluster)
+                        self.stats.dropped["not_owned"] += count
+                        log.info("%s: dropped %d requests for %s: another process has it", self.name, count, cluster)
             parked = frozenset(self.queue.parked())
             self._undecided = {name: since for name, since in self._undecided.items() if name in parked}
 

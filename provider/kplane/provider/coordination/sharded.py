@@ -72,6 +72,9 @@ class Sharded:
     once, unless `returns` says that it is started again soon under its identity, such as a pod of a StatefulSet in a
     rolling update. Then its fences wait for it, `timings.peer_seconds` at most, and no shard moves.
 
+    Each peer watches the local cluster, because its events may lead to work in the clusters of any peer. What is to be
+    done in the local cluster itself is done by the owner of its shard.
+
     A fence without a Lease is used when its new Lease has lasted once, because somebody may have deleted the Lease of a
     process at work. `unused` tells of a key (`layout`) that no process can be at work behind its fence, so that nobody
     waits in a new installation. It raises ProviderError while it does not know.
@@ -196,10 +199,13 @@ class Sharded:
             asyncio.create_task(self._ring(target), name="watch the fleet for its coordinator"),
         ]
         with exit_on_expiry(self._fences.overrun_at, on_overrun=self._on_overrun, now=self._now):
+            # An event of the local cluster may lead to work in any cluster, so each peer has to see it.
+            target.observe_local()
             try:
                 await self._take_part(helpers)
             finally:
                 await _unhindered(self._leave(helpers))
+                await target.ignore_local()
 
     async def _take_part(self, helpers: list[asyncio.Task[Any]]) -> None:
         # Who takes before it knows the others takes what is theirs, and has to give it back.

@@ -18,7 +18,7 @@ from kplane.provider.client.resources import Resource
 from kplane.provider.cluster.cluster import Cluster, Wiring
 from kplane.provider.cluster.context import LOCAL
 from kplane.provider.cluster.engagement import Engagement
-from kplane.provider.contracts import Aware, LocalAware
+from kplane.provider.contracts import Aware, LocalAware, LocalWatcher
 from kplane.provider.durations import Durations
 from kplane.provider.errors import ClusterNotFound, ClusterNotReady, ProviderError
 
@@ -36,6 +36,8 @@ class _Slot:
         self.engagement: Engagement | None = None
         self.work: Engagement | None = None
         """What the awares are engaged by: a part of the engagement, while work on the cluster is allowed."""
+        self.watch: Engagement | None = None
+        """What the watchers of the local cluster are engaged by, if it is observed."""
         self.lock = asyncio.Lock()
         self.users = 0
 
@@ -73,6 +75,7 @@ class Clusters:
         self._changed = asyncio.Event()
         self._changed.set()
         self._closed = False
+        self._observes_local = False
         self._engage_timeout_seconds = engage_timeout_seconds
         self._retry_initial_seconds = retry_initial_seconds
         self._retry_maximum_seconds = retry_maximum_seconds
@@ -83,6 +86,8 @@ class Clusters:
         for slot in tuple(self._slots.values()):
             if slot.work is not None and not slot.work.closing:
                 self._begin(aware, slot.work)
+            if slot.watch is not None and not slot.watch.closing:
+                self._begin_watch(aware, slot.watch)
 
     def index_field(self, kind: Resource | str, field: str, extract: Extract) -> None:
         """Index a field in the caches of all clusters, present and future; see `Cache.index_field`."""
@@ -161,6 +166,21 @@ class Clusters:
         if slot.allowed:  # again, while it ended
             self.allow(name)
 
+    def observe_local(self) -> None:
+        """Engage each `LocalWatcher` with the local cluster, whether or not work on it is allowed."""
+        self._observes_local = True
+        slot = self._slots.get(LOCAL)
+        if slot is not None and slot.engagement is not None and not slot.engagement.closing and slot.watch is None:
+            slot.watch = self._watch(slot.engagement)
+
+    async def ignore_local(self) -> None:
+        """End what `observe_local` began, and return when it has ended."""
+        self._observes_local = False
+        slot = self._slots.get(LOCAL)
+        if slot is not None and slot.watch is not None:
+            watch, slot.watch = slot.watch, None
+            await watch.aclose()
+
     def engagements(self) -> list[Engagement]:
         """Return the live engagements, sorted by the name of their cluster."""
         live = [slot.engagement for slot in self._slots.values() if slot.engagement is not None]
@@ -215,9 +235,10 @@ class Clusters:
         if present is None:
             if wanted is not None:
                 slot.engagement = self._engage(wanted)
+                slot.watch = self._watch(slot.engagement) if self._observes(wanted.name) else None
         elif wanted is None or present.closing or not wanted.continues(present.cluster):
             await present.aclose()
-            slot.engagement = slot.work = None
+            slot.engagement = slot.work = slot.watch = None
             self._failures = {key: why for key, why in self._failures.items() if key[0] != present.generation}
         elif not present.cluster.equals(wanted):
             await present.update(wanted)
@@ -230,7 +251,7 @@ class Clusters:
     async def _end_work(slot: _Slot) -> None:
         if slot.work is not None:
             await slot.work.aclose()
-            if slot.engagement is not None:
+            if slot.engagement is not None and slot.watch is None:
                 await slot.engagement.cluster.pause_reading()
             slot.work = None
 
@@ -248,6 +269,22 @@ class Clusters:
         for aware in self._awares:
             self._begin(aware, work)
         return work
+
+    def _observes(self, name: str) -> bool:
+        return name == LOCAL and self._observes_local
+
+    def _watch(self, engagement: Engagement) -> Engagement:
+        watch = engagement.inner()
+        for aware in self._awares:
+            self._begin_watch(aware, watch)
+        return watch
+
+    def _begin_watch(self, aware: Aware | LocalAware, watch: Engagement) -> None:
+        if isinstance(aware, LocalWatcher):
+            # Another key than that of the same aware's engagement by work.
+            key = (watch.generation, -id(aware))
+            trying = self._keep_trying(aware.watch_local, watch, who=type(aware).__name__, key=key)
+            _ = watch.spawn(trying, name=f"watch {type(aware).__name__}")
 
     def _begin(self, aware: Aware | LocalAware, work: Engagement) -> None:
         if work.cluster.name != LOCAL:

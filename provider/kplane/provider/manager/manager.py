@@ -277,6 +277,8 @@ class _EngagementTarget:
         self.wait_changed = clusters.wait_changed
         self.allow = clusters.allow
         self.withdraw = clusters.withdraw
+        self.observe_local = clusters.observe_local
+        self.ignore_local = clusters.ignore_local
 
     def names(self) -> list[str]:
         return self._clusters.names(local=True)

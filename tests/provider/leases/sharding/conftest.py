@@ -347,6 +347,12 @@ class Place:
             assert self._coordinator.may_work(name)
             self._process.world.begin(name, self._name)
 
+    def observe_local(self) -> None:
+        self._process.observing = True
+
+    async def ignore_local(self) -> None:
+        self._process.observing = False
+
     async def withdraw(self, name: str) -> None:
         fence = self._coordinator._fences.of(name)
         assert fence is not None

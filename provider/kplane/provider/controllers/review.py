@@ -1,0 +1,83 @@
+"""A second look at the objects of the local cluster, for clusters that this process has begun to work on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Iterable
+from typing import Final, Generic, NoReturn, TypeVar
+
+from kplane.provider.aio.backoff import Backoff
+from kplane.provider.cache.event import Registration
+from kplane.provider.cluster.engagement import Engagement
+from kplane.provider.controllers.rate_limiter import Clustered
+from kplane.provider.controllers.sources import KindSource
+
+__all__ = ["Review"]
+
+log: Final = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=Clustered)
+
+
+class Review(Generic[R]):
+    """Passes present objects of the local cluster through a controller's sources again, for some clusters only.
+
+    Events of the local cluster may lead to requests for any cluster. What was seen before this process worked on a
+    cluster was dropped, or worked on by another process, which may have died over it. Clusters that are asked for while
+    a review runs share the next one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        engagement: Engagement,
+        *,
+        sources: Callable[[], Iterable[KindSource[R]]],
+        add: Callable[[R], object],
+    ) -> None:
+        """Call `add` with requests of these sources in the cluster of `engagement`; `name` is the controller's."""
+        self._name = name
+        self._engagement = engagement
+        self._sources = sources
+        self._add = add
+        self._clusters: set[str] = set()
+        self._bell = asyncio.Event()
+
+    def ask(self, cluster: str) -> None:
+        """Have the objects reviewed for a cluster."""
+        self._clusters.add(cluster)
+        self._bell.set()
+
+    async def run(self) -> NoReturn:
+        """Review until cancelled. A failure is logged, and retried with growing delays."""
+        backoff = Backoff(initial_seconds=0.5, maximum_seconds=60.0)
+        while True:
+            await self._bell.wait()
+            self._bell.clear()
+            clusters, self._clusters = self._clusters, set()
+            try:
+                await self._review(clusters)
+            except Exception:
+                log.exception("%s: failed to review the local cluster; retrying", self._name)
+                for cluster in clusters:
+                    self.ask(cluster)
+                await asyncio.sleep(backoff.next_delay())
+            else:
+                backoff.reset()
+
+    async def _review(self, clusters: Collection[str]) -> None:
+        def add(request: R) -> None:
+            if request.cluster in clusters:
+                self._add(request)
+
+        with contextlib.ExitStack() as stack:
+            registrations: list[Registration] = []
+            for source in self._sources():
+                # A new handler gets all present objects, in slices.
+                registration = source.start(self._engagement, add)
+                stack.callback(registration.remove)
+                registrations.append(registration)
+            for registration in registrations:
+                await registration.synced.wait()

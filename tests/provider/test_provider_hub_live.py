@@ -1,0 +1,84 @@
+"""Two processes share the members of a hub; one is killed while the hub's object changes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
+
+pytestmark = pytest.mark.integration
+
+REPLICA = Path(__file__).with_name("hub_replica.py")
+MEMBERS = [f"cluster-{number}" for number in range(8)]
+PEERS = ("one", "two")
+
+
+@pytest.fixture
+async def client(api_server):
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+        yield client
+
+
+@pytest.fixture
+async def namespace(client):
+    name = f"hub-{uuid.uuid4().hex[:8]}"
+    await client.create(NAMESPACES, {"metadata": {"name": name}})
+    for each in MEMBERS:
+        await client.create(CONFIG_MAPS, {"metadata": {"name": each, "namespace": name}})
+    yield name
+    await client.delete(NAMESPACES, name)
+
+
+@pytest.fixture
+def replicas(api_server, namespace, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, str(REPLICA), str(api_server.admin_kubeconfig), namespace]
+    started = {}
+    for identity in PEERS:
+        with (tmp_path / f"{identity}.log").open("wb") as log:
+            started[identity] = subprocess.Popen([*command, identity, "8"], stderr=log, env=environment)
+    yield started
+    for each in started.values():
+        each.kill()
+        each.wait()
+
+
+async def test_each_member_gets_what_the_hub_wants_from_its_own_peer(client, namespace, replicas, eventually):
+    async def want(value):
+        await client.apply(
+            CONFIG_MAPS, {"metadata": {"name": "wanted", "namespace": namespace}, "data": {"value": value}}
+        )
+
+    async def written():
+        found = (await client.list(CONFIG_MAPS, namespace=namespace)).items
+        return {each["metadata"]["name"]: each.get("data", {}) for each in found if each["metadata"]["name"] in MEMBERS}
+
+    async def eventually_written(value):
+        seen = await eventually(written, lambda found: all(value in found[name] for name in MEMBERS), timeout=90)
+        return {name: seen[name][value] for name in MEMBERS}
+
+    await want("first")
+    await eventually_written("first")
+    # The members are divided soon. Then each has one peer, which is the same for every value.
+    owners, before = {}, None
+    for number in range(30):
+        if owners == before and set(owners.values()) == set(PEERS):
+            break
+        await want(f"shared-{number}")
+        owners, before = await eventually_written(f"shared-{number}"), owners
+    assert owners == before
+    assert set(owners.values()) == set(PEERS)
+
+    killed, left = PEERS
+    replicas[killed].kill()
+    replicas[killed].wait()
+    await want("third")
+    assert set((await eventually_written("third")).values()) == {left}
+    assert (await written()).keys() == set(MEMBERS)
