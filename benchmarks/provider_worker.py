@@ -73,7 +73,7 @@ async def _run(kubeconfig: Path, identity: str | None) -> None:
     local = Cluster("", config=config)
     coordinator = None if identity is None else Sharded(local.client, namespace="kube-system", identity=identity)
     meter.manager = Manager(config, fleet, coordinator=coordinator)
-    controller(meter.manager).named("benchmark").for_(CONFIG_MAPS).with_options(max_concurrent=8).build(meter.reconcile)
+    controller(meter.manager).named("benchmark").for_(CONFIG_MAPS).with_options(workers=8).build(meter.reconcile)
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     async with meter.manager:

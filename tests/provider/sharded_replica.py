@@ -55,7 +55,7 @@ async def main(kubeconfig: Path, namespace: str, identity: str, clusters: int) -
             return Result(requeue_after_seconds=PAUSE_SECONDS)
 
         watched = predicates(in_namespaces(namespace))
-        options = {"max_concurrent": 4, "grace_seconds": GRACE_SECONDS}
+        options = {"workers": 4, "grace_seconds": GRACE_SECONDS}
         controller(manager).named("writer").for_("v1/ConfigMap", watched).with_options(**options).build(reconcile)
         for number in range(clusters):
             await fleet.add(Cluster(f"cluster-{number}", config=config))

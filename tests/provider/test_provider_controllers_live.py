@@ -45,7 +45,7 @@ class Work:
 
 @pytest.fixture
 async def manager(client):
-    return Manager(None, Given(client.config), max_concurrent=4)
+    return Manager(None, Given(client.config), workers=4)
 
 
 @contextlib.asynccontextmanager
@@ -175,7 +175,7 @@ async def test_a_cluster_whose_server_says_nothing_delays_no_other(client, names
     """Criterion 63: healthy clusters engage and are reconciled while the API of another one hangs."""
     # The silent ones are given up long after this test has ended.
     monkeypatch.setitem(Client.__init__.__kwdefaults__, "connect_timeout_seconds", 600.0)
-    manager = Manager(None, Given(client.config), max_concurrent=4, timeout_seconds=600.0)
+    manager = Manager(None, Given(client.config), workers=4, timeout_seconds=600.0)
     work, connections = Work(), []
     server = await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0)
     url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -392,3 +392,63 @@ class Model(RuleBasedStateMachine):
 
 TestModel = Model.TestCase
 TestModel.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+
+
+class Counting(collections.deque):
+    """Counts how often a lane is moved on."""
+
+    moves = 0
+
+    def popleft(self):
+        self.moves += 1
+        return super().popleft()
+
+
+def test_light_clusters_do_not_hold_the_loop():
+    """A hundred rounds until the first of them has its turn are made at once, and the shares stay."""
+    queue = FairQueue(weights=lambda cluster: 0.02 if cluster == "double" else 0.01)
+    names = [f"light-{number}" for number in range(500)] + ["double"]
+    for name, number in itertools.product(names, range(4)):
+        queue.add(request(name, number))
+    queue._ring = Counting()
+    first = drain(queue, count=1)
+    # Once as a newcomer, and twice round.
+    assert queue._ring.moves <= 3 * len(names)
+    taken = collections.Counter(each.cluster for each in first + drain(queue, count=2 * len(names)))
+    assert taken.pop("double") in {3, 4}
+    assert len(taken) == len(names) - 1
+    assert set(taken.values()) <= {1, 2}
+
+
+class Odd(ItemBackoff):
+    """A rate limiter of a program, with a mistake in each method."""
+
+    def next_delay(self, request):
+        raise KeyError(request)
+
+    def forget(self, request):
+        raise KeyError(request)
+
+    def drop(self, cluster):
+        raise KeyError(cluster)
+
+
+class Nonsense(ItemBackoff):
+    def next_delay(self, request):
+        return float("nan")
+
+
+@pytest.mark.parametrize("limiter", [Odd(), Nonsense()], ids=["raises", "nonsense"])
+async def test_a_rate_limiter_that_fails_ends_nothing(limiter, caplog):
+    queue = FairQueue(rate_limiter=limiter)
+    queue.add(request("a"))
+    for failures in (1, 2):
+        taken = queue.take()
+        assert 0 < queue.retry(taken) < 0.02
+        assert queue.failures(taken) == failures
+        queue.done(taken)
+        queue.add(taken)
+    queue.forget(request("a"))
+    assert queue.failures(request("a")) == 0
+    queue.drop("a")
+    assert caplog.text.count("failed to ask the rate limiter") == 1

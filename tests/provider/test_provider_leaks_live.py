@@ -65,9 +65,7 @@ class Fleet:
         self.careless = Careless()
         self.manager = Manager(None, self.provider, awares=[self.careless])
         self.reconciled: dict[str, asyncio.Event] = {}
-        self.controller = (
-            controller(self.manager).for_(CONFIG_MAPS).with_options(max_concurrent=8).build(self.reconcile)
-        )
+        self.controller = controller(self.manager).for_(CONFIG_MAPS).with_options(workers=8).build(self.reconcile)
 
     async def reconcile(self, request: Request) -> None:
         assert request.cluster in self.reconciled, f"{request} is of a cluster that is gone"

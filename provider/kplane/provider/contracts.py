@@ -152,7 +152,7 @@ class ControllerHost(Protocol):
     """Gives controllers what they need of the manager that runs them."""
 
     @property
-    def max_concurrent(self) -> int:
+    def workers(self) -> int:
         """Default for how many reconciles of a controller run at once."""
 
     @property

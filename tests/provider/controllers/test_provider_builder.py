@@ -36,7 +36,7 @@ async def reconcile(request):
 
 @pytest.fixture
 def manager():
-    return Manager(LOCAL, Nothing(), max_concurrent=3, group_kind_concurrency={"ReplicaSet.apps": 4, "Pod": 7})
+    return Manager(LOCAL, Nothing(), workers=3, group_kind_concurrency={"ReplicaSet.apps": 4, "Pod": 7})
 
 
 async def watched(built, cluster):
@@ -126,12 +126,12 @@ def test_what_the_manager_refuses_is_told_and_leaves_nothing(manager, monkeypatc
 
 
 def test_how_many_work_at_once_is_the_options_or_the_kinds_or_the_managers(manager):
-    """Criterion 10: the max_concurrent option wins; else group-kind concurrency applies, then the manager's default."""
-    by_option = controller(manager).for_(REPLICA_SETS).named("a").with_options(max_concurrent=9).build(reconcile)
+    """Criterion 10: the workers option wins; else group-kind concurrency applies, then the manager's default."""
+    by_option = controller(manager).for_(REPLICA_SETS).named("a").with_options(workers=9).build(reconcile)
     by_kind = controller(manager).for_(REPLICA_SETS).build(reconcile)
     of_core = controller(manager).for_("v1/Pod").build(reconcile)
     by_default = controller(manager).for_(CONFIG_MAPS).build(reconcile)
-    assert [each.max_concurrent for each in (by_option, by_kind, of_core, by_default)] == [9, 4, 7, 3]
+    assert [each.workers for each in (by_option, by_kind, of_core, by_default)] == [9, 4, 7, 3]
 
 
 async def test_rate_limiter_and_logger_reach_the_controller(manager, eventually, caplog):
@@ -243,7 +243,7 @@ async def test_metadata_only_watches_ask_for_no_more(manager, fake_cluster):
 @pytest.mark.parametrize(
     "options",
     [
-        {"max_concurrent": 0},
+        {"workers": 0},
         {"per_cluster": 0},
         {"waiting": -1},
         {"grace_seconds": -1},

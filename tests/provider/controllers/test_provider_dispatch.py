@@ -48,7 +48,7 @@ async def test_a_cluster_that_vanishes_in_the_middle_of_a_reconcile_is_no_failur
             seen.append(("not found", request.cluster))
             raise
 
-    built = controller(manager).for_(CONFIG_MAPS).with_options(max_concurrent=2, grace_seconds=10).build(reconcile)
+    built = controller(manager).for_(CONFIG_MAPS).with_options(workers=2, grace_seconds=10).build(reconcile)
     async with fleet(manager) as given:
         cluster = fake_cluster("a")
         await given.add_or_replace(cluster)
@@ -75,7 +75,7 @@ async def test_a_flood_in_one_cluster_delays_the_first_of_another_by_one_reconci
     manager, work, fake_cluster, eventually, fleet
 ):
     """Criterion 70: 10,000 items of A; the first one of B starts within one worker slot."""
-    built = controller(manager).for_(CONFIG_MAPS).with_options(max_concurrent=1).build(work.reconcile)
+    built = controller(manager).for_(CONFIG_MAPS).with_options(workers=1).build(work.reconcile)
     work.gates["100"] = asyncio.Event()
     async with fleet(manager) as given:
         flooded, other = fake_cluster("a"), fake_cluster("b")
@@ -272,7 +272,7 @@ async def test_silent_clusters_keep_no_worker_from_others(manager, fake_cluster,
                 await silence.wait()
         done.append(request.cluster)
 
-    built = controller(manager).for_(CONFIG_MAPS).with_options(max_concurrent=1).build(reconcile)
+    built = controller(manager).for_(CONFIG_MAPS).with_options(workers=1).build(reconcile)
     async with fleet(manager) as given:
         for number in range(20):
             cluster = fake_cluster(f"silent-{number}")

@@ -82,7 +82,7 @@ async def test_a_controller_that_is_added_later_gets_the_clusters_that_are_there
 
 async def test_after_removal_nothing_of_a_cluster_is_left(manager, work, fake_cluster, eventually, fleet):
     """Criterion 27: after removal no event of that cluster enqueues; its entry is gone from the controller."""
-    built = controller(manager).for_(CONFIG_MAPS).with_options(max_concurrent=1, grace_seconds=5).build(work.reconcile)
+    built = controller(manager).for_(CONFIG_MAPS).with_options(workers=1, grace_seconds=5).build(work.reconcile)
     work.gates["slow"] = asyncio.Event()
     async with fleet(manager) as given:
         cluster = fake_cluster("a")
@@ -248,7 +248,7 @@ async def test_the_context_of_one_reconcile_is_not_that_of_the_next(manager, fak
         seen.append(left.get())
         left.set(request.name)
 
-    built = controller(manager).for_(CONFIG_MAPS).with_options(max_concurrent=1).build(reconcile)
+    built = controller(manager).for_(CONFIG_MAPS).with_options(workers=1).build(reconcile)
     async with fleet(manager) as given:
         cluster = fake_cluster("a")
         await given.add_or_replace(cluster)

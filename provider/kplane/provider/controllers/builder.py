@@ -160,7 +160,7 @@ class ControllerBuilder(Generic[R]):
     def with_options(
         self,
         *,
-        max_concurrent: int | None = None,
+        workers: int | None = None,
         per_cluster: int | None = None,
         waiting: int | None = None,
         timeout_seconds: float | None = None,
@@ -174,7 +174,7 @@ class ControllerBuilder(Generic[R]):
     ) -> Self:
         """Change options; see `Options`. Options that are not given stay."""
         given = {
-            "max_concurrent": max_concurrent,
+            "workers": workers,
             "per_cluster": per_cluster,
             "waiting": waiting,
             "timeout_seconds": timeout_seconds,
@@ -227,11 +227,11 @@ class ControllerBuilder(Generic[R]):
         return parse_kind(self._for).kind.lower()
 
     def _with_concurrency(self) -> Options[R]:
-        if self._options.max_concurrent is not None or self._for is None:
+        if self._options.workers is not None or self._for is None:
             return self._options
         name = parse_kind(self._for)
         at_once = self._manager.group_kind_concurrency.get(f"{name.kind}.{name.group}".rstrip("."))
-        return dataclasses.replace(self._options, max_concurrent=at_once)
+        return dataclasses.replace(self._options, workers=at_once)
 
     def _all_watches(self) -> list[_Watch[R]]:
         if not self._owns:

@@ -66,11 +66,11 @@ class MulticlusterController(Generic[R]):
     def __init__(
         self, name: str, reconcile: Reconcile[R], *, manager: ControllerHost, options: Options[R] | None = None
     ) -> None:
-        """The default of `options.max_concurrent` is the manager's."""
+        """The default of `options.workers` is the manager's."""
         options = options if options is not None else Options()
-        at_once = options.max_concurrent if options.max_concurrent is not None else manager.max_concurrent
+        at_once = options.workers if options.workers is not None else manager.workers
         self.name: Final = name
-        self.max_concurrent: Final = at_once
+        self.workers: Final = at_once
         self.stats: Final = ControllerStats()
         self.queue: Final[FairQueue[R]] = FairQueue(
             weights=options.weights,

@@ -23,9 +23,10 @@ _log: Final = logging.getLogger("kplane.provider.controllers")
 class Options(Generic[R]):
     """Says how a controller works.
 
-    `max_concurrent` reconciles run at once. A reconcile that waits for a slow server, or takes long, leaves its worker
-    to others; up to `waiting` may do so, none with 0. At most `per_cluster` reconciles of one cluster run at once,
-    waiting or not (default: `max_concurrent`). A reconcile may take `timeout_seconds`. When a cluster goes, its
+    `workers` reconciles work at once. One that waits for a slow server, or takes long, leaves its worker to others, so
+    that no cluster blocks another; up to `waiting` may do so. With 0 no more than `workers` run at all, which is what
+    upstream's MaxConcurrentReconciles says. At most `per_cluster` reconciles of one cluster run at once, waiting or not
+    (default: `workers`). A reconcile may take `timeout_seconds`. When a cluster goes, its
     reconciles have `grace_seconds`, or less if the coordinator cannot wait so long, and are cancelled then.
 
     `weights` gives clusters a larger or smaller share (see `FairQueue`), `rate_limiter` delays retries (see
@@ -35,7 +36,7 @@ class Options(Generic[R]):
     retried like any failure.
     """
 
-    max_concurrent: int | None = None
+    workers: int | None = None
     per_cluster: int | None = None
     waiting: int = 1000
     timeout_seconds: float = 60.0
@@ -47,7 +48,7 @@ class Options(Generic[R]):
     engage: Engage = field(default_factory=Engage)
 
     def __post_init__(self) -> None:
-        for name, least in (("max_concurrent", 1), ("per_cluster", 1), ("waiting", 0), ("grace_seconds", 0)):
+        for name, least in (("workers", 1), ("per_cluster", 1), ("waiting", 0), ("grace_seconds", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ProviderError(f"{name} cannot be {value}: it is at least {least}")

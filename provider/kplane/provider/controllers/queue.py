@@ -6,11 +6,12 @@ import asyncio
 import heapq
 import itertools
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from typing import Final, Generic, TypeVar
 
-from kplane.provider.controllers.rate_limiter import ItemBackoff, RateLimiter
+from kplane.provider.controllers.rate_limiter import Guarded, ItemBackoff, RateLimiter
 
 __all__ = ["FairQueue"]
 
@@ -94,7 +95,7 @@ class FairQueue(Generic[R]):
         self._weights = weights
         self._per_cluster = per_cluster if per_cluster is not None else 1 << 62
         self._parked_limit = parked_limit
-        self._limiter: RateLimiter[R] = rate_limiter if rate_limiter is not None else ItemBackoff()
+        self._limiter: RateLimiter[R] = Guarded(rate_limiter) if rate_limiter is not None else ItemBackoff()
         self._lanes: dict[str, _Lane[R]] = {}
         # A lane is in one of the two, or in none; in the first for its first turn only.
         self._fresh: deque[_Lane[R]] = deque()
@@ -169,6 +170,7 @@ class FairQueue(Generic[R]):
 
     def take(self) -> R | None:
         """Take the next request; `done(request)` must follow. Returns None if there is none now."""
+        turned = 0
         while ring := self._fresh or self._ring:
             lane = ring[0]
             if not lane.waiting or lane.parked or len(lane.processing) >= self._per_cluster:
@@ -181,6 +183,10 @@ class FairQueue(Generic[R]):
                 ring.popleft()
                 lane.deficit += lane.weight
                 self._ring.append(lane)
+                turned += 1
+                if turned > len(self._ring):
+                    self._skip_rounds()
+                    turned = 0
             else:
                 lane.deficit -= 1.0
                 request = lane.waiting.popleft()
@@ -188,6 +194,13 @@ class FairQueue(Generic[R]):
                 lane.processing[request] = lane.generation
                 return request
         return None
+
+    def _skip_rounds(self) -> None:
+        """Make the rounds at once in which no lane of the ring would have its turn: light ones need up to a hundred."""
+        rounds = min(math.ceil((1.0 - lane.deficit) / lane.weight) for lane in self._ring) - 1
+        if rounds > 0:
+            for lane in self._ring:
+                lane.deficit += rounds * lane.weight
 
     def done(self, request: R) -> None:
         """Finish the work on a request, whether it succeeded or not."""

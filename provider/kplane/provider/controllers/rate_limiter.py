@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import random
 from collections.abc import Callable, Hashable
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from typing_extensions import override
 
 from kplane.provider.aio.backoff import delay_after
 
-__all__ = ["Clustered", "ItemBackoff", "RateLimiter"]
+__all__ = ["Clustered", "Guarded", "ItemBackoff", "RateLimiter"]
+
+log: Final = logging.getLogger(__name__)
 
 
 class Clustered(Hashable, Protocol):
@@ -82,3 +86,50 @@ class ItemBackoff(RateLimiter[R]):
     @override
     def drop(self, cluster: str) -> None:
         self._failures.pop(cluster, None)
+
+
+class Guarded(RateLimiter[R]):
+    """Asks a rate limiter of the program, and goes by an `ItemBackoff` if that raises or answers nonsense."""
+
+    def __init__(self, limiter: RateLimiter[R]) -> None:
+        self._limiter = limiter
+        self._spare: ItemBackoff[R] = ItemBackoff()
+        self._warned = False
+
+    @override
+    def next_delay(self, request: R) -> float:
+        spare = self._spare.next_delay(request)
+        try:
+            delay = float(self._limiter.next_delay(request))
+            if not (math.isfinite(delay) and delay >= 0):
+                raise ValueError(f"{delay} is no delay in seconds")  # noqa: TRY301 - as whatever it raises
+        except Exception as error:  # noqa: BLE001 - logged by `_warn`
+            self._warn(error)
+            return spare
+        return delay
+
+    @override
+    def failures(self, request: R) -> int:
+        return self._spare.failures(request)
+
+    @override
+    def forget(self, request: R) -> None:
+        self._spare.forget(request)
+        try:
+            self._limiter.forget(request)
+        except Exception as error:  # noqa: BLE001 - logged by `_warn`
+            self._warn(error)
+
+    @override
+    def drop(self, cluster: str) -> None:
+        self._spare.drop(cluster)
+        try:
+            self._limiter.drop(cluster)
+        except Exception as error:  # noqa: BLE001 - logged by `_warn`
+            self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        # Once: it is asked for each failure.
+        if not self._warned:
+            self._warned = True
+            log.warning("failed to ask the rate limiter %r; using the default delays", self._limiter, exc_info=error)

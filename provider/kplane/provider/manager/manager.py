@@ -36,8 +36,9 @@ class Manager:
     cluster. Without `provider` the local cluster is the only one. `coordinator` decides which clusters this process
     works on if several processes run the same manager; by default it works on all.
 
-    `max_concurrent` is the default for how many reconciles of a controller run at once; `group_kind_concurrency` sets
-    it by kind, such as `{"ReplicaSet.apps": 4}`. `transform` changes each object before it is cached, for example to
+    `workers` is the default for how many reconciles of a controller work at once (see `Options`);
+    `group_kind_concurrency` sets it by kind, such as `{"ReplicaSet.apps": 4}`. `transform` changes each object before
+    it is cached, for example to
     keep less of it. `cache_scopes` select the objects that are cached, by kind, such as `{"v1/Secret":
     CacheScope(namespaces=("a", "b"))}`, or by a function of cluster and kind. `limits` bound the answers of one
     cluster, and `timeout_seconds` bounds a call. `on_engage_error` is called for each failed attempt of a component to
@@ -54,7 +55,7 @@ class Manager:
         *,
         awares: Iterable[Aware | LocalAware | Runnable] = (),
         coordinator: Coordinator | None = None,
-        max_concurrent: int = 1,
+        workers: int = 1,
         group_kind_concurrency: Mapping[str, int] | None = None,
         transform: Transform | None = None,
         cache_scopes: CacheScopes | None = None,
@@ -68,7 +69,7 @@ class Manager:
                 raise ProviderError(f"{each.__name__} is a class: give Manager an instance of it as the {what}")
         self.provider: Final = provider
         self.coordinator: Final[Coordinator] = coordinator if coordinator is not None else Basic()
-        self.max_concurrent: Final = max_concurrent
+        self.workers: Final = workers
         self.group_kind_concurrency: Final[Mapping[str, int]] = dict(group_kind_concurrency or {})
         self.controllers: Final[dict[str, MulticlusterController[Any]]] = {}
         """Those that were added, by name."""

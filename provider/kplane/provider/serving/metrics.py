@@ -149,7 +149,7 @@ class ManagerMetrics(Collector):
             for result in ("success", "error", "requeue", "requeue_after"):
                 total.add_metric([controller.name, result], stats.reconciles[result])
             errors.add_metric([controller.name], stats.reconciles["error"])
-            most.add_metric([controller.name], controller.max_concurrent)
+            most.add_metric([controller.name], controller.workers)
             active.add_metric([controller.name], sum(controller.under_way.values()))
         yield from (total, errors, most, active)
         yield _histogram(
