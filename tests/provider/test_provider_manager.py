@@ -183,3 +183,31 @@ async def test_checks_answer_by_name():
     with pytest.raises(ProviderError, match="already"):
         checks.add("well", well)
     assert await checks.run() == {"well": None, "unwell": "no room", "silent": "no answer within 0.05 s"}
+
+
+class Tidy:
+    """A provider of one cluster which removes all that it does not know, and fails then; it is run again."""
+
+    name = "tidy"
+
+    def __init__(self):
+        self.seen = []
+
+    async def run(self, fleet):
+        self.seen.append(fleet.names())
+        for name in fleet.names():
+            await fleet.remove(name)
+        await fleet.add_or_replace(Cluster("found", config=ClusterConfig("https://127.0.0.1:1")))
+        if len(self.seen) < 2:
+            raise ValueError("odd")
+        await asyncio.Event().wait()
+
+
+async def test_clusters_that_the_program_adds_stay_beside_those_of_a_provider(eventually):
+    provider = Tidy()
+    manager = Manager(None, provider)
+    await manager.clusters.add_or_replace(Cluster("mine", config=ClusterConfig("https://127.0.0.1:1")))
+    async with manager:
+        await eventually(lambda: provider.seen, lambda seen: seen == [[], ["found"]])
+        await eventually(manager.cluster_names, lambda names: names == ["found", "mine"])
+        assert manager.get_cluster("mine").name == "mine"
