@@ -361,3 +361,25 @@ async def test_a_local_cluster_that_comes_after_the_wish_to_watch_it_is_watched(
     await eventually(lambda: len(aware.watched) == 2)
     assert [each.closed for each in aware.watched] == [True, False]
     await clusters.aclose()
+
+
+async def test_the_leader_keeps_its_lease_until_the_work_on_a_cluster_that_left_has_ended(eventually):
+    """The fleet does not know the cluster any more when the leader goes; its work is still ending."""
+    working, voting = Working(), Voting()
+    clusters = Clusters(awares=[working], coordinated=True)
+    await clusters.add_or_replace(cluster("a"))
+    leading = asyncio.create_task(Leader(voting).run(clusters))
+    voting.won.set()
+    await eventually(lambda: working.live == {"a"})
+    working.go.clear()
+    removing = asyncio.create_task(clusters.remove("a"))
+    await eventually(lambda: clusters.names() == [])
+    leading.cancel()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert voting.lease.held
+    working.go.set()
+    await asyncio.wait([leading, removing])
+    assert working.live == set()
+    assert not voting.lease.held
+    await clusters.aclose()

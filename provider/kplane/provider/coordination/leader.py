@@ -74,14 +74,23 @@ class Leader:
     async def _lead(self, target: EngagementTarget, *, won: Callable[[], None]) -> None:
         won()
         self._leading, self._leaving = True, False
+        begun: set[str] = set()
+        going: set[asyncio.Task[None]] = set()
         try:
             while True:
-                for name in target.names():
+                names = set(target.names())
+                for name in begun - names:
+                    # The fleet ends what is done on it, and the Lease must not be released before.
+                    task = asyncio.create_task(target.withdraw(name), name=f"{name}: leaves the leader")
+                    going.add(task)
+                    task.add_done_callback(going.discard)
+                begun = names
+                for name in sorted(names):
                     target.allow(name)
                 await target.wait_changed()
         finally:
             self._leaving = True
             try:
-                await complete(target.withdraw(name) for name in target.names())
+                await complete([*going, *(target.withdraw(name) for name in begun.union(target.names()))])
             finally:
                 self._leading = False
