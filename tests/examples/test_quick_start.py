@@ -1,4 +1,4 @@
-"""The program of docs/multicluster/quick-start.md, as a user copies it."""
+"""The programs of the quick start and of the README of provider, as a user copies them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs/multicluster/quick-start.md"
+ROOT = Path(__file__).parents[2]
+QUICK_START = "docs/multicluster/quick-start.md"
 
 
 @pytest.fixture
-def program(tmp_path):
-    path = tmp_path / "configmaps.py"
-    path.write_text(re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1])
-    return path
+def copied(tmp_path):
+    def copy(page):
+        path = tmp_path / "configmaps.py"
+        path.write_text(re.search(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)[1])
+        return path
+
+    return copy
 
 
-def test_its_types_are_right_in_strict_mode(program):
+@pytest.mark.parametrize("page", [QUICK_START, "provider/README.md"])
+def test_its_types_are_right_in_strict_mode(copied, page):
+    program = copied(page)
     checked = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--config-file", "", "--cache-dir", program.parent / "c", program],
         capture_output=True,
@@ -31,7 +37,8 @@ def test_its_types_are_right_in_strict_mode(program):
 
 
 @pytest.mark.integration
-def test_it_reads_each_configmap_and_ends_by_ctrl_c(program, api_server):
+def test_it_reads_each_configmap_and_ends_by_ctrl_c(copied, api_server):
+    program = copied(QUICK_START)
     clusters = program.parent / "clusters"
     clusters.mkdir()
     (clusters / "one.kubeconfig").write_bytes(api_server.admin_kubeconfig.read_bytes())
