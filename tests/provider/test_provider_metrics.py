@@ -9,12 +9,25 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kplane.provider import Client, Cluster, ClusterConfig, Election, Lease, Manager, ProviderError, Request
+from kplane.provider import (
+    Client,
+    Cluster,
+    ClusterConfig,
+    Election,
+    Lease,
+    Manager,
+    ProviderError,
+    Request,
+    Result,
+    Unreachable,
+)
 from kplane.provider.client.resources import CONFIG_MAPS
 from kplane.provider.controllers.builder import controller
 from kplane.provider.controllers.multicluster import MulticlusterController
+from kplane.provider.controllers.sources import Channel
 from kplane.provider.coordination.leader import Leader
 from kplane.provider.coordination.sharded import Sharded
+from kplane.provider.errors import NotServed
 from kplane.provider.serving.http import Serving
 from kplane.provider.serving.metrics import ManagerMetrics
 
@@ -219,3 +232,68 @@ async def test_health_readiness_and_metrics_are_answered_while_the_manager_runs(
         assert slow_end.seen
         with pytest.raises(ProviderError, match="does not listen"):
             _ = serving.address
+
+
+async def test_the_queue_and_what_runs_have_the_names_of_client_go(eventually):
+    gate, channel = asyncio.Event(), Channel()
+    manager = Manager(None, Told())
+
+    async def reconcile(request):
+        await gate.wait()
+        return Result(requeue_after_seconds=3600)
+
+    built = controller(manager).named("x").watches_raw(channel).with_options(timeout_seconds=60).build(reconcile)
+    metrics = ManagerMetrics(manager, cluster_labels=False)
+    queue = (("controller", "x"), ("name", "x"))
+    async with manager:
+        channel.put(Request("a", "", "x"))
+        await eventually(lambda: built.under_way)
+        found = await eventually(
+            lambda: samples(metrics),
+            lambda found: found["workqueue_longest_running_processor_seconds", queue] > 0,
+        )
+        assert found["workqueue_unfinished_work_seconds", queue] > 0
+        assert found["workqueue_adds_total", queue] == 1
+        assert found["workqueue_retries_total", queue] == 0
+        gate.set()
+        await eventually(lambda: built.queue.retries == 1)
+        built.stats.dropped["gone"] += 3
+        found = await samples(metrics)
+    assert found["workqueue_retries_total", queue] == 1
+    assert found["workqueue_unfinished_work_seconds", queue] == 0
+    assert found["workqueue_longest_running_processor_seconds", queue] == 0
+    assert found["controller_runtime_reconcile_timeouts_total", (("controller", "x"),)] == 0
+    assert found["multicluster_dropped_requests_total", (("controller", "x"), ("reason", "gone"))] == 3
+    assert found["multicluster_dropped_requests_total", (("controller", "x"), ("reason", "refused"))] == 0
+
+
+class Refusing:
+    async def engage(self, engagement):
+        raise ValueError("odd")
+
+
+async def test_requests_refused_kinds_and_failed_engagements_are_counted(fault_server, tools, eventually):
+    async def answer(asked, writer):
+        writer.write(tools.http({"kind": "Status", "code": 404, "reason": "NotFound"}, status=404))
+
+    serving = await fault_server(answer)
+    provider = Told()
+    manager = Manager(None, provider, awares=[Refusing()])
+    metrics = ManagerMetrics(manager)
+    async with manager:
+        await eventually(lambda: hasattr(provider, "fleet"))
+        found = Cluster("a", config=serving.config)
+        await provider.fleet.add_or_replace(found)
+        with pytest.raises(NotServed):
+            await found.cache.list(CONFIG_MAPS)
+        await eventually(lambda: manager.clusters.engage_failures)
+        seen = await samples(metrics)
+        await provider.fleet.add_or_replace(cluster("unreachable"))
+        with pytest.raises(Unreachable):
+            await manager.get_cluster("unreachable").client.get(CONFIG_MAPS, "x", namespace="y")
+        after = await samples(metrics)
+    refused = (("kind", "v1/ConfigMap"), ("reason", "NotServed"))
+    assert seen["multicluster_refused_kinds", refused] == 1
+    assert seen["rest_client_requests_total", (("code", "404"), ("method", "GET"))] >= 1
+    assert seen["multicluster_engage_failures_total", ()] >= 1
+    assert after["rest_client_requests_total", (("code", "<error>"), ("method", "GET"))] >= 1

@@ -105,9 +105,10 @@ def _gateway() -> Iterable[Metric]:
 
 
 def _manager() -> Iterator[list[str]]:
-    clusters = SimpleNamespace(engagements=lambda: (), engage_durations=Durations())
+    clusters = SimpleNamespace(engagements=lambda: (), engage_durations=Durations(), engage_failures=0)
+    connections = SimpleNamespace(requests={})
     leader = Leader(_fake(Election, lease=SimpleNamespace(held=False)))
-    manager = _fake(Manager, clusters=clusters, coordinator=leader, controllers={})
+    manager = _fake(Manager, clusters=clusters, connections=connections, coordinator=leader, controllers={})
     yield from _rows(ManagerMetrics(manager).collect())
 
 

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import ssl
 import time
+from collections import Counter
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -124,6 +125,8 @@ class Connections:
 
     def __init__(self, *, lifetime_seconds: float = 60.0, linger_seconds: float = 15.0, attempts: int = 32) -> None:
         self.plugin_runs: Final = Turns(_PLUGINS_AT_ONCE, per_key=1, patience_seconds=_PLUGIN_PATIENCE_SECONDS)
+        self.requests: Final[Counter[tuple[str, str]]] = Counter()
+        """Requests by method and status code; the code is `<error>` if there was no answer, as in client-go."""
         self._lifetime_seconds = lifetime_seconds
         self._linger_seconds = linger_seconds
         self._attempts = Turns(attempts, per_key=_ATTEMPTS_PER_SERVER)
@@ -181,8 +184,9 @@ class Connections:
                 connector=_Connector(self._attempts), cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
             )
         token = _peer.set(peer)
+        code = "<error>"
         try:
-            return await self._session.request(
+            response = await self._session.request(
                 method,
                 url,
                 timeout=timeout,
@@ -193,7 +197,10 @@ class Connections:
                 proxy_headers=peer.proxy_headers,
                 **options,
             )
+            code = str(response.status)
+            return response
         finally:
+            self.requests[method, code] += 1
             _peer.reset(token)
 
     async def aclose(self) -> None:

@@ -120,6 +120,10 @@ class MulticlusterController(Generic[R]):
         """Number of running reconciles, by cluster."""
         return Counter(request.cluster for request in self._controller.under_way)
 
+    def running_seconds(self) -> list[float]:
+        """Return how long each running reconcile has run."""
+        return self._controller.running_seconds()
+
     @property
     def clusters(self) -> list[str]:
         """Names of the engaged clusters, sorted."""

@@ -105,6 +105,11 @@ class FairQueue(Generic[R]):
         self._closed = False
         self._warned_weight = False
         self.refused = 0
+        """Requests that were refused, because too many wait for a cluster that is not ready."""
+        self.adds = 0
+        """Requests that were added and did not wait already."""
+        self.retries = 0
+        """Requests that were added with a delay."""
 
     def __len__(self) -> int:
         """Return the number of waiting requests, those of parked clusters included."""
@@ -142,6 +147,7 @@ class FairQueue(Generic[R]):
         if request in lane.dirty or (lane.parked and self._full(lane, len(lane.dirty))):
             return
         lane.dirty.add(request)
+        self.adds += 1
         if request not in lane.processing:
             lane.waiting.append(request)
             if not lane.in_ring:
@@ -162,6 +168,7 @@ class FairQueue(Generic[R]):
         if lane.parked and known is None and self._full(lane, len(lane.delayed)):
             return
         lane.delayed[request] = due
+        self.retries += 1
         heapq.heappush(lane.heap, (due, next(self._order), request))
         if len(lane.heap) > 2 * len(lane.delayed) + _STALE:
             lane.heap = [(when, next(self._order), each) for each, when in lane.delayed.items()]

@@ -102,6 +102,10 @@ class Controller(Generic[K]):
         """Number of reconciles that wait for an answer without a worker."""
         return len(self._overflow)
 
+    def running_seconds(self) -> list[float]:
+        """Return how long each running reconcile has run."""
+        return self._deadlines.running_seconds()
+
     @property
     def under_way(self) -> Collection[K]:
         """Keys of the running reconciles."""
@@ -253,6 +257,13 @@ class Deadlines(Generic[T]):
     def end(self, item: T) -> None:
         """Stop the time of an item; no error if it is up or never began."""
         self._due.pop(item, None)
+
+    def running_seconds(self) -> list[float]:
+        """Return how long ago each item began."""
+        if not self._due:
+            return []
+        began = asyncio.get_running_loop().time() + self._seconds
+        return [began - due for due in self._due.values()]
 
     def close(self) -> None:
         """Stop all."""

@@ -64,6 +64,8 @@ class Clusters:
     ) -> None:
         self.engage_durations: Final = Durations()
         """How long it took until an aware was engaged with a cluster, failed tries included; for metrics."""
+        self.engage_failures = 0
+        """How often an aware failed to engage with a cluster; for metrics."""
         self._awares: list[Aware | LocalAware] = list(awares)
         self._coordinated = coordinated
         self._wiring = wiring
@@ -315,6 +317,7 @@ class Clusters:
                     raise
                 delay = backoff.next_delay()
                 self._report(work.cluster, error)
+                self.engage_failures += 1
                 self._failures[key] = f"{who} failed to engage: {str(error) or type(error).__name__}"
                 message = "cluster %s: %s; retrying in %.1f s"
                 log.warning(message, work.cluster.name, self._failures[key], delay, exc_info=error)

@@ -86,6 +86,11 @@ class ManagerMetrics(Collector):
             for state in _STATES:
                 family.add_metric([provider, state], counts[provider, state])
         yield family
+        yield CounterMetricFamily(
+            "multicluster_engage_failures",
+            "How often something failed to engage with a cluster.",
+            value=self._manager.clusters.engage_failures,
+        )
         yield _histogram(
             "multicluster_engage_seconds",
             "How long it took until something was engaged with a cluster.",
@@ -111,6 +116,16 @@ class ManagerMetrics(Collector):
 
     def _reading(self, clusters: Sequence[Cluster]) -> Iterator[Metric]:
         caches = [(cluster.name, cache) for cluster in clusters if (cache := cluster.known_cache) is not None]
+        refused = GaugeMetricFamily(
+            "multicluster_refused_kinds",
+            "Clusters that do not serve a kind, or do not let it be read.",
+            labels=["kind", "reason"],
+        )
+        refusals = Counter((kind, found.reason) for _, cache in caches for kind, found in cache.refusals.items())
+        for (kind, why), count in refusals.items():
+            refused.add_metric([kind, why], count)
+        yield refused
+        yield self._requests()
         labels = ["cluster", "kind"] if self._cluster_labels else ["kind"]
         sizes = GaugeMetricFamily("multicluster_cache_bytes", "Bytes of the objects that are kept.", labels=labels)
         if not self._cluster_labels:
@@ -132,12 +147,25 @@ class ManagerMetrics(Collector):
         yield sizes
         yield restarts
 
+    def _requests(self) -> Metric:
+        family = CounterMetricFamily(
+            "rest_client_requests",
+            "Requests to API servers by method and status code, which is <error> without an answer.",
+            labels=["method", "code"],
+        )
+        for (method, code), count in self._manager.connections.requests.items():
+            family.add_metric([method, code], count)
+        return family
+
     def _reconciles(self) -> Iterator[Metric]:
         total = CounterMetricFamily(
             "controller_runtime_reconcile", "Reconciles by controller and result.", labels=["controller", "result"]
         )
         errors = CounterMetricFamily(
             "controller_runtime_reconcile_errors", "Reconciles that failed.", labels=["controller"]
+        )
+        timeouts = CounterMetricFamily(
+            "controller_runtime_reconcile_timeouts", "Reconciles that took too long.", labels=["controller"]
         )
         most = GaugeMetricFamily(
             "controller_runtime_max_concurrent_reconciles", "Reconciles at once, at most.", labels=["controller"]
@@ -149,9 +177,10 @@ class ManagerMetrics(Collector):
             for result in ("success", "error", "requeue", "requeue_after"):
                 total.add_metric([controller.name, result], stats.reconciles[result])
             errors.add_metric([controller.name], stats.reconciles["error"])
+            timeouts.add_metric([controller.name], stats.timeouts)
             most.add_metric([controller.name], controller.workers)
             active.add_metric([controller.name], sum(controller.under_way.values()))
-        yield from (total, errors, most, active)
+        yield from (total, errors, timeouts, most, active)
         yield _histogram(
             "controller_runtime_reconcile_time_seconds",
             "How long reconciles took.",
@@ -176,6 +205,7 @@ class ManagerMetrics(Collector):
         for name, of_clusters in depths.items():
             depth.add_metric([name, name], sum(of_clusters.values()))
         yield depth
+        yield from self._work()
         if self._cluster_labels:
             by_cluster = GaugeMetricFamily(
                 "multicluster_queue_depth", "Requests of a cluster that wait.", labels=["controller", "cluster"]
@@ -184,6 +214,30 @@ class ManagerMetrics(Collector):
                 for cluster, waiting in of_clusters.items():
                     by_cluster.add_metric([name, cluster], waiting)
             yield by_cluster
+
+    def _work(self) -> Iterator[Metric]:
+        """Yield what client-go says of a queue, besides its depth, and why requests were dropped."""
+        labels = ["name", "controller"]
+        adds = CounterMetricFamily("workqueue_adds", "Requests that were added.", labels=labels)
+        retries = CounterMetricFamily("workqueue_retries", "Requests that were added with a delay.", labels=labels)
+        unfinished = GaugeMetricFamily(
+            "workqueue_unfinished_work_seconds", "How long the running reconciles have run, in sum.", labels=labels
+        )
+        longest = GaugeMetricFamily(
+            "workqueue_longest_running_processor_seconds", "How long the longest of them has run.", labels=labels
+        )
+        dropped = CounterMetricFamily(
+            "multicluster_dropped_requests", "Requests that were dropped, by reason.", labels=["controller", "reason"]
+        )
+        for name, controller in self._manager.controllers.items():
+            seconds = controller.running_seconds()
+            adds.add_metric([name, name], controller.queue.adds)
+            retries.add_metric([name, name], controller.queue.retries)
+            unfinished.add_metric([name, name], sum(seconds))
+            longest.add_metric([name, name], max(seconds, default=0.0))
+            for reason, count in {**controller.stats.dropped, "refused": controller.queue.refused}.items():
+                dropped.add_metric([name, reason], count)
+        yield from (adds, retries, unfinished, longest, dropped)
 
 
 def _histogram(
