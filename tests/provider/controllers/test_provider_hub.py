@@ -160,3 +160,13 @@ async def test_a_member_that_comes_late_gets_what_the_hub_has_also_from_the_only
     work.asked.clear()
     await process.take("b")
     await eventually(lambda: work.asked, lambda asked: asked == [Request("b", "ns", "one")])
+
+
+async def test_a_hub_that_was_watched_for_the_work_on_it_is_watched_after_that(process, work, eventually):
+    await process.take("")
+    await process.controller.watch_local(process.watch)
+    await process.give("")
+    await process.take("a")
+    process.local.maps.put("one")
+    await eventually(lambda: work.names("a"))
+    assert len(process.local.maps.handlers) == 1

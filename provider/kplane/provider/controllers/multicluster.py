@@ -44,6 +44,8 @@ class _Engaged(Generic[R]):
     def __init__(self, engagement: Engagement, *, add: Callable[[R], object]) -> None:
         self.engagement: Final = engagement
         self.add: Final = add
+        self.sources: list[KindSource[R]] = []
+        """Those that are watched."""
         self.registrations: list[Registration] = []
         self.ending: asyncio.Task[None] | None = None
 
@@ -171,8 +173,10 @@ class MulticlusterController(Generic[R]):
 
     async def watch_local(self, engagement: Engagement) -> None:
         """Watch the local cluster, for what its events lead to in the clusters that this process works on."""
-        if self._hub is None:
-            self._watch_hub(engagement)
+        if self._hub is not None:
+            # It was watched for the work on it, which may end before.
+            self._leave_hub(self._hub)
+        self._watch_hub(engagement)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -191,7 +195,7 @@ class MulticlusterController(Generic[R]):
         hub = self._hub = _Engaged(engagement, add=self._add_mapped)
         engagement.on_close(lambda: self._leave_hub(hub))
         self._start_all(hub)
-        review = self._review = Review(self.name, engagement, sources=lambda: self._started(hub), add=self.queue.add)
+        review = self._review = Review(self.name, engagement, sources=hub.sources, add=self.queue.add)
         _ = engagement.spawn(review.run(), name=f"{self.name} reviews the local cluster")
 
     def _leave_hub(self, hub: _Engaged[R]) -> None:
@@ -199,10 +203,6 @@ class MulticlusterController(Generic[R]):
             registration.remove()
         if self._hub is hub:
             self._hub = self._review = None
-
-    def _started(self, engaged: _Engaged[R]) -> list[KindSource[R]]:
-        cluster = engaged.engagement.cluster
-        return [each for each in self._sources if each.discovered(cluster) and self._wants(each, engaged)]
 
     def _watched_locally(self) -> list[_Engaged[R]]:
         return [self._hub] if self._hub is not None else []
@@ -230,6 +230,7 @@ class MulticlusterController(Generic[R]):
 
     def _start(self, source: KindSource[R], engaged: _Engaged[R]) -> None:
         engaged.registrations.append(source.start(engaged.engagement, engaged.add))
+        engaged.sources.append(source)
 
     def _start_soon(self, source: KindSource[R], engaged: _Engaged[R]) -> None:
         name = f"{self.name} watches {source.kind}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, Generic, NoReturn, TypeVar
 
 from kplane.provider.aio.backoff import Backoff
@@ -34,10 +34,10 @@ class Review(Generic[R]):
         name: str,
         engagement: Engagement,
         *,
-        sources: Callable[[], Iterable[KindSource[R]]],
+        sources: Sequence[KindSource[R]],
         add: Callable[[R], object],
     ) -> None:
-        """Call `add` with requests of these sources in the cluster of `engagement`; `name` is the controller's."""
+        """Call `add` with requests of `sources`, as they are then; `name` is the controller's."""
         self._name = name
         self._engagement = engagement
         self._sources = sources
@@ -74,7 +74,7 @@ class Review(Generic[R]):
 
         with contextlib.ExitStack() as stack:
             registrations: list[Registration] = []
-            for source in self._sources():
+            for source in tuple(self._sources):
                 # A new handler gets all present objects, in slices.
                 registration = source.start(self._engagement, add)
                 stack.callback(registration.remove)

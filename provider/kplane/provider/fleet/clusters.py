@@ -86,10 +86,10 @@ class Clusters:
         """Engage one more aware with every cluster, present and future."""
         self._awares.append(aware)
         for slot in tuple(self._slots.values()):
-            if slot.work is not None and not slot.work.closing:
-                self._begin(aware, slot.work)
             if slot.watch is not None and not slot.watch.closing:
                 self._begin_watch(aware, slot.watch)
+            if slot.work is not None and not slot.work.closing:
+                self._begin(aware, slot.work)
 
     def index_field(self, kind: Resource | str, field: str, extract: Extract) -> None:
         """Index a field in the caches of all clusters, present and future; see `Cache.index_field`."""
