@@ -343,16 +343,18 @@ class Client:
         *,
         namespace: str | None = None,
         uid: str | None = None,
+        resource_version: str | None = None,
         propagation: str | None = None,
     ) -> Object:
-        """Delete an object. Raises NotFound, and Conflict if it has another `uid`.
+        """Delete an object. Raises NotFound, and Conflict if it has another `uid` or `resource_version`.
 
         `propagation` is Background, Foreground or Orphan. Returns the object if finalizers hold it, else a Status.
         """
         resource, name, namespace = await self._locate(kind, key, namespace)
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions"}
-        if uid is not None:
-            options["preconditions"] = {"uid": uid}
+        given = {"uid": uid, "resourceVersion": resource_version}
+        if preconditions := {key: value for key, value in given.items() if value is not None}:
+            options["preconditions"] = preconditions
         if propagation is not None:
             options["propagationPolicy"] = propagation
         return await self._object(

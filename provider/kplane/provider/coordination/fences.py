@@ -38,6 +38,11 @@ class _Section:
         self.task: asyncio.Task[None] | None = None
         self.deleted_at = float("-inf")
 
+    @property
+    def in_use(self) -> bool:
+        """Whether this process may hold the fence, or be at work behind it."""
+        return self.task is not None or bool(self.begun)
+
 
 class Fences:
     """Keeps every fence, held by this process or another.
@@ -83,6 +88,7 @@ class Fences:
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._watched_since: float | None = None
         self._names: list[str] = []
+        self._keys: list[str] = []
         self._key_of: dict[str, str] = {}
         self._sections: dict[str, _Section] = {}
         self._by_lease: dict[str, _Section] = {}
@@ -97,9 +103,13 @@ class Fences:
         """Return every fence."""
         return self._all
 
+    def knows(self, lease: str) -> bool:
+        """Return whether one of them has a Lease of that name."""
+        return lease in self._by_lease
+
     def keys(self) -> list[str]:
-        """Return the keys to divide."""
-        return list(self._sections)
+        """Return the keys to divide: not those of clusters that have left, which this process may still hold."""
+        return self._keys
 
     def working_keys(self) -> list[str]:
         """Return the keys of the fences that this process works behind."""
@@ -171,13 +181,14 @@ class Fences:
         """Make a fence for each known key, and begin all allowed work. Raises the failure of a fence."""
         if self._target is None:
             return
-        names = self._target.names()
-        if names != self._names or not self._sections:
-            self._group(names)
         for section in self._sections.values():
             if section.task is not None and section.task.done():
                 task, section.task = section.task, None
                 task.result()
+        names = self._target.names()
+        if names != self._names or not self._sections or self._may_forget():
+            self._group(names)
+        for section in self._sections.values():
             if section.fence.may_begin:
                 self._begin(section)
 
@@ -201,17 +212,20 @@ class Fences:
             if section.leaving:
                 _ = await asyncio.wait(tuple(section.leaving.values()))
 
+    def _may_forget(self) -> bool:
+        if len(self._sections) == len(self._keys):
+            return False
+        known = set(self._keys)
+        return any(key not in known and not section.in_use for key, section in self._sections.items())
+
     def _group(self, names: list[str]) -> None:
         self._key_of = {name: self._key_of.get(name) or self._layout.key_of(name) for name in names}
         self._names = names
-        groups: dict[str, set[str]] = {key: set() for key in self._layout.keys(names)}
+        self._keys = self._layout.keys(names)
+        groups: dict[str, set[str]] = {key: set() for key in self._keys}
         for name, key in self._key_of.items():
             groups[key].add(name)
-        kept = {
-            key: section
-            for key, section in self._sections.items()
-            if key in groups or section.task is not None or section.begun
-        }
+        kept = {key: section for key, section in self._sections.items() if key in groups or section.in_use}
         self._sections = kept | {key: self._section(key) for key in groups if key not in kept}
         for key, section in self._sections.items():
             section.names = groups.get(key, set())

@@ -20,7 +20,8 @@ from kplane.provider.coordination.expiry import exit_on_expiry
 from kplane.provider.coordination.fence import Counts, wait
 from kplane.provider.coordination.fences import Fences
 from kplane.provider.coordination.lease import clock
-from kplane.provider.coordination.peers import HIGHEST_WEIGHT, PART_OF, Announcement, Peers
+from kplane.provider.coordination.lease_gc import LeaseGC
+from kplane.provider.coordination.peers import HIGHEST_WEIGHT, PART_OF, PREFIX_LABEL, Announcement, Peers
 from kplane.provider.coordination.rendezvous import assign
 from kplane.provider.coordination.shards import FencedBy, Layout, ShardTimings, object_name, require_prefix
 from kplane.provider.errors import ClusterNotOwned, ProviderError
@@ -85,6 +86,8 @@ class Sharded:
     fence lasts. A gap remains: a process that is frozen between its last check and the sending of a request sends it
     when it resumes, and a network may deliver late. Only a resourceVersion makes Kubernetes refuse such a write: send
     one with updates that must not come late.
+
+    A peer deletes Leases that were not renewed for an hour: of dead peers, and fences of clusters that are gone.
 
     `client` reaches the cluster of the Leases. It needs get, list, watch, create, update, patch and delete on `leases`
     (coordination.k8s.io) in `namespace`, and must not be guarded by this coordinator. Raises ValueError for settings
@@ -197,6 +200,7 @@ class Sharded:
                 name=f"watch the Leases in {self._namespace}",
             ),
             asyncio.create_task(self._ring(target), name="watch the fleet for its coordinator"),
+            asyncio.create_task(self._make_gc().run(), name="delete old Leases"),
         ]
         with exit_on_expiry(self._fences.overrun_at, on_overrun=self._on_overrun, now=self._now):
             # An event of the local cluster may lead to work in any cluster, so each peer has to see it.
@@ -336,6 +340,15 @@ class Sharded:
 
     async def _pause(self, seconds: float) -> None:
         await wait(self._bell, at_most_seconds=seconds)
+
+    def _make_gc(self) -> LeaseGC:
+        selector = f"{PREFIX_LABEL} in ({self._peer_prefix}, {self.layout.prefix})"
+        return LeaseGC(
+            self._client,
+            namespace=self._namespace,
+            leases=lambda: self._leases.list(label_selector=selector),
+            needed=self._fences.knows,
+        )
 
     def _make(self, target: EngagementTarget | None = None) -> tuple[Announcement, Peers, Informer, Fences]:
         announcement = Announcement(

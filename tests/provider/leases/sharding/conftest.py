@@ -63,10 +63,12 @@ class Api:
         self._note("ADDED" if known is None else "MODIFIED", name, lease)
         return self.get(name)
 
-    def delete(self, name: str, uid: str | None = None) -> dict[str, Any]:
+    def delete(self, name: str, uid: str | None = None, version: str | None = None) -> dict[str, Any]:
         found = self.get(name)
         if uid not in {None, found["metadata"]["uid"]}:
             raise Conflict(409, "Conflict", "it is another one")
+        if version not in {None, found["metadata"]["resourceVersion"]}:
+            raise Conflict(409, "Conflict", "it was changed")
         self._note("DELETED", name, found)
         del self.leases[name]
         return {}
@@ -110,8 +112,10 @@ class Link:
     async def apply(self, _: Any, body: dict[str, Any], *, field_manager: str) -> dict[str, Any]:
         return await self.wire.call(lambda: self.api.apply(body))
 
-    async def delete(self, _: Any, name: str, *, namespace: str, uid: str | None) -> dict[str, Any]:
-        return await self.wire.call(lambda: self.api.delete(name, uid))
+    async def delete(
+        self, _: Any, name: str, *, namespace: str, uid: str | None, resource_version: str | None = None
+    ) -> dict[str, Any]:
+        return await self.wire.call(lambda: self.api.delete(name, uid, resource_version))
 
     async def list(self, _: Any, **__: Any) -> ObjectList:
         def items() -> Any:

@@ -1,0 +1,71 @@
+"""Leases that nobody needs are deleted, and no others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import pytest
+
+from kplane.provider.coordination.lease_gc import LeaseGC
+
+Loop = type[asyncio.AbstractEventLoop]
+Worlds = Callable[..., AbstractAsyncContextManager[Any]]
+LOOK_SECONDS = 300.0
+"""Instead of an hour, which takes long in made-up time too."""
+
+
+def test_leases_of_dead_peers_and_gone_clusters_are_deleted(
+    made_up_time: Loop, world_of: Worlds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kplane.provider.coordination.lease_gc._LOOK_SECONDS", LOOK_SECONDS)
+
+    async def collected() -> None:
+        async with world_of(0.0, 0.0, fence="cluster") as world:
+            third = world.join(fence="cluster")
+            await asyncio.sleep(100)
+            third.kill()
+            gone, *world.clusters = world.clusters
+            for process in world.processes:
+                process.changed.set()
+            await asyncio.sleep(100)
+            assert {third.announced, f"mcr-shard-{gone}"} <= world.api.leases.keys()
+
+            await asyncio.sleep(3 * LOOK_SECONDS)
+            living = {process.announced for process in world.processes if process.running}
+            assert world.api.leases.keys() == living | {f"mcr-shard-{each}" for each in world.clusters}
+            assert world.settled()
+
+            world.clusters = sorted([*world.clusters, gone])
+            for process in world.processes:
+                process.changed.set()
+            await world.until(world.settled, within=1)
+
+    with asyncio.Runner(loop_factory=made_up_time) as runner:
+        runner.run(collected())
+
+
+async def looks(api: Any, link: Any, *, needed: Callable[[str], bool] = lambda _name: False) -> tuple[str, ...]:
+    """Look twice, the second time at what was there at the first, and return what is left."""
+    seen = [api.get(name) for name in api.leases]
+    gc = LeaseGC(link, namespace="ns", leases=lambda: seen, needed=needed)
+    await gc.collect()
+    assert len(api.leases) == len(seen)
+    api.edit("taken", holderIdentity="a new holder")
+    await gc.collect()
+    return tuple(sorted(api.leases))
+
+
+def test_what_is_needed_lasts_or_was_taken_meanwhile_stays(made_up_time: Loop, world_of: Worlds) -> None:
+    async def kept() -> None:
+        async with world_of() as world:
+            for name, seconds in {"idle": 20, "needed": 20, "lasts": 7200, "taken": 20}.items():
+                spec = {"holderIdentity": "a dead one", "leaseDurationSeconds": seconds}
+                world.api.apply({"metadata": {"name": name}, "spec": spec})
+            left = await looks(world.api, world.new_link(), needed=lambda name: name == "needed")
+            assert left == ("lasts", "needed", "taken")
+
+    with asyncio.Runner(loop_factory=made_up_time) as runner:
+        runner.run(kept())
