@@ -64,7 +64,7 @@ def test_what_is_named_in_text_is_there():
         "KopfAware": "kplane.provider.contrib.kopf",
         "Serving": "kplane.provider.serving.http",
     }
-    for name in ("Leader", "Sharded", "Manager", "single_cluster", "discover", *elsewhere):
+    for name in ("Leader", "Sharded", "Manager", "single_cluster", *elsewhere):
         assert name in _TEXT
         assert hasattr(importlib.import_module(elsewhere.get(name, "kplane.provider")), name)
     assert all(f"`{module}`" in _TEXT or f"from {module} import" in _TEXT for module in elsewhere.values())

@@ -8,7 +8,7 @@ import contextlib
 
 import pytest
 
-from kplane.provider import Client, Cluster, ClusterConfig, Manager, Request, Resource, discover
+from kplane.provider import Client, Cluster, ClusterConfig, Manager, Request, Resource
 from kplane.provider.client.kinds import BUILT_IN
 from kplane.provider.client.resources import CONFIG_MAPS, PODS, SECRETS
 from kplane.provider.controllers.builder import controller, every_owner, predicates
@@ -230,9 +230,8 @@ async def test_a_cluster_tells_how_it_serves_a_kind(client, install, eventually)
     widgets = Resource("discovered.example/v1", "Widget", "widgets", namespaced=True)
     await install(widgets)
     # What is served is told of a little later.
-    await eventually(lambda: discover(client, "discovered.example/v1/Widget"), lambda found: found == widgets)
-    assert await discover(client, "v1/Pod") == PODS
-    assert await client.resource("discovered.example/v1/Widget") == widgets
+    await eventually(lambda: client.resource("discovered.example/v1/Widget"), lambda found: found == widgets)
+    assert await client.resource("v1/Pod") == PODS
     for missing in ("discovered.example/v1/Gadget", "nobody.example/v1/Gadget"):
         with pytest.raises(NotServed, match=f"serves no {missing}"):
-            await discover(client, missing)
+            await client.resource(missing)

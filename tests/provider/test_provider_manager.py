@@ -159,20 +159,30 @@ async def test_a_scoped_manager_reads_the_member_and_adds_to_the_host(eventually
         await eventually(manager.cluster_names, lambda names: names == ["a"])
         scoped = manager.scoped("a")
         assert scoped.cluster is manager.get_cluster("a")
-        assert scoped.client is manager.get_cluster("a").client
+        assert scoped.config is scoped.cluster.config
+        assert scoped.client is scoped.cluster.client
+        assert scoped.cache is scoped.cluster.cache
+        assert scoped.recorder("me") is scoped.cluster.recorder("me")
         endless = Endless()
         scoped.add(endless)
         await eventually(lambda: endless.running)
         with pytest.raises(ProviderError, match="none of engage"):
             scoped.add("nothing")
+        scoped.add_ready_check("scoped", well)
+        scoped.add_health_check("scoped", well)
+        assert await manager.ready_checks.run() == await manager.health_checks.run() == {"scoped": None}
+        scoped.index_field("v1/Secret", "type", lambda secret: [secret["type"]])
+        with pytest.raises(ProviderError, match="index"):
+            scoped.cache.index_field("v1/Secret", "type", lambda _secret: [])
     assert (endless.runs, endless.running) == (2, False)
+
+
+async def well():
+    """Check nothing."""
 
 
 async def test_checks_answer_by_name():
     checks = Checks(timeout_seconds=0.05)
-
-    async def well():
-        pass
 
     async def unwell():
         raise ValueError("no room")

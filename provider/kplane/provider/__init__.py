@@ -11,12 +11,12 @@ from kplane.provider.cache.event import Event
 from kplane.provider.cache.informer import Informer
 from kplane.provider.cache.scope import CacheScope
 from kplane.provider.client.client import Client
-from kplane.provider.client.kinds import discover, resource_of
+from kplane.provider.client.kinds import resource_of
 from kplane.provider.client.resources import Resource
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.cluster.context import LOCAL, current_cluster
 from kplane.provider.cluster.engagement import Engagement
-from kplane.provider.contracts import Aware, Fleet, LocalAware, Provider, Runnable
+from kplane.provider.contracts import Aware, Fleet, Provider, Runnable
 from kplane.provider.controllers.builder import controller, engage, every_owner, metadata_only
 from kplane.provider.controllers.handlers import enqueue_mapped, enqueue_object, enqueue_owner
 from kplane.provider.controllers.request import ObjectKey, Request, single_cluster
@@ -29,10 +29,13 @@ from kplane.provider.errors import (
     AlreadyExists,
     ApiError,
     ClusterNotFound,
+    ClusterNotOwned,
     ClusterNotReady,
     Conflict,
+    Forbidden,
     Invalid,
     NotFound,
+    NotServed,
     ProviderError,
     Unreachable,
 )
@@ -50,19 +53,21 @@ __all__ = [
     "Cluster",
     "ClusterConfig",
     "ClusterNotFound",
+    "ClusterNotOwned",
     "ClusterNotReady",
     "Conflict",
     "Election",
     "Engagement",
     "Event",
     "Fleet",
+    "Forbidden",
     "Informer",
     "Invalid",
     "Leader",
     "Lease",
-    "LocalAware",
     "Manager",
     "NotFound",
+    "NotServed",
     "ObjectKey",
     "Provider",
     "ProviderError",
@@ -74,7 +79,6 @@ __all__ = [
     "Unreachable",
     "controller",
     "current_cluster",
-    "discover",
     "engage",
     "enqueue_mapped",
     "enqueue_object",

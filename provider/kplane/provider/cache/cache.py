@@ -13,7 +13,7 @@ from kplane.provider.aio.overflow import unanswered
 from kplane.provider.cache.entry import Entry, Object
 from kplane.provider.cache.feed import FeedState, Refusal
 from kplane.provider.cache.informer import Informer, Transform
-from kplane.provider.cache.scope import CacheScope, kind_name
+from kplane.provider.cache.scope import CacheScope
 from kplane.provider.cache.server_state import ServerState
 from kplane.provider.cache.store import Extract, require_same
 from kplane.provider.client.client import Client
@@ -44,9 +44,9 @@ class Cache:
     """Mirrors each kind that is asked for by one informer, which all users share.
 
     An informer starts with the first read of its kind, and runs until `pause` or `aclose`. `get` and `list` wait at
-    most `sync_timeout_seconds` until the informer has all objects, then raise ClusterNotReady. If the cluster does not
-    serve the kind, or does not let it be read, they raise NotServed or Forbidden as soon as the cluster says so;
-    objects that were read before stay readable.
+    most `sync_timeout_seconds` until the informer has all objects, then raise ClusterNotReady. They raise NotServed or
+    Forbidden as soon as the cluster says that it does not serve the kind, or does not let it be read. Objects that were
+    read before stay readable.
 
     `scope_of` narrows a kind down; reads outside of its `CacheScope` raise ProviderError. `transform` changes each
     object once before it is kept; its identity must stay. `name` is the cluster's, for logs and task names. The client
@@ -93,7 +93,7 @@ class Cache:
     @property
     def refusals(self) -> Mapping[str, Refusal]:
         """Kinds that the server does not serve, or does not let be read, by their names."""
-        found = ((kind_name(key.resource), informer.refusal) for key, informer in self._informers.items())
+        found = ((str(parse_kind(key.resource)), informer.refusal) for key, informer in self._informers.items())
         return {kind: refusal for kind, refusal in found if refusal is not None}
 
     @property
@@ -177,8 +177,9 @@ class Cache:
         Raises NotFound; ClusterNotReady before all objects are known; NotServed and Forbidden (see the class);
         ProviderError for an object outside of the scope; DecodeFailed if the decoder fails.
         """
-        resource = await self._resource(kind)
-        namespace, name = _location(resource, key, namespace)
+        resource = await self._client.resource(kind)
+        name, namespace = locate(key, namespace=namespace)
+        resource.require_namespace(namespace, name=name)
         informer = await self._synced(resource, metadata_only=metadata_only, name=name, namespace=namespace)
         entry = informer.entry(name, namespace=namespace)
         if entry is None:
@@ -221,7 +222,7 @@ class Cache:
         `namespace=None` means all namespaces of the scope. `field` are values of indexed fields, all of which must
         match. Raises as `get`, except NotFound, and ProviderError for a field without index or an invalid selector.
         """
-        resource = await self._resource(kind)
+        resource = await self._client.resource(kind)
         informer = await self._synced(resource, metadata_only=metadata_only, namespace=namespace)
         entries = informer.entries(namespace=namespace, label_selector=label_selector, field=field)
         if decoder is None:
@@ -277,12 +278,9 @@ class Cache:
         if scope is None:
             scope = self._scope_of(resource)
             if scope.namespaces and not resource.namespaced:
-                raise ProviderError(f"{kind_name(resource)} is cluster-scoped: its CacheScope can have no namespaces")
+                raise ProviderError(f"{parse_kind(resource)} is cluster-scoped: its CacheScope can have no namespaces")
             self._scopes[resource] = scope
         return scope
-
-    async def _resource(self, kind: Resource | str) -> Resource:
-        return kind if isinstance(kind, Resource) else await self._client.resource(kind)
 
     async def _synced(
         self, resource: Resource, *, metadata_only: bool, name: str | None = None, namespace: str | None = None
@@ -312,13 +310,3 @@ class Cache:
             raise DecodeFailed(
                 f"failed to decode {informer.resource} {where} of {self!r}: {str(error) or type(error).__name__}"
             ) from error
-
-
-def _location(resource: Resource, key: str | Named, namespace: str | None) -> tuple[str | None, str]:
-    """Return namespace and name of an object. Raises ProviderError if one is missing or too many."""
-    name, namespace = locate(key, namespace=namespace)
-    if resource.namespaced and not namespace:
-        raise ProviderError(f"{resource} {name!r} is namespaced: a namespace is needed")
-    if namespace and not resource.namespaced:
-        raise ProviderError(f"{resource} is cluster-scoped: it cannot be asked for in namespace {namespace!r}")
-    return namespace, name

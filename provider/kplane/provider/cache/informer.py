@@ -17,10 +17,11 @@ from kplane.provider.cache.entry import Entry, EntryReader, Key, Object
 from kplane.provider.cache.event import Event, EventHandler, Handlers, Registration
 from kplane.provider.cache.feed import Feed, FeedState, Refusal
 from kplane.provider.cache.mirror import Mirror, Transform
-from kplane.provider.cache.scope import CacheScope, kind_name
+from kplane.provider.cache.scope import CacheScope
 from kplane.provider.cache.server_state import ServerState
 from kplane.provider.cache.store import Extract, Store
 from kplane.provider.client.client import Client
+from kplane.provider.client.kinds import parse_kind
 from kplane.provider.client.resources import Resource
 from kplane.provider.errors import ClusterNotReady, Forbidden, NotServed
 from kplane.provider.logs import log_fields
@@ -325,7 +326,7 @@ class Informer:
                 continue
             why = feed.refusal.message
             if feed.refusal.reason == "NotServed":
-                raise NotServed(f"{where} serves no {kind_name(self.resource)}: {why}; install its CRD there")
+                raise NotServed(f"{where} serves no {parse_kind(self.resource)}: {why}; install its CRD there")
             what_to_do = "grant that, or narrow its CacheScope"
             raise Forbidden(403, "Forbidden", f"{where} does not let {feed} be read: {why}; {what_to_do}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -10,15 +9,14 @@ from typing import Final
 from typing_extensions import override
 
 from kplane.provider.cache.selectors import parse_label_selector
+from kplane.provider.client.kinds import parse_kind
 from kplane.provider.client.resources import Resource
 from kplane.provider.errors import ProviderError
 
-__all__ = ["ANY_KIND", "CacheScope", "kind_name", "require_kinds", "scope_of"]
+__all__ = ["ANY_KIND", "CacheScope", "require_kinds", "scope_of"]
 
 ANY_KIND: Final = "*"
 """Names all kinds that have no scope of their own."""
-
-_KIND: Final = re.compile(r"([a-z0-9.-]+/)?[a-z0-9]+/[A-Z][A-Za-z0-9]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,27 +74,21 @@ class CacheScope:
         asked = "/".join(filter(None, (namespace, name)))
         raise ProviderError(
             f"{resource} {asked} is outside of the cache, which keeps {resource.plural} {self}: widen the CacheScope of"
-            f" {kind_name(resource)}, or read by the client"
+            f" {parse_kind(resource)}, or read by the client"
         )
-
-
-def kind_name(resource: Resource) -> str:
-    """Return the name of a kind, such as `apps/v1/Deployment`."""
-    return f"{resource.api_version}/{resource.kind}"
 
 
 def require_kinds(names: Iterable[str]) -> None:
     """Raise ProviderError for the key of a scope that can be no kind: the scope would never apply."""
     for name in names:
-        if name != ANY_KIND and not _KIND.fullmatch(name):
-            raise ProviderError(
-                f"{name!r} is no kind to give a CacheScope: write 'v1/Secret', 'apps/v1/Deployment', or {ANY_KIND!r}"
-            )
+        # `v1/secrets` would be taken for the name of a kind.
+        if name != ANY_KIND and not parse_kind(name).kind[0].isupper():
+            raise ProviderError(f"{name!r} is a plural, not a kind: write it as 'v1/Secret', or {ANY_KIND!r} for all")
 
 
 def scope_of(resource: Resource, scopes: Mapping[str, CacheScope]) -> CacheScope:
     """Return the scope of a kind: its own, or that of `ANY_KIND`, whose namespaces are for namespaced kinds only."""
-    found = scopes.get(kind_name(resource))
+    found = scopes.get(str(parse_kind(resource)))
     if found is None:
         found = scopes.get(ANY_KIND, CacheScope())
         return found if resource.namespaced else replace(found, namespaces=())

@@ -22,9 +22,9 @@ class Named(Protocol):
 
 
 def locate(key: str | Named, *, namespace: str | None) -> tuple[str, str | None]:
-    """Return name and namespace of an object. Raises ProviderError if it is given two namespaces."""
+    """Return name and namespace of an object; an empty namespace is none. Raises ProviderError for two namespaces."""
     if isinstance(key, str):
-        return key, namespace
+        return key, namespace or None
     if namespace is not None:
         raise ProviderError(f"{key} has a namespace of its own: give no other one")
     return key.name, key.namespace or None

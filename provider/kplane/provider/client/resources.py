@@ -59,19 +59,23 @@ class Resource:
     def __str__(self) -> str:
         return self.kind
 
+    def require_namespace(self, namespace: str | None, *, name: str | None) -> None:
+        """Raise ProviderError for a namespace that the kind cannot have, and if an object lacks the one it needs."""
+        if namespace is not None and not self.namespaced:
+            raise ProviderError(f"{self.kind} is cluster-scoped: it cannot be asked for in namespace {namespace!r}")
+        if self.namespaced and name is not None and namespace is None:
+            raise ProviderError(f"{self.kind} {name!r} is namespaced: a namespace is needed")
+
     def path(self, name: str | None = None, *, namespace: str | None = None, subresource: str | None = None) -> str:
         """URL path of the collection, of one object, or of its subresource.
 
         A namespaced kind without namespace is the collection over all namespaces. Raises ProviderError for names that
         cannot be a path segment: an empty one would turn the call for one object into one for all.
         """
+        self.require_namespace(namespace, name=name)
         parts = ["/api" if "/" not in self.api_version else "/apis", self.api_version]
         if namespace is not None:
-            if not self.namespaced:
-                raise ProviderError(f"{self.kind} is cluster-scoped: it cannot be asked for in namespace {namespace!r}")
             parts += ["namespaces", _segment(namespace, what="namespace")]
-        elif self.namespaced and name is not None:
-            raise ProviderError(f"{self.kind} {name!r} is namespaced: a namespace is needed")
         parts.append(self.plural)
         if name is not None:
             parts.append(_segment(name, what=f"name of a {self.kind}"))

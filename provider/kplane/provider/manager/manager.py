@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 from kplane.provider.access.config import ClusterConfig
 from kplane.provider.aio.cancellation import complete, end_tasks
 from kplane.provider.aio.running import keep_running
+from kplane.provider.cache.cache import Cache
 from kplane.provider.cache.informer import Transform
 from kplane.provider.cache.store import Extract
 from kplane.provider.client.client import Client
@@ -18,6 +19,7 @@ from kplane.provider.client.limits import AnswerLimits
 from kplane.provider.client.resources import Resource
 from kplane.provider.cluster.cluster import CacheScopes, Cluster, Wiring
 from kplane.provider.cluster.context import LOCAL, current_cluster
+from kplane.provider.cluster.recorder import EventRecorder
 from kplane.provider.contracts import Aware, Buildable, Coordinator, LocalAware, Provider, Runnable
 from kplane.provider.controllers.multicluster import MulticlusterController
 from kplane.provider.coordination.basic import Basic
@@ -38,11 +40,10 @@ class Manager:
 
     `workers` is the default for how many reconciles of a controller work at once (see `Options`);
     `group_kind_concurrency` sets it by kind, such as `{"ReplicaSet.apps": 4}`. `transform` changes each object before
-    it is cached, for example to
-    keep less of it. `cache_scopes` select the objects that are cached, by kind, such as `{"v1/Secret":
-    CacheScope(namespaces=("a", "b"))}`, or by a function of cluster and kind. `limits` bound the answers of one
-    cluster, and `timeout_seconds` bounds a call. `on_engage_error` is called for each failed attempt of a component to
-    engage with a cluster; the manager retries in any case.
+    it is cached, for example to keep less of it. `cache_scopes` select the objects that are cached, by kind, such as
+    `{"v1/Secret": CacheScope(namespaces=("a", "b"))}`, or by a function of cluster and kind. `limits` bound the answers
+    of one cluster, and `timeout_seconds` bounds a call. `on_engage_error` is called for each failed attempt of a
+    component to engage with a cluster; the manager retries in any case.
 
     Use `await manager.run(stop)`, or `async with manager`. At the end the manager closes and awaits every engagement. A
     manager runs once.
@@ -251,7 +252,11 @@ class Manager:
 
 
 class ScopedManager:
-    """Reads and writes one cluster of a manager, for components of a single cluster; upstream's scopedManager."""
+    """Shows one cluster of a manager to components that know only one; upstream's scopedManager.
+
+    What belongs to a cluster is that of the cluster as it is now, and raises as `Manager.get_cluster`. What runs and is
+    checked belongs to the manager.
+    """
 
     def __init__(self, manager: Manager, name: str) -> None:
         self.manager: Final = manager
@@ -259,13 +264,42 @@ class ScopedManager:
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster as it is now. Raises as `Manager.get_cluster`."""
+        """The cluster as it is now."""
         return self.manager.get_cluster(self.name)
+
+    @property
+    def config(self) -> ClusterConfig:
+        """Address and credentials of the cluster."""
+        return self.cluster.config
 
     @property
     def client(self) -> Client:
         """The client of the cluster."""
         return self.cluster.client
+
+    @property
+    def cache(self) -> Cache:
+        """The cache of the cluster."""
+        return self.cluster.cache
+
+    def recorder(self, component: str) -> EventRecorder:
+        """Return a component's recorder of Events in the cluster."""
+        return self.cluster.recorder(component)
+
+    def index_field(self, kind: Resource | str, field: str, extract: Extract) -> None:
+        """Index a field in the cache of the cluster as it is now, as `Cache.index_field`.
+
+        A cluster that replaces it does not have the index: `Manager.index_field` is for present and future ones.
+        """
+        self.cluster.cache.index_field(kind, field, extract)
+
+    def add_health_check(self, name: str, check: Check) -> None:
+        """Add a check to `/healthz`, as `Manager.add_health_check`."""
+        self.manager.add_health_check(name, check)
+
+    def add_ready_check(self, name: str, check: Check) -> None:
+        """Add a check to `/readyz`, as `Manager.add_ready_check`."""
+        self.manager.add_ready_check(name, check)
 
     def add(self, what: Aware | LocalAware | Runnable) -> None:
         """Add a component, as `Manager.add`."""
