@@ -6,13 +6,9 @@ import ast
 import importlib
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
-import kopf
 import pytest
 
-from kplane.provider import Cluster, ClusterConfig
-from kplane.provider.fleet.clusters import Clusters
 from tests.syntax import parse
 
 _PAGES = sorted((Path(__file__).parents[2] / "docs" / "multicluster").glob("*.md"))
@@ -33,27 +29,6 @@ def test_a_block_imports_what_there_is(block):
         for alias in node.names:
             assert hasattr(module, alias.name), f"{node.module} has no {alias.name}"
             assert not isinstance(getattr(module, alias.name), type(ast)), f"{alias.name} of {node.module} is a module"
-
-
-async def test_the_kopf_handler_runs_with_the_memo_that_it_gets(monkeypatch, eventually):
-    """All of it but kopf itself, which would need a cluster."""
-    [block] = [block for block in _BLOCKS if "import kopf" in block]
-    added, told = [], []
-    names = {"manager": SimpleNamespace(add=added.append)}
-    exec(block, names)
-
-    async def operator(*, memo, stop_flag, **_):
-        names["created"](name="web", memo=memo, logger=SimpleNamespace(info=lambda *words: told.append(words)))
-        await stop_flag.wait()
-
-    monkeypatch.setattr(kopf, "operator", operator)
-    clusters = Clusters(awares=added)
-    try:
-        await clusters.add_or_replace(Cluster("here", config=ClusterConfig("https://127.0.0.1:1")))
-        [(text, *values)] = await eventually(lambda: told)
-    finally:
-        await clusters.aclose()
-    assert text % tuple(values) == "web is new in here"
 
 
 def test_what_is_named_in_text_is_there():

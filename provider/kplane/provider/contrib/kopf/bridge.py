@@ -47,12 +47,13 @@ _SESSION_MINUTES: Final = 10.0
 
 
 class KopfAware:
-    """Runs a kopf registry in every cluster it is engaged with: `manager.add(KopfAware(registry))`.
+    """Runs a kopf operator in every cluster it is engaged with: `manager.add(KopfAware())`.
 
-    The handlers stay as they are. `memo.cluster` and `current_cluster()` name their cluster; each operator gets a copy
-    of `memo` and of `settings`. Each cluster has an operator in a thread of its own: handlers share nothing with the
-    manager's loop, its queues and limits. Operators log in with the cluster's present credentials, so login handlers of
-    the registry are left out. Handlers for startup and cleanup are called once for each cluster.
+    Its handlers are those of `registry`, by default those that the program has registered with kopf's decorators. They
+    stay as they are. `memo.cluster` and `current_cluster()` name their cluster; each operator gets a copy of `memo` and
+    of `settings`. Each cluster has an operator in a thread of its own: handlers share nothing with the manager's loop,
+    its queues and limits. Operators log in with the cluster's present credentials, so login handlers of the registry
+    are left out. Handlers for startup and cleanup are called once for each cluster.
 
     An operator that ends by itself is restarted, with delays up to `retry_maximum_seconds`. At the end of the
     engagement the operator is stopped, and awaited for `stop_seconds`. `before_write` of the manager does not guard its
@@ -63,7 +64,7 @@ class KopfAware:
 
     def __init__(
         self,
-        registry: kopf.OperatorRegistry,
+        registry: kopf.OperatorRegistry | None = None,
         *,
         settings: kopf.OperatorSettings | None = None,
         memo: Mapping[str, Any] | None = None,
@@ -73,8 +74,8 @@ class KopfAware:
         try:
             import kopf
         except ImportError as error:
-            raise ProviderError("KopfAware needs kopf: pip install kplane[operator]") from error
-        self._registry = registry
+            raise ProviderError("KopfAware needs kopf: pip install kopf") from error
+        self._registry = registry if registry is not None else kopf.get_default_registry()
         self._settings = settings if settings is not None else kopf.OperatorSettings()
         self._memo = dict(memo or {})
         self._stop_seconds = stop_seconds

@@ -1,0 +1,66 @@
+"""The kopf operator of the examples, over a fleet of clusters."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from kplane.provider import Client, ClusterConfig
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "kopf"
+NAMESPACE = "kopf-example"
+
+
+def test_the_document_shows_the_program():
+    page = EXAMPLE.parents[1] / "docs" / "multicluster" / "from-kopf.md"
+    assert (EXAMPLE / "fleet.py").read_text() in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+@pytest.fixture
+async def counts(api_server):
+    """`await counts()`: what the operator has written, after a ConfigMap of two keys was made."""
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+        await client.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
+        asked = {"metadata": {"name": "asked", "labels": {"demo": "count"}}, "data": {"a": "1", "b": "2"}}
+        await client.create(CONFIG_MAPS, asked, namespace=NAMESPACE)
+        await client.create(CONFIG_MAPS, {"metadata": {"name": "other"}}, namespace=NAMESPACE)
+
+        async def read():
+            found = (await client.list(CONFIG_MAPS, namespace=NAMESPACE)).items
+            annotations = {each["metadata"]["name"]: each["metadata"].get("annotations", {}) for each in found}
+            return {name: annotations[name].get("demo/keys") for name in ("asked", "other")}
+
+        yield read
+        await client.delete(NAMESPACES, NAMESPACE)
+
+
+def counted_in(log):
+    """In which clusters the handler was called, by the log."""
+    lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    return {line["cluster"].partition(".")[0] for line in lines if line["message"] == "it has 2 keys"}
+
+
+@pytest.mark.integration
+async def test_it_works_on_each_cluster_of_a_directory(api_server, counts, tmp_path, eventually):
+    clusters, log = tmp_path / "clusters", tmp_path / "log"
+    clusters.mkdir()
+    # To the operators it makes no difference that both kubeconfigs lead to one API server.
+    for name in ("one", "two"):
+        (clusters / f"{name}.kubeconfig").write_bytes(api_server.admin_kubeconfig.read_bytes())
+    with log.open("wb") as errors:
+        running = await asyncio.create_subprocess_exec(
+            sys.executable, EXAMPLE / "fleet.py", cwd=tmp_path, stderr=errors
+        )
+    try:
+        await eventually(counts, lambda found: found == {"asked": "2", "other": None})
+        await eventually(lambda: counted_in(log), lambda found: found == {"clusters/one", "clusters/two"})
+    finally:
+        running.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(running.wait(), 60) == 0, log.read_text()
