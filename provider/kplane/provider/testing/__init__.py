@@ -1,0 +1,8 @@
+"""Tests of reconcilers without a cluster: see docs/multicluster/test.md."""
+
+from __future__ import annotations
+
+from kplane.provider.testing.cluster import FakeCluster
+from kplane.provider.testing.waiting import eventually
+
+__all__ = ["FakeCluster", "eventually"]

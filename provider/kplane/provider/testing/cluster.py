@@ -1,0 +1,75 @@
+"""A cluster in memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Final
+
+from typing_extensions import override
+
+from kplane.provider.access.config import ClusterConfig
+from kplane.provider.client.client import Client
+from kplane.provider.client.kinds import BUILT_IN, parse_kind
+from kplane.provider.client.resources import Resource
+from kplane.provider.cluster.cluster import Cluster
+from kplane.provider.errors import ApiError, Unreachable
+from kplane.provider.testing.faults import Fault, Faults, Verb
+from kplane.provider.testing.store import Store
+from kplane.provider.testing.transport import FakeTransport
+
+__all__ = ["FakeCluster"]
+
+_numbers: Final = itertools.count(1)
+
+
+class _Client(Client):
+    """Closes its transport with itself, though it did not make it."""
+
+    @override
+    async def aclose(self) -> None:
+        await self.transport.aclose()
+
+
+class FakeCluster(Cluster):
+    """A cluster in memory for tests of reconcilers, with the real client, cache and controllers.
+
+    It serves Kubernetes' own kinds and `kinds`, which have a status subresource. Reads, writes, watches, selectors of
+    labels and names, finalizers, generations and conflicts are those of a kube-apiserver. There is no admission, no
+    validation, no default, no right and no controller: owned objects stay when their owner goes. It answers 415 to
+    server-side apply and JSON patches. For all of this, test with a real API server (fixture `k8s` of
+    `kplane.testing`).
+    """
+
+    def __init__(self, name: str, *, kinds: Iterable[Resource] = ()) -> None:
+        super().__init__(name, config=ClusterConfig(f"https://fake-cluster-{next(_numbers)}.invalid"))
+        self._store = Store()
+        self._faults = Faults()
+        self._kinds = {(kind.api_version, kind.plural): kind for kind in (*BUILT_IN.values(), *kinds)}
+
+    def fail(
+        self,
+        error: ApiError | Unreachable,
+        *,
+        verb: Verb,
+        kind: Resource | str,
+        times: int = 1,
+        takes_effect: bool = False,
+    ) -> None:
+        """Let the next `times` requests of a verb for a kind fail with `error`.
+
+        `verb` is that of RBAC. With `takes_effect` a write is done, and only its answer is lost, as with a connection
+        that breaks. Raises ProviderError if `kind` is no name of a kind.
+        """
+        self._faults.add(Fault(error, verb, parse_kind(kind), times, takes_effect))
+
+    @override
+    def make_client(self) -> Client:
+        wiring = self._live.wiring
+        return _Client(
+            self.config,
+            timeout_seconds=wiring.timeout_seconds,
+            transport=FakeTransport(self.config, store=self._store, kinds=self._kinds, faults=self._faults),
+            before_write=self._live.before_write,
+            limits=wiring.limits,
+        )

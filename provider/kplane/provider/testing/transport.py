@@ -1,0 +1,156 @@
+"""Answers the requests of a client in the same process, without sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, Final, cast
+
+import aiohttp
+import orjson
+from typing_extensions import override
+
+from kplane.provider.access.config import ClusterConfig
+from kplane.provider.client.transport import HttpRequest, Transport
+from kplane.provider.errors import ApiError, Unreachable
+from kplane.provider.testing.faults import Faults
+from kplane.provider.testing.requests import Asked, Kinds, answered, asked_of, matcher
+from kplane.provider.testing.store import Change, Object, Store
+
+__all__ = ["FakeTransport"]
+
+
+class _Content:
+    """As much of an aiohttp.StreamReader as a client reads: parts of an answer, until its end or failure."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._ended = False
+        self._error: BaseException | None = None
+        self._changed = asyncio.Event()
+
+    def send(self, body: Object) -> None:
+        self._parts.append(orjson.dumps(body) + b"\n")
+        self._changed.set()
+
+    def end(self) -> None:
+        self._ended = True
+        self._changed.set()
+
+    def set_exception(self, error: BaseException) -> None:
+        self._error = error
+        self._changed.set()
+
+    async def readany(self) -> bytes:
+        while not (self._parts or self._ended or self._error):
+            self._changed.clear()
+            await self._changed.wait()
+        if self._error is not None:
+            raise self._error
+        parts, self._parts = self._parts, []
+        return b"".join(parts)
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        while part := await self.readany():
+            yield part
+
+
+class _Answer:
+    """As much of an aiohttp.ClientResponse as a client reads."""
+
+    def __init__(self, status: int = 200, body: Object | None = None) -> None:
+        self.status: Final = status
+        self.reason: Final = ""
+        self.headers: Final[dict[str, str]] = {}
+        self.content_length: Final = None
+        self.content: Final = _Content()
+        if body is not None:
+            self.content.send(body)
+            self.content.end()
+
+
+class FakeTransport(Transport):
+    """Hands requests to a `Store`."""
+
+    def __init__(self, config: ClusterConfig, *, store: Store, kinds: Kinds, faults: Faults) -> None:
+        super().__init__(config, connect_timeout_seconds=1)
+        self._store = store
+        self._kinds = kinds
+        self._faults = faults
+        self._watches: set[_Content] = set()
+
+    @override
+    @contextlib.asynccontextmanager
+    async def exchange(self, request: HttpRequest) -> AsyncIterator[aiohttp.ClientResponse]:
+        self._require_open()
+        # A real server never answers at once either: others run meanwhile.
+        await asyncio.sleep(0)
+        if request.before_sending is not None:
+            try:
+                _ = request.before_sending()
+            except Exception as error:
+                raise Unreachable(f"{request} was not sent: {error}", kind="connect") from error
+        with contextlib.ExitStack() as stack:
+            try:
+                answer = self._answer(request, stack)
+            except ApiError as error:
+                answer = _Answer(error.status, _status(error))
+            yield cast("aiohttp.ClientResponse", answer)
+
+    @override
+    async def aclose(self) -> None:
+        for content in self._watches:
+            content.set_exception(Unreachable(f"the client of {self.config.server} was closed", kind="connect"))
+        await super().aclose()
+
+    def _answer(self, request: HttpRequest, stack: contextlib.ExitStack) -> _Answer:
+        body: Any = orjson.loads(request.body) if request.body else None
+        asked = asked_of(request, self._kinds)
+        if not isinstance(asked, Asked):
+            return _Answer(body=asked)
+        fault = self._faults.next(asked.verb, asked.resource)
+        if fault is not None and not fault.takes_effect:
+            raise fault.error
+        if asked.verb == "watch":
+            return self._watch(asked, stack)
+        status, found = answered(self._store, request, asked, body)
+        if fault is not None:
+            raise fault.error
+        return _Answer(status, found)
+
+    def _watch(self, asked: Asked, stack: contextlib.ExitStack) -> _Answer:
+        answer, store, matches = _Answer(), self._store, matcher(asked)
+        content, version = answer.content, asked.query.get("resourceVersion", "")
+        initial = asked.query.get("sendInitialEvents") == "true"
+
+        def follow(change: Change) -> None:
+            if change.resource == asked.resource and (event := change.seen_by(matches)):
+                content.send({"type": event[0], "object": asked.shown(event[1])})
+
+        if initial or version in {"", "0"}:
+            for each in filter(matches, store.of(asked.resource, asked.namespace)):
+                content.send({"type": "ADDED", "object": asked.shown(each)})
+        else:
+            for change in store.history[int(version) :]:
+                follow(change)
+        if initial:
+            content.send(_bookmark(asked, store.version))
+        store.followers.add(follow)
+        _ = stack.callback(store.followers.discard, follow)
+        self._watches.add(content)
+        _ = stack.callback(self._watches.discard, content)
+        seconds = float(asked.query.get("timeoutSeconds", "300"))
+        _ = stack.callback(asyncio.get_running_loop().call_later(seconds, content.end).cancel)
+        return answer
+
+
+def _status(error: ApiError) -> Object:
+    return {"kind": "Status", "code": error.status, "reason": error.reason, "message": error.message}
+
+
+def _bookmark(asked: Asked, version: int) -> Object:
+    metadata = {"resourceVersion": str(version), "annotations": {"k8s.io/initial-events-end": "true"}}
+    resource = asked.resource
+    found = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata}
+    return {"type": "BOOKMARK", "object": found}

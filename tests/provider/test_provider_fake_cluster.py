@@ -1,0 +1,132 @@
+"""A cluster in memory, with the real client."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kplane.provider import AlreadyExists, ApiError, Conflict, NotFound, NotServed, ProviderError, Resource, Unreachable
+from kplane.provider.client.resources import CONFIG_MAPS
+from kplane.provider.testing import FakeCluster, eventually
+
+MAPS = "v1/ConfigMap"
+WIDGETS = Resource("example.com/v1", "Widget", "widgets", namespaced=True)
+
+
+def body(name, **fields):
+    return {"metadata": {"name": name, "namespace": "default", **fields.pop("metadata", {})}, **fields}
+
+
+@pytest.fixture
+async def fake():
+    cluster = FakeCluster("a", kinds=[WIDGETS])
+    yield cluster
+    await cluster.aclose()
+
+
+async def test_writes_conflict_and_miss_as_on_a_server(fake):
+    client = fake.client
+    first = await client.create(MAPS, body("m", data={"a": "1"}))
+    with pytest.raises(AlreadyExists):
+        await client.create(MAPS, body("m"))
+    patched = await client.patch(MAPS, "m", {"data": {"a": None, "b": "2"}}, namespace="default")
+    assert patched["data"] == {"b": "2"}
+    assert patched["metadata"]["uid"] == first["metadata"]["uid"]
+    with pytest.raises(Conflict):
+        await client.replace(MAPS, first)
+    with pytest.raises(NotFound, match="namespaces"):
+        await client.create(MAPS, {"metadata": {"name": "m", "namespace": "none"}})
+    await client.delete(MAPS, "m", namespace="default")
+    with pytest.raises(NotFound):
+        await client.get(MAPS, "m", namespace="default")
+
+
+async def test_status_generation_and_finalizers(fake):
+    client = fake.client
+    made = await client.create("example.com/v1/Widget", body("w", spec={"n": 1}, metadata={"finalizers": ["x/y"]}))
+    status = await client.patch(WIDGETS, "w", {"status": {"ok": True}}, namespace="default", subresource="status")
+    assert (made["metadata"]["generation"], status["metadata"]["generation"]) == (1, 1)
+    changed = await client.patch(WIDGETS, "w", {"spec": {"n": 2}, "status": None}, namespace="default")
+    assert (changed["metadata"]["generation"], changed["status"]) == (2, {"ok": True})
+    held = await client.delete(WIDGETS, "w", namespace="default")
+    assert held["metadata"]["deletionTimestamp"]
+    await client.patch(WIDGETS, "w", {"metadata": {"finalizers": None}}, namespace="default")
+    assert not await client.exists(WIDGETS, "w", namespace="default")
+
+
+async def test_selectors_and_watch(fake):
+    client = fake.client
+    await client.create(MAPS, body("in", metadata={"labels": {"a": "b"}}))
+    await client.create(MAPS, body("out"))
+    listed = await client.list(MAPS, label_selector="a=b")
+    assert [each["metadata"]["name"] for each in listed.items] == ["in"]
+    named = await client.list(MAPS, field_selector="metadata.name=out")
+    assert [each["metadata"]["name"] for each in named.items] == ["out"]
+    maps = await client.resource(MAPS)
+    async with client.watch(maps, resource_version=listed.resource_version, label_selector="a=b") as watch:
+        await client.patch(MAPS, "out", {"metadata": {"labels": {"a": "b"}}}, namespace="default")
+        await client.patch(MAPS, "out", {"data": {"x": "y"}}, namespace="default")
+        await client.patch(MAPS, "out", {"metadata": {"labels": None}}, namespace="default")
+        assert [(await anext(watch)).type for _ in range(3)] == ["ADDED", "MODIFIED", "DELETED"]
+
+
+async def test_a_fault_comes_as_often_as_asked_for_and_a_write_may_have_taken_effect(fake):
+    client = fake.client
+    fake.fail(Conflict(409, "Conflict", "it has changed"), verb="create", kind=MAPS)
+    with pytest.raises(Conflict, match="it has changed"):
+        await client.create(MAPS, body("m"))
+    assert not await client.exists(MAPS, "m", namespace="default")
+    fake.fail(Unreachable("no answer came", kind="timeout"), verb="create", kind=MAPS, times=2, takes_effect=True)
+    with pytest.raises(Unreachable, match="no answer came"):
+        await client.create(MAPS, body("m"))
+    assert await client.exists(MAPS, "m", namespace="default")
+    with pytest.raises(AlreadyExists):
+        await client.create(MAPS, body("m"))
+    with pytest.raises(NotFound):
+        await client.get("v1/Secret", "m", namespace="default")
+
+
+async def test_a_watch_ends_with_its_client(fake):
+    client = fake.client
+    listed = await client.list(MAPS)
+    async with client.watch(CONFIG_MAPS, resource_version=listed.resource_version, idle_timeout_seconds=10) as watch:
+        await watch.open()
+        reading = asyncio.create_task(watch.read())
+        await asyncio.sleep(0)
+        await fake.aclose()
+        with pytest.raises(Unreachable, match="was closed"):
+            await reading
+    with pytest.raises(ProviderError, match="is closed"):
+        await client.list(MAPS)
+
+
+async def test_metadata_alone_is_sent_where_it_was_asked_for(fake):
+    await fake.client.create(MAPS, body("m", data={"a": "1"}))
+    [listed] = (await fake.client.list(MAPS, metadata_only=True)).items
+    cached = await fake.cache.get(MAPS, "m", namespace="default", metadata_only=True)
+    assert "data" not in listed
+    assert "data" not in cached
+    assert cached["metadata"]["name"] == "m"
+
+
+async def test_a_deletion_of_another_version_is_a_conflict(fake):
+    made = await fake.client.create(MAPS, body("m"))
+    await fake.client.patch(MAPS, "m", {"data": {"a": "1"}}, namespace="default")
+    old = made["metadata"]["resourceVersion"]
+    with pytest.raises(Conflict):
+        await fake.client.delete(MAPS, "m", namespace="default", resource_version=old)
+
+
+async def test_eventually_shows_the_last_answer(fake):
+    with pytest.raises(AssertionError, match="the last answer is 7"):
+        await eventually(lambda: 7, lambda found: found == 8, timeout_seconds=0.05)
+    with pytest.raises(AssertionError, match="not found"):
+        await eventually(lambda: fake.client.get(MAPS, "m", namespace="default"), timeout_seconds=0.05)
+
+
+async def test_what_it_cannot_do_names_a_real_api_server(fake):
+    with pytest.raises(ApiError, match="real API server"):
+        await fake.client.apply(MAPS, body("m"))
+    with pytest.raises(NotServed):
+        await fake.client.resource("example.com/v1/Gadget")

@@ -1,0 +1,186 @@
+"""A FakeCluster answers as a kube-apiserver does: the same calls in any order, at both."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pprint
+import uuid
+from contextlib import suppress
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kplane.provider import ApiError, Client, ClusterConfig, NotFound, Resource
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
+from kplane.provider.testing import FakeCluster
+
+pytestmark = pytest.mark.integration
+
+WIDGETS = Resource("fake-cluster.example/v1", "Widget", "widgets", namespaced=True)
+OWN = ("uid", "resourceVersion", "creationTimestamp", "namespace")
+
+kinds = st.sampled_from([CONFIG_MAPS, WIDGETS])
+names = st.sampled_from(["a", "b"])
+values = st.sampled_from(["1", "2"])
+labels = st.sampled_from([None, {"app": "x"}, {"app": "y", "tier": "z"}])
+finalizers = st.sampled_from([None, ["example.com/first"], ["example.com/first", "example.com/second"]])
+versions = st.sampled_from(["read", "first", "none"])
+selectors = st.sampled_from([None, "app=x", "app!=x", "app in (x, y),tier", "!tier"])
+calls = st.one_of(
+    st.tuples(st.just("create"), kinds, names, values, labels, finalizers),
+    st.tuples(st.just("replace"), kinds, names, values, labels, finalizers, versions),
+    st.tuples(st.just("patch"), kinds, names, values, labels, finalizers),
+    st.tuples(st.just("status"), names, values),
+    st.tuples(st.just("delete"), kinds, names, st.sampled_from(["any", "its", "another"])),
+    st.tuples(st.just("get"), kinds, names),
+    st.tuples(st.just("exists"), kinds, names),
+    st.tuples(st.just("list"), kinds, selectors, st.booleans()),
+    st.tuples(st.just("delete_all"), kinds),
+)
+
+
+def content(kind, value):
+    return {"data": {"value": value}} if kind is CONFIG_MAPS else {"spec": {"value": value}}
+
+
+def body_of(kind, name, value, labels, finalizers):
+    metadata = {"name": name, "labels": labels, "finalizers": finalizers}
+    return {"metadata": {key: each for key, each in metadata.items() if each is not None}, **content(kind, value)}
+
+
+class Side:
+    """One of both, and what was seen there."""
+
+    def __init__(self, client, namespace):
+        self.client, self.namespace = client, namespace
+        self.first, self.versions = {}, {}
+
+    def shown(self, found):
+        """Return an object without what differs between servers, and whether it has changed since it was seen."""
+        found = copy.deepcopy(found)
+        metadata = found["metadata"]
+        key = found["kind"], metadata["name"]
+        changed = self.versions.get(key) != metadata["resourceVersion"]
+        self.versions[key] = metadata["resourceVersion"]
+        for field in OWN:
+            metadata.pop(field, None)
+        if "deletionTimestamp" in metadata:
+            metadata["deletionTimestamp"] = "there is one"
+        return found, changed
+
+    async def call(self, what, *arguments):
+        try:
+            return await getattr(self, what)(*arguments)
+        except ApiError as error:
+            return type(error).__name__, error.status, error.reason
+
+    async def create(self, kind, *fields):
+        made = await self.client.create(kind, body_of(kind, *fields), namespace=self.namespace)
+        self.first[kind, fields[0]] = made["metadata"]["resourceVersion"]
+        return self.shown(made)
+
+    async def replace(self, kind, name, value, labels, finalizers, version):
+        body = body_of(kind, name, value, labels, finalizers)
+        if version == "first" and (kind, name) in self.first:
+            body["metadata"]["resourceVersion"] = self.first[kind, name]
+        if version == "read":
+            found = await self.client.get(kind, name, namespace=self.namespace)
+            body["metadata"]["resourceVersion"] = found["metadata"]["resourceVersion"]
+        return self.shown(await self.client.replace(kind, body, namespace=self.namespace))
+
+    async def patch(self, kind, name, value, labels, finalizers):
+        body = {"metadata": {"labels": labels, "finalizers": finalizers}, **content(kind, value)}
+        return self.shown(await self.client.patch(kind, name, body, namespace=self.namespace))
+
+    async def status(self, name, value):
+        body = {"status": {"value": value}, "spec": {"value": "not written"}}
+        return self.shown(await self.client.patch(WIDGETS, name, body, namespace=self.namespace, subresource="status"))
+
+    async def delete(self, kind, name, which):
+        found = await self.client.get(kind, name, namespace=self.namespace)
+        uid = {"any": None, "its": found["metadata"]["uid"], "another": str(uuid.uuid4())}[which]
+        answer = await self.client.delete(kind, name, namespace=self.namespace, uid=uid)
+        return answer["kind"] if answer["kind"] == "Status" else self.shown(answer)
+
+    async def get(self, kind, name):
+        return self.shown(await self.client.get(kind, name, namespace=self.namespace))
+
+    async def exists(self, kind, name):
+        return await self.client.exists(kind, name, namespace=self.namespace)
+
+    async def list(self, kind, selector, metadata_only):
+        found = await self.client.list(
+            kind, namespace=self.namespace, label_selector=selector, metadata_only=metadata_only
+        )
+        return [self.shown(each) for each in found.items if each["metadata"]["name"] != "kube-root-ca.crt"]
+
+    async def delete_all(self, kind):
+        await self.client.delete_all(kind, namespace=self.namespace, label_selector="app=x")
+
+    async def events(self, kind, selector, *, since):
+        """Read what a watch sends from a version on, up to the object that ends it."""
+        seen = []
+        await self.client.create(
+            kind, {"metadata": {"name": "end", "labels": {"app": "x", "tier": "z"}}}, namespace=self.namespace
+        )
+        watch = self.client.watch(
+            kind, resource_version=since, namespace=self.namespace, label_selector=selector, timeout_seconds=30
+        )
+        async with watch:
+            async for event in watch:
+                if event.type == "BOOKMARK" or event.object["metadata"]["name"] == "kube-root-ca.crt":
+                    continue
+                seen.append((event.type, *self.shown(event.object)))
+                if event.object["metadata"]["name"] == "end":
+                    break
+        return seen
+
+
+async def differences(sides, told, selector):
+    for side in sides:
+        await side.client.create(NAMESPACES, {"metadata": {"name": side.namespace}})
+    begun = [
+        {
+            kind: (await side.client.list(kind, namespace=side.namespace)).resource_version
+            for kind in (CONFIG_MAPS, WIDGETS)
+        }
+        for side in sides
+    ]
+    for call in told:
+        real, fake = [await side.call(*call) for side in sides]
+        if real != fake:
+            return [call, real, fake]
+    for kind in (CONFIG_MAPS, WIDGETS):
+        real, fake = [
+            await side.events(kind, selector, since=since[kind]) for side, since in zip(sides, begun, strict=True)
+        ]
+        if real != fake:
+            return [kind, real, fake]
+    return []
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(calls, min_size=1, max_size=14), st.sampled_from([None, "app=x", "app in (x, y)"]))
+def test_it_answers_as_a_real_server(api_server, served_widgets, told, selector):
+    async def compared():
+        fake = FakeCluster("fake", kinds=[WIDGETS])
+        try:
+            async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+                namespace = f"fake-{uuid.uuid4().hex[:8]}"
+                return await differences([Side(client, namespace), Side(fake.client, namespace)], told, selector)
+        finally:
+            await fake.aclose()
+
+    found = asyncio.run(compared())
+    assert not found, f"the call, then the answers of the real and of the fake one:\n{pprint.pformat(found, width=160)}"
+
+
+@pytest.fixture
+async def served_widgets(client, install):
+    await install(WIDGETS)
+    with suppress(NotFound):
+        await client.list(WIDGETS)
