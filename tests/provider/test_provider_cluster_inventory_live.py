@@ -222,3 +222,20 @@ async def test_exactly_one_secret_counts_and_a_deleted_profile_is_disengaged(hub
         with pytest.raises(ClusterNotFound):
             fleet.get(name)
         await client.patch(CLUSTER_PROFILES, "a", {"metadata": {"finalizers": None}}, namespace=hub.namespace)
+
+
+async def test_the_ids_of_a_profile_are_attributes_of_its_cluster(hub, eventually):
+    ids = [{"name": "cluster.clusterset.k8s.io", "value": "one"}, {"name": "clusterset.k8s.io", "value": "all"}]
+    await hub.profile("a")
+    async with hub.run(access=hub.access(), properties=("clusterset.k8s.io", "region")) as clusters:
+        offers = hub.offer()
+        await hub.status("a", accessProviders=offers, properties=[*ids, {"name": "nodes", "value": "3"}])
+        first = await eventually(lambda: clusters.get(hub.name("a")))
+        assert first.attributes == {"clusterset.k8s.io": "all"}
+        moved = [*ids, {"name": "nodes", "value": "4"}, {"name": "region", "value": "north"}]
+        await hub.status("a", accessProviders=offers, properties=moved)
+        found = {"clusterset.k8s.io": "all", "region": "north"}
+        await eventually(lambda: clusters.get(hub.name("a")).attributes, lambda attributes: attributes == found)
+    async with hub.run(access=hub.access()) as clusters:
+        made = await eventually(lambda: clusters.get(hub.name("a")))
+        assert made.attributes == {each["name"]: each["value"] for each in ids}

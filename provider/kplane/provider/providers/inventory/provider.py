@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from kplane.provider.access.config import ClusterConfig
@@ -47,11 +47,14 @@ from kplane.provider.providers._support.object_backed import KEEP, Keep, Object,
 from kplane.provider.providers._support.secret import value_of, values_of
 from kplane.provider.providers.inventory.access import AccessProviders
 
-__all__ = ["CLUSTER_PROFILES", "ClusterInventoryProvider", "control_plane_healthy"]
+__all__ = ["CLUSTER_IDS", "CLUSTER_PROFILES", "ClusterInventoryProvider", "control_plane_healthy"]
 
 CLUSTER_PROFILES: Final = Resource(
     "multicluster.x-k8s.io/v1alpha1", "ClusterProfile", "clusterprofiles", namespaced=True
 )
+
+CLUSTER_IDS: Final = ("cluster.clusterset.k8s.io", "clusterset.k8s.io")
+"""Properties that identify a cluster in its set, and the set (KEP-2149)."""
 
 _CONSUMER_LABEL: Final = "x-k8s.io/cluster-inventory-consumer"
 _PROFILE_LABEL: Final = "x-k8s.io/cluster-profile"
@@ -70,8 +73,11 @@ class ClusterInventoryProvider:
 
     `client` reaches the cluster with the profiles, and belongs to the caller. Exactly one of `access` and `consumer`
     gives the credentials. `ready` replaces the check of a healthy control plane; it gets the object and must not block.
-    `namespace=None` means all namespaces; `label_selector` is the API's, and selects profiles. Raises ProviderError if
-    none or both are given, or `consumer` is no valid label.
+    `namespace=None` means all namespaces; `label_selector` is the API's, and selects profiles.
+
+    `properties` names those of `status.properties` that become attributes of the cluster, by default its ids. If one of
+    them changes, it is another cluster; other properties change nothing. Raises ProviderError if none or both ways to
+    the credentials are given, or `consumer` is no valid label.
     """
 
     def __init__(
@@ -83,13 +89,17 @@ class ClusterInventoryProvider:
         ready: Callable[[Object], bool] = control_plane_healthy,
         namespace: str | None = None,
         label_selector: str | None = None,
+        properties: Collection[str] = CLUSTER_IDS,
     ) -> None:
+        if isinstance(properties, str):
+            raise ProviderError(f"properties={properties!r} is one text: write properties=({properties!r},)")
         if (access is None) == (consumer is None):
             raise ProviderError(
                 "give exactly one of access (access providers and their plugins) and consumer (labelled Secrets) for"
                 " the credentials of ClusterProfiles"
             )
         self._access = access
+        self._properties = frozenset(properties)
         self._secrets = None if consumer is None else _Secrets(client, consumer=consumer, namespace=namespace)
         self._objects = ObjectBackedProvider(
             client,
@@ -124,7 +134,16 @@ class ClusterInventoryProvider:
             config = self._secrets.config_of(namespace, name)
         else:
             return KEEP
-        return Cluster(cluster_name(namespace, name), config=config)
+        return Cluster(cluster_name(namespace, name), config=config, attributes=self._attributes(profile))
+
+    def _attributes(self, profile: Object) -> dict[str, str]:
+        listed = section(profile, "status").get("properties")
+        found: dict[str, str] = {}
+        for each in listed if isinstance(listed, list) else ():
+            name, value = (each.get("name"), each.get("value")) if isinstance(each, Mapping) else (None, None)
+            if isinstance(name, str) and isinstance(value, str) and name in self._properties:
+                found[name] = value
+        return found
 
 
 class _Secrets:
