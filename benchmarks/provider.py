@@ -1,11 +1,12 @@
 """Measures a controller on a fleet of clusters: `python -m benchmarks.provider --clusters 100 500`.
 
-Starts one kube-apiserver on a plain etcd. It stands for N clusters, each with its own connection, client and cache. One
-controller for ConfigMaps does nothing with their events. For each N a new process runs it
-(`benchmarks.provider_worker`), or `--processes` processes, which divide the clusters by Leases. Prints JSON:
+Starts one kube-apiserver on a plain etcd. It stands for N clusters, each with its own connections, client and cache. A
+controller for ConfigMaps does nothing with their events; with `--kinds 3` there are others for Secrets and
+ServiceAccounts. For each N a new process runs them (`benchmarks.provider_worker`), or `--processes` processes, which
+divide the clusters by Leases. Each event has to arrive: a lost one ends the run with an error. Prints JSON:
 
-- `engaged`: seconds from the first cluster to the reconcile of the last ConfigMap, and memory before and after;
-- `burst`: reconciles per second for ConfigMaps that are created at once and seen in each cluster;
+- `engaged`: seconds from the first cluster to the reconcile of the last object, and memory before and after;
+- `burst`: reconciles per second for objects of each kind that are created at once and seen in each cluster;
 - `churn`: milliseconds from the create request of a ConfigMap to its reconcile, one by one.
 
 All programs run on this machine, so the result includes its load. More processes leave less of it to the API server.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import platform
@@ -31,11 +33,12 @@ from typing import Any, Final
 import uvloop
 
 from benchmarks.cost import cpu_seconds
+from benchmarks.provider_worker import KINDS
 from benchmarks.surroundings import start_api_server
 from kplane.binaries.programs import resolve
 from kplane.embedded.credentials import write_private
 from kplane.provider import Client
-from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, SECRETS, Resource
 from kplane.workloads import ProcessRuntime
 
 _NAMESPACE: Final = "benchmark"
@@ -53,6 +56,7 @@ class Target:
     churn: int
     churn_per_second: float
     processes: int
+    kinds: int
     deadline_seconds: float
 
 
@@ -78,8 +82,8 @@ class Worker:
 
 
 @contextlib.asynccontextmanager
-async def _worker(kubeconfig: Path, *, identity: str | None) -> AsyncIterator[Worker]:
-    arguments = [str(kubeconfig)] if identity is None else [str(kubeconfig), identity]
+async def _worker(kubeconfig: Path, *, kinds: int, identity: str | None) -> AsyncIterator[Worker]:
+    arguments = [str(kubeconfig), str(kinds), *([] if identity is None else [identity])]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -106,17 +110,23 @@ async def _measure(client: Client, kubeconfig: Path, *, clusters: int, target: T
     async with contextlib.AsyncExitStack() as stack:
         alone = target.processes == 1
         workers = [
-            await stack.enter_async_context(_worker(kubeconfig, identity=None if alone else f"{clusters}-{number}"))
+            await stack.enter_async_context(
+                _worker(kubeconfig, kinds=target.kinds, identity=None if alone else f"{clusters}-{number}")
+            )
             for number in range(target.processes)
         ]
         await _shared_out(workers, target=target)
-        engaged = await _engage(workers, clusters=clusters, objects=await _count(client), target=target)
+        objects = sum([await _count(client, kind) for kind in KINDS[: target.kinds]])
+        engaged = await _engage(workers, clusters=clusters, objects=objects, target=target)
         names = [f"burst-{clusters}-{number}" for number in range(target.burst)]
         burst = await _burst(client, workers, names=names, clusters=clusters, target=target)
         churn = await _churn(client, workers, clusters=clusters, target=target)
-    for name in names + [f"churn-{clusters}-{number}" for number in range(target.churn)]:
-        await client.delete(CONFIG_MAPS, name, namespace=_NAMESPACE)
-    return {"clusters": clusters, "processes": target.processes, "engaged": engaged, "burst": burst, "churn": churn}
+    for kind, name in itertools.product(KINDS[: target.kinds], names):
+        await client.delete(kind, name, namespace=_NAMESPACE)
+    for number in range(target.churn):
+        await client.delete(CONFIG_MAPS, f"churn-{clusters}-{number}", namespace=_NAMESPACE)
+    options = {"clusters": clusters, "kinds": target.kinds, "processes": target.processes}
+    return {**options, "engaged": engaged, "burst": burst, "churn": churn}
 
 
 async def _shared_out(workers: Sequence[Worker], *, target: Target) -> None:
@@ -155,17 +165,18 @@ async def _burst(
     began = time.monotonic()
     at_once = asyncio.Semaphore(_AT_ONCE)
 
-    async def create(name: str) -> None:
+    async def create(kind: Resource, name: str) -> None:
         async with at_once:
-            await client.create(CONFIG_MAPS, {"metadata": {"name": name}, "data": {"a": "b"}}, namespace=_NAMESPACE)
+            await client.create(kind, _body(kind, name), namespace=_NAMESPACE)
 
-    await asyncio.gather(*map(create, names))
+    kinds = KINDS[: target.kinds]
+    await asyncio.gather(*(create(kind, name) for kind, name in itertools.product(kinds, names)))
     created = time.monotonic()
-    expected = clusters * len(names)
+    expected = clusters * len(names) * len(kinds)
     reached = await _reconciled(workers, until=since + expected, target=target)
     spent = sum(cpu_seconds(worker.pid) for worker in workers) - cpu
     return {
-        "created": len(names),
+        "created": len(names) * len(kinds),
         "create_seconds": round(created - began, 2),
         "reconciles": expected,
         "seconds": round(reached - began, 2),
@@ -207,15 +218,20 @@ async def _reconciled(workers: Sequence[Worker], *, until: int, target: Target) 
             await asyncio.sleep(0.25)
 
 
-async def _count(client: Client) -> int:
-    return len((await client.list(CONFIG_MAPS)).items)
+async def _count(client: Client, kind: Resource) -> int:
+    return len((await client.list(kind)).items)
 
 
-async def _fill(client: Client, *, objects: int) -> None:
+async def _fill(client: Client, *, kinds: int, objects: int) -> None:
     await client.create(NAMESPACES, {"metadata": {"name": _NAMESPACE}})
-    for number in range(objects - await _count(client)):
-        body = {"metadata": {"name": f"object-{number}"}, "data": {"key": "value"}}
-        await client.create(CONFIG_MAPS, body, namespace=_NAMESPACE)
+    for kind in KINDS[:kinds]:
+        for number in range(objects - await _count(client, kind)):
+            await client.create(kind, _body(kind, f"object-{number}"), namespace=_NAMESPACE)
+
+
+def _body(kind: Resource, name: str) -> dict[str, Any]:
+    content = {CONFIG_MAPS: {"data": {"key": "value"}}, SECRETS: {"data": {"key": "dmFsdWU="}}}
+    return {"metadata": {"name": name}, **content.get(kind, {})}
 
 
 async def run(clusters: Sequence[int], *, target: Target) -> list[dict[str, Any]]:
@@ -228,7 +244,7 @@ async def run(clusters: Sequence[int], *, target: Target) -> list[dict[str, Any]
             server = await start_api_server(runtime, "fleet", directory=directory)
             write_private(directory / "kubeconfig", content=server.kubeconfig())
             async with Client(server.administrator()) as client:
-                await _fill(client, objects=target.objects)
+                await _fill(client, kinds=target.kinds, objects=target.objects)
                 return [
                     await _measure(client, directory / "kubeconfig", clusters=number, target=target)
                     for number in clusters
@@ -239,10 +255,11 @@ def main() -> None:
     """Measure, and print JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clusters", type=int, nargs="+", default=[100, 500], help="numbers of clusters, one run each")
-    parser.add_argument("--objects", type=int, default=11, help="ConfigMaps in each cluster")
-    parser.add_argument("--burst", type=int, default=200, help="ConfigMaps to create at once")
+    parser.add_argument("--objects", type=int, default=11, help="objects of each kind in each cluster")
+    parser.add_argument("--burst", type=int, default=200, help="objects of each kind to create at once")
     parser.add_argument("--churn", type=int, default=50, help="ConfigMaps to create one by one")
     parser.add_argument("--churn-per-second", type=float, default=5.0, help="rate of that")
+    parser.add_argument("--kinds", type=int, choices=range(1, len(KINDS) + 1), default=1, help="kinds to watch")
     parser.add_argument("--processes", type=int, default=1, help="number of processes that divide the clusters")
     parser.add_argument("--deadline-seconds", type=float, default=300.0, help="time limit of each part")
     given = parser.parse_args()
@@ -252,6 +269,7 @@ def main() -> None:
         churn=given.churn,
         churn_per_second=given.churn_per_second,
         processes=given.processes,
+        kinds=given.kinds,
         deadline_seconds=given.deadline_seconds,
     )
     load = os.getloadavg()

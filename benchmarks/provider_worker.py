@@ -13,8 +13,11 @@ from typing import Any
 import uvloop
 
 from kplane.provider import Cluster, ClusterConfig, Manager, Request, Sharded, controller
-from kplane.provider.client.resources import CONFIG_MAPS
+from kplane.provider.client.resources import CONFIG_MAPS, SECRETS, SERVICE_ACCOUNTS
 from kplane.provider.providers.clusters import ClustersProvider
+
+KINDS = (CONFIG_MAPS, SECRETS, SERVICE_ACCOUNTS)
+"""With a controller for each."""
 
 
 class Meter:
@@ -68,12 +71,13 @@ async def _answer(
     return {"reconciles": meter.reconciles, "last": meter.last}
 
 
-async def _run(kubeconfig: Path, identity: str | None) -> None:
+async def _run(kubeconfig: Path, kinds: int, identity: str | None) -> None:
     config, fleet, meter = ClusterConfig.load(kubeconfig), ClustersProvider(), Meter()
     local = Cluster("", config=config)
     coordinator = None if identity is None else Sharded(local.client, namespace="kube-system", identity=identity)
     meter.manager = Manager(config, fleet, coordinator=coordinator)
-    controller(meter.manager).named("benchmark").for_(CONFIG_MAPS).with_options(workers=8).build(meter.reconcile)
+    for kind in KINDS[:kinds]:
+        controller(meter.manager).for_(kind).with_options(workers=8).build(meter.reconcile)
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     async with meter.manager:
@@ -85,4 +89,4 @@ async def _run(kubeconfig: Path, identity: str | None) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(_run(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None))
+    uvloop.run(_run(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None))
