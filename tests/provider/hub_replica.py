@@ -12,6 +12,9 @@ import logging
 import sys
 from pathlib import Path
 
+# Next to this program.
+from sharded_replica import TIMINGS
+
 from kplane.provider import (
     Client,
     Cluster,
@@ -26,18 +29,7 @@ from kplane.provider import (
 )
 from kplane.provider.controllers.builder import predicates
 from kplane.provider.controllers.predicates import in_namespaces
-from kplane.provider.coordination.shards import ShardTimings
 from kplane.provider.providers.clusters import ClustersProvider
-
-TIMINGS = ShardTimings(
-    duration_seconds=5,
-    renew_seconds=1.0,
-    retry_seconds=0.2,
-    drain_seconds=1.5,
-    peer_seconds=10,
-    peer_renew_seconds=1.0,
-    probe_seconds=1.0,
-)
 
 
 async def main(stop: asyncio.Event) -> None:
