@@ -241,6 +241,8 @@ async def test_scopes_that_cannot_be_are_refused_at_once(client, caches):
     for kind in ("Secret", "secrets", "v1/secrets"):
         with pytest.raises(ProviderError, match=f"{kind!r} is (not the name of a kind|a plural, not a kind): "):
             Manager(ClusterConfig("https://127.0.0.1:1"), cache_scopes={kind: CacheScope()})
+    with pytest.raises(ProviderError, match="write 'v1/Secret' for Resource"):
+        Manager(ClusterConfig("https://127.0.0.1:1"), cache_scopes={SECRETS: CacheScope()})
     cache = caches(client, scope_of=lambda _resource: CacheScope(namespaces=("x",)))
     with pytest.raises(ProviderError, match="v1/Node is cluster-scoped: its CacheScope can have no namespaces"):
         await cache.list(NODES)

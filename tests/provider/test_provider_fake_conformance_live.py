@@ -13,27 +13,34 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kplane.provider import ApiError, Client, ClusterConfig, NotFound, Resource
-from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
+from kplane.provider.client.kinds import BUILT_IN
+from kplane.provider.client.resources import CONFIG_MAPS, LEASES, NAMESPACES
 from kplane.provider.testing import FakeCluster
+from kplane.provider.testing.traits import has_status
 
 pytestmark = pytest.mark.integration
 
 WIDGETS = Resource("fake-cluster.example/v1", "Widget", "widgets", namespaced=True)
 OWN = ("uid", "resourceVersion", "creationTimestamp", "namespace")
 
-kinds = st.sampled_from([CONFIG_MAPS, WIDGETS])
+KINDS = (CONFIG_MAPS, LEASES, WIDGETS)
+kinds = st.sampled_from(KINDS)
 names = st.sampled_from(["a", "b"])
 values = st.sampled_from(["1", "2"])
-labels = st.sampled_from([None, {"app": "x"}, {"app": "y", "tier": "z"}])
-finalizers = st.sampled_from([None, ["example.com/first"], ["example.com/first", "example.com/second"]])
+labels = st.sampled_from([None, {}, {"app": "x"}, {"app": "y", "tier": "z"}])
+removals = st.sampled_from([{"app": None}, {"tier": None, "app": "x"}])
+finalizers = st.sampled_from([None, [], ["example.com/first"], ["example.com/first", "example.com/second"]])
 versions = st.sampled_from(["read", "first", "none"])
 selectors = st.sampled_from([None, "app=x", "app!=x", "app in (x, y),tier", "!tier"])
+preconditions = st.sampled_from(["any", "its", "another", "its version", "an old version"])
 calls = st.one_of(
     st.tuples(st.just("create"), kinds, names, values, labels, finalizers),
     st.tuples(st.just("replace"), kinds, names, values, labels, finalizers, versions),
-    st.tuples(st.just("patch"), kinds, names, values, labels, finalizers),
-    st.tuples(st.just("status"), names, values),
-    st.tuples(st.just("delete"), kinds, names, st.sampled_from(["any", "its", "another"])),
+    st.tuples(st.just("patch"), kinds, names, values, labels | removals, finalizers),
+    st.tuples(st.just("status"), kinds, names, values),
+    st.tuples(
+        st.just("delete"), kinds, names, st.sampled_from(["any", "its", "another", "its version", "an old version"])
+    ),
     st.tuples(st.just("get"), kinds, names),
     st.tuples(st.just("exists"), kinds, names),
     st.tuples(st.just("list"), kinds, selectors, st.booleans()),
@@ -42,7 +49,9 @@ calls = st.one_of(
 
 
 def content(kind, value):
-    return {"data": {"value": value}} if kind is CONFIG_MAPS else {"spec": {"value": value}}
+    if kind is CONFIG_MAPS:
+        return {"data": {"value": value}}
+    return {"spec": {"holderIdentity" if kind is LEASES else "value": value}}
 
 
 def body_of(kind, name, value, labels, finalizers):
@@ -94,14 +103,20 @@ class Side:
         body = {"metadata": {"labels": labels, "finalizers": finalizers}, **content(kind, value)}
         return self.shown(await self.client.patch(kind, name, body, namespace=self.namespace))
 
-    async def status(self, name, value):
-        body = {"status": {"value": value}, "spec": {"value": "not written"}}
-        return self.shown(await self.client.patch(WIDGETS, name, body, namespace=self.namespace, subresource="status"))
+    async def status(self, kind, name, value):
+        body = {"status": {"value": value}, **content(kind, "not written")}
+        return self.shown(await self.client.patch(kind, name, body, namespace=self.namespace, subresource="status"))
 
     async def delete(self, kind, name, which):
         found = await self.client.get(kind, name, namespace=self.namespace)
-        uid = {"any": None, "its": found["metadata"]["uid"], "another": str(uuid.uuid4())}[which]
-        answer = await self.client.delete(kind, name, namespace=self.namespace, uid=uid)
+        options = {
+            "any": {},
+            "its": {"uid": found["metadata"]["uid"]},
+            "another": {"uid": str(uuid.uuid4())},
+            "its version": {"resource_version": found["metadata"]["resourceVersion"]},
+            "an old version": {"resource_version": "1"},
+        }
+        answer = await self.client.delete(kind, name, namespace=self.namespace, **options[which])
         return answer["kind"] if answer["kind"] == "Status" else self.shown(answer)
 
     async def get(self, kind, name):
@@ -122,9 +137,8 @@ class Side:
     async def events(self, kind, selector, *, since):
         """Read what a watch sends from a version on, up to the object that ends it."""
         seen = []
-        await self.client.create(
-            kind, {"metadata": {"name": "end", "labels": {"app": "x", "tier": "z"}}}, namespace=self.namespace
-        )
+        end = body_of(kind, "end", "1", {"app": "x", "tier": "z"}, None)
+        await self.client.create(kind, end, namespace=self.namespace)
         watch = self.client.watch(
             kind, resource_version=since, namespace=self.namespace, label_selector=selector, timeout_seconds=30
         )
@@ -142,17 +156,14 @@ async def differences(sides, told, selector):
     for side in sides:
         await side.client.create(NAMESPACES, {"metadata": {"name": side.namespace}})
     begun = [
-        {
-            kind: (await side.client.list(kind, namespace=side.namespace)).resource_version
-            for kind in (CONFIG_MAPS, WIDGETS)
-        }
+        {kind: (await side.client.list(kind, namespace=side.namespace)).resource_version for kind in KINDS}
         for side in sides
     ]
     for call in told:
         real, fake = [await side.call(*call) for side in sides]
         if real != fake:
             return [call, real, fake]
-    for kind in (CONFIG_MAPS, WIDGETS):
+    for kind in KINDS:
         real, fake = [
             await side.events(kind, selector, since=since[kind]) for side, since in zip(sides, begun, strict=True)
         ]
@@ -184,3 +195,16 @@ async def served_widgets(client, install):
     await install(WIDGETS)
     with suppress(NotFound):
         await client.list(WIDGETS)
+
+
+async def test_it_has_the_status_subresources_of_a_real_server(client):
+    """Every kind that needs no discovery, in the version in which it is named."""
+    real = set()
+    for version in {kind.rpartition("/")[0] for kind in BUILT_IN}:
+        path = f"/{'apis' if '/' in version else 'api'}/{version}"
+        for each in (await client.request("GET", path))["resources"]:
+            plural, _, subresource = each["name"].partition("/")
+            if subresource == "status":
+                real.add((version, plural))
+    fake = {(each.api_version, each.plural) for each in BUILT_IN.values() if has_status(each)}
+    assert fake == {(each.api_version, each.plural) for each in BUILT_IN.values()} & real

@@ -41,7 +41,7 @@ class _Section:
     @property
     def in_use(self) -> bool:
         """Whether this process may hold the fence, or be at work behind it."""
-        return self.task is not None or bool(self.begun)
+        return self.task is not None or bool(self.begun) or bool(self.leaving)
 
 
 class Fences:

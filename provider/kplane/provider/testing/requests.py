@@ -10,9 +10,10 @@ from urllib.parse import parse_qsl, unquote
 from kplane.provider.cache.selectors import parse_label_selector
 from kplane.provider.client.resources import Resource
 from kplane.provider.client.transport import HttpRequest
-from kplane.provider.errors import ProviderError
+from kplane.provider.errors import NotFound, ProviderError
 from kplane.provider.testing.faults import Verb
 from kplane.provider.testing.store import Object, Store, refusal
+from kplane.provider.testing.traits import has_status, is_created_by_update
 
 __all__ = ["Asked", "Kinds", "answered", "asked_of", "matcher"]
 
@@ -54,7 +55,7 @@ def asked_of(request: HttpRequest, kinds: Kinds) -> Asked | Object:
     if len(rest) > 2 and rest[0] == "namespaces" and (version, rest[2]) in kinds:
         namespace, rest = rest[1], rest[2:]
     resource = kinds.get((version, rest[0])) if rest else None
-    if resource is None or len(rest) > 3 or rest[2:] not in ([], ["status"]):
+    if resource is None or len(rest) > 3 or rest[2:] not in ([], ["status"]) or (rest[2:] and not has_status(resource)):
         raise refusal(404, "NotFound", "a FakeCluster does not serve this: test it with a real API server (`k8s`)")
     name, subresource = (*rest[1:], "", "")[:2]
     query = dict(parse_qsl(request.query))
@@ -102,33 +103,49 @@ def matcher(asked: Asked) -> Callable[[Object], bool]:
 
 def answered(store: Store, request: HttpRequest, asked: Asked, body: Any) -> tuple[int, Object]:
     """Carry out a call and return status and answer. Raises ApiErrors."""
-    resource, namespace = asked.resource, asked.namespace
-    if request.method == "PATCH" and request.content_type != _MERGE:
+    if asked.verb == "patch" and request.content_type != _MERGE:
         message = f"a FakeCluster has no {request.content_type}: test it with a real API server (`k8s`)"
         raise refusal(415, "UnsupportedMediaType", message)
-    if request.method == "POST":
-        return 201, store.create(resource, namespace, body)
-    if not asked.name:
-        matches = matcher(asked)
-        found = [each for each in store.of(resource, namespace) if matches(each)]
-        if request.method == "DELETE":
-            for each in found:
-                _ = store.delete(resource, each)
-        items = [asked.shown(each) for each in found]
-        listed = {"apiVersion": resource.api_version, "kind": f"{resource.kind}List", "items": items}
-        return 200, listed | {"metadata": {"resourceVersion": str(store.version)}}
-    before = store.get(resource, namespace, asked.name)
-    if request.method == "GET":
+    if asked.verb == "create":
+        return 201, store.create(asked.resource, asked.namespace, body)
+    return _object(store, asked, body) if asked.name else (200, _collection(store, asked))
+
+
+def _collection(store: Store, asked: Asked) -> Object:
+    resource, matches = asked.resource, matcher(asked)
+    found = [each for each in store.of(resource, asked.namespace) if matches(each)]
+    if asked.verb == "deletecollection":
+        for each in found:
+            _ = store.delete(resource, each)
+    listed = {"apiVersion": resource.api_version, "kind": f"{resource.kind}List"}
+    return listed | {"items": list(map(asked.shown, found)), "metadata": {"resourceVersion": str(store.version)}}
+
+
+def _object(store: Store, asked: Asked, body: Any) -> tuple[int, Object]:
+    resource = asked.resource
+    try:
+        before = store.get(resource, asked.namespace, asked.name)
+    except NotFound:
+        if asked.verb != "update" or not is_created_by_update(resource) or asked.subresource:
+            raise
+        return 201, _created(store, resource, asked.namespace, body)
+    if asked.verb == "get":
         return 200, asked.shown(before)
-    if request.method == "DELETE":
+    if asked.verb == "delete":
         for field, wanted in ((body or {}).get("preconditions") or {}).items():
             if wanted != before["metadata"].get(field):
                 raise refusal(409, "Conflict", f'{resource.plural} "{asked.name}" has another {field}')
         held = store.delete(resource, before)
         return 200, held or {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
-    if request.method == "PATCH":
-        body = _merged(before, body)
-    return 200, store.replace(resource, before, body, subresource=asked.subresource)
+    after = _merged(before, body) if asked.verb == "patch" else body
+    return 200, store.replace(resource, before, after, subresource=asked.subresource)
+
+
+def _created(store: Store, resource: Resource, namespace: str, body: Object) -> Object:
+    metadata = body.get("metadata") or {}
+    if metadata.get("uid") or metadata.get("resourceVersion"):
+        raise refusal(409, "Conflict", f'{resource.plural} "{metadata.get("name")}" is gone')
+    return store.create(resource, namespace, body)
 
 
 def _merged(target: Any, patch: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import datetime as dt
 import uuid
@@ -9,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kplane.provider.client.kinds import BUILT_IN, parse_kind
-from kplane.provider.client.resources import NAMESPACES, Resource
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, SECRETS, Resource
 from kplane.provider.errors import ApiError, api_error
+from kplane.provider.testing.traits import counts_generations, needs_version
 
 __all__ = ["Change", "Object", "Store", "refusal"]
 
@@ -20,6 +21,8 @@ Key = tuple[Resource, str, str]
 
 _OWNED: Final = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
 """Metadata that only the server writes."""
+
+_OMITTED_IF_EMPTY: Final = frozenset({"labels", "annotations", "finalizers", "ownerReferences"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ class Store:
     def create(self, resource: Resource, namespace: str, body: Object) -> Object:
         """Add an object. Raises AlreadyExists, NotFound without its namespace, and Invalid."""
         metadata = dict(body.get("metadata") or {})
-        if "name" not in metadata and metadata.get("generateName"):
+        if not metadata.get("name") and metadata.get("generateName"):
             metadata["name"] = f"{metadata['generateName']}{uuid.uuid4().hex[:5]}"
         name = metadata.get("name")
         if not name:
@@ -93,7 +96,7 @@ class Store:
             metadata.pop(field, None)
         now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": now}
-        if "spec" in body or _is_custom(resource):
+        if counts_generations(resource):
             metadata["generation"] = 1
         created = {key: value for key, value in body.items() if key != "status"} | {"metadata": metadata}
         return self._commit(resource, None, created)
@@ -102,7 +105,7 @@ class Store:
         """Write an object, or only its status. Raises Conflict for an old resourceVersion or another uid."""
         old, new = before["metadata"], dict(body.get("metadata") or {})
         name = old["name"]
-        if _is_custom(resource) and not new.get("resourceVersion"):
+        if needs_version(resource) and not new.get("resourceVersion"):
             raise refusal(422, "Invalid", "metadata.resourceVersion: Invalid value: 0: must be specified for an update")
         for field in ("resourceVersion", "uid"):
             if new.get(field) and new[field] != old[field]:
@@ -142,7 +145,7 @@ class Store:
         return self._commit(resource, before, before | {"metadata": metadata | marks})
 
     def _commit(self, resource: Resource, before: Object | None, after: Object, *, gone: bool = False) -> Object:
-        after = copy.deepcopy(after)
+        after = _typed(resource, copy.deepcopy(after))
         metadata = after["metadata"]
         metadata.pop("resourceVersion", None)
         if before is not None and not gone and after == _unversioned(before):
@@ -161,9 +164,16 @@ class Store:
         return after
 
 
-def _is_custom(resource: Resource) -> bool:
-    """Tell whether a CustomResourceDefinition would define the kind."""
-    return str(parse_kind(resource)) not in BUILT_IN
+def _typed(resource: Resource, body: Object) -> Object:
+    """Leave out what the types of Kubernetes leave out, and put what is in text into the data of a Secret."""
+    metadata = {key: value for key, value in body["metadata"].items() if value or key not in _OMITTED_IF_EMPTY}
+    body = body | {"metadata": metadata}
+    if resource == SECRETS and (texts := body.pop("stringData", None)):
+        encoded = {key: base64.b64encode(str(text).encode()).decode() for key, text in texts.items()}
+        body["data"] = (body.get("data") or {}) | encoded
+    if resource in {CONFIG_MAPS, SECRETS} and not body.get("data"):
+        body.pop("data", None)
+    return body
 
 
 def _at_version(body: Object, version: str | int) -> Object:

@@ -16,7 +16,7 @@ from kplane.provider.client.transport import HttpRequest, Transport
 from kplane.provider.errors import ApiError, Unreachable
 from kplane.provider.testing.faults import Faults
 from kplane.provider.testing.requests import Asked, Kinds, answered, asked_of, matcher
-from kplane.provider.testing.store import Change, Object, Store
+from kplane.provider.testing.store import Change, Object, Store, refusal
 
 __all__ = ["FakeTransport"]
 
@@ -96,6 +96,8 @@ class FakeTransport(Transport):
                 answer = self._answer(request, stack)
             except ApiError as error:
                 answer = _Answer(error.status, _status(error))
+                if error.retry_after_seconds is not None:
+                    answer.headers["Retry-After"] = f"{error.retry_after_seconds:g}"
             yield cast("aiohttp.ClientResponse", answer)
 
     @override
@@ -110,19 +112,22 @@ class FakeTransport(Transport):
         if not isinstance(asked, Asked):
             return _Answer(body=asked)
         fault = self._faults.next(asked.verb, asked.resource)
-        if fault is not None and not fault.takes_effect:
+        if fault is not None:
+            if fault.takes_effect:
+                # Whatever the answer is, it is lost, a refusal as well.
+                with contextlib.suppress(ApiError):
+                    _ = answered(self._store, request, asked, body)
             raise fault.error
         if asked.verb == "watch":
             return self._watch(asked, stack)
-        status, found = answered(self._store, request, asked, body)
-        if fault is not None:
-            raise fault.error
-        return _Answer(status, found)
+        return _Answer(*answered(self._store, request, asked, body))
 
     def _watch(self, asked: Asked, stack: contextlib.ExitStack) -> _Answer:
         answer, store, matches = _Answer(), self._store, matcher(asked)
         content, version = answer.content, asked.query.get("resourceVersion", "")
         initial = asked.query.get("sendInitialEvents") == "true"
+        if version and not version.isdecimal():
+            raise refusal(400, "BadRequest", f"resourceVersion: Invalid value: {version!r}")
 
         def follow(change: Change) -> None:
             if change.resource == asked.resource and (event := change.seen_by(matches)):
@@ -146,7 +151,8 @@ class FakeTransport(Transport):
 
 
 def _status(error: ApiError) -> Object:
-    return {"kind": "Status", "code": error.status, "reason": error.reason, "message": error.message}
+    said = {"code": error.status, "reason": error.reason, "message": error.message, "details": dict(error.details)}
+    return {"kind": "Status", **said}
 
 
 def _bookmark(asked: Asked, version: int) -> Object:

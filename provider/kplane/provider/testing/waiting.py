@@ -26,7 +26,7 @@ async def eventually(
     """
     last: object = "no answer"
     try:
-        async with asyncio.timeout(timeout_seconds):
+        async with asyncio.timeout(timeout_seconds) as limit:
             while True:
                 try:
                     asked = probe()
@@ -39,4 +39,6 @@ async def eventually(
                     last = found
                 await asyncio.sleep(_PAUSE_SECONDS)
     except TimeoutError:
+        if not limit.expired():
+            raise
         raise AssertionError(f"not within {timeout_seconds:g} s; the last answer is {last!r}") from None

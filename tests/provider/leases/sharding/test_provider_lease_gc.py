@@ -1,4 +1,4 @@
-"""Leases that nobody needs are deleted, and no others."""
+"""Leases that are not needed are deleted, and no others."""
 
 from __future__ import annotations
 

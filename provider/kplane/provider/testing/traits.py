@@ -1,0 +1,126 @@
+"""How a kube-apiserver treats kinds differently: the strategies in pkg/registry of Kubernetes 1.36."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kplane.provider.client.kinds import BUILT_IN, parse_kind
+from kplane.provider.client.resources import Resource
+
+__all__ = ["counts_generations", "has_status", "is_created_by_update", "needs_version"]
+
+_WITH_GENERATION: Final = frozenset(
+    [
+        "CronJob",
+        "CustomResourceDefinition",
+        "DaemonSet",
+        "Deployment",
+        "DeviceClass",
+        "EndpointSlice",
+        "FlowSchema",
+        "Ingress",
+        "IngressClass",
+        "Job",
+        "MutatingAdmissionPolicy",
+        "MutatingAdmissionPolicyBinding",
+        "MutatingWebhookConfiguration",
+        "NetworkPolicy",
+        "Pod",
+        "PodDisruptionBudget",
+        "PodTemplate",
+        "PriorityClass",
+        "PriorityLevelConfiguration",
+        "ReplicaSet",
+        "ReplicationController",
+        "ResourceSlice",
+        "StatefulSet",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+        "ValidatingWebhookConfiguration",
+    ]
+)
+_WITH_STATUS: Final = frozenset(
+    [
+        "APIService",
+        "CertificateSigningRequest",
+        "CronJob",
+        "CustomResourceDefinition",
+        "DaemonSet",
+        "Deployment",
+        "FlowSchema",
+        "HorizontalPodAutoscaler",
+        "Ingress",
+        "Job",
+        "Namespace",
+        "Node",
+        "PersistentVolume",
+        "PersistentVolumeClaim",
+        "Pod",
+        "PodDisruptionBudget",
+        "PriorityLevelConfiguration",
+        "ReplicaSet",
+        "ReplicationController",
+        "ResourceClaim",
+        "ResourceQuota",
+        "Service",
+        "ServiceCIDR",
+        "StatefulSet",
+        "ValidatingAdmissionPolicy",
+        "VolumeAttachment",
+    ]
+)
+_CREATED_BY_UPDATE: Final = frozenset(
+    [
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "Endpoints",
+        "Event",
+        "Lease",
+        "LimitRange",
+        "Role",
+        "RoleBinding",
+        "RuntimeClass",
+        "Service",
+    ]
+)
+_WITH_VERSION: Final = frozenset(
+    [
+        "CSIDriver",
+        "CSINode",
+        "CSIStorageCapacity",
+        "Lease",
+        "MutatingAdmissionPolicy",
+        "MutatingAdmissionPolicyBinding",
+        "MutatingWebhookConfiguration",
+        "PodDisruptionBudget",
+        "RuntimeClass",
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+        "ValidatingWebhookConfiguration",
+        "VolumeAttachment",
+    ]
+)
+
+
+def _is_custom(resource: Resource) -> bool:
+    return str(parse_kind(resource)) not in BUILT_IN
+
+
+def counts_generations(resource: Resource) -> bool:
+    """Tell whether objects have metadata.generation."""
+    return _is_custom(resource) or resource.kind in _WITH_GENERATION
+
+
+def has_status(resource: Resource) -> bool:
+    """Tell whether there is a subresource `status`."""
+    return _is_custom(resource) or resource.kind in _WITH_STATUS
+
+
+def is_created_by_update(resource: Resource) -> bool:
+    """Tell whether the replacement of an object that does not exist makes it."""
+    return not _is_custom(resource) and resource.kind in _CREATED_BY_UPDATE
+
+
+def needs_version(resource: Resource) -> bool:
+    """Tell whether a replacement without a resourceVersion is refused."""
+    return _is_custom(resource) or resource.kind in _WITH_VERSION
