@@ -265,6 +265,18 @@ def test_never_do_two_work_at_once(
     assert world.working == set()
 
 
+@pytest.mark.parametrize("seconds", [1.0, 3.0, 7.6])
+def test_a_stop_that_comes_while_the_work_ends_is_not_forgotten(
+    made_up_time: type[asyncio.AbstractEventLoop], new_wire: Wires, seconds: float
+) -> None:
+    """The Lease is lost, and the work takes its time to end: the process must not stand for election again."""
+    for seed in range(6):
+        events = [(11.5, "slow end", 0), (9.3 + seed * 0.3, "deaf", 0), (7.0, "annotate", 1), (seconds, "stop", 0)]
+        with asyncio.Runner(loop_factory=made_up_time) as runner:
+            world = runner.run(story(new_wire, events, drifts=[0.0] * PROCESSES, seed=seed, blank=True))
+        assert world.together == []
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_alone(made_up_time: type[asyncio.AbstractEventLoop], new_wire: Wires, fault: str) -> None:
     """With each process, and at each moment between two renewals."""

@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final
 
+from kplane.provider.aio.cancellation import asked_to_end
 from kplane.provider.cache.event import Event
 from kplane.provider.cache.informer import Informer
 from kplane.provider.client.client import Client
@@ -76,13 +77,19 @@ class Election:
         the next holder starts at once. Raises LeaseLost, after the work has ended, if the Lease was lost, and what the
         work raises.
         """
-        async with self._listening():
-            try:
-                await self._acquire()
-                _log.info("acquired %s: starting work", self.lease, extra={"identity": self.lease.identity})
-                await self._work(work)
-            finally:
-                await self._release()
+        try:
+            async with self._listening():
+                try:
+                    await self._acquire()
+                    _log.info("acquired %s: starting work", self.lease, extra={"identity": self.lease.identity})
+                    await self._work(work)
+                finally:
+                    await self._release()
+        except Exception as error:
+            if asked_to_end():
+                # It came while the work ended for another reason, and the caller must not stand for election again.
+                raise asyncio.CancelledError from error
+            raise
 
     async def _acquire(self) -> None:
         logged: str | None = None
