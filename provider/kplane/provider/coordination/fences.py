@@ -36,7 +36,6 @@ class _Section:
         self.leaving: dict[str, asyncio.Task[None]] = {}
         """Of those, clusters that the fleet does not know any more."""
         self.task: asyncio.Task[None] | None = None
-        self.deleted_at = float("-inf")
 
     @property
     def in_use(self) -> bool:
@@ -87,6 +86,8 @@ class Fences:
         self._now = now
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._watched_since: float | None = None
+        self._deleted_at: dict[str, float] = {}
+        """When Leases were deleted, by name, also those of clusters that are not known yet."""
         self._names: list[str] = []
         self._keys: list[str] = []
         self._key_of: dict[str, str] = {}
@@ -164,14 +165,17 @@ class Fences:
 
     def see(self, event: str, lease: Object) -> bool:
         """Take note of an event; return whether a fence has changed its holder."""
-        section = self._by_lease.get(lease["metadata"]["name"])
+        name, deleted = lease["metadata"]["name"], event == "DELETED"
+        if deleted:
+            # A holder has stopped once its Lease would have expired.
+            since = self._now() - self._timings.duration_seconds
+            self._deleted_at = {other: at for other, at in self._deleted_at.items() if at > since} | {name: self._now()}
+        section = self._by_lease.get(name)
         if section is None:
             return False
-        fence, deleted = section.fence, event == "DELETED"
+        fence = section.fence
         before = fence.lease.holder
         fence.lease.observe(lease, deleted=deleted)
-        if deleted:
-            section.deleted_at = self._now()
         holder = fence.lease.holder
         if holder != (self._identity if fence.working else before):
             fence.look()
@@ -264,11 +268,13 @@ class Fences:
         return section
 
     def _absent_since(self, section: _Section, key: str) -> float | None:
-        if self._watched_since is None or self._known(section.fence.lease.name) is not None:
+        name = section.fence.lease.name
+        if self._watched_since is None or self._known(name) is not None:
             return None
-        if section.deleted_at == float("-inf") and self._unused(key):
-            return section.deleted_at
-        return max(self._watched_since, section.deleted_at)
+        deleted_at = self._deleted_at.get(name)
+        if deleted_at is None and self._unused(key):
+            return float("-inf")
+        return self._watched_since if deleted_at is None else max(self._watched_since, deleted_at)
 
     def _take(self, section: _Section) -> None:
         self._begin(section)

@@ -88,6 +88,26 @@ def test_a_peer_that_is_killed_is_replaced_in_time(made_up_time: Loop, world_of:
             runner.run(killed(seed))
 
 
+def test_a_lease_that_was_deleted_before_its_cluster_was_known_counts(made_up_time: Loop, world_of: Worlds) -> None:
+    """Its holder may be cut off, and at work until that Lease would have expired."""
+
+    async def deleted() -> None:
+        async with world_of(0.0, fence="cluster") as world:
+            spec = {"holderIdentity": "cut-off", "leaseDurationSeconds": world.timings.duration_seconds}
+            world.api.apply({"metadata": {"name": "mcr-shard-new", "namespace": "ns"}, "spec": spec})
+            await asyncio.sleep(1)
+            world.api.delete("mcr-shard-new")
+            await asyncio.sleep(1)
+            world.clusters = [*world.clusters, "new"]
+            world.processes[0].changed.set()
+            await asyncio.sleep(world.timings.duration_seconds - 3)
+            assert not world.working["new"]
+            await world.until(world.settled, within=5)
+
+    with asyncio.Runner(loop_factory=made_up_time) as runner:
+        runner.run(deleted())
+
+
 def test_one_failed_renewal_stops_nothing(made_up_time: Loop, world_of: Worlds) -> None:
     """Criterion 65: while the fence is valid, work goes on (D4)."""
 
