@@ -6,13 +6,12 @@ import asyncio
 import copy
 import pprint
 import uuid
-from contextlib import suppress
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kplane.provider import ApiError, Client, ClusterConfig, NotFound, Resource
+from kplane.provider import ApiError, Client, ClusterConfig, Resource
 from kplane.provider.client.kinds import BUILT_IN
 from kplane.provider.client.resources import CONFIG_MAPS, LEASES, NAMESPACES
 from kplane.provider.testing import FakeCluster
@@ -191,10 +190,8 @@ def test_it_answers_as_a_real_server(api_server, served_widgets, told, selector)
 
 
 @pytest.fixture
-async def served_widgets(client, install):
+async def served_widgets(install):
     await install(WIDGETS)
-    with suppress(NotFound):
-        await client.list(WIDGETS)
 
 
 async def test_it_has_the_status_subresources_of_a_real_server(client):

@@ -10,9 +10,9 @@ from urllib.parse import parse_qsl, unquote
 from kplane.provider.cache.selectors import parse_label_selector
 from kplane.provider.client.resources import Resource
 from kplane.provider.client.transport import HttpRequest
-from kplane.provider.errors import NotFound, ProviderError
+from kplane.provider.errors import NotFound, ProviderError, api_error
 from kplane.provider.testing.faults import Verb
-from kplane.provider.testing.store import Object, Store, refusal
+from kplane.provider.testing.store import Object, Store
 from kplane.provider.testing.traits import has_status, is_created_by_update
 
 __all__ = ["Asked", "Kinds", "answered", "asked_of", "matcher"]
@@ -56,12 +56,12 @@ def asked_of(request: HttpRequest, kinds: Kinds) -> Asked | Object:
         namespace, rest = rest[1], rest[2:]
     resource = kinds.get((version, rest[0])) if rest else None
     if resource is None or len(rest) > 3 or rest[2:] not in ([], ["status"]) or (rest[2:] and not has_status(resource)):
-        raise refusal(404, "NotFound", "a FakeCluster does not serve this: test it with a real API server (`k8s`)")
+        raise api_error(404, "NotFound", "a FakeCluster does not serve this: test it with a real API server (`k8s`)")
     name, subresource = (*rest[1:], "", "")[:2]
     query = dict(parse_qsl(request.query))
     verb = _verb_of(request.method, named=bool(name), watch=query.get("watch") == "true")
     if resource.namespaced and not namespace and (name or verb == "create"):
-        raise refusal(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+        raise api_error(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
     return Asked(resource, namespace, name, subresource, query, verb, "PartialObjectMetadata" in request.accept)
 
 
@@ -84,12 +84,12 @@ def matcher(asked: Asked) -> Callable[[Object], bool]:
     try:
         labels = parse_label_selector(asked.query.get("labelSelector", ""))
     except ProviderError as error:
-        raise refusal(400, "BadRequest", str(error)) from error
+        raise api_error(400, "BadRequest", str(error)) from error
     fields: dict[str, str] = {}
     for part in filter(None, asked.query.get("fieldSelector", "").split(",")):
         key, _, value = part.replace("==", "=").partition("=")
         if key not in {"metadata.name", "metadata.namespace"}:
-            raise refusal(400, "BadRequest", f"a FakeCluster has no field selector {part!r}: use a real API server")
+            raise api_error(400, "BadRequest", f"a FakeCluster has no field selector {part!r}: use a real API server")
         fields[key.removeprefix("metadata.")] = value
 
     def matches(body: Object) -> bool:
@@ -105,7 +105,7 @@ def answered(store: Store, request: HttpRequest, asked: Asked, body: Any) -> tup
     """Carry out a call and return status and answer. Raises ApiErrors."""
     if asked.verb == "patch" and request.content_type != _MERGE:
         message = f"a FakeCluster has no {request.content_type}: test it with a real API server (`k8s`)"
-        raise refusal(415, "UnsupportedMediaType", message)
+        raise api_error(415, "UnsupportedMediaType", message)
     if asked.verb == "create":
         return 201, store.create(asked.resource, asked.namespace, body)
     return _object(store, asked, body) if asked.name else (200, _collection(store, asked))
@@ -134,7 +134,7 @@ def _object(store: Store, asked: Asked, body: Any) -> tuple[int, Object]:
     if asked.verb == "delete":
         for field, wanted in ((body or {}).get("preconditions") or {}).items():
             if wanted != before["metadata"].get(field):
-                raise refusal(409, "Conflict", f'{resource.plural} "{asked.name}" has another {field}')
+                raise api_error(409, "Conflict", f'{resource.plural} "{asked.name}" has another {field}')
         held = store.delete(resource, before)
         return 200, held or {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
     after = _merged(before, body) if asked.verb == "patch" else body
@@ -144,7 +144,7 @@ def _object(store: Store, asked: Asked, body: Any) -> tuple[int, Object]:
 def _created(store: Store, resource: Resource, namespace: str, body: Object) -> Object:
     metadata = body.get("metadata") or {}
     if metadata.get("uid") or metadata.get("resourceVersion"):
-        raise refusal(409, "Conflict", f'{resource.plural} "{metadata.get("name")}" is gone')
+        raise api_error(409, "Conflict", f'{resource.plural} "{metadata.get("name")}" is gone')
     return store.create(resource, namespace, body)
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, SECRETS, Resource
-from kplane.provider.errors import ApiError, api_error
+from kplane.provider.errors import api_error
 from kplane.provider.testing.traits import counts_generations, needs_version
 
-__all__ = ["Change", "Object", "Store", "refusal"]
+__all__ = ["Change", "Object", "Store"]
 
 Object = dict[str, Any]
 Key = tuple[Resource, str, str]
@@ -47,11 +47,6 @@ class Change:
         return "DELETED", _at_version(left, self.version)
 
 
-def refusal(status: int, reason: str, message: str) -> ApiError:
-    """Return the error for an answer of the server."""
-    return api_error(status, reason, message)
-
-
 class Store:
     """Keeps objects and every change of them as long as it lives. Raises ApiErrors as a kube-apiserver would."""
 
@@ -68,7 +63,7 @@ class Store:
         """Return an object, not to be changed. Raises NotFound."""
         found = self._objects.get((resource, namespace, name))
         if found is None:
-            raise refusal(404, "NotFound", f'{resource.plural} "{name}" not found')
+            raise api_error(404, "NotFound", f'{resource.plural} "{name}" not found')
         return found
 
     def of(self, resource: Resource, namespace: str) -> Iterator[Object]:
@@ -84,14 +79,14 @@ class Store:
             metadata["name"] = f"{metadata['generateName']}{uuid.uuid4().hex[:5]}"
         name = metadata.get("name")
         if not name:
-            raise refusal(422, "Invalid", "name or generateName is required")
+            raise api_error(422, "Invalid", "name or generateName is required")
         if metadata.get("resourceVersion"):
-            raise refusal(400, "BadRequest", "resourceVersion should not be set on objects to be created")
+            raise api_error(400, "BadRequest", "resourceVersion should not be set on objects to be created")
         if namespace:
             _ = self.get(NAMESPACES, "", namespace)
             metadata["namespace"] = namespace
         if (resource, namespace, name) in self._objects:
-            raise refusal(409, "AlreadyExists", f'{resource.plural} "{name}" already exists')
+            raise api_error(409, "AlreadyExists", f'{resource.plural} "{name}" already exists')
         for field in _OWNED:
             metadata.pop(field, None)
         now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -106,13 +101,15 @@ class Store:
         old, new = before["metadata"], dict(body.get("metadata") or {})
         name = old["name"]
         if needs_version(resource) and not new.get("resourceVersion"):
-            raise refusal(422, "Invalid", "metadata.resourceVersion: Invalid value: 0: must be specified for an update")
+            raise api_error(
+                422, "Invalid", "metadata.resourceVersion: Invalid value: 0: must be specified for an update"
+            )
         for field in ("resourceVersion", "uid"):
             if new.get(field) and new[field] != old[field]:
                 message = f'Operation cannot be fulfilled on {resource.plural} "{name}": the object has been modified'
-                raise refusal(409, "Conflict", message)
+                raise api_error(409, "Conflict", message)
         if "deletionTimestamp" in old and not set(new.get("finalizers") or ()) <= set(old.get("finalizers") or ()):
-            raise refusal(422, "Invalid", "metadata.finalizers: Forbidden: the object is being deleted")
+            raise api_error(422, "Invalid", "metadata.finalizers: Forbidden: the object is being deleted")
         if subresource == "status":
             after = {key: value for key, value in before.items() if key != "status"}
             after |= {"status": body["status"]} if "status" in body else {}

@@ -13,10 +13,10 @@ from typing_extensions import override
 
 from kplane.provider.access.config import ClusterConfig
 from kplane.provider.client.transport import HttpRequest, Transport
-from kplane.provider.errors import ApiError, Unreachable
+from kplane.provider.errors import ApiError, Unreachable, api_error
 from kplane.provider.testing.faults import Faults
 from kplane.provider.testing.requests import Asked, Kinds, answered, asked_of, matcher
-from kplane.provider.testing.store import Change, Object, Store, refusal
+from kplane.provider.testing.store import Change, Object, Store
 
 __all__ = ["FakeTransport"]
 
@@ -127,7 +127,7 @@ class FakeTransport(Transport):
         content, version = answer.content, asked.query.get("resourceVersion", "")
         initial = asked.query.get("sendInitialEvents") == "true"
         if version and not version.isdecimal():
-            raise refusal(400, "BadRequest", f"resourceVersion: Invalid value: {version!r}")
+            raise api_error(400, "BadRequest", f"resourceVersion: Invalid value: {version!r}")
 
         def follow(change: Change) -> None:
             if change.resource == asked.resource and (event := change.seen_by(matches)):
