@@ -14,6 +14,7 @@ from kplane.provider.client.resources import CONFIG_MAPS, PODS, SECRETS
 from kplane.provider.controllers.builder import controller, every_owner, predicates
 from kplane.provider.controllers.handlers import enqueue_owner
 from kplane.provider.errors import NotServed
+from tests.silent_server import silent_server
 
 pytestmark = pytest.mark.integration
 
@@ -176,24 +177,18 @@ async def test_a_cluster_whose_server_says_nothing_delays_no_other(client, names
     # The silent ones are given up long after this test has ended.
     monkeypatch.setitem(Client.__init__.__kwdefaults__, "connect_timeout_seconds", 600.0)
     manager = Manager(None, Given(client.config), workers=4, timeout_seconds=600.0)
-    work, connections = Work(), []
-    server = await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0)
-    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    work = Work()
     built = controller(manager).for_(CONFIG_MAPS, predicates(mine(namespace))).build(work.reconcile)
     await client.create(CONFIG_MAPS, config_map("x"), namespace=namespace)
-    try:
+    with silent_server() as silent:
         async with asyncio.timeout(90), running(manager):
             fleet = await manager.provider.fleet
             for number in range(20):
-                await fleet.add_or_replace(Cluster(f"silent-{number}", config=ClusterConfig(server=url)))
-            await eventually(lambda: connections)
+                await fleet.add_or_replace(Cluster(f"silent-{number}", config=ClusterConfig(server=silent.url)))
+            await eventually(lambda: silent.reached)
             await fleet.add_or_replace(Cluster("late", config=client.config))
             await eventually(lambda: work.counts[Request("late", namespace, "x")])
             assert len(built.clusters) == 23
-    finally:
-        server.close()
-        for writer in connections:
-            writer.close()
 
 
 async def test_the_reconciler_reads_what_the_event_was_about(client, namespace, manager, eventually):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from kplane.provider import Client, ClusterConfig, Unreachable
 from kplane.provider.aio.overflow import unanswered
 from kplane.provider.controllers.queue import FairQueue
 from kplane.provider.controllers.workers import Controller
+from tests.silent_server import silent_server
 
 
 @contextlib.asynccontextmanager
@@ -145,16 +146,10 @@ async def test_the_deadline_holds_for_those_that_wait_too(eventually: Callable[.
 
 
 @pytest.fixture
-async def silent() -> AsyncIterator[str]:
+def silent() -> Iterator[str]:
     """The URL of a server that accepts connections and never says a word."""
-    connections: list[asyncio.StreamWriter] = []
-    server = await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0)
-    try:
-        yield f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        for writer in connections:
-            writer.close()
+    with silent_server() as server:
+        yield server.url
 
 
 @pytest.mark.parametrize("keeps_worker", [False, True], ids=["a tenant's", "the management cluster's"])

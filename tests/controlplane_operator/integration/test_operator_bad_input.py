@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,24 +12,11 @@ from aiohttp import web
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.provider import ClusterConfig
 from kplane.provider.client.resources import NAMESPACES
+from tests.silent_server import silent_server
 
 from .conftest import keep_kubeconfig
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
-
-
-@contextlib.asynccontextmanager
-async def silent_server() -> AsyncIterator[str]:
-    """Accepts connections and never says a word."""
-    open_connections: list[asyncio.StreamWriter] = []
-    server = await asyncio.start_server(lambda _, writer: open_connections.append(writer), "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    try:
-        yield f"https://127.0.0.1:{port}"
-    finally:
-        server.close()
-        for writer in open_connections:
-            writer.close()
 
 
 async def test_each_mistake_has_its_reason_and_harms_nobody(
@@ -43,10 +28,10 @@ async def test_each_mistake_has_its_reason_and_harms_nobody(
     await field.create("ControlPlaneClass", "strict", modesAllowed=["Dedicated"])
     first = await field.settles(lambda: field.get("ControlPlane", "house"))
     good = {"endpoint": shared.server, "credentialsSecretRef": await keep_kubeconfig(field, "good", config=shared)}
-    async with silent_server() as silent:
+    with silent_server() as silent:
         endpoints = {
             "refusing": {"endpoint": "https://127.0.0.1:9", "credentialsSecretRef": wrong},
-            "silent": {"endpoint": silent, "credentialsSecretRef": wrong},
+            "silent": {"endpoint": silent.url, "credentialsSecretRef": wrong},
             "wrong-ca": {"endpoint": first["status"]["endpoint"], "credentialsSecretRef": wrong},
             "no-secret": {
                 "endpoint": "https://127.0.0.1:9",

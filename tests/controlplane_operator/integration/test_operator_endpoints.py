@@ -14,6 +14,7 @@ from kplane.api.names import ALLOW_ENDPOINT_LABEL
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
 from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import NAMESPACES, SECRETS
+from tests.silent_server import silent_server
 
 from .conftest import clean, keep_kubeconfig
 
@@ -27,22 +28,6 @@ async def allow(field: Any, name: str, *, value: str | None) -> None:
     await field.client.patch(
         SECRETS, name, {"metadata": {"labels": {ALLOW_ENDPOINT_LABEL: value}}}, namespace="default"
     )
-
-
-@contextlib.asynccontextmanager
-async def silent_servers(number: int) -> AsyncIterator[list[str]]:
-    """Servers that accept connections and never say a word."""
-    connections: list[asyncio.StreamWriter] = []
-    servers = [
-        await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0) for _ in range(number)
-    ]
-    try:
-        yield [f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in servers]
-    finally:
-        for server in servers:
-            server.close()
-        for writer in connections:
-            writer.close()
 
 
 async def condition(field: Any, name: str, kind: str, *, of: str = "ControlPlaneEndpoint") -> dict[str, Any]:
@@ -126,15 +111,16 @@ async def test_ready_is_about_what_is_written_and_reachable_about_who_answers(
     field: Any, server: dict[str, Any], impatient: None
 ) -> None:
     secret = {"credentialsSecretRef": server["credentialsSecretRef"]}
-    async with silent_servers(1) as [silent], contextlib.AsyncExitStack() as stack:
+    async with contextlib.AsyncExitStack() as stack:
+        silent = stack.enter_context(silent_server())
         seen = await stack.enter_async_context(followed(field, "silent"))
         await field.create("ControlPlaneEndpoint", "good", **server)
-        await field.create("ControlPlaneEndpoint", "silent", endpoint=silent, **secret)
+        await field.create("ControlPlaneEndpoint", "silent", endpoint=silent.url, **secret)
         await field.create("ControlPlaneEndpoint", "refusing", endpoint="https://127.0.0.1:9", **secret)
         await field.create("ControlPlaneEndpoint", "empty")
         # Published while the silent one has still time to answer.
         assert (await says(field, "silent", "Ready", "True"))["reason"] == "Reconciled"
-        assert (await field.get("ControlPlaneEndpoint", "silent"))["status"]["endpoint"] == silent
+        assert (await field.get("ControlPlaneEndpoint", "silent"))["status"]["endpoint"] == silent.url
         await field.eventually(lambda: ("Reconciled", "Probing") in seen)
         for name in ("silent", "refusing"):
             assert (await says(field, name, "Reachable", "False"))["reason"] == "EndpointUnreachable"
@@ -233,10 +219,11 @@ async def test_silent_endpoints_delay_nobody(field: Any, shared: ClusterConfig, 
     waited for at this very moment, or is tried again soon.
     """
     reference = await keep_kubeconfig(field, "shared", config=shared)
-    async with silent_servers(_SILENT) as urls:
+    with contextlib.ExitStack() as stack:
         names = [f"silent-{number}" for number in range(_SILENT)]
-        for name, url in zip(names, urls, strict=True):
-            await field.create("ControlPlaneEndpoint", name, endpoint=url, credentialsSecretRef=reference)
+        for name in names:
+            silent = stack.enter_context(silent_server())
+            await field.create("ControlPlaneEndpoint", name, endpoint=silent.url, credentialsSecretRef=reference)
             await field.create("ControlPlane", name, mode="Dedicated", endpointRef={"name": name})
         for number in range(_GOOD):
             good = {"endpoint": shared.server, "credentialsSecretRef": reference}

@@ -1,0 +1,35 @@
+"""A server of a test that accepts connections and never says a word."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SilentServer:
+    """Its kernel accepts; no program reads."""
+
+    listening: socket.socket
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.listening.getsockname()[1]}"
+
+    @property
+    def reached(self) -> bool:
+        """Whether anything has connected."""
+        return bool(select.select([self.listening], [], [], 0)[0])
+
+
+@contextlib.contextmanager
+def silent_server() -> Iterator[SilentServer]:
+    """Listen on 127.0.0.1 until the block ends.
+
+    It is no asyncio server: one that is closed leaves a connection open that it is accepting at this moment.
+    """
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listening:
+        yield SilentServer(listening)
