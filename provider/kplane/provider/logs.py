@@ -8,11 +8,13 @@ import logging
 import logging.handlers
 import queue
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Final, TextIO
 
 from typing_extensions import override
+
+from kplane.provider.aio.setting import Setting
 
 __all__ = ["ContextFilter", "json_logging", "log_fields", "text_logging"]
 
@@ -23,14 +25,9 @@ _ESCAPED: Final = {"\n": "\n    ", "\t": "    "}
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "fields"}
 
 
-@contextmanager
-def log_fields(**fields: str) -> Iterator[None]:
+def log_fields(**fields: str) -> AbstractContextManager[None]:
     """Add these fields to every record inside of this context: `log_fields(cluster="acme")`. New tasks inherit them."""
-    token = _fields.set({**_fields.get(), **fields})
-    try:
-        yield
-    finally:
-        _fields.reset(token)
+    return Setting(_fields, {**_fields.get(), **fields})
 
 
 class ContextFilter(logging.Filter):

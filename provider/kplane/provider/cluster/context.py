@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Final
+
+from kplane.provider.aio.setting import Setting
 
 __all__ = ["LOCAL", "cluster_context", "current_cluster"]
 
@@ -20,11 +21,6 @@ def current_cluster() -> str | None:
     return _current.get()
 
 
-@contextlib.contextmanager
-def cluster_context(name: str) -> Iterator[None]:
+def cluster_context(name: str) -> AbstractContextManager[None]:
     """Name the cluster for everything inside of this context; controllers do so around each reconcile."""
-    token = _current.set(name)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return Setting(_current, name)

@@ -42,7 +42,8 @@ class Request(NamedTuple):
 
     @override
     def __str__(self) -> str:
-        return f"cluster://{self.cluster}/{self.key}" if self.cluster != LOCAL else str(self.key)
+        key = f"{self.namespace}/{self.name}"
+        return f"cluster://{self.cluster}/{key}" if self.cluster != LOCAL else key
 
 
 def single_cluster(reconcile: Callable[[ObjectKey], Awaitable[T]]) -> Callable[[Request], Awaitable[T]]:
