@@ -58,7 +58,7 @@ async def test_what_has_no_instance_is_unused_once_all_was_read(
         assert followed.registrations is not None
         with pytest.raises(ProviderError, match="have not been read yet"):
             followed.unused(lambda _: True)
-        followed.registrations.synced.set()
+        monkeypatch.setattr(followed.registrations, "has_synced", lambda: True)
         monkeypatch.setattr(followed.registrations, "names", lambda: list(statuses))
         monkeypatch.setattr(followed.registrations, "registration", lambda name: {"status": statuses[name]})
         assert not followed.unused(lambda _: True)

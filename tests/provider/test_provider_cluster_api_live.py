@@ -64,7 +64,10 @@ async def capi(client, namespace, install, service_account, telling):
 async def test_a_cluster_from_its_control_plane_to_its_deletion(capi, eventually, caplog):
     """Criterion 50: not initialised is not engaged, an equal kubeconfig is the same instance, deletion disengages."""
     client, name = capi.client, capi.name("a")
-    async with capi.run() as fleet:
+    provider = ClusterApiProvider(capi.reader, namespace=capi.namespace)
+    assert not provider.has_synced()
+    async with capi.telling(provider) as fleet:
+        await eventually(provider.has_synced)
         await capi.kubeconfig("a")
         await capi.create("a", finalizers=["test.example/held"])
         await capi.status("a", {"initialization": {"controlPlaneInitialized": False}})

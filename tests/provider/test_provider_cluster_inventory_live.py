@@ -140,6 +140,7 @@ async def test_objects_of_a_profiles_cluster_are_reconciled_by_each_strategy(hub
     name = hub.name("a")
     async with manager:
         await eventually(lambda: texts.get((name, "existing")), lambda text: text == "one")
+        assert await manager.ready_checks.run() == {"provider": None}
         await hub.say("new", "two")
         await eventually(lambda: texts.get((name, "new")), lambda text: text == "two")
         await hub.say("existing", "three")

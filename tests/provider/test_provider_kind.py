@@ -60,6 +60,7 @@ async def test_clusters_come_and_go_with_those_of_kind(machine, eventually):
     provider = machine.provider(prefix="fleet-")
     async with Manager(None, provider) as manager:
         await eventually(manager.cluster_names, lambda names: names == ["fleet-a"])
+        assert await manager.ready_checks.run() == {"provider": None}
         assert manager.get_cluster("fleet-a").config.server == "https://127.0.0.1:1"
         assert manager.get_cluster("fleet-a").came_from(provider)
         machine.create("fleet-b", port=3)

@@ -73,6 +73,7 @@ async def test_each_labelled_secret_is_a_cluster_and_each_change_has_its_effect(
     await secrets.put("off", client.config, labels={KUBECONFIG_LABEL: "false"})
     async with managing(client, namespace) as manager:
         await eventually(manager.cluster_names, lambda names: names == ["island", "jungle", "zoo"])
+        assert await manager.ready_checks.run() == {"provider": None}
         zoo, engagements = manager.get_cluster("zoo"), manager.clusters.engagements()
         assert zoo.config == client.config
         assert yaml.safe_load(zoo.credentials["kubeconfig"])

@@ -28,6 +28,9 @@ from kplane.provider.controllers.sources import Channel
 from kplane.provider.coordination.leader import Leader
 from kplane.provider.coordination.sharded import Sharded
 from kplane.provider.errors import NotServed
+from kplane.provider.providers.file import FileProvider
+from kplane.provider.providers.multi import MultiProvider
+from kplane.provider.providers.single import SingleProvider
 from kplane.provider.serving.http import Serving
 from kplane.provider.serving.metrics import ManagerMetrics
 
@@ -178,6 +181,20 @@ async def test_what_a_coordinator_says_of_its_leases_is_shown():
         assert ("multicluster_peers", ()) in found
         leader = Leader(Election(Lease(client, name="x", namespace="default", identity="x")))
         assert (await samples(ManagerMetrics(Manager(None, coordinator=leader))))["multicluster_leading", ()] == 0
+
+
+async def test_a_manager_is_ready_once_its_provider_has_found_the_clusters(tmp_path, eventually):
+    late, told = FileProvider(files=[tmp_path / "late"]), MultiProvider()
+    told.add_provider("given", SingleProvider(Cluster("a", config=ClusterConfig("https://127.0.0.1:1"))))
+    manager = Manager(None, told)
+    async with manager:
+        await eventually(manager.cluster_names, lambda names: names == ["given#a"])
+        assert await manager.ready_checks.run() == {"provider": None}, "one that does not tell is not waited for"
+        told.add_provider("files", late)
+        why = "the provider multi has not found its clusters yet; see the log"
+        assert await manager.ready_checks.run() == {"provider": why}
+        await eventually(late.has_synced)
+        assert await manager.ready_checks.run() == {"provider": None}
 
 
 async def test_health_readiness_and_metrics_are_answered_while_the_manager_runs(eventually):

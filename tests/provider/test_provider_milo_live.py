@@ -158,6 +158,7 @@ async def test_projects_that_are_ready_are_engaged_at_their_path_and_no_others(
         async with manager:
             good = milo.name("good")
             await eventually(lambda: reader.found(good, "found"))
+            assert await manager.ready_checks.run() == {"provider": None}
             assert manager.cluster_names() == [good]
             host = front.config.server.removesuffix("/base")
             path = f"/apis/resourcemanager.miloapis.com/v1alpha1/projects/{good}/control-plane"

@@ -113,6 +113,7 @@ async def test_objects_appear_in_default_and_are_worked_on_there(world, host, ev
     async with managing(world, host) as manager:
         asked = feed(manager)
         await eventually(manager.cluster_names, lambda names: names == world.names())
+        assert await manager.ready_checks.run() == {"provider": None}
         await eventually(lambda: world.stomach("zoo", "lion"), lambda stomach: stomach == "food")
         await world.put("zoo", "tiger", "animal")
         await eventually(lambda: world.stomach("zoo", "tiger"), lambda stomach: stomach == "food")

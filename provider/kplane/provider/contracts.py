@@ -15,6 +15,7 @@ __all__ = [
     "Coordinator",
     "EngagementTarget",
     "Fleet",
+    "HasSynced",
     "LocalAware",
     "LocalWatcher",
     "Provider",
@@ -88,8 +89,16 @@ class Provider(Protocol):
     async def run(self, fleet: Fleet) -> None:
         """Keep `fleet` up to date with every cluster that comes, changes and goes, until cancelled.
 
-        If it fails, the manager restarts it; engaged clusters stay engaged meanwhile.
+        If it fails, the manager restarts it; engaged clusters stay engaged meanwhile. See also `HasSynced`.
         """
+
+
+@runtime_checkable
+class HasSynced(Protocol):
+    """Tells whether a provider has found its clusters; a manager with such a provider is not ready before."""
+
+    def has_synced(self) -> bool:
+        """Tell whether all that stands for clusters was read once; client-go's HasSynced. It stays so."""
 
 
 class EngagementTarget(Protocol):

@@ -130,7 +130,7 @@ class Source:
             endpoints = EndpointProvider(client, secrets=self.secrets, label_selector=self.selector, mine=mine)
             return ClusterFeed(
                 provider=endpoints,
-                synced=endpoints.synced.is_set,
+                synced=endpoints.has_synced,
                 unused=lambda _among: False,
                 look_again=endpoints.look_again,
                 registrations=None,
@@ -148,7 +148,7 @@ class Source:
         )
         return ClusterFeed(
             provider=registrations,
-            synced=registrations.synced.is_set,
+            synced=registrations.has_synced,
             unused=lambda among: _unused(registrations, among=among),
             look_again=registrations.look_again,
             registrations=registrations,
@@ -159,7 +159,7 @@ class Source:
 
 
 def _unused(registrations: RegistrationProvider, *, among: Callable[[str], bool]) -> bool:
-    if not registrations.synced.is_set():
+    if not registrations.has_synced():
         raise ProviderError("the registrations have not been read yet")
     found = (registrations.registration(name) for name in registrations.names() if among(name))
     return all(((each or {}).get("status") or {}).get("instance") is None for each in found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -20,10 +21,10 @@ from kplane.provider.client.resources import Resource
 from kplane.provider.cluster.cluster import CacheScopes, Cluster, Wiring
 from kplane.provider.cluster.context import LOCAL, current_cluster
 from kplane.provider.cluster.recorder import EventRecorder
-from kplane.provider.contracts import Aware, Buildable, Coordinator, LocalAware, Provider, Runnable
+from kplane.provider.contracts import Aware, Buildable, Coordinator, HasSynced, LocalAware, Provider, Runnable
 from kplane.provider.controllers.multicluster import MulticlusterController
 from kplane.provider.coordination.basic import Basic
-from kplane.provider.errors import ProviderError
+from kplane.provider.errors import ClusterNotReady, ProviderError
 from kplane.provider.fleet.clusters import Clusters
 from kplane.provider.fleet.view import FleetView
 from kplane.provider.manager.checks import Check, Checks
@@ -45,7 +46,8 @@ class Manager:
     of one cluster, and `timeout_seconds` bounds a call. `on_engage_error` is called for each failed attempt of a
     component to engage with a cluster; the manager retries in any case.
 
-    Use `await manager.run(stop)`, or `async with manager`. At the end the manager closes and awaits every engagement. A
+    It is ready once the provider has found its clusters, if the provider tells (see `HasSynced`). Use
+    `await manager.run(stop)`, or `async with manager`. At the end the manager closes and awaits every engagement. A
     manager runs once.
     """
 
@@ -76,6 +78,8 @@ class Manager:
         """Those that were added, by name."""
         self.health_checks: Final = Checks()
         self.ready_checks: Final = Checks()
+        if provider is not None and isinstance(provider, HasSynced):
+            self.ready_checks.add("provider", partial(_require_synced, provider, provider.name))
         self._local = Cluster(LOCAL, config=config) if config is not None else None
         # Nothing of a cluster is left once it is gone, its idle connections included.
         self._connections = Connections(linger_seconds=0)
@@ -304,6 +308,11 @@ class ScopedManager:
     def add(self, what: Aware | LocalAware | Runnable) -> None:
         """Add a component, as `Manager.add`."""
         self.manager.add(what)
+
+
+async def _require_synced(provider: HasSynced, name: str) -> None:
+    if not provider.has_synced():
+        raise ClusterNotReady(f"the provider {name} has not found its clusters yet; see the log")
 
 
 class _EngagementTarget:

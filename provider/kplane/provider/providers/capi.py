@@ -95,6 +95,10 @@ class ClusterApiProvider:
         """Name for logs and metrics."""
         return "cluster-api"
 
+    def has_synced(self) -> bool:
+        """Tell whether all Clusters and their Secrets were read once."""
+        return self._objects.has_synced() and self._secrets.synced.is_set()
+
     async def run(self, fleet: Fleet) -> None:
         """Follow Clusters and their Secrets until cancelled."""
         async with asyncio.TaskGroup() as tasks:

@@ -56,11 +56,16 @@ class KindProvider:
         self._interval_seconds = interval_seconds
         self._refresh_seconds = refresh_seconds
         self._timeout_seconds = timeout_seconds
+        self._has_synced = False
 
     @property
     def name(self) -> str:
         """Name for logs and metrics."""
         return "kind"
+
+    def has_synced(self) -> bool:
+        """Tell whether the clusters were listed once."""
+        return self._has_synced
 
     async def run(self, fleet: Fleet) -> None:
         """Follow the clusters until cancelled."""
@@ -69,6 +74,7 @@ class KindProvider:
             desired = DesiredClusters(fleet, tasks, what="kind cluster")
             while True:
                 names = await self._listed()
+                self._has_synced = True
                 for name in followed.keys() - names:
                     followed.pop(name).cancel()
                 for name in names - followed.keys():

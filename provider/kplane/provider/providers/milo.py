@@ -85,6 +85,10 @@ class MiloProvider:
         """Name for logs and metrics."""
         return "milo"
 
+    def has_synced(self) -> bool:
+        """Tell whether all projects were read once."""
+        return self._objects.has_synced()
+
     async def run(self, fleet: Fleet) -> None:
         """Follow the projects until cancelled."""
         await self._objects.run(fleet)

@@ -7,7 +7,7 @@ from typing import Final
 
 from kplane.provider.aio.cancellation import complete, end_tasks
 from kplane.provider.aio.running import keep_running
-from kplane.provider.contracts import Fleet, Provider
+from kplane.provider.contracts import Fleet, HasSynced, Provider
 from kplane.provider.errors import ProviderError
 from kplane.provider.fleet.view import FleetView
 
@@ -82,6 +82,11 @@ class MultiProvider:
         # Only now may the name be taken again: a new member's clusters must not be removed.
         if self._members.get(name) is member:
             del self._members[name]
+
+    def has_synced(self) -> bool:
+        """Tell whether each member that tells has found its clusters."""
+        providers = (member.provider for member in self._members.values())
+        return all(each.has_synced() for each in providers if isinstance(each, HasSynced))
 
     async def run(self, fleet: Fleet) -> None:
         """Run the members until cancelled. Raises ProviderError if it runs already."""

@@ -59,6 +59,10 @@ class KubeconfigProvider:
         """Name for logs and metrics."""
         return "kubeconfig"
 
+    def has_synced(self) -> bool:
+        """Tell whether all Secrets were read once."""
+        return self._secrets.has_synced()
+
     async def run(self, fleet: Fleet) -> None:
         """Follow the Secrets until cancelled."""
         await self._secrets.run(fleet)

@@ -123,10 +123,9 @@ class ObjectBackedProvider:
         self._notify: Callable[[str, Object | None], None] | None = None
         self._followers: dict[str, _Follower] = {}
 
-    @property
-    def synced(self) -> asyncio.Event:
-        """Set once all objects were read."""
-        return self._objects.synced
+    def has_synced(self) -> bool:
+        """Tell whether all objects were read once."""
+        return self._objects.synced.is_set()
 
     def get(self, name: str, *, namespace: str = "") -> Object | None:
         """Return an object as last seen, or None, also for one that is not followed."""

@@ -74,11 +74,16 @@ class FileProvider:
         self._exec_plugins = exec_plugins
         self._known: dict[str, KubeconfigFile] = {}
         self._looking = threading.Lock()
+        self._has_synced = False
 
     @property
     def name(self) -> str:
         """Name for logs and metrics."""
         return "file"
+
+    def has_synced(self) -> bool:
+        """Tell whether all files were read once."""
+        return self._has_synced
 
     async def run(self, fleet: Fleet) -> None:
         """Follow the files until cancelled."""
@@ -86,6 +91,7 @@ class FileProvider:
             desired = DesiredClusters(fleet, tasks, what="kubeconfig context")
             while True:
                 desired.want_only(await asyncio.to_thread(self._look))
+                self._has_synced = True
                 await asyncio.sleep(self._interval_seconds)
 
     async def run_once(self, fleet: Fleet) -> None:

@@ -116,6 +116,10 @@ class ClusterInventoryProvider:
         """Name for logs and metrics."""
         return "cluster-inventory"
 
+    def has_synced(self) -> bool:
+        """Tell whether all ClusterProfiles were read once, and their Secrets if `consumer` is given."""
+        return self._objects.has_synced() and (self._secrets is None or self._secrets.synced)
+
     async def run(self, fleet: Fleet) -> None:
         """Follow ClusterProfiles, and their Secrets if `consumer` is given, until cancelled."""
         async with asyncio.TaskGroup() as tasks:

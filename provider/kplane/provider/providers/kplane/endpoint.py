@@ -22,7 +22,6 @@ The identity of `client` needs `list` and `watch` on `controlplaneendpoints`, an
 
 from __future__ import annotations
 
-import asyncio
 import string
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -130,10 +129,9 @@ class EndpointProvider:
         """Name for logs and metrics."""
         return "endpoint"
 
-    @property
-    def synced(self) -> asyncio.Event:
-        """Set once all endpoints were read."""
-        return self._objects.synced
+    def has_synced(self) -> bool:
+        """Tell whether all endpoints were read once."""
+        return self._objects.has_synced()
 
     def endpoint(self, name: str) -> Object | None:
         """Return an endpoint as last seen, or None."""

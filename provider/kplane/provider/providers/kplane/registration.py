@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -117,10 +116,9 @@ class RegistrationProvider:
         """Name for logs and metrics."""
         return "registration"
 
-    @property
-    def synced(self) -> asyncio.Event:
-        """Set once all registrations were read."""
-        return self._objects.synced
+    def has_synced(self) -> bool:
+        """Tell whether all registrations were read once."""
+        return self._objects.has_synced()
 
     def names(self) -> list[str]:
         """Return the names of all known registrations, served or not."""

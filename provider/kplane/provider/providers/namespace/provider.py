@@ -48,18 +48,23 @@ class NamespaceProvider:
         self.host: Final = host
         """All namespaces, as they are."""
         self._label_selector = label_selector
+        self._namespaces: ObjectBackedProvider | None = None
 
     @property
     def name(self) -> str:
         """Name for logs and metrics."""
         return "namespace"
 
+    def has_synced(self) -> bool:
+        """Tell whether all namespaces were read once."""
+        return self._namespaces is not None and self._namespaces.has_synced()
+
     async def run(self, fleet: Fleet) -> None:
         """Follow the namespaces until cancelled."""
-        namespaces = ObjectBackedProvider(
+        self._namespaces = ObjectBackedProvider(
             self.host.client, NAMESPACES, plan=self._plan, what="namespace", label_selector=self._label_selector
         )
-        await namespaces.run(fleet)
+        await self._namespaces.run(fleet)
 
     def _plan(self, namespace: Object) -> Cluster:
         metadata = namespace["metadata"]
