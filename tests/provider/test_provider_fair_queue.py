@@ -277,6 +277,20 @@ async def test_closing_gives_what_waits_drops_delays_and_tells():
     assert queue.idle
 
 
+def test_what_has_changed_comes_before_what_was_there_and_does_not_starve_it():
+    queue, taken = FairQueue(), []
+    for name in range(3):
+        queue.add(request("a", name), low_priority=True)
+    for name in range(3, 40):
+        queue.add(request("a", name))
+    queue.add(request("a", 2))
+    queue.add(request("a", 3), low_priority=True)
+    while (each := queue.take()) is not None:
+        taken.append(int(each.name))
+        queue.done(each)
+    assert taken == [*range(3, 19), 0, *range(19, 35), 1, *range(35, 40), 2]
+
+
 CLUSTERS = st.sampled_from(["a", "b", "c"])
 NAMES = st.integers(0, 3)
 
@@ -294,6 +308,8 @@ class Model(RuleBasedStateMachine):
             rate_limiter=ItemBackoff(initial_seconds=3600, maximum_seconds=7200),
         )
         self.waiting = collections.defaultdict(list)
+        self.low = collections.defaultdict(list)  # those of `waiting` that have low priority, in their order
+        self.passed_over = collections.Counter()
         self.again = collections.defaultdict(list)  # added while worked on
         self.working = {}  # request: whether its cluster was dropped since
         self.delayed = collections.defaultdict(set)
@@ -313,13 +329,31 @@ class Model(RuleBasedStateMachine):
     def takeable(self):
         return {c for c in self.waiting if self.waiting[c] and c not in self.parked and self.at_work(c) < 2}
 
-    @rule(cluster=CLUSTERS, name=NAMES)
-    def add(self, cluster, name):
+    @rule(cluster=CLUSTERS, name=NAMES, low_priority=st.booleans())
+    def add(self, cluster, name, low_priority):
         each = request(cluster, name)
-        self.queue.add(each)
+        self.queue.add(each, low_priority=low_priority)
         known = self.waiting[cluster] + self.again[cluster]
+        if each in self.low[cluster] and not low_priority:
+            self.low[cluster].remove(each)
+            self.waiting[cluster].remove(each)
+            self.waiting[cluster].append(each)
         if each not in known and not self.full(cluster, known):
             (self.again if each in self.working else self.waiting)[cluster].append(each)
+            if low_priority and each not in self.working:
+                self.low[cluster].append(each)
+
+    def next_of(self, cluster):
+        """Others before those of low priority, of which each 17th is one nevertheless."""
+        waiting, low = self.waiting[cluster], self.low[cluster]
+        others = [each for each in waiting if each not in low]
+        if not low:
+            return others[0]
+        if others and self.passed_over[cluster] < 16:
+            self.passed_over[cluster] += 1
+            return others[0]
+        self.passed_over[cluster] = 0
+        return low[0]
 
     @rule(cluster=CLUSTERS, name=NAMES)
     def add_after(self, cluster, name):
@@ -335,7 +369,10 @@ class Model(RuleBasedStateMachine):
             assert not possible
             return
         assert taken.cluster in possible
-        assert taken == self.waiting[taken.cluster].pop(0)
+        assert taken == self.next_of(taken.cluster)
+        for waiting in (self.waiting, self.low):
+            if taken in waiting[taken.cluster]:
+                waiting[taken.cluster].remove(taken)
         assert taken not in self.working
         self.working[taken] = False
 
@@ -369,7 +406,7 @@ class Model(RuleBasedStateMachine):
     def drop(self, cluster):
         thrown = self.queue.drop(cluster)
         assert thrown == len(self.waiting[cluster]) + len(self.delayed[cluster])
-        for each in (self.waiting, self.again, self.delayed):
+        for each in (self.waiting, self.low, self.again, self.delayed):
             each.pop(cluster, None)
         self.parked.discard(cluster)
         self.kept.discard(cluster)

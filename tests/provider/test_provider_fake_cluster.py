@@ -11,13 +11,16 @@ from kplane.provider import (
     ApiError,
     Conflict,
     Lease,
+    Manager,
     NotFound,
     NotServed,
     ProviderError,
     Resource,
     Unreachable,
+    controller,
 )
 from kplane.provider.client.resources import CONFIG_MAPS
+from kplane.provider.providers.clusters import ClustersProvider
 from kplane.provider.testing import FakeCluster, eventually
 
 MAPS = "v1/ConfigMap"
@@ -166,3 +169,27 @@ async def test_the_text_of_a_secret_becomes_its_data(fake):
     made = await fake.client.create("v1/Secret", body("s", stringData={"a": "b"}))
     assert made["data"] == {"a": "Yg=="}
     assert "stringData" not in made
+
+
+async def test_what_changes_is_reconciled_before_what_was_there(fake):
+    provider, seen, hold = ClustersProvider(), [], asyncio.Event()
+    await provider.add(fake)
+    for number in range(20):
+        await fake.client.create(MAPS, body(f"there-{number}"))
+    manager = Manager(None, provider)
+
+    async def reconcile(request):
+        seen.append(request.name)
+        await hold.wait()
+
+    built = controller(manager).for_(MAPS).with_options(waiting=0).build(reconcile)
+    async with manager:
+        await eventually(lambda: built.queue.depth("a"), lambda depth: depth == 19)
+        await fake.client.create(MAPS, body("new"))
+        await fake.client.patch(MAPS, "there-19", {"data": {"a": "1"}}, namespace="default")
+        await eventually(lambda: built.queue.depth("a"), lambda depth: depth == 20)
+        await fake.client.create(MAPS, body("newer"))
+        await eventually(lambda: built.queue.depth("a"), lambda depth: depth == 21)
+        hold.set()
+        await eventually(lambda: len(seen), lambda count: count == 22)
+    assert seen[:4] == ["there-0", "new", "there-19", "newer"]

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
 from kplane.provider.aio.backoff import Backoff
@@ -21,7 +21,7 @@ from kplane.provider.controllers.rate_limiter import Clustered
 from kplane.provider.controllers.reconcile import Reconcile
 from kplane.provider.controllers.request import Request
 from kplane.provider.controllers.review import Review
-from kplane.provider.controllers.sources import KindSource, RawSource
+from kplane.provider.controllers.sources import Add, KindSource, RawSource
 from kplane.provider.controllers.stats import ControllerStats
 from kplane.provider.controllers.workers import Controller, Result
 from kplane.provider.errors import ClusterNotFound, ClusterNotOwned, ClusterNotReady, ProviderError
@@ -41,7 +41,7 @@ _RETRY_SECONDS: Final = 0.5
 class _Engaged(Generic[R]):
     """What a controller keeps of an engaged cluster. Its sources call `add`."""
 
-    def __init__(self, engagement: Engagement, *, add: Callable[[R], object]) -> None:
+    def __init__(self, engagement: Engagement, *, add: Add[R]) -> None:
         self.engagement: Final = engagement
         self.add: Final = add
         self.sources: list[KindSource[R]] = []
@@ -207,13 +207,13 @@ class MulticlusterController(Generic[R]):
     def _watched_locally(self) -> list[_Engaged[R]]:
         return [self._hub] if self._hub is not None else []
 
-    def _add_mapped(self, request: R) -> None:
+    def _add_mapped(self, request: R, *, low_priority: bool = False) -> None:
         """Add a request of an event of the local cluster, if this process works on the cluster of the request.
 
         Others do so for theirs: each process sees the event. For clusters that this process gains there is a `Review`.
         """
         if request.cluster in self._engaged or self._may_work(request.cluster):
-            self.queue.add(request)
+            self.queue.add(request, low_priority=low_priority)
         else:
             self.stats.dropped["not_owned"] += 1
 

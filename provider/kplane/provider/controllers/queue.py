@@ -7,7 +7,7 @@ import heapq
 import itertools
 import logging
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping
 from typing import Final, Generic, TypeVar
 
@@ -21,6 +21,8 @@ R = TypeVar("R", bound=Hashable)
 
 _LIGHTEST: Final = 0.01
 _HEAVIEST: Final = 100.0
+_PASSED_OVER: Final = 16
+"""After so many others, one request of low priority has its turn."""
 _STALE: Final = 64
 """So many delays that were overtaken by shorter ones are kept besides those that count."""
 
@@ -29,13 +31,16 @@ class _Lane(Generic[R]):
     """The line of one cluster. It is in the ring while requests of it may be taken."""
 
     __slots__ = (
-        "deficit", "delayed", "dirty", "generation", "heap", "in_ring", "kept", "name", "parked", "processing", "timer",
-        "timer_due", "waiting", "warned_full", "weight",
+        "deficit", "delayed", "dirty", "generation", "heap", "in_ring", "kept", "low", "name", "parked", "passed_over",
+        "processing", "timer", "timer_due", "waiting", "warned_full", "weight",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
         self.name: Final = name
         self.waiting: deque[R] = deque()
+        self.low: OrderedDict[R, None] | None = None
+        """Those that wait with low priority; most of the time there are none."""
+        self.passed_over = 0
         self.dirty: set[R] = set()
         # With the generation that they were taken in: what is asked for on behalf of an older one comes too late.
         self.processing: dict[R, int] = {}
@@ -51,10 +56,43 @@ class _Lane(Generic[R]):
         self.deficit = 0.0
         self.weight = 1.0
 
+    @property
+    def depth(self) -> int:
+        """Number of waiting requests."""
+        return len(self.waiting) + (0 if self.low is None else len(self.low))
+
+    def append(self, request: R, *, low_priority: bool) -> None:
+        """Let a request wait that does not wait yet."""
+        if not low_priority:
+            self.waiting.append(request)
+        elif self.low is None:
+            self.low = OrderedDict.fromkeys([request])
+        else:
+            self.low[request] = None
+
+    def prefer(self, request: R) -> None:
+        """Let a request that waits with low priority wait as others do."""
+        if self.low is not None and request in self.low:
+            del self.low[request]
+            self.waiting.append(request)
+
+    def pop(self) -> R:
+        """Take the next request out."""
+        if not self.low:
+            return self.waiting.popleft()
+        if self.waiting and self.passed_over < _PASSED_OVER:
+            self.passed_over += 1
+            return self.waiting.popleft()
+        self.passed_over = 0
+        request, _ = self.low.popitem(last=False)
+        if not self.low:
+            self.low = None
+        return request
+
     def drop(self) -> int:
         """Drop all requests that no worker has, in constant time."""
-        thrown = len(self.waiting) + len(self.delayed)
-        self.waiting, self.dirty, self.delayed, self.heap = deque(), set(), {}, []
+        thrown = self.depth + len(self.delayed)
+        self.waiting, self.low, self.dirty, self.delayed, self.heap = deque(), None, set(), {}, []
         self.generation += 1
         self.kept = self.parked = False
         self.stop_timer()
@@ -72,6 +110,10 @@ class FairQueue(Generic[R]):
     A request waits in the line of its attribute `cluster`; requests without one, such as plain keys, share a line.
     Each line is first in, first out. A request that is added while it waits is not added twice. A request that is added
     while a worker has it is given again after `done`, so no two workers have the same request.
+
+    Requests of low priority wait until their line has no others, and have every 17th turn otherwise: in the priority
+    queue of controller-runtime, which has no such turn, changes can starve them (its issue 3496). One that is added
+    again without low priority waits as others do.
 
     Clusters take turns by deficit round robin, where one that had no work goes before those that had (RFC 8290,
     section 4.2, of network flows): in each round one with weight 2 has two requests taken where one with weight 1 has
@@ -113,7 +155,7 @@ class FairQueue(Generic[R]):
 
     def __len__(self) -> int:
         """Return the number of waiting requests, those of parked clusters included."""
-        return sum(len(lane.waiting) for lane in self._lanes.values())
+        return sum(lane.depth for lane in self._lanes.values())
 
     @property
     def closed(self) -> bool:
@@ -132,24 +174,28 @@ class FairQueue(Generic[R]):
     def depth(self, cluster: str) -> int:
         """Return the number of waiting requests of a cluster."""
         lane = self._lanes.get(cluster)
-        return len(lane.waiting) if lane is not None else 0
+        return lane.depth if lane is not None else 0
 
     def depths(self) -> Mapping[str, int]:
         """Return the number of waiting requests by cluster."""
-        return {name: len(lane.waiting) for name, lane in self._lanes.items()}
+        return {name: lane.depth for name, lane in self._lanes.items()}
 
-    def add(self, request: R) -> None:
+    def add(self, request: R, *, low_priority: bool = False) -> None:
         """Add a request to its line."""
         if self._closed:
             return
         cluster = getattr(request, "cluster", "")
         lane = self._lanes.get(cluster) or self._lane(cluster)
-        if request in lane.dirty or (lane.parked and self._full(lane, len(lane.dirty))):
+        if request in lane.dirty:
+            if not low_priority:
+                lane.prefer(request)
+            return
+        if lane.parked and self._full(lane, len(lane.dirty)):
             return
         lane.dirty.add(request)
         self.adds += 1
         if request not in lane.processing:
-            lane.waiting.append(request)
+            lane.append(request, low_priority=low_priority)
             if not lane.in_ring:
                 self._offer(lane)
 
@@ -180,7 +226,7 @@ class FairQueue(Generic[R]):
         turned = 0
         while ring := self._fresh or self._ring:
             lane = ring[0]
-            if not lane.waiting or lane.parked or len(lane.processing) >= self._per_cluster:
+            if not (lane.waiting or lane.low) or lane.parked or len(lane.processing) >= self._per_cluster:
                 ring.popleft()
                 # Once round, also with nothing to do: else one request after the other would always go first.
                 lane.in_ring = ring is self._fresh
@@ -196,7 +242,7 @@ class FairQueue(Generic[R]):
                     turned = 0
             else:
                 lane.deficit -= 1.0
-                request = lane.waiting.popleft()
+                request = lane.pop()
                 lane.dirty.discard(request)
                 lane.processing[request] = lane.generation
                 return request
@@ -215,7 +261,7 @@ class FairQueue(Generic[R]):
         del lane.processing[request]
         if request in lane.dirty:
             lane.waiting.append(request)
-        if lane.waiting and not lane.in_ring:
+        if (lane.waiting or lane.low) and not lane.in_ring:
             # It left the ring because of all that was worked on, and is no newcomer.
             self._offer(lane, fresh=False)
         if not lane.kept:
@@ -253,7 +299,7 @@ class FairQueue(Generic[R]):
         """Let the requests of a cluster be taken, and keep its line until it is dropped."""
         lane = self._lane(cluster)
         lane.kept, lane.parked, lane.warned_full = True, False, False
-        if lane.waiting and not lane.in_ring:
+        if (lane.waiting or lane.low) and not lane.in_ring:
             self._offer(lane)
 
     def parked(self) -> list[str]:

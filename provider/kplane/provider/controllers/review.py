@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, Generic, NoReturn, TypeVar
 
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.cache.event import Registration
 from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.controllers.rate_limiter import Clustered
-from kplane.provider.controllers.sources import KindSource
+from kplane.provider.controllers.sources import Add, KindSource
 
 __all__ = ["Review"]
 
@@ -35,7 +35,7 @@ class Review(Generic[R]):
         engagement: Engagement,
         *,
         sources: Sequence[KindSource[R]],
-        add: Callable[[R], object],
+        add: Add[R],
     ) -> None:
         """Call `add` with requests of `sources`, as they are then; `name` is the controller's."""
         self._name = name
@@ -68,9 +68,9 @@ class Review(Generic[R]):
                 backoff.reset()
 
     async def _review(self, clusters: Collection[str]) -> None:
-        def add(request: R) -> None:
+        def add(request: R, *, low_priority: bool = False) -> None:
             if request.cluster in clusters:
-                self._add(request)
+                self._add(request, low_priority=low_priority)
 
         with contextlib.ExitStack() as stack:
             registrations: list[Registration] = []

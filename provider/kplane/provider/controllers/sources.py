@@ -20,12 +20,13 @@ from kplane.provider.controllers.handlers import Handler, kinds_of
 from kplane.provider.controllers.predicates import Predicate
 from kplane.provider.errors import ProviderError
 
-__all__ = ["Channel", "Engage", "KindSource", "Poll", "RawSource"]
+__all__ = ["Add", "Channel", "Engage", "KindSource", "Poll", "RawSource"]
 
 log: Final = logging.getLogger(__name__)
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
+R_contra = TypeVar("R_contra", contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,13 @@ class Engage:
         return passes and (self.provider if self.provider is not None else has_provider)
 
 
+class Add(Protocol[R_contra]):
+    """Takes the requests of a source, as `FairQueue.add`."""
+
+    def __call__(self, request: R_contra, *, low_priority: bool = False) -> object:
+        """Take a request."""
+
+
 @dataclass(frozen=True, slots=True)
 class KindSource(Generic[R_co]):
     """Watches all objects of a kind: an event that passes every predicate becomes the requests of `handler`.
@@ -93,8 +101,8 @@ class KindSource(Generic[R_co]):
         for kind in self._kinds:
             await cluster.client.resource(kind)
 
-    def start(self, engagement: Engagement, add: Callable[[R_co], object]) -> Registration:
-        """Start to watch a cluster, and return at once; the objects that are there come first.
+    def start(self, engagement: Engagement, add: Add[R_co]) -> Registration:
+        """Start to watch a cluster, and return at once; the objects that are there come first, with low priority.
 
         Raises ProviderError before its kinds are `discovered` there.
         """
@@ -105,7 +113,7 @@ class KindSource(Generic[R_co]):
                 if not matters(event):
                     return
             for request in handler(engagement.cluster, event):
-                add(request)
+                add(request, low_priority=event.initial)
 
         cluster = engagement.cluster
         resource = cluster.client.known_resource(self.kind)
