@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 from collections.abc import AsyncIterator
 
 from aiohttp import web
@@ -14,9 +15,15 @@ __all__ = ["listening"]
 
 @contextlib.asynccontextmanager
 async def listening(
-    app: web.Application, *, host: str, port: int, flag: str | None = None, close_seconds: float = 1.0
+    app: web.Application,
+    *,
+    host: str,
+    port: int,
+    tls: ssl.SSLContext | None = None,
+    flag: str | None = None,
+    close_seconds: float = 1.0,
 ) -> AsyncIterator[tuple[str, int]]:
-    """Serve while within; gives the host and the port, of which 0 takes a free one. Raises ListenFailed.
+    """Serve while within, with `tls` if given; gives host and port, of which 0 takes a free one. Raises ListenFailed.
 
     `flag` is that of the address, for the message. At the end, running requests have `close_seconds` for their answers.
     """
@@ -24,7 +31,7 @@ async def listening(
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, host, port).start()
+            await web.TCPSite(runner, host, port, ssl_context=tls).start()
         except OSError as error:
             where = f"{host}:{port} ({flag})" if flag is not None else f"{host}:{port}"
             raise ListenFailed(f"cannot listen on {where}: {error.strerror}") from error

@@ -1,0 +1,8 @@
+"""Webhooks of API servers: admission and conversion. See `Webhooks`."""
+
+from __future__ import annotations
+
+from kplane.provider.webhooks.admission import Admission, Denied, User
+from kplane.provider.webhooks.server import Webhooks
+
+__all__ = ["Admission", "Denied", "User", "Webhooks"]

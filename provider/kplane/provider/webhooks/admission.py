@@ -1,0 +1,167 @@
+"""Admission reviews: what an API server asks before it writes an object, and the answer (admission.k8s.io/v1)."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, cast
+
+import orjson
+
+from kplane.provider.client.kinds import KindName
+from kplane.provider.cluster.cluster import Cluster
+from kplane.provider.errors import ProviderError
+from kplane.provider.webhooks.json_patch import difference
+
+__all__ = ["Admission", "Denied", "Operation", "Review", "User", "read_review"]
+
+Object = dict[str, Any]
+Operation = Literal["CREATE", "UPDATE", "DELETE", "CONNECT"]
+
+_API_VERSION: Final = "admission.k8s.io/v1"
+_KIND: Final = "AdmissionReview"
+_OPERATIONS: Final = frozenset({"CREATE", "UPDATE", "DELETE", "CONNECT"})
+
+
+class Denied(ProviderError):
+    """Refuses a request: the user sees the message, which should say what is wrong and what to do.
+
+    `code` is the HTTP status of the refusal, from 400 to 499; 422 fits invalid fields.
+    """
+
+    def __init__(self, message: str, *, code: int = 403) -> None:
+        if not 400 <= code <= 499:
+            raise ProviderError(f"a request cannot be denied with status {code}: give one from 400 to 499")
+        super().__init__(message)
+        self.code: Final = code
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Who sent the request."""
+
+    name: str = ""
+    uid: str = ""
+    groups: tuple[str, ...] = ()
+    extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Admission:
+    """A request that an API server is about to carry out.
+
+    `object` is the object as it will be, None for DELETE; a mutating webhook changes it in place. `old_object` is the
+    object as it is, for UPDATE and DELETE. `kind` is that of the object, and `subresource` is empty for the object
+    itself. With `dry_run` nothing is written, so a webhook must not have effects either.
+    """
+
+    cluster: Cluster
+    operation: Operation
+    kind: KindName
+    namespace: str = ""
+    name: str = ""
+    """Empty if the API server generates it."""
+    subresource: str = ""
+    object: Object | None = None
+    old_object: Object | None = None
+    options: Object | None = None
+    """Those of the request, such as CreateOptions."""
+    user: User = field(default_factory=User)
+    dry_run: bool = False
+    warnings: list[str] = field(default_factory=list)
+
+    def warn(self, text: str) -> None:
+        """Show the user a warning; keep it below 120 characters."""
+        self.warnings.append(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """An admission, and what its answer needs."""
+
+    uid: str
+    admission: Admission
+    sent: bytes
+    """The object as it was sent."""
+
+    def allow(self) -> Object:
+        """Return the answer that lets the request pass, with the object as it is now."""
+        answer: Object = {"uid": self.uid, "allowed": True}
+        if self.admission.object is not None:
+            patch = difference(orjson.loads(self.sent), self.admission.object)
+            if patch:
+                encoded = base64.b64encode(orjson.dumps(patch)).decode()
+                answer |= {"patchType": "JSONPatch", "patch": encoded}
+        return self._answer(answer)
+
+    def deny(self, denied: Denied) -> Object:
+        """Return the answer that refuses the request."""
+        status = {"code": denied.code, "message": str(denied)}
+        return self._answer({"uid": self.uid, "allowed": False, "status": status})
+
+    def _answer(self, answer: Object) -> Object:
+        if self.admission.warnings:
+            answer["warnings"] = self.admission.warnings
+        return {"apiVersion": _API_VERSION, "kind": _KIND, "response": answer}
+
+
+def read_review(body: bytes, *, kind: KindName, cluster: Cluster) -> Review:
+    """Read what an API server sent. Raises ProviderError if it is no AdmissionReview of v1 about this kind."""
+    try:
+        review = orjson.loads(body)
+    except ValueError as error:
+        raise ProviderError(f"the body is no JSON: {error}") from error
+    asked = review.get("request") if isinstance(review, dict) else None
+    if not isinstance(asked, dict) or (review.get("apiVersion"), review.get("kind")) != (_API_VERSION, _KIND):
+        raise ProviderError(f"the body is no {_KIND} of {_API_VERSION} with a request")
+    uid, operation = _text(asked, "uid"), _text(asked, "operation")
+    if not uid or operation not in _OPERATIONS:
+        raise ProviderError("the request needs a uid and an operation: CREATE, UPDATE, DELETE or CONNECT")
+    parts = _section(asked, "kind")
+    group, version = _text(parts, "group"), _text(parts, "version")
+    reviewed = KindName(f"{group}/{version}" if group else version, _text(parts, "kind"))
+    if reviewed != kind:
+        raise ProviderError(f"the request is about {reviewed}, and this webhook about {kind}")
+    found = _object(asked, "object")
+    admission = Admission(
+        cluster=cluster,
+        operation=cast("Operation", operation),
+        kind=kind,
+        namespace=_text(asked, "namespace"),
+        name=_text(asked, "name"),
+        subresource=_text(asked, "subResource"),
+        object=found,
+        old_object=_object(asked, "oldObject"),
+        options=_object(asked, "options"),
+        user=_user(_section(asked, "userInfo")),
+        dry_run=asked.get("dryRun") is True,
+    )
+    return Review(uid, admission, orjson.dumps(found))
+
+
+def _user(info: Mapping[str, Any]) -> User:
+    extra = {key: _texts(values) for key, values in _section(info, "extra").items()}
+    return User(_text(info, "username"), _text(info, "uid"), _texts(info.get("groups")), extra)
+
+
+def _text(found: Mapping[str, Any], key: str) -> str:
+    value = found.get(key)
+    if value is not None and not isinstance(value, str):
+        raise ProviderError(f"{key} of the request is no text")
+    return value or ""
+
+
+def _texts(found: object) -> tuple[str, ...]:
+    return tuple(each for each in found if isinstance(each, str)) if isinstance(found, list) else ()
+
+
+def _section(found: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    return _object(found, key) or {}
+
+
+def _object(found: Mapping[str, Any], key: str) -> Object | None:
+    value = found.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise ProviderError(f"{key} of the request is no object")
+    return value

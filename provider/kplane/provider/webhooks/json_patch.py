@@ -1,0 +1,42 @@
+"""JSON patches (RFC 6902) that make one object of another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+__all__ = ["difference"]
+
+
+def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the operations that change `before` to `after`. Lists that differ are replaced as a whole."""
+    return list(_operations(before, after, at=""))
+
+
+def _operations(before: Mapping[str, Any], after: Mapping[str, Any], *, at: str) -> Iterator[dict[str, Any]]:
+    for key in before.keys() - after.keys():
+        yield {"op": "remove", "path": _pointer(at, key)}
+    for key, value in after.items():
+        path = _pointer(at, key)
+        if key not in before:
+            yield {"op": "add", "path": path, "value": value}
+        elif isinstance(value, dict) and isinstance(before[key], dict):
+            yield from _operations(before[key], value, at=path)
+        elif not _equal(before[key], value):
+            yield {"op": "replace", "path": path, "value": value}
+
+
+def _pointer(at: str, key: str) -> str:
+    """Return a JSON pointer (RFC 6901)."""
+    return f"{at}/{key.replace('~', '~0').replace('/', '~1')}"
+
+
+def _equal(one: object, other: object) -> bool:
+    # In Python 1 == True == 1.0; in JSON these are three values.
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    return one == other

@@ -1,0 +1,271 @@
+"""Webhooks as API servers ask them: what is no review, what fails, what takes too long, and renewed certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import io
+import json
+import ssl
+from types import SimpleNamespace
+
+import aiohttp
+import pytest
+
+from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
+from kplane.provider import Cluster, ClusterConfig, Manager, ProviderError
+from kplane.provider.providers.clusters import ClustersProvider
+from kplane.provider.webhooks import Denied, Webhooks
+
+NOWHERE = ClusterConfig("https://127.0.0.1:1")
+REVIEW = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"}
+POD = {"group": "", "version": "v1", "kind": "Pod"}
+CONVERSION = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "ConversionReview"}
+
+
+def asked(**fields):
+    request = {"uid": "u", "operation": "CREATE", "kind": POD, "object": {"metadata": {"name": "a"}}, **fields}
+    return REVIEW | {"request": request}
+
+
+@pytest.fixture
+def authority():
+    return create_authority("webhooks")
+
+
+@pytest.fixture
+def files(authority, tmp_path):
+    """`files.renew()`: writes another certificate, of the same authority."""
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+
+    def renew():
+        pair = issue_serving(authority, common_name="webhooks", hosts=["127.0.0.1"])
+        certificate.write_bytes(pair.certificate)
+        key.write_bytes(pair.key)
+        return ssl.PEM_cert_to_DER_cert(pair.certificate.decode())
+
+    renew()
+    return SimpleNamespace(certificate=certificate, key=key, renew=renew)
+
+
+@pytest.fixture
+def serving(authority, files):
+    """`async with serving(describe, ...) as post`: serves what `describe(webhooks)` adds, and asks as a server does."""
+
+    @contextlib.asynccontextmanager
+    async def run(describe, *, provider=None):
+        manager = Manager(NOWHERE, provider)
+        webhooks = Webhooks(manager, certificate=files.certificate, key=files.key, host="127.0.0.1", port=0)
+        describe(webhooks)
+        manager.add(webhooks)
+        trusted = ssl.create_default_context(cadata=authority.certificate.decode())
+        assert (await manager.ready_checks.run())["webhooks"] == "the webhooks are not served yet; see the log"
+        async with manager, aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trusted)) as session:
+            await webhooks.listening.wait()
+            assert (await manager.ready_checks.run())["webhooks"] is None
+            url = "https://{}:{}".format(*webhooks.address)
+
+            async def post(path, body, **options):
+                options = {"json": body} if isinstance(body, dict) else {"data": io.BytesIO(body)}
+                async with session.post(f"{url}{path}", **options) as answer:
+                    text = await answer.text()
+                    return answer.status, json.loads(text)["response"] if answer.status == 200 else text
+
+            post.url = url
+            post.trusted = trusted
+            yield post
+        with pytest.raises(ProviderError, match="are not served now"):
+            _ = webhooks.address
+
+    return run
+
+
+async def test_an_answer_has_the_changes_the_warnings_or_the_refusal(serving):
+    seen = []
+
+    def describe(webhooks):
+        @webhooks.mutate("v1/Pod")
+        async def default(admission):
+            seen.append(admission)
+            admission.warn("this is old")
+            admission.object["metadata"]["labels"]["example.com/a~b"] = "1"
+            admission.object["spec"] = {"on": True, "list": [1, {"x": 1}]}
+            del admission.object["gone"]
+
+        @webhooks.validate("v1/Pod")
+        async def check(admission):
+            if admission.operation == "DELETE":
+                raise Denied(f"{admission.user.name} must not delete {admission.old_object['metadata']['name']}")
+            raise Denied("spec.size is missing: set it", code=422)
+
+    sent = {"metadata": {"name": "a", "labels": {}}, "spec": {"on": 1, "list": [1, {"x": 1.0}]}, "gone": None}
+    user = {"username": "jo", "groups": ["a", "b"], "extra": {"scopes": ["x"]}}
+    async with serving(describe) as post:
+        body = asked(
+            object=sent, userInfo=user, namespace="n", name="a", dryRun=True, options={"kind": "CreateOptions"}
+        )
+        status, answer = await post("/mutate--v1-pod?timeout=5s", body)
+        assert (status, answer["uid"], answer["allowed"]) == (200, "u", True)
+        assert (answer["warnings"], answer["patchType"]) == (["this is old"], "JSONPatch")
+        assert sorted(json.loads(base64.b64decode(answer["patch"])), key=lambda each: each["path"]) == [
+            {"op": "remove", "path": "/gone"},
+            {"op": "add", "path": "/metadata/labels/example.com~1a~0b", "value": "1"},
+            {"op": "replace", "path": "/spec/list", "value": [1, {"x": 1}]},
+            {"op": "replace", "path": "/spec/on", "value": True},
+        ]
+        (admission,) = seen
+        assert (admission.cluster.name, admission.operation, str(admission.kind)) == ("", "CREATE", "v1/Pod")
+        assert (admission.namespace, admission.name, admission.dry_run) == ("n", "a", True)
+        assert (admission.user.name, admission.user.groups) == ("jo", ("a", "b"))
+        assert (admission.user.extra, admission.options) == ({"scopes": ("x",)}, {"kind": "CreateOptions"})
+
+        status, answer = await post("/validate--v1-pod", asked())
+        denied = {"code": 422, "message": "spec.size is missing: set it"}
+        assert (status, answer) == (200, {"uid": "u", "allowed": False, "status": denied})
+        body = asked(operation="DELETE", object=None, oldObject={"metadata": {"name": "a"}}, userInfo=user)
+        status, answer = await post("/validate--v1-pod", body)
+        assert answer["status"] == {"code": 403, "message": "jo must not delete a"}
+
+
+async def test_what_fails_is_no_answer_so_that_the_failure_policy_decides(serving, caplog):
+    def describe(webhooks):
+        @webhooks.validate("v1/Pod")
+        async def fail(admission):
+            if admission.name == "slow":
+                await asyncio.Event().wait()
+            raise KeyError("secret")
+
+    async with serving(describe) as post:
+        assert await post("/validate--v1-pod", asked(namespace="n", name="a")) == (
+            500,
+            "the webhook failed; its log says why",
+        )
+        assert "KeyError: 'secret'" in caplog.text
+        status, text = await post("/validate--v1-pod?timeout=1s", asked(name="slow"))
+        assert (status, text) == (504, "the webhook had no answer within 1 s")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "why"),
+    [
+        ("/validate--v1-pod", b"{", 400, "no JSON"),
+        ("/validate--v1-pod", {"kind": "Pod"}, 400, "no AdmissionReview of admission.k8s.io/v1"),
+        ("/validate--v1-pod", REVIEW | {"apiVersion": "admission.k8s.io/v1beta1", "request": {}}, 400, "no Admission"),
+        ("/validate--v1-pod", asked(uid=None), 400, "needs a uid"),
+        ("/validate--v1-pod", asked(uid=1), 400, "uid of the request is no text"),
+        ("/validate--v1-pod", asked(operation="PATCH"), 400, "needs a uid and an operation"),
+        ("/validate--v1-pod", asked(object=[]), 400, "object of the request is no object"),
+        ("/validate--v1-pod", asked(kind={**POD, "kind": "Node"}), 400, "about v1/Node, and this webhook about v1/Pod"),
+        ("/validate--v1-node", asked(), 404, "there are /validate--v1-pod"),
+        ("/validate--v1-pod/more", asked(), 404, ""),
+        ("/clusters/none/validate--v1-pod", asked(), 404, "no cluster 'none'"),
+        ("/validate--v1-pod", bytes(8 << 20), 413, "at most 7340032 bytes"),
+        ("/convert", {}, 404, "no kinds are converted"),
+    ],
+)  # fmt: skip
+async def test_what_is_no_review_is_refused_with_a_sentence(serving, path, body, status, why):
+    def describe(webhooks):
+        @webhooks.validate("v1/Pod")
+        async def check(admission):
+            raise AssertionError(admission)
+
+    async with serving(describe, provider=ClustersProvider()) as post:
+        found = await post(path, body)
+        assert found[0] == status
+        assert why in found[1]
+
+
+async def test_a_path_names_the_cluster_whoever_works_on_it(serving):
+    fleet, seen = ClustersProvider(), []
+    await fleet.add(Cluster("eu/one", config=NOWHERE))
+
+    def describe(webhooks):
+        @webhooks.validate("v1/Pod")
+        async def check(admission):
+            seen.append(admission.cluster.name)
+
+    async with serving(describe, provider=fleet) as post:
+        assert (await post("/clusters/eu%2Fone/validate--v1-pod", asked()))[1] == {"uid": "u", "allowed": True}
+        assert seen == ["eu/one"]
+
+
+async def test_objects_are_converted_or_the_failure_is_said(serving):
+    def describe(webhooks):
+        @webhooks.convert("example.com/Widget")
+        def convert(found, version):
+            if found["metadata"]["name"] == "odd":
+                raise ProviderError("its size is odd")
+            if found["metadata"]["name"] == "bug":
+                raise KeyError("secret")
+            found["converted"] = version
+            return found
+
+    def widget(name, version="v1", kind="Widget"):
+        return {"apiVersion": f"example.com/{version}", "kind": kind, "metadata": {"namespace": "n", "name": name}}
+
+    async with serving(describe) as post:
+
+        async def convert(*objects):
+            request = {"uid": "u", "desiredAPIVersion": "example.com/v2", "objects": objects}
+            status, answer = await post("/convert", CONVERSION | {"request": request})
+            assert (status, answer["uid"]) == (200, "u")
+            return answer["convertedObjects"], answer["result"]
+
+        many = [widget(str(number)) for number in range(250)]
+        found, result = await convert(*many, widget("there", "v2"))
+        assert result == {"status": "Success"}
+        assert found[0] == {**widget("0", "v2"), "converted": "example.com/v2"}
+        assert (found[-1], len(found)) == (widget("there", "v2"), 251)
+        what = "failed to convert example.com/Widget n/{} to example.com/v2: {}"
+        for name, why in (("odd", "its size is odd"), ("bug", "see the log of the webhook")):
+            assert await convert(widget("x"), widget(name)) == (
+                [],
+                {"status": "Failure", "message": what.format(name, why)},
+            )
+        assert (await convert(widget("x", kind="Gadget")))[1]["message"] == "no webhook converts example.com/Gadget"
+        assert (await convert(1))[1]["message"] == "an object of the request has no metadata"
+        assert (await post("/convert", asked()))[0] == 400
+
+
+async def test_new_connections_get_the_renewed_certificate(serving, files, eventually, caplog):
+    async with serving(lambda _: None) as post:
+        host, _, port = post.url.removeprefix("https://").partition(":")
+
+        async def shown():
+            _, writer = await asyncio.open_connection(host, int(port), ssl=post.trusted)
+            found = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+            return found
+
+        first = await shown()
+        key = files.key.read_bytes()
+        files.key.write_bytes(b"")
+        await eventually(lambda: "serving with the former certificate" in caplog.text)
+        assert await shown() == first
+        files.key.write_bytes(key)
+        renewed = files.renew()
+        assert renewed != first
+        await eventually(shown, lambda found: found == renewed)
+
+
+async def test_what_cannot_be_served_is_said_at_once(files):
+    webhooks = Webhooks(Manager(NOWHERE), certificate=files.certificate, key=files.key)
+    with pytest.raises(ProviderError, match="is not the name of a kind"):
+        webhooks.validate("Pod")(None)
+    with pytest.raises(ProviderError, match="no kind of a group"):
+        webhooks.convert("v1/example.com/Widget")
+    webhooks.mutate("example.com/v1/Widget")(None)
+    with pytest.raises(ProviderError, match="already for /mutate-example-com-v1-widget"):
+        webhooks.mutate("example.com/v1/Widget")(None)
+    webhooks.convert("example.com/Widget")(None)
+    with pytest.raises(ProviderError, match="already that converts"):
+        webhooks.convert("example.com/Widget")(None)
+    assert webhooks.paths == ["/convert", "/mutate-example-com-v1-widget"]
+    with pytest.raises(ProviderError, match="status 500"):
+        Denied("no", code=500)
+    files.certificate.unlink()
+    with pytest.raises(ProviderError, match=r"tls.crt with the key .* cannot be used: No such file"):
+        await webhooks.run()

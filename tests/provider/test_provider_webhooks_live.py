@@ -1,0 +1,157 @@
+"""Webhooks that a real API server asks: of two clusters, and for two versions of a kind."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+
+import pytest
+
+from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
+from kplane.provider import Cluster, Forbidden, Invalid, Manager, Resource, Sharded
+from kplane.provider.client.resources import CONFIG_MAPS, CUSTOM_RESOURCE_DEFINITIONS
+from kplane.provider.errors import ServerError
+from kplane.provider.providers.clusters import ClustersProvider
+from kplane.provider.webhooks import Denied, Webhooks
+
+pytestmark = pytest.mark.integration
+
+GADGETS = Resource("webhooks.example.com/v1", "Gadget", "gadgets", namespaced=True)
+NEW_GADGETS = Resource("webhooks.example.com/v2", "Gadget", "gadgets", namespaced=True)
+
+
+def configurations(kind):
+    return Resource("admissionregistration.k8s.io/v1", kind, f"{kind.lower()}s", namespaced=False)
+
+
+class World:
+    def __init__(self, client, namespace, webhooks, bundle):
+        self.client, self.namespace, self.webhooks = client, namespace, webhooks
+        self.bundle = base64.b64encode(bundle).decode()
+
+    def client_config(self, path):
+        return {"url": "https://{}:{}".format(*self.webhooks.address) + path, "caBundle": self.bundle}
+
+    @contextlib.asynccontextmanager
+    async def configured(self, kind, path):
+        """Have the API server ask at `path` about ConfigMaps of the namespace."""
+        rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"], "operations": ["*"]}
+        webhook = {
+            "name": "config-maps.example.com",
+            "clientConfig": self.client_config(path),
+            "rules": [rule],
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": self.namespace}},
+            "sideEffects": "None",
+            "admissionReviewVersions": ["v1"],
+        }
+        resource, name = configurations(kind), f"{self.namespace}-{kind.lower()}"
+        await self.client.create(resource, {"metadata": {"name": name}, "webhooks": [webhook]})
+        try:
+            yield
+        finally:
+            await self.client.delete(resource, name)
+
+    async def put(self, name, **data):
+        body = {"metadata": {"name": name, "annotations": {"a/b": "1"}}, "data": data}
+        return await self.client.create(CONFIG_MAPS, body, namespace=self.namespace)
+
+
+@pytest.fixture
+async def world(client, namespace, tmp_path):
+    authority = create_authority("webhooks")
+    pair = issue_serving(authority, common_name="webhooks", hosts=["127.0.0.1"])
+    (tmp_path / "tls.crt").write_bytes(pair.certificate)
+    (tmp_path / "tls.key").write_bytes(pair.key)
+    fleet = ClustersProvider()
+    await fleet.add(Cluster("member", config=client.config))
+    # It gets no shard, as there is no such namespace for its Leases: another replica works on all clusters.
+    coordinator = Sharded(client, namespace="there-is-none", identity="x")
+    manager = Manager(client.config, fleet, coordinator=coordinator)
+    webhooks = Webhooks(manager, certificate=tmp_path / "tls.crt", key=tmp_path / "tls.key", host="127.0.0.1", port=0)
+
+    @webhooks.validate("v1/ConfigMap")
+    async def check(admission):
+        if admission.operation == "DELETE":
+            return
+        found = await admission.cluster.client.exists(CONFIG_MAPS, "rules", namespace=admission.namespace)
+        if found and "size" not in (admission.object.get("data") or {}):
+            raise Denied(f"data.size is missing in {admission.cluster.name or 'the local cluster'}: set it", code=422)
+
+    @webhooks.mutate("v1/ConfigMap")
+    async def default(admission):
+        admission.object.setdefault("data", {}).setdefault("size", "1")
+        admission.object["metadata"]["annotations"]["a/b"] = "~"
+
+    @webhooks.convert("webhooks.example.com/Gadget")
+    def convert(found, version):
+        if version.endswith("/v2"):
+            found["spec"] = {"sizes": [found["spec"]["size"]]}
+        else:
+            found["spec"] = {"size": found["spec"]["sizes"][0]}
+        return found
+
+    manager.add(webhooks)
+    async with manager:
+        await webhooks.listening.wait()
+        yield World(client, namespace, webhooks, authority.certificate)
+
+
+async def test_requests_of_each_cluster_are_denied_by_any_replica(world, eventually):
+    await world.put("rules", size="0")
+    async with world.configured("ValidatingWebhookConfiguration", "/clusters/member/validate--v1-configmap"):
+
+        async def refusal():
+            try:
+                await world.client.create(CONFIG_MAPS, {"metadata": {"generateName": "x-"}}, namespace=world.namespace)
+            except (Invalid, Forbidden) as error:
+                return str(error)
+            return None
+
+        said = await eventually(refusal)
+        assert 'admission webhook "config-maps.example.com" denied the request: data.size is missing in member' in said
+        assert (await world.put("good", size="1"))["data"] == {"size": "1"}
+        await world.client.delete(CONFIG_MAPS, "good", namespace=world.namespace)
+
+
+async def test_objects_are_changed_before_they_are_written(world, eventually):
+    async with world.configured("MutatingWebhookConfiguration", "/mutate--v1-configmap"):
+        numbers = iter(range(1000))
+
+        async def changed():
+            found = await world.put(f"m-{next(numbers)}")
+            return found.get("data"), found["metadata"]["annotations"]
+
+        await eventually(changed, lambda found: found == ({"size": "1"}, {"a/b": "~"}))
+        assert (await world.put("its-own", size="2"))["data"] == {"size": "2"}
+
+
+async def test_each_version_of_a_kind_shows_the_same_object(world, client, namespace, eventually):
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    versions = [
+        {"name": version, "served": True, "storage": version == "v1", "schema": schema} for version in ("v1", "v2")
+    ]
+    conversion = {
+        "strategy": "Webhook",
+        "webhook": {"conversionReviewVersions": ["v1"], "clientConfig": world.client_config("/convert")},
+    }
+    names = {"kind": "Gadget", "plural": "gadgets", "listKind": "GadgetList"}
+    spec = {"group": "webhooks.example.com", "scope": "Namespaced", "names": names, "versions": versions}
+    definition = {"metadata": {"name": "gadgets.webhooks.example.com"}, "spec": {**spec, "conversion": conversion}}
+    await client.create(CUSTOM_RESOURCE_DEFINITIONS, definition)
+    try:
+        await eventually(lambda: _served(client))
+        await client.create(GADGETS, {"metadata": {"name": "a"}, "spec": {"size": 3}}, namespace=namespace)
+        assert (await client.get(NEW_GADGETS, "a", namespace=namespace))["spec"] == {"sizes": [3]}
+        await client.create(NEW_GADGETS, {"metadata": {"name": "b"}, "spec": {"sizes": [4, 5]}}, namespace=namespace)
+        found = await client.list(GADGETS, namespace=namespace)
+        assert [item["spec"] for item in found.items] == [{"size": 3}, {"size": 4}]
+        with pytest.raises((Invalid, ServerError), match="see the log of the webhook"):
+            await client.create(NEW_GADGETS, {"metadata": {"name": "c"}, "spec": {}}, namespace=namespace)
+    finally:
+        await client.delete(CUSTOM_RESOURCE_DEFINITIONS, "gadgets.webhooks.example.com")
+
+
+async def _served(client):
+    found = await client.get(CUSTOM_RESOURCE_DEFINITIONS, "gadgets.webhooks.example.com")
+    conditions = found.get("status", {}).get("conditions", [])
+    return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
