@@ -171,6 +171,15 @@ async def test_the_text_of_a_secret_becomes_its_data(fake):
     assert "stringData" not in made
 
 
+async def test_a_watch_finds_its_kind_by_name(fake):
+    await fake.client.create(WIDGETS, body("w"))
+    async with fake.client.watch("example.com/v1/Widget", namespace="default") as watch:
+        event = await anext(watch)
+    assert (event.type, event.object["kind"], event.object["metadata"]["name"]) == ("ADDED", "Widget", "w")
+    with pytest.raises(NotServed):
+        await anext(fake.client.watch("example.com/v1/Gadget"))
+
+
 async def test_what_changes_is_reconciled_before_what_was_there(fake):
     provider, seen, hold = ClustersProvider(), [], asyncio.Event()
     await provider.add(fake)

@@ -19,7 +19,7 @@ from kplane.provider.client.limits import AnswerLimits
 from kplane.provider.client.listing import JSON, METADATA, METADATA_LIST, Listing, ObjectList, Pages
 from kplane.provider.client.resources import Resource
 from kplane.provider.client.transport import HttpRequest, Transport
-from kplane.provider.client.watch import Watch
+from kplane.provider.client.watch import Asked, Watch
 from kplane.provider.client.wire import decode, read_object, translated
 from kplane.provider.errors import Expired, NotFound, ProviderError
 
@@ -223,9 +223,9 @@ class Client:
 
     def watch(
         self,
-        resource: Resource,
+        kind: Resource | str,
         *,
-        resource_version: str | None,
+        resource_version: str | None = None,
         namespace: str | None = None,
         label_selector: str | None = None,
         field_selector: str | None = None,
@@ -239,7 +239,7 @@ class Client:
         The server ends the watch after `timeout_seconds`. The client gives up after `idle_timeout_seconds` without even
         a bookmark, which a server sends about every minute. With `metadata_only`, the server sends only apiVersion,
         kind and metadata. With `initial_events`, a bookmark annotated `k8s.io/initial-events-end` ends the present
-        objects (KEP-3157); a server without support raises Invalid.
+        objects (KEP-3157); a server without support raises Invalid. The watch raises as `resource` when it is opened.
         """
         query = query_of(
             {
@@ -253,14 +253,16 @@ class Client:
                 "timeoutSeconds": max(1, round(timeout_seconds)),
             }
         )
+
+        async def asking() -> Asked:
+            resource = await self.resource(kind)
+            path = self._path(resource, namespace=namespace)
+            accept = METADATA if metadata_only else JSON
+            return Asked(resource, self._adapted(HttpRequest("GET", path, query, accept=accept)))
+
         return Watch(
             self._transport,
-            resource=resource,
-            request=self._adapted(
-                HttpRequest(
-                    "GET", self._path(resource, namespace=namespace), query, accept=METADATA if metadata_only else JSON
-                )
-            ),
+            asking,
             open_timeout_seconds=self._timeout_seconds,
             idle_timeout_seconds=idle_timeout_seconds,
             limits=self._limits,

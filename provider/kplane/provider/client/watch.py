@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import aiohttp
 
@@ -18,7 +19,7 @@ from kplane.provider.client.transport import HttpRequest, Transport
 from kplane.provider.client.wire import decode, error_of, read_object, status_error, translated
 from kplane.provider.errors import AnswerTooLarge, Unreachable
 
-__all__ = ["Watch", "WatchEvent"]
+__all__ = ["Asked", "Watch", "WatchEvent"]
 
 _TYPES: Final = frozenset({"ADDED", "MODIFIED", "DELETED", "BOOKMARK"})
 
@@ -29,6 +30,13 @@ class WatchEvent:
 
     type: str
     object: dict[str, Any]
+
+
+class Asked(NamedTuple):
+    """The kind of a watch, and the request that begins it."""
+
+    resource: Resource
+    request: HttpRequest
 
 
 class Watch:
@@ -42,18 +50,17 @@ class Watch:
     def __init__(
         self,
         transport: Transport,
+        asking: Callable[[], Awaitable[Asked]],
         *,
-        resource: Resource,
-        request: HttpRequest,
         open_timeout_seconds: float,
         idle_timeout_seconds: float,
         limits: AnswerLimits,
     ) -> None:
-        """`limits.answer_bytes` bounds one event."""
+        """`asking` makes the request, when the watch is opened. `limits.answer_bytes` bounds one event."""
         self._limits = limits
         self._transport = transport
-        self._resource = resource
-        self._request = request
+        self._asking = asking
+        self._asked: Asked | None = None
         self._open_timeout_seconds = open_timeout_seconds
         self._idle_timeout_seconds = idle_timeout_seconds
         self._stack = contextlib.AsyncExitStack()
@@ -65,19 +72,24 @@ class Watch:
         self._partial: list[bytes] = []
         self._partial_size = 0
 
+    @property
+    def _what(self) -> str:
+        return f"watch of {self._asked.resource.plural}" if self._asked is not None else "watch"
+
     async def open(self) -> None:
         """Send the request and wait until the server begins; iteration does so by itself."""
         if self._response is not None or self._closed:
             return
-        server, asked = self._transport.config.server, f"watch of {self._resource.plural}"
+        server = self._transport.config.server
         refusal: Exception | None = None
         try:
-            with translated(server=server, asked=asked):
+            self._asked = await self._asking()
+            with translated(server=server, asked=self._what):
                 async with asyncio.timeout(self._open_timeout_seconds):
-                    response = await self._stack.enter_async_context(self._transport.exchange(self._request))
+                    response = await self._stack.enter_async_context(self._transport.exchange(self._asked.request))
                     if response.status != HTTPStatus.OK:
                         with self._limits.intake(server=server) as intake:
-                            refusal = await error_of(response, intake=intake, asked=asked)
+                            refusal = await error_of(response, intake=intake, asked=self._what)
         except BaseException:
             await self.aclose()
             raise
@@ -142,15 +154,13 @@ class Watch:
         try:
             chunk = await self._response.content.readany()
         except Exception:
-            with translated(server=server, asked=f"watch of {self._resource.plural}"):
+            with translated(server=server, asked=self._what):
                 raise
         finally:
             self._waiting_since = None
         if not chunk:
             if self._partial_size:
-                raise Unreachable(
-                    f"watch of {self._resource.plural}: {server} ended it in the middle of an event", kind="connect"
-                )
+                raise Unreachable(f"{self._what}: {server} ended it in the middle of an event", kind="connect")
             return None
         return self._split(chunk, server=server)
 
@@ -165,7 +175,7 @@ class Watch:
         if waited < idle_seconds:
             self._look_again(idle_seconds - waited)
         elif self._response is not None:
-            what = f"watch of {self._resource.plural}: {self._transport.config.server}"
+            what = f"{self._what}: {self._transport.config.server}"
             stalled = Unreachable(f"{what} sent nothing for {idle_seconds:g} s", kind="timeout")
             self._response.content.set_exception(stalled)
 
@@ -185,7 +195,7 @@ class Watch:
             for line in lines:
                 with self._limits.intake(server=server) as intake:
                     intake.parse(line)
-        received = self._request.received
+        received = self._asked.request.received if self._asked is not None else None
         return lines if received is None else [received(line) for line in lines]
 
     def _event(self, line: bytes) -> WatchEvent:
@@ -194,8 +204,10 @@ class Watch:
         kind = event.get("type") if isinstance(event, dict) else None
         content = event.get("object") if isinstance(event, dict) else None
         if kind == "ERROR" and isinstance(content, dict):
-            raise status_error(content, asked=f"watch of {self._resource.plural}")
+            raise status_error(content, asked=self._what)
         if kind not in _TYPES:
             raise Unreachable(f"{server} sent something that is no watch event", kind="protocol")
-        found = read_object(content, server=server, api_version=self._resource.api_version, kind=self._resource.kind)
+        assert self._asked is not None  # noqa: S101 - it was opened
+        resource = self._asked.resource
+        found = read_object(content, server=server, api_version=resource.api_version, kind=resource.kind)
         return WatchEvent(str(kind), found)
