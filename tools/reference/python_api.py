@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from kplane.testing.choice import CAPABILITIES
 from tools.reference.markdown import code, page, table
 from tools.reference.signatures import definition, describe, documentation, is_error
-from tools.reference.sources import ROOT, parsed
+from tools.reference.sources import ROOT, attributes, parsed
 
 __all__ = ["python_api"]
 
@@ -21,19 +21,42 @@ _PACKAGES: Final[Mapping[str, str]] = {
 }
 
 
+_PROVIDER: Final[Mapping[str, tuple[str, Sequence[str]]]] = {
+    "controllers": (
+        "What controllers are made of: kinds to watch, sources, predicates, options.",
+        ["builder", "options", "sources", "predicates", "rate_limiter"],
+    ),
+    "providers": (
+        "Find the clusters: files, kind, Secrets, Cluster API, ClusterProfiles and others.",
+        [
+            "capi", "clusters", "file", "inventory", "kind", "kplane", "milo", "multi", "namespace", "nop", "secrets",
+            "single",
+        ],
+    ),
+    "serving": ("Metrics and checks over HTTP.", ["http", "metrics"]),
+    "webhooks": ("Webhooks of API servers: admission and conversion.", []),
+    "testing": ("Clusters in memory, for tests of reconcilers.", []),
+    "contrib.kopf": ("Runs an existing kopf operator in each cluster of a fleet.", []),
+}  # fmt: skip
+"""Public packages of provider and their modules; without modules, the package itself has the names."""
+
+
 def python_api() -> Mapping[str, str]:
     """Return the pages by their paths."""
+    below = {f"provider.{name}": text for name, (text, _) in _PROVIDER.items()}
+    listed = dict(sorted({**_PACKAGES, **below}.items()))
     overview = page(
         "Python packages",
         "This page lists the packages of kplane that your own code can import.",
         table(
             ["package", "what it is for"],
-            ([f"[{code(f'kplane.{name}')}](python/{name}.md)", text] for name, text in _PACKAGES.items()),
+            ([f"[{code(f'kplane.{name}')}](python/{name}.md)", text] for name, text in listed.items()),
         ),
         "Their pages list the public names. Other modules may change in any release.",
-        ["```{toctree}", ":hidden:", "", *(f"python/{name}" for name in _PACKAGES), "```"],
+        ["```{toctree}", ":hidden:", "", *(f"python/{name}" for name in listed), "```"],
     )
     return {
+        **{f"python/provider.{name}.md": _modules(f"provider.{name}", *each) for name, each in _PROVIDER.items()},
         "python.md": overview,
         "python/client.md": _package("client"),
         "python/provider.md": _package("provider"),
@@ -41,13 +64,32 @@ def python_api() -> Mapping[str, str]:
     }
 
 
+def _modules(name: str, text: str, modules: Sequence[str]) -> str:
+    """Describe what `__all__` of each module names, or that of the package itself."""
+    parts: list[str] = []
+    for module in [f"kplane.{name}.{each}" for each in modules] or [f"kplane.{name}"]:
+        defined = _defined(_path(module))
+        parts.append(f"## {module}")
+        parts += [part for each, path in defined.items() for part in describe(path, each)]
+    return page(f"kplane.{name}", text, *parts)
+
+
+def _defined(path: Path) -> dict[str, Path]:
+    """Return the names of a module's `__all__`, and the modules that define them."""
+    module = parsed(path)
+    imported = {
+        alias.name: _path(node.module or "")
+        for node in module.body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kplane.")
+        for alias in node.names
+    }
+    [names] = [ast.literal_eval(each.value) for each in attributes(module.body) if each.name == "__all__"]
+    return {name: imported.get(name, path) for name in names}
+
+
 def _package(name: str) -> str:
     """Describe the names in `__all__` of a package, from the modules that define them."""
-    module = parsed(ROOT / name / "kplane" / name / "__init__.py")
-    defined: dict[str, Path] = {}
-    for node in module.body:
-        if isinstance(node, ast.ImportFrom) and node.module != "__future__":
-            defined |= {alias.name: _path(node.module or "") for alias in node.names}
+    defined = _defined(ROOT / name / "kplane" / name / "__init__.py")
     groups: dict[str, list[str]] = {"Classes": [], "Functions": [], "Errors": [], "Constants": []}
     for each, path in sorted(defined.items(), key=lambda item: item[0].lower()):
         groups[_group(path, each)].append(each)

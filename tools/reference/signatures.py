@@ -25,7 +25,8 @@ _HIDDEN: Final = frozenset({"overload"})
 
 def definition(path: Path, name: str) -> Definition:
     """Find what a module calls by a name. Raises LookupError if it defines nothing of that name."""
-    for node in parsed(path).body:
+    # From the end: the docstring of a function with overloads is at the last one.
+    for node in reversed(parsed(path).body):
         match node:
             case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef() if node.name == name:
                 return node
@@ -114,13 +115,17 @@ def _fields(node: ast.ClassDef) -> Iterator[list[str]]:
     for number, each in enumerate(node.body):
         match each:
             case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation) if not name.startswith("_"):
-                text = documented.get(name) or _docstring_after(node.body, number)
+                text = documented.get(name) or _docstring_after(node.body, number) or _default(each.value)
                 yield [code(name), code(ast.unparse(annotation)), text]
             case ast.Assign(targets=[ast.Name(id=name)]) if documented.get(name) and not name.startswith("_"):
                 yield [code(name), "", documented[name]]
             case ast.FunctionDef(name=name) if _is_property(each) and not name.startswith("_"):
                 returned = ast.unparse(each.returns) if each.returns is not None else ""
                 yield [code(name), code(returned), (ast.get_docstring(each) or "")]
+
+
+def _default(value: ast.expr | None) -> str:
+    return f"default {code(ast.unparse(value))}" if isinstance(value, ast.Constant) else ""
 
 
 def _docstring_after(body: Sequence[ast.stmt], number: int) -> str:

@@ -155,7 +155,7 @@ class ClusterConfig:
     def in_cluster(
         cls, *, directory: Path = _SERVICE_ACCOUNT, environment: Mapping[str, str] | None = None
     ) -> ClusterConfig:
-        """Use the ServiceAccount of the pod in which this runs."""
+        """Use the ServiceAccount of the pod in which this runs. Raises KubeconfigError outside of one."""
         variables = os.environ if environment is None else environment
         host, port = variables.get("KUBERNETES_SERVICE_HOST"), variables.get("KUBERNETES_SERVICE_PORT", "443")
         if not host:

@@ -295,7 +295,7 @@ class Client:
         namespace: str | None = None,
         subresource: str | None = None,
     ) -> Object:
-        """Change an object with a JSON merge patch."""
+        """Change an object with a JSON merge patch (RFC 7386). Raises NotFound, and Invalid for a bad result."""
         resource, name, namespace = await self._locate(kind, key, namespace)
         path = self._path(resource, name, namespace=namespace, subresource=subresource, write=True)
         params = {"fieldManager": self._field_manager}
@@ -310,7 +310,7 @@ class Client:
         namespace: str | None = None,
         subresource: str | None = None,
     ) -> Object:
-        """Change an object with a JSON patch (RFC 6902). A failed `test` operation raises Invalid."""
+        """Change an object with a JSON patch (RFC 6902). Raises as `patch`; a failed `test` is Invalid too."""
         resource, name, namespace = await self._locate(kind, key, namespace)
         path = self._path(resource, name, namespace=namespace, subresource=subresource, write=True)
         params = {"fieldManager": self._field_manager}

@@ -26,8 +26,8 @@ class Options(Generic[R]):
     `workers` reconciles work at once. One that waits for a slow server, or takes long, leaves its worker to others, so
     that no cluster blocks another; up to `waiting` may do so. With 0 no more than `workers` run at all, which is what
     upstream's MaxConcurrentReconciles says. At most `per_cluster` reconciles of one cluster run at once, waiting or not
-    (default: `workers`). A reconcile may take `timeout_seconds`. When a cluster goes, its
-    reconciles have `grace_seconds`, or less if the coordinator cannot wait so long, and are cancelled then.
+    (default: `workers`). A reconcile may take `timeout_seconds`. When a cluster goes, its reconciles have
+    `grace_seconds`, or less if the coordinator cannot wait so long, and are cancelled then.
 
     `weights` gives clusters a larger or smaller share (see `FairQueue`), `rate_limiter` delays retries (see
     `ItemBackoff`), and `logger` logs failures. `engage` is the default for all sources.
