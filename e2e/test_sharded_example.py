@@ -1,4 +1,4 @@
-"""Runs examples/sharded on the kind cluster: three replicas, one of which is killed."""
+"""Runs examples/sharded on the kind cluster: three replicas. One is killed."""
 
 from __future__ import annotations
 
