@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 
 from kplane.embedded.python_path import python_path
 from kplane.provider.serving.metrics import process_families
-from kplane.provider.serving.open_files import OpenFiles, watching_open_files
+from kplane.provider.serving.open_files import OpenFiles, raise_limit, watching_open_files
 
 Eventually = Callable[..., Any]
 LOWERED = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))"
@@ -41,6 +42,20 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE))
         check=False,
     )
     assert ended.stdout.splitlines()[-1:] == ["(128, 128)"], ended.stderr
+
+
+def test_macos_gets_as_many_as_it_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [(256, 2**63 - 1)]
+
+    def set_limit(_: int, wanted: tuple[int, int]) -> None:
+        if wanted[0] > 10_240:
+            raise ValueError("current limit exceeds maximum limit")
+        limits.append(wanted)
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", set_limit)
+    raise_limit()
+    assert limits[-1] == (10_240, 2**63 - 1)
 
 
 async def test_a_warning_follows_at_80_percent_once_until_use_was_below_70(

@@ -17,6 +17,8 @@ __all__ = ["OpenFiles", "raise_limit", "watching_open_files"]
 log: Final = logging.getLogger(__name__)
 
 _LOOK_SECONDS: Final = 30.0
+_OPEN_MAX: Final = 10_240
+"""macOS takes no soft limit beyond this, though its hard limit has no end."""
 _HIGH: Final = 0.8
 _LOW: Final = 0.7
 """Below that, the next warning may follow: use that swings about the mark is told once."""
@@ -28,9 +30,11 @@ def raise_limit() -> None:
     Each connection is an open file, and many systems set a soft limit of 1024 for the sake of `select`, which nothing
     here uses. Programs in Go raise their own limit alike.
     """
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # the limit that there is counts, and is watched
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in (hard, max(soft, _OPEN_MAX)):
+        with contextlib.suppress(OSError, ValueError):  # the limit that there is counts, and is watched
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return
 
 
 class OpenFiles(NamedTuple):
