@@ -17,15 +17,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
 import platform
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +33,7 @@ from typing import Any, Final
 import uvloop
 
 from benchmarks.cost import cpu_seconds
+from benchmarks.provider_processes import PYTHON, Worker, built, reconciled, shared_out, started
 from benchmarks.provider_worker import KINDS
 from benchmarks.surroundings import start_api_server
 from kplane.binaries.programs import resolve
@@ -44,7 +45,6 @@ from kplane.workloads import ProcessRuntime
 _NAMESPACE: Final = "benchmark"
 _LOG_BYTES: Final = 4000
 _AT_ONCE: Final = 16
-_LINE_BYTES: Final = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,52 +58,7 @@ class Target:
     processes: int
     kinds: int
     deadline_seconds: float
-
-
-class Worker:
-    """Controls the measured process with lines of JSON on its standard input and output."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.pid: Final = process.pid
-        self._process = process
-
-    async def ask(self, **question: Any) -> dict[str, Any]:
-        """Send a question and return the answer."""
-        stdin, stdout = self._process.stdin, self._process.stdout
-        if stdin is None or stdout is None:
-            raise RuntimeError("the worker has no pipes")
-        stdin.write(json.dumps(question).encode() + b"\n")
-        await stdin.drain()
-        line = await stdout.readline()
-        if not line:
-            raise RuntimeError(f"failed to ask the worker: it ended with status {await self._process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-
-@contextlib.asynccontextmanager
-async def _worker(kubeconfig: Path, *, kinds: int, identity: str | None) -> AsyncIterator[Worker]:
-    arguments = [str(kubeconfig), str(kinds), *([] if identity is None else [identity])]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "benchmarks.provider_worker",
-        *arguments,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=_LINE_BYTES,
-    )
-    try:
-        yield Worker(process)
-    finally:
-        if process.stdin is not None:
-            process.stdin.close()
-        try:
-            async with asyncio.timeout(60):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+    program: Sequence[str]
 
 
 async def _measure(client: Client, kubeconfig: Path, *, clusters: int, target: Target) -> dict[str, Any]:
@@ -111,11 +66,16 @@ async def _measure(client: Client, kubeconfig: Path, *, clusters: int, target: T
         alone = target.processes == 1
         workers = [
             await stack.enter_async_context(
-                _worker(kubeconfig, kinds=target.kinds, identity=None if alone else f"{clusters}-{number}")
+                started(
+                    kubeconfig,
+                    program=target.program,
+                    kinds=target.kinds,
+                    identity=None if alone else f"{clusters}-{number}",
+                )
             )
             for number in range(target.processes)
         ]
-        await _shared_out(workers, target=target)
+        await shared_out(workers, deadline_seconds=target.deadline_seconds)
         objects = sum([await _count(client, kind) for kind in KINDS[: target.kinds]])
         engaged = await _engage(workers, clusters=clusters, objects=objects, target=target)
         names = [f"burst-{clusters}-{number}" for number in range(target.burst)]
@@ -129,22 +89,12 @@ async def _measure(client: Client, kubeconfig: Path, *, clusters: int, target: T
     return {**options, "engaged": engaged, "burst": burst, "churn": churn}
 
 
-async def _shared_out(workers: Sequence[Worker], *, target: Target) -> None:
-    """Wait until each shard has an owner. The first time, this takes the duration of a Lease."""
-    async with asyncio.timeout(target.deadline_seconds):
-        while True:
-            shards = [await worker.ask(do="shards") for worker in workers]
-            if len(workers) == 1 or 0 < shards[0]["all"] == sum(each["owned"] for each in shards):
-                return
-            await asyncio.sleep(0.25)
-
-
 async def _engage(workers: Sequence[Worker], *, clusters: int, objects: int, target: Target) -> dict[str, Any]:
     before = [await worker.ask(do="memory") for worker in workers]
     cpu = sum(cpu_seconds(worker.pid) for worker in workers)
     began = time.monotonic()
     await asyncio.gather(*(worker.ask(do="engage", clusters=clusters) for worker in workers))
-    reached = await _reconciled(workers, until=clusters * objects, target=target)
+    reached = await reconciled(workers, until=clusters * objects, deadline_seconds=target.deadline_seconds)
     after = [await worker.ask(do="memory") for worker in workers]
     grown = sum(one["rss_kib"] for one in after) - sum(one["rss_kib"] for one in before)
     return {
@@ -173,7 +123,7 @@ async def _burst(
     await asyncio.gather(*(create(kind, name) for kind, name in itertools.product(kinds, names)))
     created = time.monotonic()
     expected = clusters * len(names) * len(kinds)
-    reached = await _reconciled(workers, until=since + expected, target=target)
+    reached = await reconciled(workers, until=since + expected, deadline_seconds=target.deadline_seconds)
     spent = sum(cpu_seconds(worker.pid) for worker in workers) - cpu
     return {
         "created": len(names) * len(kinds),
@@ -193,7 +143,7 @@ async def _churn(client: Client, workers: Sequence[Worker], *, clusters: int, ta
         body = {"metadata": {"name": f"churn-{clusters}-{number}", "annotations": annotations}}
         await client.create(CONFIG_MAPS, body, namespace=_NAMESPACE)
         await asyncio.sleep(1 / target.churn_per_second)
-    await _reconciled(workers, until=since + clusters * target.churn, target=target)
+    await reconciled(workers, until=since + clusters * target.churn, deadline_seconds=target.deadline_seconds)
     found = sorted([value for worker in workers for value in (await worker.ask(do="latencies"))["milliseconds"]])
     return {
         "created": target.churn,
@@ -205,17 +155,6 @@ async def _churn(client: Client, workers: Sequence[Worker], *, clusters: int, ta
             "max": round(found[-1], 1),
         },
     }
-
-
-async def _reconciled(workers: Sequence[Worker], *, until: int, target: Target) -> float:
-    """Wait for this number of reconciles, and return the time of the last one, on the monotonic clock."""
-    async with asyncio.timeout(target.deadline_seconds):
-        while True:
-            counts = [await worker.ask(do="count") for worker in workers]
-            done = sum(count["reconciles"] for count in counts)
-            if done >= until:
-                return max(float(count["last"]) for count in counts)
-            await asyncio.sleep(0.25)
 
 
 async def _count(client: Client, kind: Resource) -> int:
@@ -262,6 +201,7 @@ def main() -> None:
     parser.add_argument("--kinds", type=int, choices=range(1, len(KINDS) + 1), default=1, help="kinds to watch")
     parser.add_argument("--processes", type=int, default=1, help="number of processes that divide the clusters")
     parser.add_argument("--deadline-seconds", type=float, default=300.0, help="time limit of each part")
+    parser.add_argument("--go", type=Path, help="a checkout of multicluster-runtime, to measure the runtime for Go")
     given = parser.parse_args()
     target = Target(
         objects=given.objects,
@@ -271,9 +211,13 @@ def main() -> None:
         processes=given.processes,
         kinds=given.kinds,
         deadline_seconds=given.deadline_seconds,
+        program=PYTHON,
     )
-    load = os.getloadavg()
-    runs = uvloop.run(run(given.clusters, target=target))
+    with tempfile.TemporaryDirectory(prefix="kplane-benchmark-go-") as at:
+        if given.go is not None:
+            target = dataclasses.replace(target, program=built(given.go, directory=Path(at)))
+        load = os.getloadavg()
+        runs = uvloop.run(run(given.clusters, target=target))
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load": [load, os.getloadavg()]}
     print(json.dumps({"machine": machine, "runs": runs}, indent=2))  # noqa: T201
 

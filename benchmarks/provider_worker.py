@@ -7,37 +7,64 @@ import gc
 import json
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
-from kplane.provider import Cluster, ClusterConfig, Manager, Request, Sharded, controller
+from kplane.provider import (
+    Cluster,
+    ClusterConfig,
+    Manager,
+    Request,
+    Sharded,
+    controller,
+    engage,
+    enqueue_mapped,
+)
 from kplane.provider.client.resources import CONFIG_MAPS, SECRETS, SERVICE_ACCOUNTS
+from kplane.provider.controllers.sources import Channel
 from kplane.provider.providers.clusters import ClustersProvider
 
 KINDS = (CONFIG_MAPS, SECRETS, SERVICE_ACCOUNTS)
 """With a controller for each."""
 
+FLOODED = "cluster-0"
+"""The cluster that a flood is about."""
+
 
 class Meter:
-    """Counts reconciles, and does nothing else."""
+    """Counts reconciles, and does nothing else. Those of a flood take a millisecond each, and do not count."""
 
     def __init__(self) -> None:
         self.manager: Manager | None = None
         self.reconciles = 0
         self.last = 0.0
         self.milliseconds: list[float] = []
+        self.flood: Channel[Request] = Channel()
+        self.flooded = False
 
     async def reconcile(self, request: Request) -> None:
         """Count the call. If the object has the time of its creation, record the latency."""
+        if request.name.startswith("flood-"):
+            await asyncio.sleep(0.001)
+            return
         self.reconciles += 1
         self.last = time.monotonic()
         if request.name.startswith("churn-") and self.manager is not None:
             cache = self.manager.get_cluster(request.cluster).cache
             found = await cache.get(CONFIG_MAPS, request.name, namespace=request.namespace)
             sent = int(found["metadata"]["annotations"]["benchmark/sent"])
-            self.milliseconds.append((time.monotonic_ns() - sent) / 1e6)
+            if request.cluster != FLOODED or not self.flooded:
+                self.milliseconds.append((time.monotonic_ns() - sent) / 1e6)
+
+    def members(self, _: Cluster, found: dict[str, Any]) -> Iterable[Request]:
+        """Map an object of the hub to a request for each member."""
+        metadata = found["metadata"]
+        if self.manager is not None and metadata["name"].startswith("hub-"):
+            for name in self.manager.cluster_names():
+                yield Request(name, metadata["namespace"], metadata["name"])
 
 
 def _rss_kib() -> int:
@@ -56,28 +83,48 @@ async def _answer(
     fleet: ClustersProvider,
     coordinator: Sharded | None,
 ) -> dict[str, Any]:
-    if question["do"] == "engage":
-        await asyncio.gather(
-            *(fleet.add(Cluster(f"cluster-{number}", config=config)) for number in range(question["clusters"]))
-        )
-        return {}
-    if question["do"] == "shards":
-        stats = coordinator.stats if coordinator is not None else None
-        return {"owned": stats.owned if stats else 0, "all": stats.fences if stats else 0}
-    if question["do"] == "memory":
-        return {"rss_kib": _rss_kib()}
-    if question["do"] == "latencies":
-        return {"milliseconds": meter.milliseconds}
-    return {"reconciles": meter.reconciles, "last": meter.last}
+    match question["do"]:
+        case "engage":
+            silent = [ClusterConfig(server) for server in question.get("silent", ())]
+            clusters = [
+                *(Cluster(f"silent-{number}", config=each) for number, each in enumerate(silent)),
+                *(Cluster(f"cluster-{number}", config=config) for number in range(question["clusters"])),
+            ]
+            await asyncio.gather(*map(fleet.add, clusters))
+            return {}
+        case "flood":
+            meter.flooded = True
+            for number in range(question["requests"]):
+                meter.flood.put(Request(FLOODED, "benchmark", f"flood-{number}"))
+            return {}
+        case "shards":
+            stats = coordinator.stats if coordinator is not None else None
+            return {"owned": stats.owned if stats else 0, "all": stats.fences if stats else 0}
+        case "memory":
+            return {"rss_kib": _rss_kib()}
+        case "latencies":
+            found, meter.milliseconds = meter.milliseconds, []
+            return {"milliseconds": found}
+        case _:
+            return {"reconciles": meter.reconciles, "last": meter.last}
 
 
-async def _run(kubeconfig: Path, kinds: int, identity: str | None) -> None:
-    config, fleet, meter = ClusterConfig.load(kubeconfig), ClustersProvider(), Meter()
+async def _run(*, kubeconfig: str, kinds: int, identity: str | None, hub: bool) -> None:
+    config, fleet, meter = ClusterConfig.load(Path(kubeconfig)), ClustersProvider(), Meter()
     local = Cluster("", config=config)
     coordinator = None if identity is None else Sharded(local.client, namespace="kube-system", identity=identity)
     meter.manager = Manager(config, fleet, coordinator=coordinator)
     for kind in KINDS[:kinds]:
-        controller(meter.manager).for_(kind).with_options(workers=8).build(meter.reconcile)
+        builder = controller(meter.manager).for_(kind).with_options(workers=8)
+        if kind is CONFIG_MAPS:
+            builder.watches_raw(meter.flood)
+        builder.build(meter.reconcile)
+    if hub:
+        mapped = enqueue_mapped(meter.members, preserve_cluster=True)
+        watching = (
+            controller(meter.manager).named("hub").watches(CONFIG_MAPS, mapped, engage(local=True, provider=False))
+        )
+        watching.build(meter.reconcile)
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     async with meter.manager:
@@ -89,4 +136,4 @@ async def _run(kubeconfig: Path, kinds: int, identity: str | None) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(_run(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None))
+    uvloop.run(_run(**json.loads(sys.argv[1])))

@@ -20,3 +20,12 @@ async def test_a_small_fleet_is_measured(binaries: object, measure: Any, process
     assert run["churn"]["milliseconds"]["max"] >= run["churn"]["milliseconds"]["p50"] > 0
     assert run["burst"]["reconciles_per_second"] > 0
     assert len(run["engaged"]["rss_mib_after"]) == processes
+
+
+async def test_a_small_fleet_in_trouble_is_measured(binaries: object, measure: Any) -> None:
+    arguments = ("--clusters=4", "--silent=2", "--flood=1000", "--churn=3", "--deadline-seconds=240")
+    found = await measure("provider_trouble", *arguments)
+    assert found["silent"]["seconds"]["with"] > 0
+    assert found["flood"]["milliseconds"]["flooded"]["p99"] >= found["flood"]["milliseconds"]["flooded"]["p50"] > 0
+    assert found["killed"]["seconds"] > 0
+    assert found["hub"]["reconciles_too_many"] == 0

@@ -1,0 +1,112 @@
+"""Controls the processes that `benchmarks.provider` and `benchmarks.provider_trouble` measure."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+__all__ = ["PYTHON", "Worker", "built", "reconciled", "shared_out", "started"]
+
+PYTHON: Final = (sys.executable, "-m", "benchmarks.provider_worker")
+"""The worker of `kplane.provider`."""
+
+_GO_SOURCE: Final = Path(__file__).parent / "multicluster_go" / "main.go"
+_MODULE: Final = "sigs.k8s.io/multicluster-runtime"
+_LINE_BYTES: Final = 1 << 24
+_POLL_SECONDS: Final = 0.25
+
+
+def built(checkout: Path, *, directory: Path) -> tuple[str, ...]:
+    """Build the worker of the runtime for Go, from a checkout of it; takes minutes the first time."""
+    (directory / "main.go").write_text(_GO_SOURCE.read_text())
+    module = [
+        "module benchmarks",
+        "go 1.26.0",
+        f"require {_MODULE} v0.0.0",
+        f"replace {_MODULE} => {checkout.absolute()}",
+    ]
+    (directory / "go.mod").write_text("\n".join(module))
+    for command in (["go", "mod", "tidy"], ["go", "build", "-o", "worker", "."]):
+        subprocess.run(command, cwd=directory, check=True, stdout=sys.stderr)
+    return (str(directory / "worker"),)
+
+
+class Worker:
+    """A process that runs a manager, controlled by lines of JSON on its standard input and output."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.pid: Final = process.pid
+        self._process = process
+
+    async def ask(self, **question: Any) -> dict[str, Any]:
+        """Send a question and return the answer."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        if stdin is None or stdout is None:
+            raise RuntimeError("the worker has no pipes")
+        stdin.write(json.dumps(question).encode() + b"\n")
+        await stdin.drain()
+        line = await stdout.readline()
+        if not line:
+            raise RuntimeError(f"failed to ask the worker: it ended with status {await self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def kill(self) -> None:
+        """Kill it at once."""
+        self._process.kill()
+
+
+@contextlib.asynccontextmanager
+async def started(
+    kubeconfig: Path, *, program: Sequence[str], kinds: int = 1, identity: str | None = None, hub: bool = False
+) -> AsyncIterator[Worker]:
+    """Run a worker, `PYTHON` or what `built` returns, in the background.
+
+    With an `identity` it is one of several peers, and with `hub` it watches its own cluster, too.
+    """
+    options = {"kubeconfig": str(kubeconfig), "kinds": kinds, "identity": identity, "hub": hub}
+    process = await asyncio.create_subprocess_exec(
+        *program,
+        json.dumps(options),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=_LINE_BYTES,
+    )
+    try:
+        yield Worker(process)
+    finally:
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            async with asyncio.timeout(60):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+async def shared_out(workers: Sequence[Worker], *, deadline_seconds: float) -> None:
+    """Wait until each shard has an owner. The first time, this takes the duration of a Lease."""
+    async with asyncio.timeout(deadline_seconds):
+        while True:
+            shards = [await each.ask(do="shards") for each in workers]
+            if len(workers) == 1 or 0 < shards[0]["all"] == sum(each["owned"] for each in shards):
+                return
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+async def reconciled(workers: Sequence[Worker], *, until: int, deadline_seconds: float) -> float:
+    """Wait for this number of reconciles, and return the time of the last one, on the monotonic clock."""
+    async with asyncio.timeout(deadline_seconds):
+        while True:
+            counts = [await each.ask(do="count") for each in workers]
+            done = sum(count["reconciles"] for count in counts)
+            if done >= until:
+                return max(float(count["last"]) for count in counts)
+            await asyncio.sleep(_POLL_SECONDS)

@@ -1,0 +1,201 @@
+"""Measures a fleet in trouble: `python -m benchmarks.provider_trouble --clusters 100`.
+
+One kube-apiserver stands for N clusters, as in `benchmarks.provider`. A controller for ConfigMaps does nothing. Prints
+JSON, with these times:
+
+- `silent`: from the first cluster to the reconcile of the last object. In the second run there are clusters besides
+  whose server never answers. They are added first.
+- `flood`: from the create request of a ConfigMap to its reconcile, in the other clusters. In the second run one cluster
+  has thousands of requests, which take a millisecond each.
+- `killed`: an object is created when one of two peers is killed. The time ends when the other has reconciled it in each
+  cluster.
+- `hub`: from the create request of an object of the hub to a reconcile for each member, by two peers together. It also
+  counts the reconciles that are too many.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import uvloop
+
+from benchmarks.provider_processes import PYTHON, Worker, built, reconciled, shared_out, started
+from benchmarks.surroundings import start_api_server
+from kplane.binaries.programs import resolve
+from kplane.embedded.credentials import write_private
+from kplane.provider import Client
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
+from kplane.workloads import ProcessRuntime
+
+_NAMESPACE: Final = "benchmark"
+_LOG_BYTES: Final = 4000
+_SILENT_CONNECTIONS: Final = 1024
+_SETTLED_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Holds the options, and what each part works with."""
+
+    client: Client
+    kubeconfig: Path
+    clusters: int
+    silent: int
+    flood: int
+    churn: int
+    deadline_seconds: float
+    program: Sequence[str]
+
+    async def objects(self) -> int:
+        """Return the number of ConfigMaps, which each cluster sees."""
+        return len((await self.client.list(CONFIG_MAPS)).items)
+
+    async def create(self, name: str, **annotations: str) -> float:
+        """Create a ConfigMap; returns when this began."""
+        began = time.monotonic()
+        body = {"metadata": {"name": name, "annotations": annotations}}
+        await self.client.create(CONFIG_MAPS, body, namespace=_NAMESPACE)
+        return began
+
+    async def counted(self, workers: Sequence[Worker]) -> int:
+        """Return the number of reconciles until now."""
+        return sum([int((await each.ask(do="count"))["reconciles"]) for each in workers])
+
+    async def last(self, workers: Sequence[Worker], *, until: int) -> float:
+        """Return the time of the reconcile with this number."""
+        return await reconciled(workers, until=until, deadline_seconds=self.deadline_seconds)
+
+
+async def _silent(trouble: Trouble, *, silent: int) -> float:
+    with contextlib.ExitStack() as stack:
+        servers = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=_SILENT_CONNECTIONS))
+            for _ in range(silent)
+        ]
+        urls = [f"https://127.0.0.1:{each.getsockname()[1]}" for each in servers]
+        async with started(trouble.kubeconfig, program=trouble.program) as worker:
+            expected = trouble.clusters * await trouble.objects()
+            began = time.monotonic()
+            await worker.ask(do="engage", clusters=trouble.clusters, silent=urls)
+            return await trouble.last([worker], until=expected) - began
+
+
+async def _flood(trouble: Trouble) -> dict[str, Any]:
+    async with started(trouble.kubeconfig, program=trouble.program) as worker:
+        expected = trouble.clusters * await trouble.objects()
+        await worker.ask(do="engage", clusters=trouble.clusters)
+        await trouble.last([worker], until=expected)
+        at_rest = await _churn(trouble, worker, name="rest")
+        await worker.ask(do="flood", requests=trouble.flood)
+        return {"at_rest": at_rest, "flooded": await _churn(trouble, worker, name="flood")}
+
+
+async def _churn(trouble: Trouble, worker: Worker, *, name: str) -> dict[str, float]:
+    since = await trouble.counted([worker])
+    for number in range(trouble.churn):
+        await trouble.create(f"churn-{name}-{number}", **{"benchmark/sent": str(time.monotonic_ns())})
+        await asyncio.sleep(0.2)
+    # The flooded cluster has its own pace, and need not be done.
+    await trouble.last([worker], until=since + (trouble.clusters - 1) * trouble.churn)
+    found = sorted((await worker.ask(do="latencies"))["milliseconds"])
+    return {"p50": round(statistics.median(found), 1), "p99": round(found[int(len(found) * 0.99)], 1)}
+
+
+@contextlib.asynccontextmanager
+async def _two_peers(trouble: Trouble, *, name: str, hub: bool = False) -> AsyncIterator[list[Worker]]:
+    async with contextlib.AsyncExitStack() as stack:
+        workers = [
+            await stack.enter_async_context(
+                started(trouble.kubeconfig, program=trouble.program, identity=f"{name}-{number}", hub=hub)
+            )
+            for number in range(2)
+        ]
+        await shared_out(workers, deadline_seconds=trouble.deadline_seconds)
+        expected = trouble.clusters * await trouble.objects()
+        await asyncio.gather(*(each.ask(do="engage", clusters=trouble.clusters) for each in workers))
+        await trouble.last(workers, until=expected)
+        yield workers
+
+
+async def _killed(trouble: Trouble) -> float:
+    async with _two_peers(trouble, name="killed") as (survivor, victim):
+        since, objects = await trouble.counted([survivor]), await trouble.objects()
+        taken = trouble.clusters - (since // objects)
+        victim.kill()
+        began = await trouble.create("after-the-kill")
+        # Of its own clusters the new object, and of the others all objects.
+        return await trouble.last([survivor], until=since + trouble.clusters - taken + taken * (objects + 1)) - began
+
+
+async def _hub(trouble: Trouble) -> dict[str, Any]:
+    async with _two_peers(trouble, name="hub", hub=True) as workers:
+        since = await trouble.counted(workers)
+        began = await trouble.create("hub-object")
+        # As an object of the hub, and as one of each cluster, which are all one API server.
+        expected = 2 * trouble.clusters
+        seconds = await trouble.last(workers, until=since + expected) - began
+        await asyncio.sleep(_SETTLED_SECONDS)
+        more = await trouble.counted(workers) - since - expected
+        return {"seconds": round(seconds, 3), "reconciles": expected, "reconciles_too_many": more}
+
+
+async def run(given: argparse.Namespace, *, program: Sequence[str]) -> dict[str, Any]:
+    """Measure each trouble."""
+    with tempfile.TemporaryDirectory(prefix="kplane-benchmark-") as at:
+        directory = Path(at)
+        async with ProcessRuntime(
+            directory / "state", programs=resolve().directories, log_limit_bytes=_LOG_BYTES
+        ) as runtime:
+            server = await start_api_server(runtime, "fleet", directory=directory)
+            write_private(directory / "kubeconfig", content=server.kubeconfig())
+            async with Client(server.administrator()) as client:
+                await client.create(NAMESPACES, {"metadata": {"name": _NAMESPACE}})
+                options = {name: each for name, each in vars(given).items() if name != "go"}
+                trouble = Trouble(client, directory / "kubeconfig", program=program, **options)
+                silent = {
+                    "without": await _silent(trouble, silent=0),
+                    "with": await _silent(trouble, silent=given.silent),
+                }
+                flood = await _flood(trouble)
+                killed, hub = await _killed(trouble), await _hub(trouble)
+    return {
+        "silent": {"clusters": given.silent, "seconds": {name: round(each, 2) for name, each in silent.items()}},
+        "flood": {"requests": given.flood, "milliseconds": flood},
+        "killed": {"seconds": round(killed, 2)},
+        "hub": hub,
+    }
+
+
+def main() -> None:
+    """Measure, and print JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clusters", type=int, default=100, help="number of clusters")
+    parser.add_argument("--silent", type=int, default=20, help="clusters that never answer")
+    parser.add_argument("--flood", type=int, default=100_000, help="requests for one cluster")
+    parser.add_argument("--churn", type=int, default=25, help="ConfigMaps to create one by one")
+    parser.add_argument("--deadline-seconds", type=float, default=300.0, help="time limit of each part")
+    parser.add_argument("--go", type=Path, help="a checkout of multicluster-runtime, to measure the runtime for Go")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kplane-benchmark-go-") as at:
+        program = PYTHON if given.go is None else built(given.go, directory=Path(at))
+        load = os.getloadavg()
+        found = uvloop.run(run(given, program=program))
+    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load": [load, os.getloadavg()]}
+    print(json.dumps({"machine": machine, "clusters": given.clusters, **found}, indent=2))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
