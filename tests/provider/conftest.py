@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import datetime as dt
+import functools
 import ipaddress
 import json
 import ssl
@@ -21,11 +21,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from kplane.provider import AlreadyExists, Client, ClusterConfig, NotFound, Resource
+from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import LEASES, NAMESPACES
 from kplane.provider.coordination.lease import clock
 from kplane.provider.coordination.peers import PART_OF
 from kplane.provider.fleet.clusters import Clusters
+from tests import custom_kinds
 
 
 @dataclass(frozen=True)
@@ -319,32 +320,7 @@ def install(client: Client) -> Callable[..., Awaitable[None]]:
     The resource's version and `versions` are served alike. They stay until the server goes, for other tests too.
     """
 
-    async def make(resource: Resource, *versions: str) -> None:
-        from kplane.provider.client.resources import CUSTOM_RESOURCE_DEFINITIONS
-
-        group, version = resource.api_version.split("/")
-        schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
-        names = {"kind": resource.kind, "plural": resource.plural, "listKind": f"{resource.kind}List"}
-        served = [
-            {"name": each, "served": True, "storage": each == version, "schema": schema, "subresources": {"status": {}}}
-            for each in (version, *versions)
-        ]
-        scope = "Namespaced" if resource.namespaced else "Cluster"
-        spec = {"group": group, "scope": scope, "names": names, "versions": served}
-        body = {"metadata": {"name": f"{resource.plural}.{group}"}, "spec": spec}
-        with contextlib.suppress(AlreadyExists):
-            await client.create(CUSTOM_RESOURCE_DEFINITIONS, body)
-        async with asyncio.timeout(60):
-            for each in (version, *versions):
-                while True:
-                    try:
-                        await client.list(dataclasses.replace(resource, api_version=f"{group}/{each}"))
-                    except NotFound:
-                        await asyncio.sleep(0.05)
-                    else:
-                        break
-
-    return make
+    return functools.partial(custom_kinds.install, client)
 
 
 @contextlib.asynccontextmanager
