@@ -1,0 +1,60 @@
+"""What the tests of the examples that are folders share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kplane.provider import Client, ClusterConfig
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+async def client(api_server: Any) -> AsyncIterator[Client]:
+    """The administrator of the real API server."""
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+        yield client
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Callable[..., contextlib.AbstractAsyncContextManager[Path]]:
+    """`async with running("hub/rollouts.py", *arguments) as log`: runs an example, which has to end well by SIGTERM."""
+    numbers = itertools.count(1)
+
+    @contextlib.asynccontextmanager
+    async def run(program: str, *arguments: object) -> AsyncIterator[Path]:
+        path = tmp_path / f"{next(numbers)}.log"
+        with path.open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, EXAMPLES / program, *map(str, arguments)), cwd=tmp_path, stderr=log
+            )
+        try:
+            yield path
+            process.terminate()
+            assert await asyncio.wait_for(process.wait(), 60) == 0, path.read_text()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    return run
+
+
+@pytest.fixture
+def install_crd(client: Client, kubectl: Any, api_server: Any) -> Callable[..., Any]:
+    """`await install_crd("hub/crd.yaml")`: have the real API server serve the kind of an example."""
+
+    async def install(path: str) -> None:
+        manifest = str(EXAMPLES / path)
+        await kubectl(api_server.admin_kubeconfig, "apply", "--server-side", "-f", manifest)
+        await kubectl(api_server.admin_kubeconfig, "wait", "--for=condition=Established", "-f", manifest)
+
+    return install
