@@ -43,3 +43,10 @@ def test_what_is_named_in_text_is_there():
         assert name in _TEXT
         assert hasattr(importlib.import_module(elsewhere.get(name, "kplane.provider")), name)
     assert all(f"`{module}`" in _TEXT or f"from {module} import" in _TEXT for module in elsewhere.values())
+
+
+def test_each_provider_is_in_the_module_that_the_table_says():
+    rows = re.findall(r"^\| `(\w+Provider)` \| `(\w+)` \|", _TEXT, re.MULTILINE)
+    assert len(rows) >= 13
+    for name, module in rows:
+        assert hasattr(importlib.import_module(f"kplane.provider.providers.{module}"), name), f"{module} has no {name}"
