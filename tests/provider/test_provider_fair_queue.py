@@ -291,6 +291,25 @@ def test_what_has_changed_comes_before_what_was_there_and_does_not_starve_it():
     assert taken == [*range(3, 19), 0, *range(19, 35), 1, *range(35, 40), 2]
 
 
+async def test_a_retry_keeps_its_low_priority_until_the_object_changes(eventually):
+    queue = FairQueue(rate_limiter=ItemBackoff(initial_seconds=0.001, maximum_seconds=0.001))
+    queue.add(request("a", 1), low_priority=True)
+    assert queue.take() == request("a", 1)
+    queue.retry(request("a", 1))
+    queue.done(request("a", 1))
+    await eventually(lambda: queue.depth("a"), lambda depth: depth == 1)
+    queue.add(request("a", 2))
+    assert queue.take() == request("a", 2)
+    queue.done(request("a", 2))
+    assert queue.take() == request("a", 1)
+    queue.requeue(request("a", 1), 3600)
+    queue.add_after(request("a", 1), 0.001)
+    queue.done(request("a", 1))
+    await eventually(lambda: queue.depth("a"), lambda depth: depth == 1)
+    queue.add(request("a", 3))
+    assert queue.take() == request("a", 1), "it was asked for anew"
+
+
 CLUSTERS = st.sampled_from(["a", "b", "c"])
 NAMES = st.integers(0, 3)
 
@@ -310,6 +329,7 @@ class Model(RuleBasedStateMachine):
         self.waiting = collections.defaultdict(list)
         self.low = collections.defaultdict(list)  # those of `waiting` that have low priority, in their order
         self.passed_over = collections.Counter()
+        self.low_again = collections.defaultdict(set)  # those of `again` that have low priority
         self.again = collections.defaultdict(list)  # added while worked on
         self.working = {}  # request: whether its cluster was dropped since
         self.delayed = collections.defaultdict(set)
@@ -338,10 +358,14 @@ class Model(RuleBasedStateMachine):
             self.low[cluster].remove(each)
             self.waiting[cluster].remove(each)
             self.waiting[cluster].append(each)
+        if not low_priority:
+            self.low_again[cluster].discard(each)
         if each not in known and not self.full(cluster, known):
             (self.again if each in self.working else self.waiting)[cluster].append(each)
             if low_priority and each not in self.working:
                 self.low[cluster].append(each)
+            elif low_priority:
+                self.low_again[cluster].add(each)
 
     def next_of(self, cluster):
         """Others before those of low priority, of which each 17th is one nevertheless."""
@@ -390,6 +414,9 @@ class Model(RuleBasedStateMachine):
         if each in self.again[each.cluster]:
             self.again[each.cluster].remove(each)
             self.waiting[each.cluster].append(each)
+            if each in self.low_again[each.cluster]:
+                self.low_again[each.cluster].remove(each)
+                self.low[each.cluster].append(each)
 
     @rule(cluster=CLUSTERS)
     def park(self, cluster):
@@ -406,7 +433,7 @@ class Model(RuleBasedStateMachine):
     def drop(self, cluster):
         thrown = self.queue.drop(cluster)
         assert thrown == len(self.waiting[cluster]) + len(self.delayed[cluster])
-        for each in (self.waiting, self.low, self.again, self.delayed):
+        for each in (self.waiting, self.low, self.again, self.low_again, self.delayed):
             each.pop(cluster, None)
         self.parked.discard(cluster)
         self.kept.discard(cluster)

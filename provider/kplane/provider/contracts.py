@@ -95,10 +95,10 @@ class Provider(Protocol):
 
 @runtime_checkable
 class HasSynced(Protocol):
-    """Tells whether a provider has found its clusters; a manager with such a provider is not ready before."""
+    """Tells whether a provider has synced; a manager with such a provider is not ready before."""
 
     def has_synced(self) -> bool:
-        """Tell whether all that stands for clusters was read once; client-go's HasSynced. It stays so."""
+        """Tell whether all that stands for clusters was read once; client-go's HasSynced."""
 
 
 class EngagementTarget(Protocol):

@@ -44,7 +44,7 @@ class Watch:
 
     It ends when the server ends it. Raises Expired if the resourceVersion is too old, other ApiErrors, and Unreachable
     if the connection fails, an event is cut off, or nothing comes for `idle_timeout_seconds`. `open_timeout_seconds`
-    bounds the time until the server begins.
+    bounds the time until the server begins, once the kind is known.
     """
 
     def __init__(
@@ -72,6 +72,9 @@ class Watch:
         self._partial: list[bytes] = []
         self._partial_size = 0
 
+    def _was_closed(self) -> bool:
+        return self._closed
+
     @property
     def _what(self) -> str:
         return f"watch of {self._asked.resource.plural}" if self._asked is not None else "watch"
@@ -84,6 +87,8 @@ class Watch:
         refusal: Exception | None = None
         try:
             self._asked = await self._asking()
+            if self._was_closed():
+                return
             with translated(server=server, asked=self._what):
                 async with asyncio.timeout(self._open_timeout_seconds):
                     response = await self._stack.enter_async_context(self._transport.exchange(self._asked.request))
@@ -96,6 +101,9 @@ class Watch:
         if refusal is not None:
             await self.aclose()
             raise refusal
+        if self._was_closed():  # while it was opened
+            await self._stack.aclose()
+            return
         self._response = response
         self._look_again(self._idle_timeout_seconds)
 

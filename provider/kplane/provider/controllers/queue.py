@@ -9,7 +9,7 @@ import logging
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from kplane.provider.controllers.rate_limiter import Guarded, ItemBackoff, RateLimiter
 
@@ -27,6 +27,16 @@ _STALE: Final = 64
 """So many delays that were overtaken by shorter ones are kept besides those that count."""
 
 
+class _Taken(NamedTuple):
+    generation: int
+    low_priority: bool
+
+
+class _Delay(NamedTuple):
+    due: float
+    low_priority: bool
+
+
 class _Lane(Generic[R]):
     """The line of one cluster. It is in the ring while requests of it may be taken."""
 
@@ -41,10 +51,11 @@ class _Lane(Generic[R]):
         self.low: OrderedDict[R, None] | None = None
         """Those that wait with low priority; most of the time there are none."""
         self.passed_over = 0
-        self.dirty: set[R] = set()
+        # With whether they have low priority.
+        self.dirty: dict[R, bool] = {}
         # With the generation that they were taken in: what is asked for on behalf of an older one comes too late.
-        self.processing: dict[R, int] = {}
-        self.delayed: dict[R, float] = {}
+        self.processing: dict[R, _Taken] = {}
+        self.delayed: dict[R, _Delay] = {}
         self.heap: list[tuple[float, int, R]] = []
         self.timer: asyncio.TimerHandle | None = None
         self.timer_due = 0.0
@@ -92,7 +103,7 @@ class _Lane(Generic[R]):
     def drop(self) -> int:
         """Drop all requests that no worker has, in constant time."""
         thrown = self.depth + len(self.delayed)
-        self.waiting, self.low, self.dirty, self.delayed, self.heap = deque(), None, set(), {}, []
+        self.waiting, self.low, self.dirty, self.delayed, self.heap = deque(), None, {}, {}, []
         self.generation += 1
         self.kept = self.parked = False
         self.stop_timer()
@@ -113,7 +124,7 @@ class FairQueue(Generic[R]):
 
     Requests of low priority wait until their line has no others, and have every 17th turn otherwise: in the priority
     queue of controller-runtime, which has no such turn, changes can starve them (its issue 3496). One that is added
-    again without low priority waits as others do.
+    again without low priority waits as others do. A retry has the priority of its request, as there.
 
     Clusters take turns by deficit round robin, where one that had no work goes before those that had (RFC 8290,
     section 4.2, of network flows): in each round one with weight 2 has two requests taken where one with weight 1 has
@@ -186,38 +197,42 @@ class FairQueue(Generic[R]):
             return
         cluster = getattr(request, "cluster", "")
         lane = self._lanes.get(cluster) or self._lane(cluster)
-        if request in lane.dirty:
-            if not low_priority:
+        was_low = lane.dirty.get(request)
+        if was_low is not None:
+            if was_low and not low_priority:
+                lane.dirty[request] = False
                 lane.prefer(request)
             return
         if lane.parked and self._full(lane, len(lane.dirty)):
             return
-        lane.dirty.add(request)
+        lane.dirty[request] = low_priority
         self.adds += 1
         if request not in lane.processing:
             lane.append(request, low_priority=low_priority)
             if not lane.in_ring:
                 self._offer(lane)
 
-    def add_after(self, request: R, seconds: float) -> None:
+    def add_after(self, request: R, seconds: float, *, low_priority: bool = False) -> None:
         """Add a request in `seconds`; of several delays for one request the earliest counts."""
         if seconds <= 0:
-            self.add(request)
+            self.add(request, low_priority=low_priority)
             return
         if self._closed:
             return
         lane = self._lane(_cluster_of(request))
         due = asyncio.get_running_loop().time() + seconds
         known = lane.delayed.get(request)
-        if known is not None and known <= due:
+        low_priority = low_priority and (known is None or known.low_priority)
+        if known is not None and known.due <= due:
+            lane.delayed[request] = _Delay(known.due, low_priority)
             return
         if lane.parked and known is None and self._full(lane, len(lane.delayed)):
             return
-        lane.delayed[request] = due
+        lane.delayed[request] = _Delay(due, low_priority)
         self.retries += 1
         heapq.heappush(lane.heap, (due, next(self._order), request))
         if len(lane.heap) > 2 * len(lane.delayed) + _STALE:
-            lane.heap = [(when, next(self._order), each) for each, when in lane.delayed.items()]
+            lane.heap = [(delay.due, next(self._order), each) for each, delay in lane.delayed.items()]
             heapq.heapify(lane.heap)
         self._set_timer(lane)
 
@@ -243,8 +258,8 @@ class FairQueue(Generic[R]):
             else:
                 lane.deficit -= 1.0
                 request = lane.pop()
-                lane.dirty.discard(request)
-                lane.processing[request] = lane.generation
+                low_priority = lane.dirty.pop(request)
+                lane.processing[request] = _Taken(lane.generation, low_priority)
                 return request
         return None
 
@@ -259,8 +274,9 @@ class FairQueue(Generic[R]):
         """Finish the work on a request, whether it succeeded or not."""
         lane = self._lanes[getattr(request, "cluster", "")]
         del lane.processing[request]
-        if request in lane.dirty:
-            lane.waiting.append(request)
+        again = lane.dirty.get(request)
+        if again is not None:
+            lane.append(request, low_priority=again)
         if (lane.waiting or lane.low) and not lane.in_ring:
             # It left the ring because of all that was worked on, and is no newcomer.
             self._offer(lane, fresh=False)
@@ -268,19 +284,22 @@ class FairQueue(Generic[R]):
             self._tidy(lane)
 
     def requeue(self, request: R, seconds: float) -> None:
-        """Add the request of a worker in `seconds`; does nothing if its cluster was dropped meanwhile."""
+        """Add the request of a worker in `seconds`, with the priority that it had.
+
+        Does nothing if its cluster was dropped meanwhile.
+        """
         if self._current(request):
-            self.add_after(request, seconds)
+            self.add_after(request, seconds, low_priority=self._had_low_priority(request))
 
     def retry(self, request: R) -> float | None:
-        """Add the request again after its backoff.
+        """Add the request again after its backoff, with the priority that it had.
 
         Returns the delay in seconds; None, without a retry, if its cluster was dropped since the request was taken.
         """
         if not self._current(request):
             return None
         delay = self._limiter.next_delay(request)
-        self.add_after(request, delay)
+        self.add_after(request, delay, low_priority=self._had_low_priority(request))
         return delay
 
     def failures(self, request: R) -> int:
@@ -338,7 +357,12 @@ class FairQueue(Generic[R]):
     def _current(self, request: R) -> bool:
         lane = self._lanes.get(_cluster_of(request))
         taken = lane.processing.get(request) if lane is not None else None
-        return lane is None or taken is None or taken == lane.generation
+        return lane is None or taken is None or taken.generation == lane.generation
+
+    def _had_low_priority(self, request: R) -> bool:
+        lane = self._lanes.get(_cluster_of(request))
+        taken = lane.processing.get(request) if lane is not None else None
+        return taken is not None and taken.low_priority
 
     def _full(self, lane: _Lane[R], there: int) -> bool:
         if lane.kept or there < self._parked_limit:
@@ -401,9 +425,10 @@ class FairQueue(Generic[R]):
         now = asyncio.get_running_loop().time() + 0.001
         while lane.heap and lane.heap[0][0] <= now:
             due, _, request = heapq.heappop(lane.heap)
-            if lane.delayed.get(request) == due:
+            delay = lane.delayed.get(request)
+            if delay is not None and delay.due == due:
                 del lane.delayed[request]
-                self.add(request)
+                self.add(request, low_priority=delay.low_priority)
         self._set_timer(lane)
 
 

@@ -131,6 +131,13 @@ class Clusters:
             raise ClusterNotReady(f"cluster {name!r} is being engaged; try again soon")
         return slot.engagement.cluster
 
+    def present(self, name: str) -> Cluster:
+        """Return a cluster also while its work ends or it is replaced, for what only reads. Raises as `get`."""
+        slot = self._slots.get(name)
+        if slot is not None and slot.engagement is not None and not slot.engagement.closed:
+            return slot.engagement.cluster
+        return self.get(name)
+
     def names(self, *, local: bool = False) -> list[str]:
         """Return the names of all wanted clusters, sorted; with `local` the local cluster too."""
         return sorted(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -46,7 +45,7 @@ class Manager:
     of one cluster, and `timeout_seconds` bounds a call. `on_engage_error` is called for each failed attempt of a
     component to engage with a cluster; the manager retries in any case.
 
-    It is ready once the provider has found its clusters, if the provider tells (see `HasSynced`). Use
+    It is ready once the provider has read all that stands for clusters, if it tells (see `HasSynced`). Use
     `await manager.run(stop)`, or `async with manager`. At the end the manager closes and awaits every engagement. A
     manager runs once.
     """
@@ -79,7 +78,7 @@ class Manager:
         self.health_checks: Final = Checks()
         self.ready_checks: Final = Checks()
         if provider is not None and isinstance(provider, HasSynced):
-            self.ready_checks.add("provider", partial(_require_synced, provider, provider.name))
+            self.ready_checks.add("provider", _Synced(provider, name=provider.name).check)
         self._local = Cluster(LOCAL, config=config) if config is not None else None
         # Nothing of a cluster is left once it is gone, its idle connections included.
         self._connections = Connections(linger_seconds=0)
@@ -310,9 +309,18 @@ class ScopedManager:
         self.manager.add(what)
 
 
-async def _require_synced(provider: HasSynced, name: str) -> None:
-    if not provider.has_synced():
-        raise ClusterNotReady(f"the provider {name} has not found its clusters yet; see the log")
+class _Synced:
+    """Passes once the provider has synced, and from then on: one that takes in more makes no replica unready."""
+
+    def __init__(self, provider: HasSynced, *, name: str) -> None:
+        self._provider = provider
+        self._name = name
+        self._passed = False
+
+    async def check(self) -> None:
+        self._passed = self._passed or self._provider.has_synced()
+        if not self._passed:
+            raise ClusterNotReady(f"the provider {self._name} has not read all that stands for clusters; see the log")
 
 
 class _EngagementTarget:

@@ -23,8 +23,8 @@ class Serving:
     """Answers Prometheus and the kubelet for as long as the manager runs: `manager.add(Serving(manager, port=8080))`.
 
     `/healthz` and `/readyz` answer 200 if all checks pass, otherwise 500. `?verbose` lists them, and `/readyz/<name>`
-    runs one check. A manager that is stopping is not ready, and neither is one whose provider has not found its
-    clusters yet (`HasSynced`). An unreachable cluster does not fail a check, because the other clusters go on.
+    runs one check. A manager that is stopping is not ready, and neither is one whose provider has not read all that
+    stands for clusters (`HasSynced`). An unreachable cluster does not fail a check, because the other clusters go on.
     `cluster_labels` is that of `ManagerMetrics`. The server has no TLS and no authentication, so `host` is the loopback
     address by default. `port=0` takes a free port.
     """

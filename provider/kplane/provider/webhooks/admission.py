@@ -51,9 +51,9 @@ class User:
 class Admission:
     """A request that an API server is about to carry out.
 
-    `object` is the object as it will be, None for DELETE; a mutating webhook changes it in place. `old_object` is the
-    object as it is, for UPDATE and DELETE. `kind` is that of the object, and `subresource` is empty for the object
-    itself. With `dry_run` nothing is written, so a webhook must not have effects either.
+    `object` is the object as it will be, empty for DELETE; a mutating webhook changes it in place. `old_object` is the
+    object as it is, for UPDATE and DELETE, and empty for others. `kind` is that of the object, and `subresource` is
+    empty for the object itself. With `dry_run` nothing is written, so a webhook must not have effects either.
     """
 
     cluster: Cluster
@@ -63,9 +63,9 @@ class Admission:
     name: str = ""
     """Empty if the API server generates it."""
     subresource: str = ""
-    object: Object | None = None
-    old_object: Object | None = None
-    options: Object | None = None
+    object: Object = field(default_factory=dict)
+    old_object: Object = field(default_factory=dict)
+    options: Object = field(default_factory=dict)
     """Those of the request, such as CreateOptions."""
     user: User = field(default_factory=User)
     dry_run: bool = False
@@ -82,17 +82,25 @@ class Review:
 
     uid: str
     admission: Admission
-    sent: bytes
-    """The object as it was sent."""
+
+    def snapshot(self) -> bytes:
+        """Return the object as it is now. Raises Denied if it cannot be encoded, so that nothing escapes a webhook."""
+        try:
+            return orjson.dumps(self.admission.object)
+        except TypeError:
+            raise Denied("the object is nested deeper than 254 levels: make it flatter", code=422) from None
 
     def allow(self) -> Object:
-        """Return the answer that lets the request pass, with the object as it is now."""
+        """Return the answer that lets the request pass."""
+        return self._answer({"uid": self.uid, "allowed": True})
+
+    def change(self, *, since: bytes) -> Object:
+        """Return the answer that lets the request pass with the object as it is now, and was at the snapshot."""
         answer: Object = {"uid": self.uid, "allowed": True}
-        if self.admission.object is not None:
-            patch = difference(orjson.loads(self.sent), self.admission.object)
-            if patch:
-                encoded = base64.b64encode(orjson.dumps(patch)).decode()
-                answer |= {"patchType": "JSONPatch", "patch": encoded}
+        before = orjson.loads(since)
+        patch = difference(before, self.admission.object) if before else []
+        if patch:
+            answer |= {"patchType": "JSONPatch", "patch": base64.b64encode(orjson.dumps(patch)).decode()}
         return self._answer(answer)
 
     def deny(self, denied: Denied) -> Object:
@@ -118,12 +126,11 @@ def read_review(body: bytes, *, kind: KindName, cluster: Cluster) -> Review:
     uid, operation = _text(asked, "uid"), _text(asked, "operation")
     if not uid or operation not in _OPERATIONS:
         raise ProviderError("the request needs a uid and an operation: CREATE, UPDATE, DELETE or CONNECT")
-    parts = _section(asked, "kind")
+    parts = _object(asked, "kind")
     group, version = _text(parts, "group"), _text(parts, "version")
     reviewed = KindName(f"{group}/{version}" if group else version, _text(parts, "kind"))
     if reviewed != kind:
         raise ProviderError(f"the request is about {reviewed}, and this webhook about {kind}")
-    found = _object(asked, "object")
     admission = Admission(
         cluster=cluster,
         operation=cast("Operation", operation),
@@ -131,17 +138,17 @@ def read_review(body: bytes, *, kind: KindName, cluster: Cluster) -> Review:
         namespace=_text(asked, "namespace"),
         name=_text(asked, "name"),
         subresource=_text(asked, "subResource"),
-        object=found,
+        object=_object(asked, "object"),
         old_object=_object(asked, "oldObject"),
         options=_object(asked, "options"),
-        user=_user(_section(asked, "userInfo")),
+        user=_user(_object(asked, "userInfo")),
         dry_run=asked.get("dryRun") is True,
     )
-    return Review(uid, admission, orjson.dumps(found))
+    return Review(uid, admission)
 
 
 def _user(info: Mapping[str, Any]) -> User:
-    extra = {key: _texts(values) for key, values in _section(info, "extra").items()}
+    extra = {key: _texts(values) for key, values in _object(info, "extra").items()}
     return User(_text(info, "username"), _text(info, "uid"), _texts(info.get("groups")), extra)
 
 
@@ -156,12 +163,8 @@ def _texts(found: object) -> tuple[str, ...]:
     return tuple(each for each in found if isinstance(each, str)) if isinstance(found, list) else ()
 
 
-def _section(found: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    return _object(found, key) or {}
-
-
-def _object(found: Mapping[str, Any], key: str) -> Object | None:
+def _object(found: Mapping[str, Any], key: str) -> Object:
     value = found.get(key)
     if value is not None and not isinstance(value, dict):
         raise ProviderError(f"{key} of the request is no object")
-    return value
+    return value or {}

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import ssl
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from kplane.provider.errors import ProviderError
 
@@ -24,9 +24,11 @@ class ServingCertificate:
     be written one after the other.
     """
 
-    def __init__(self, certificate: Path, key: Path) -> None:
+    def __init__(self, certificate: Path, key: Path, *, client_ca: Path | None = None) -> None:
+        """With `client_ca`, a PEM file that is read once, clients need a certificate of that CA."""
         self._certificate = certificate
         self._key = key
+        self._client_ca = client_ca
         self._content: tuple[bytes, bytes] | None = None
         self._current: ssl.SSLContext | None = None
 
@@ -36,7 +38,7 @@ class ServingCertificate:
         Raises ProviderError if they cannot be used.
         """
         await asyncio.to_thread(self._load)
-        context = _new_context()
+        context = await asyncio.to_thread(self._new_context)
 
         def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
             if self._current is not None:
@@ -66,7 +68,7 @@ class ServingCertificate:
             content = self._certificate.read_bytes(), self._key.read_bytes()
             if content == self._content:
                 return False
-            context = _new_context()
+            context = self._new_context()
             # Without a password the key's would be asked for at the terminal.
             context.load_cert_chain(self._certificate, self._key, password="")
         except (OSError, ValueError) as error:
@@ -77,8 +79,12 @@ class ServingCertificate:
         self._content, self._current = content, context
         return True
 
-
-def _new_context() -> ssl.SSLContext:
-    context: Any = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    assert isinstance(context, ssl.SSLContext)  # noqa: S101
-    return context
+    def _new_context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        if self._client_ca is not None:
+            try:
+                context.load_verify_locations(self._client_ca)
+            except (OSError, ssl.SSLError) as error:
+                raise ProviderError(f"the CA of clients {self._client_ca} cannot be used: {error}") from error
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context

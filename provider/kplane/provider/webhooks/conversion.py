@@ -18,8 +18,8 @@ log: Final = logging.getLogger(__name__)
 Object = dict[str, Any]
 
 Convert = Callable[[Object, str], Object]
-"""Returns an object in another version, given as an apiVersion such as `example.com/v2`. It may change what it is
-given. Name, uid and the like must stay. Nothing that a version has may be lost in the others."""
+"""Returns an object in another version, given as an apiVersion such as `example.com/v2`. It may change and return what
+it is given. Name, uid and the like must stay. Nothing that a version has may be lost in the others."""
 
 _API_VERSION: Final = "apiextensions.k8s.io/v1"
 _KIND: Final = "ConversionReview"
@@ -74,6 +74,8 @@ def _one(found: object, version: str, *, by_kind: Mapping[str, Convert]) -> Obje
         return found
     try:
         made = convert(found, version)
+        if not isinstance(made, dict):
+            raise TypeError(f"it returned {type(made).__name__}, and no object")  # noqa: TRY301 - as what it raises
     except ProviderError as error:
         raise ProviderError(f"failed to convert {what} {where} to {version}: {error}") from error
     except Exception as error:

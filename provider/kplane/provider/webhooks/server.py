@@ -6,12 +6,14 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
 import orjson
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from kplane.provider.client.kinds import KindName, parse_kind
 from kplane.provider.client.resources import Resource
@@ -35,11 +37,21 @@ C = TypeVar("C", bound=Convert)
 
 _ADMISSION_BYTES: Final = 7 << 20
 """Object and old object of 3 MiB each, which is what an API server takes, and the rest; as in controller-runtime."""
-_CONVERSION_BYTES: Final = 512 << 20
-"""A review has all objects of a list."""
+_CONVERSION_BYTES: Final = 16 << 20
+"""Some objects. An API server has what it reads from etcd converted one by one."""
+_READ_SECONDS: Final = 10.0
 _CLOSE_SECONDS: Final = 10.0
-_SECONDS: Final = re.compile(r"(\d{1,3})s")
+_TIMEOUT: Final = re.compile(r"(\d{1,3})s")
 _LONGEST_SECONDS: Final = 30.0
+_ON_THE_WAY: Final = 0.9
+"""The part of the API server's time that a function has, so that the answer arrives in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Webhook:
+    kind: KindName
+    function: Admit
+    mutates: bool
 
 
 class Webhooks:
@@ -48,22 +60,32 @@ class Webhooks:
     Every replica serves, whichever works on a cluster. So the Service in front may choose any that is ready; the check
     `webhooks` fails until this one listens. The paths are those of controller-runtime:
     `/validate-example-com-v1-widget`, `/mutate-example-com-v1-widget` (`/mutate--v1-pod` for the core group), and
-    `/convert`. Webhooks of another cluster than the local one have `/clusters/<name>` in front, with the name escaped
-    as in URLs.
+    `/convert`. Webhooks of another cluster than the local one have `/clusters/<name>` in front. A name may have
+    slashes.
 
     `certificate` and `key` are PEM files, which are read again when they change. API servers must be given their CA as
     `caBundle`. `port=0` takes a free port.
 
-    An API server does not say who it is, unless its configuration has a client certificate for webhooks. So anyone who
-    reaches the port can ask: webhooks must answer, and do nothing else.
+    By default anyone who reaches the port can ask, in the name of any cluster: webhooks must answer, and do nothing
+    else. With `client_ca`, a PEM file, clients need a certificate of that CA. Give API servers one for webhooks by
+    their AdmissionConfiguration.
     """
 
-    def __init__(self, manager: Manager, *, certificate: Path, key: Path, host: str = "", port: int = 9443) -> None:
+    def __init__(
+        self,
+        manager: Manager,
+        *,
+        certificate: Path,
+        key: Path,
+        client_ca: Path | None = None,
+        host: str = "",
+        port: int = 9443,
+    ) -> None:
         self._manager = manager
-        self._certificate = ServingCertificate(certificate, key)
+        self._certificate = ServingCertificate(certificate, key, client_ca=client_ca)
         self._host = host
         self._port = port
-        self._admits: dict[str, tuple[KindName, Admit]] = {}
+        self._admits: dict[str, _Webhook] = {}
         self._converts: dict[str, Convert] = {}
         self._address: tuple[str, int] | None = None
         self.listening: Final = asyncio.Event()
@@ -116,11 +138,11 @@ class Webhooks:
     async def run(self) -> None:
         """Serve until cancelled. Raises ListenFailed if the port is taken, and ProviderError without a certificate."""
         context = await self._certificate.load()
-        app = web.Application(client_max_size=_CONVERSION_BYTES)
-        app.router.add_post("/convert", self._answer_conversion)
-        app.router.add_post("/{webhook}", self._answer_admission)
-        app.router.add_post("/clusters/{cluster}/convert", self._answer_conversion)
-        app.router.add_post("/clusters/{cluster}/{webhook}", self._answer_admission)
+        app = web.Application(client_max_size=_CONVERSION_BYTES, middlewares=[self._leave])
+        # An API server sends a path with its escapes decoded.
+        for prefix in ("", "/clusters/{cluster:.+}"):
+            app.router.add_post(f"{prefix}/convert", self._answer_conversion)
+            app.router.add_post(f"{prefix}/{{webhook:[^/]+}}", self._answer_admission)
         async with listening(
             app, host=self._host, port=self._port, tls=context, close_seconds=_CLOSE_SECONDS
         ) as address:
@@ -142,53 +164,77 @@ class Webhooks:
         path = f"/{verb}-{group.replace('.', '-')}-{version}-{kind.kind.lower()}"
         if path in self._admits:
             raise ProviderError(f"there is a function already for {path}")
-        self._admits[path] = kind, function
+        self._admits[path] = _Webhook(kind, function, mutates=verb == "mutate")
         return function
+
+    @web.middleware
+    async def _leave(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        response = await handler(request)
+        if self._manager.stopping:
+            # API servers keep connections, and would come back to a process that is about to end.
+            response.force_close()
+        return response
 
     async def _answer_conversion(self, request: web.Request) -> web.Response:
         if not self._converts:
             return web.Response(status=404, text="no kinds are converted here")
         try:
-            return _json(await converted(await request.read(), by_kind=self._converts))
+            body = await _read(request, at_most=_CONVERSION_BYTES)
+            return _json(await converted(body, by_kind=self._converts))
         except ProviderError as error:
             return web.Response(status=400, text=str(error))
 
     async def _answer_admission(self, request: web.Request) -> web.Response:
-        found = self._admits.get(f"/{request.match_info['webhook']}")
-        if found is None:
+        webhook = self._admits.get(f"/{request.match_info['webhook']}")
+        if webhook is None:
             return web.Response(status=404, text=f"there is no such webhook; there are {', '.join(self.paths)}")
-        if request.content_length is None or request.content_length > _ADMISSION_BYTES:
-            return web.Response(status=413, text=f"a review has a length, of at most {_ADMISSION_BYTES} bytes")
-        kind, function = found
         name = request.match_info.get("cluster", LOCAL)
         try:
-            review = read_review(await request.read(), kind=kind, cluster=self._cluster(name))
+            body = await _read(request, at_most=_ADMISSION_BYTES)
+            review = read_review(body, kind=webhook.kind, cluster=self._cluster(name))
         except ClusterNotFound as error:
             return web.Response(status=404, text=str(error))
         except ClusterNotReady as error:
             return web.Response(status=503, text=str(error))
         except ProviderError as error:
             return web.Response(status=400, text=str(error))
-        with log_fields(webhook=request.path, cluster=name, object=f"{kind} {_where(review.admission)}"):
-            return await _admit(review, function, seconds=_seconds(request.query.get("timeout", "")))
+        with log_fields(webhook=request.path, cluster=name, object=f"{webhook.kind} {_where(review.admission)}"):
+            return await _admit(review, webhook, seconds=_seconds(request.query.get("timeout", "")))
 
     def _cluster(self, name: str) -> Cluster:
-        # Not `get_cluster`, which refuses the clusters that another replica works on.
-        return self._manager.local if name == LOCAL else self._manager.clusters.get(name)
+        # Not `get_cluster`, which refuses the clusters that another replica works on, and those whose work ends.
+        return self._manager.local if name == LOCAL else self._manager.clusters.present(name)
 
 
-async def _admit(review: Review, function: Admit, *, seconds: float) -> web.Response:
-    """Call the function. A failure is no answer, so that the `failurePolicy` of the webhook decides."""
+async def _read(request: web.Request, *, at_most: int) -> bytes:
+    """Return the body. Raises an HTTP error for one that is compressed, too large or too slow."""
+    if "Content-Encoding" in request.headers:
+        raise web.HTTPUnsupportedMediaType(text="a review is not compressed")
+    if request.content_length is None or request.content_length > at_most:
+        raise web.HTTPRequestEntityTooLarge(
+            at_most, request.content_length or 0, text=f"a review has a length, of at most {at_most} bytes"
+        )
     try:
-        async with asyncio.timeout(seconds):
-            await function(review.admission)
-        answer = review.allow()
+        async with asyncio.timeout(_READ_SECONDS):
+            return await request.read()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(text=f"no whole review came within {_READ_SECONDS:g} s") from None
+
+
+async def _admit(review: Review, webhook: _Webhook, *, seconds: float) -> web.Response:
+    """Call the function. A failure is no answer, so that the `failurePolicy` of the webhook decides."""
+    limit = asyncio.timeout(seconds)
+    try:
+        before = review.snapshot()
+        async with limit:
+            await webhook.function(review.admission)
+        answer = review.change(since=before) if webhook.mutates else review.allow()
     except Denied as denied:
         answer = review.deny(denied)
-    except TimeoutError:
-        log.warning("failed to admit: it took longer than the %g s that the API server waits", seconds)
-        return web.Response(status=504, text=f"the webhook had no answer within {seconds:g} s")
     except Exception:
+        if limit.expired():
+            log.warning("failed to admit: it took longer than the %g s that the API server waits", seconds)
+            return web.Response(status=504, text=f"the webhook had no answer within {seconds:g} s")
         log.exception("failed to admit")
         return web.Response(status=500, text="the webhook failed; its log says why")
     return _json(answer)
@@ -203,5 +249,6 @@ def _where(admission: Admission) -> str:
 
 
 def _seconds(timeout: str) -> float:
-    match = _SECONDS.fullmatch(timeout)
-    return min(float(match[1]), _LONGEST_SECONDS) if match and int(match[1]) else _LONGEST_SECONDS
+    """Return the time for a function, from what the API server says that it waits."""
+    match = _TIMEOUT.fullmatch(timeout)
+    return _ON_THE_WAY * (min(float(match[1]), _LONGEST_SECONDS) if match and int(match[1]) else _LONGEST_SECONDS)
