@@ -10,6 +10,7 @@ from kplane.provider import (
     AlreadyExists,
     ApiError,
     Conflict,
+    Invalid,
     Lease,
     Manager,
     NotFound,
@@ -53,6 +54,28 @@ async def test_writes_conflict_and_miss_as_on_a_server(fake):
     await client.delete(MAPS, "m", namespace="default")
     with pytest.raises(NotFound):
         await client.get(MAPS, "m", namespace="default")
+
+
+async def test_json_patches_change_an_object_or_nothing(fake):
+    client = fake.client
+    await client.create(MAPS, body("m", data={"a": "1"}, metadata={"finalizers": ["x/one", "x/two"]}))
+    moved = [
+        {"op": "test", "path": "/data/a", "value": "1"},
+        {"op": "move", "from": "/data/a", "path": "/data/b~1c"},
+        {"op": "copy", "from": "/data/b~1c", "path": "/data/d"},
+        {"op": "replace", "path": "/data/d", "value": "2"},
+        {"op": "add", "path": "/metadata/finalizers/1", "value": "x/between"},
+        {"op": "remove", "path": "/metadata/finalizers/0"},
+    ]
+    changed = await client.json_patch(MAPS, "m", moved, namespace="default")
+    assert (changed["data"], changed["metadata"]["finalizers"]) == ({"b/c": "1", "d": "2"}, ["x/between", "x/two"])
+    failing = [{"op": "remove", "path": "/data/d"}, {"op": "test", "path": "/data/b~1c", "value": "other"}]
+    with pytest.raises(Invalid, match="failed"):
+        await client.json_patch(MAPS, "m", failing, namespace="default")
+    with pytest.raises(ApiError, match="list of operations") as refused:
+        await client.json_patch(MAPS, "m", {"data": {}}, namespace="default")
+    assert refused.value.status == 400
+    assert await client.get(MAPS, "m", namespace="default") == changed
 
 
 async def test_status_generation_and_finalizers(fake):

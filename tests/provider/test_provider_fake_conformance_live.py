@@ -32,10 +32,46 @@ finalizers = st.sampled_from([None, [], ["example.com/first"], ["example.com/fir
 versions = st.sampled_from(["read", "first", "none"])
 selectors = st.sampled_from([None, "app=x", "app!=x", "app in (x, y),tier", "!tier"])
 preconditions = st.sampled_from(["any", "its", "another", "its version", "an old version"])
+# What a patch leaves has to be valid, because a fake does not validate.
+groups = {
+    "text": ["/data/value", "/data/other", "/metadata/labels/app", "/metadata/labels/a~1b", "/metadata/annotations/x"],
+    "map": ["/data", "/metadata/labels", "/metadata/annotations"],
+    "finalizer": [f"/metadata/finalizers/{index}" for index in ("-", "0", "-1", "+1", "7", "x")],
+    "other": ["/metadata/none/0", "/metadata/name", "", "data"],
+}
+contents = {"text": ["1", "2"], "map": [{"app": "x"}, {}, None], "finalizer": ["x/first", "x/second"], "other": ["a"]}
+settable = st.sampled_from(["add", "replace", "test"])
+operations = st.sampled_from(sorted(groups)).flatmap(
+    lambda group: st.one_of(
+        st.fixed_dictionaries(
+            {"op": settable, "path": st.sampled_from(groups[group]), "value": st.sampled_from(contents[group])}
+        ),
+        st.fixed_dictionaries(
+            {
+                "op": st.sampled_from(["remove", "move", "copy"]),
+                "path": st.sampled_from(groups[group]),
+                "from": st.sampled_from(groups[group]),
+            }
+        ),
+        st.fixed_dictionaries(
+            {
+                "op": st.just("test"),
+                "path": st.sampled_from(groups[group]),
+                "value": st.sampled_from([1, True, None, [], "1"]),
+            }
+        ),
+        st.sampled_from([{"op": "add"}, {"op": "other", "path": "/data"}, {"path": "/data"}, {"op": 1}, "add", None]),
+        st.sampled_from(["1", "2"]).map(
+            lambda version: {"op": "add", "path": "/metadata/resourceVersion", "value": version}
+        ),
+    )
+)
+json_patches = st.tuples(st.just("json_patch"), kinds, names, st.lists(operations, max_size=3))
 calls = st.one_of(
     st.tuples(st.just("create"), kinds, names, values, labels, finalizers),
     st.tuples(st.just("replace"), kinds, names, values, labels, finalizers, versions),
     st.tuples(st.just("patch"), kinds, names, values, labels | removals, finalizers),
+    json_patches,
     st.tuples(st.just("status"), kinds, names, values),
     st.tuples(
         st.just("delete"), kinds, names, st.sampled_from(["any", "its", "another", "its version", "an old version"])
@@ -101,6 +137,9 @@ class Side:
     async def patch(self, kind, name, value, labels, finalizers):
         body = {"metadata": {"labels": labels, "finalizers": finalizers}, **content(kind, value)}
         return self.shown(await self.client.patch(kind, name, body, namespace=self.namespace))
+
+    async def json_patch(self, kind, name, operations):
+        return self.shown(await self.client.json_patch(kind, name, operations, namespace=self.namespace))
 
     async def status(self, kind, name, value):
         body = {"status": {"value": value}, **content(kind, "not written")}
@@ -171,12 +210,10 @@ async def differences(sides, told, selector):
     return []
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
-@given(st.lists(calls, min_size=1, max_size=14), st.sampled_from([None, "app=x", "app in (x, y)"]))
-def test_it_answers_as_a_real_server(api_server, served_widgets, told, selector):
-    async def compared():
+def compared(api_server, told, selector=None):
+    """Return the first difference between both, in words; empty if there is none."""
+
+    async def found():
         fake = FakeCluster("fake", kinds=[WIDGETS])
         try:
             async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
@@ -185,8 +222,28 @@ def test_it_answers_as_a_real_server(api_server, served_widgets, told, selector)
         finally:
             await fake.aclose()
 
-    found = asyncio.run(compared())
-    assert not found, f"the call, then the answers of the real and of the fake one:\n{pprint.pformat(found, width=160)}"
+    each = asyncio.run(found())
+    return each and f"the call, then the answers of the real and of the fake one:\n{pprint.pformat(each, width=160)}"
+
+
+at_both = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+
+
+@at_both
+@given(st.lists(calls, min_size=1, max_size=14), st.sampled_from([None, "app=x", "app in (x, y)"]))
+def test_it_answers_as_a_real_server(api_server, served_widgets, told, selector):
+    found = compared(api_server, told, selector)
+    assert not found, found
+
+
+@at_both
+@given(kinds, labels, finalizers, st.lists(json_patches.map(lambda call: call[3]), min_size=1, max_size=8))
+def test_it_applies_json_patches_as_a_real_server(api_server, served_widgets, kind, labels, finalizers, patches):
+    told = [("create", kind, "a", "1", labels, finalizers), *(("json_patch", kind, "a", patch) for patch in patches)]
+    found = compared(api_server, told)
+    assert not found, found
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ class FakeCluster(Cluster):
     It serves Kubernetes' own kinds and `kinds`, which have a status subresource. Reads, writes, watches, selectors of
     labels and names, finalizers, generations and conflicts are those of a kube-apiserver. There is no admission, no
     validation, no default, no right and no controller: owned objects stay when their owner goes. It answers 415 to
-    server-side apply and JSON patches. For all of this, test with a real API server (fixture `k8s` of
+    server-side apply. For all of this, test with a real API server (fixture `k8s` of
     `kplane.testing`).
     """
 

@@ -12,12 +12,14 @@ from kplane.provider.client.resources import Resource
 from kplane.provider.client.transport import HttpRequest
 from kplane.provider.errors import NotFound, ProviderError, api_error
 from kplane.provider.testing.faults import Verb
+from kplane.provider.testing.json_patch import patched
 from kplane.provider.testing.store import Object, Store
 from kplane.provider.testing.traits import has_status, is_created_by_update
 
 __all__ = ["Asked", "Kinds", "answered", "asked_of", "matcher"]
 
 _MERGE: Final = "application/merge-patch+json"
+_JSON: Final = "application/json-patch+json"
 Kinds = Mapping[tuple[str, str], Resource]
 """Kinds by apiVersion and plural."""
 
@@ -103,12 +105,14 @@ def matcher(asked: Asked) -> Callable[[Object], bool]:
 
 def answered(store: Store, request: HttpRequest, asked: Asked, body: Any) -> tuple[int, Object]:
     """Carry out a call and return status and answer. Raises ApiErrors."""
-    if asked.verb == "patch" and request.content_type != _MERGE:
+    if asked.verb == "patch" and request.content_type not in {_MERGE, _JSON}:
         message = f"a FakeCluster has no {request.content_type}: test it with a real API server (`k8s`)"
         raise api_error(415, "UnsupportedMediaType", message)
     if asked.verb == "create":
         return 201, store.create(asked.resource, asked.namespace, body)
-    return _object(store, asked, body) if asked.name else (200, _collection(store, asked))
+    if not asked.name:
+        return 200, _collection(store, asked)
+    return _object(store, request, asked, body)
 
 
 def _collection(store: Store, asked: Asked) -> Object:
@@ -121,7 +125,7 @@ def _collection(store: Store, asked: Asked) -> Object:
     return listed | {"items": list(map(asked.shown, found)), "metadata": {"resourceVersion": str(store.version)}}
 
 
-def _object(store: Store, asked: Asked, body: Any) -> tuple[int, Object]:
+def _object(store: Store, request: HttpRequest, asked: Asked, body: Any) -> tuple[int, Object]:
     resource = asked.resource
     try:
         before = store.get(resource, asked.namespace, asked.name)
@@ -137,8 +141,22 @@ def _object(store: Store, asked: Asked, body: Any) -> tuple[int, Object]:
                 raise api_error(409, "Conflict", f'{resource.plural} "{asked.name}" has another {field}')
         held = store.delete(resource, before)
         return 200, held or {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
-    after = _merged(before, body) if asked.verb == "patch" else body
-    return 200, store.replace(resource, before, after, subresource=asked.subresource)
+    if asked.verb == "patch":
+        body = (patched if request.content_type == _JSON else _merged)(before, body)
+    _require_names(asked, body)
+    return 200, store.replace(resource, before, body, subresource=asked.subresource)
+
+
+def _require_names(asked: Asked, body: Any) -> None:
+    """Raise BadRequest or Invalid unless an object is the one that the path names."""
+    metadata = (body.get("metadata") or {}) if isinstance(body, dict) else None
+    if not isinstance(metadata, dict):
+        raise api_error(422, "Invalid", f'{asked.resource.kind} "{asked.name}" is invalid: it is no object')
+    for field, wanted in (("name", asked.name), ("namespace", asked.namespace or None)):
+        found = metadata.get(field) or (wanted if field == "namespace" else None)
+        if found != wanted:
+            message = f"the {field} of the object ({found}) does not match the {field} on the URL ({wanted})"
+            raise api_error(400, "BadRequest", message)
 
 
 def _created(store: Store, resource: Resource, namespace: str, body: Object) -> Object:
