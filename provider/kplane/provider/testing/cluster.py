@@ -35,10 +35,10 @@ class FakeCluster(Cluster):
     """A cluster in memory for tests of reconcilers, with the real client, cache and controllers.
 
     It serves Kubernetes' own kinds and `kinds`, which have a status subresource. Reads, writes, watches, selectors of
-    labels and names, finalizers, generations and conflicts are those of a kube-apiserver. There is no admission, no
-    validation, no default, no right and no controller: owned objects stay when their owner goes. It answers 415 to
-    server-side apply. For all of this, test with a real API server (fixture `k8s` of
-    `kplane.testing`).
+    labels and names, finalizers, generations and conflicts are those of a kube-apiserver. So are merge patches, JSON
+    patches and server-side apply, but lists in `kinds` have one owner each. There is no admission, no validation, no
+    default, no right and no controller: owned objects stay when their owner goes. For these, test with a real API
+    server (fixture `k8s` of `kplane.testing`).
     """
 
     def __init__(self, name: str, *, kinds: Iterable[Resource] = ()) -> None:

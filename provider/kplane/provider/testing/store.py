@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import copy
 import datetime as dt
 import uuid
@@ -10,9 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, SECRETS, Resource
+from kplane.provider.client.resources import NAMESPACES, Resource
 from kplane.provider.errors import api_error
-from kplane.provider.testing.traits import counts_generations, needs_version
+from kplane.provider.testing.traits import counts_generations, needs_version, normalized
 
 __all__ = ["Change", "Object", "Store"]
 
@@ -21,8 +20,6 @@ Key = tuple[Resource, str, str]
 
 _OWNED: Final = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
 """Metadata that only the server writes."""
-
-_OMITTED_IF_EMPTY: Final = frozenset({"labels", "annotations", "finalizers", "ownerReferences"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,29 +86,31 @@ class Store:
             raise api_error(409, "AlreadyExists", f'{resource.plural} "{name}" already exists')
         for field in _OWNED:
             metadata.pop(field, None)
-        now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": now}
+        metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": self.now()}
         if counts_generations(resource):
             metadata["generation"] = 1
         created = {key: value for key, value in body.items() if key != "status"} | {"metadata": metadata}
         return self._commit(resource, None, created)
 
     def replace(self, resource: Resource, before: Object, body: Object, *, subresource: str) -> Object:
-        """Write an object, or only its status. Raises Conflict for an old resourceVersion or another uid."""
+        """Write an object, or only its status. Raises Conflict for an old resourceVersion, and Invalid."""
         old, new = before["metadata"], dict(body.get("metadata") or {})
         name = old["name"]
         if needs_version(resource) and not new.get("resourceVersion"):
             raise api_error(
                 422, "Invalid", "metadata.resourceVersion: Invalid value: 0: must be specified for an update"
             )
-        for field in ("resourceVersion", "uid"):
-            if new.get(field) and new[field] != old[field]:
-                message = f'Operation cannot be fulfilled on {resource.plural} "{name}": the object has been modified'
-                raise api_error(409, "Conflict", message)
+        if new.get("resourceVersion", old["resourceVersion"]) not in {"", old["resourceVersion"]}:
+            message = f'Operation cannot be fulfilled on {resource.plural} "{name}": the object has been modified'
+            raise api_error(409, "Conflict", message)
+        if new.get("uid", old["uid"]) not in {"", old["uid"]}:
+            raise api_error(422, "Invalid", f"metadata.uid: Invalid value: {new['uid']!r}: field is immutable")
         if "deletionTimestamp" in old and not set(new.get("finalizers") or ()) <= set(old.get("finalizers") or ()):
             raise api_error(422, "Invalid", "metadata.finalizers: Forbidden: the object is being deleted")
+        managed = {"managedFields": new["managedFields"]} if "managedFields" in new else {}
         if subresource == "status":
-            after = {key: value for key, value in before.items() if key != "status"}
+            kept = {key: value for key, value in old.items() if key != "managedFields"}
+            after = {key: value for key, value in before.items() if key != "status"} | {"metadata": kept | managed}
             after |= {"status": body["status"]} if "status" in body else {}
             return self._commit(resource, before, after)
         for field in (*_OWNED, "name", "namespace"):
@@ -135,17 +134,20 @@ class Store:
             return None
         if "deletionTimestamp" in metadata:
             return before
-        now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        marks = {"deletionTimestamp": now, "deletionGracePeriodSeconds": 0}
+        marks = {"deletionTimestamp": self.now(), "deletionGracePeriodSeconds": 0}
         if "generation" in metadata:
             marks["generation"] = metadata["generation"] + 1
         return self._commit(resource, before, before | {"metadata": metadata | marks})
 
+    def now(self) -> str:
+        """Return the time that the server writes into objects."""
+        return dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
     def _commit(self, resource: Resource, before: Object | None, after: Object, *, gone: bool = False) -> Object:
-        after = _typed(resource, copy.deepcopy(after))
+        after = normalized(resource, copy.deepcopy(after))
         metadata = after["metadata"]
         metadata.pop("resourceVersion", None)
-        if before is not None and not gone and after == _unversioned(before):
+        if before is not None and not gone and _timeless(after) == _timeless(before):
             return before
         self.version += 1
         metadata["resourceVersion"] = str(self.version)
@@ -161,18 +163,6 @@ class Store:
         return after
 
 
-def _typed(resource: Resource, body: Object) -> Object:
-    """Leave out what the types of Kubernetes leave out, and put what is in text into the data of a Secret."""
-    metadata = {key: value for key, value in body["metadata"].items() if value or key not in _OMITTED_IF_EMPTY}
-    body = body | {"metadata": metadata}
-    if resource == SECRETS and (texts := body.pop("stringData", None)):
-        encoded = {key: base64.b64encode(str(text).encode()).decode() for key, text in texts.items()}
-        body["data"] = (body.get("data") or {}) | encoded
-    if resource in {CONFIG_MAPS, SECRETS} and not body.get("data"):
-        body.pop("data", None)
-    return body
-
-
 def _at_version(body: Object, version: str | int) -> Object:
     return body | {"metadata": body["metadata"] | {"resourceVersion": str(version)}}
 
@@ -181,5 +171,9 @@ def _content(body: Object) -> Object:
     return {key: value for key, value in body.items() if key not in {"metadata", "status"}}
 
 
-def _unversioned(body: Object) -> Object:
-    return body | {"metadata": {key: value for key, value in body["metadata"].items() if key != "resourceVersion"}}
+def _timeless(body: Object) -> Object:
+    """Leave out what does not make a write a change: the version, and when fields were written."""
+    metadata = {key: value for key, value in body["metadata"].items() if key != "resourceVersion"}
+    if "managedFields" in metadata:
+        metadata["managedFields"] = [each | {"time": None} for each in metadata["managedFields"]]
+    return body | {"metadata": metadata}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+import base64
+from typing import Any, Final
 
 from kplane.provider.client.kinds import BUILT_IN, parse_kind
-from kplane.provider.client.resources import Resource
+from kplane.provider.client.resources import CONFIG_MAPS, LEASES, SECRETS, Resource
 
-__all__ = ["counts_generations", "has_status", "is_created_by_update", "needs_version"]
+__all__ = ["counts_generations", "has_status", "is_created_by_update", "needs_version", "normalized"]
+
+_OMITTED_IF_EMPTY: Final = frozenset({"labels", "annotations", "finalizers", "ownerReferences"})
 
 _WITH_GENERATION: Final = frozenset(
     [
@@ -124,3 +127,22 @@ def is_created_by_update(resource: Resource) -> bool:
 def needs_version(resource: Resource) -> bool:
     """Tell whether a replacement without a resourceVersion is refused."""
     return _is_custom(resource) or resource.kind in _WITH_VERSION
+
+
+def normalized(resource: Resource, body: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what the types of Kubernetes leave out, and put what is in text into the data of a Secret."""
+    metadata = _without_null(body.get("metadata") or {})
+    metadata = {key: value for key, value in metadata.items() if value or key not in _OMITTED_IF_EMPTY}
+    body = (body if _is_custom(resource) else _without_null(body)) | {"metadata": metadata}
+    if resource == SECRETS and (texts := body.pop("stringData", None)):
+        encoded = {key: base64.b64encode(str(text).encode()).decode() for key, text in texts.items()}
+        body["data"] = (body.get("data") or {}) | encoded
+    if resource in {CONFIG_MAPS, SECRETS} and not body.get("data"):
+        body.pop("data", None)
+    return {"spec": {}} | body if resource == LEASES else body
+
+
+def _without_null(value: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_null(each) if isinstance(each, dict) else each for key, each in value.items() if each is not None
+    }

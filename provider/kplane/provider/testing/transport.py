@@ -14,8 +14,9 @@ from typing_extensions import override
 from kplane.provider.access.config import ClusterConfig
 from kplane.provider.client.transport import HttpRequest, Transport
 from kplane.provider.errors import ApiError, Unreachable, api_error
+from kplane.provider.testing.answers import answered
 from kplane.provider.testing.faults import Faults
-from kplane.provider.testing.requests import Asked, Kinds, answered, asked_of, matcher
+from kplane.provider.testing.requests import Asked, Kinds, asked_of, matcher
 from kplane.provider.testing.store import Change, Object, Store
 
 __all__ = ["FakeTransport"]

@@ -1,0 +1,214 @@
+"""Which field manager owns which fields of an object: its managedFields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from kplane.provider.errors import ApiError, api_error
+from kplane.provider.testing.fields import Path, decoded, encoded, shown, shown_order
+from kplane.provider.testing.merging import Comparison, compared, equal, leaves, merged, with_parents, without
+from kplane.provider.testing.shapes import Shape
+
+__all__ = ["Manager", "Ownership", "Write", "applied", "ownership_of", "updated", "written"]
+
+Object = dict[str, Any]
+
+_MOST_UPDATERS: Final = 10
+_OLD_UPDATERS: Final = "ancient-changes"
+# They are in no set: who writes them is no question.
+_UNOWNED: Final = frozenset(
+    {("f:apiVersion",), ("f:kind",), ("f:metadata",)}
+    | {
+        ("f:metadata", f"f:{name}")
+        for name in (
+            *("clusterName", "creationTimestamp", "generation", "managedFields", "name", "namespace"),
+            *("resourceVersion", "selfLink", "uid"),
+        )
+    }
+)
+
+
+class Manager(NamedTuple):
+    """Who owns fields: a name, in what it does, with one version of the API, and one subresource."""
+
+    operation: str
+    name: str
+    api_version: str
+    subresource: str = ""
+
+    @property
+    def shown(self) -> str:
+        """As conflicts name it."""
+        name = orjson.dumps(self.name).decode()
+        if self.subresource:
+            name += f' with subresource "{self.subresource}"'
+        return name if self.operation == "Apply" else f"{name} using {self.api_version}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Owned:
+    """The fields of a manager, and when it changed one."""
+
+    paths: frozenset[Path]
+    time: str = ""
+
+    def without(self, paths: set[Path]) -> _Owned:
+        return replace(self, paths=self.paths - paths)
+
+
+Ownership = Mapping[Manager, _Owned]
+
+
+def ownership_of(entries: object) -> Ownership | None:
+    """Read managedFields; None if a kube-apiserver could not."""
+    found: dict[Manager, _Owned] = {}
+    try:
+        for each in entries if isinstance(entries, list) else ():
+            if each["operation"] not in {"Apply", "Update"} or each["fieldsType"] != "FieldsV1":
+                return None
+            subresource = each.get("subresource", "")
+            manager = Manager(each["operation"], each.get("manager", ""), each["apiVersion"], subresource)
+            found[manager] = _Owned(frozenset(decoded(each["fieldsV1"])), each.get("time", ""))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+    return found
+
+
+def written(ownership: Ownership) -> list[Object]:
+    """Return managedFields."""
+    return [_entry(*each) for each in sorted(ownership.items(), key=_order)]
+
+
+def _order(each: tuple[Manager, _Owned]) -> tuple[str, ...]:
+    (operation, *rest), owned = each
+    return operation, owned.time, *rest
+
+
+def _entry(manager: Manager, owned: _Owned) -> Object:
+    entry: Object = {"manager": manager.name, "operation": manager.operation, "apiVersion": manager.api_version}
+    if owned.time:
+        entry["time"] = owned.time
+    entry |= {"fieldsType": "FieldsV1", "fieldsV1": encoded(owned.paths)}
+    if manager.subresource:
+        entry["subresource"] = manager.subresource
+    return entry
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A write of a manager. It cannot change the top-level fields `reset`, and owns nothing of them."""
+
+    manager: Manager
+    shape: Shape
+    reset: frozenset[str]
+    now: str
+
+    def compared(self, live: Object, after: Object) -> Comparison:
+        """Return what the write changes."""
+        # In the types of Kubernetes both are no pointers, so they are always there.
+        always: Object = {"spec": {}, "status": {}} if self.shape.typed else {}
+        found = compared(always | live, after, self.shape)
+        return Comparison(*map(self.kept, (found.added, found.modified, found.removed)))
+
+    def kept(self, paths: set[Path]) -> set[Path]:
+        """Return those fields which the write can change."""
+        return {path for path in paths if path[0] not in self.reset}
+
+
+def updated(ownership: Ownership, write: Write, live: Object, after: Object) -> Ownership:
+    """Return who owns what after an update or a patch: its manager owns what it changed."""
+    change = write.compared(live, after)
+    taken = change.added | change.modified
+    found = {manager: owned.without(taken | change.removed) for manager, owned in ownership.items()}
+    if mine := taken - _UNOWNED:
+        before = found.get(write.manager, _Owned(frozenset()))
+        found[write.manager] = _Owned(before.paths | mine, write.now)
+    return _capped(_non_empty(found))
+
+
+def applied(
+    ownership: Ownership, write: Write, live: Object, config: Object, *, force: bool
+) -> tuple[Object, Ownership]:
+    """Return an object to which a configuration was applied, and who owns what in it then.
+
+    Raises Conflict if it changes what others own, unless `force` takes it from them.
+    """
+    mine = _Owned(frozenset(write.kept(leaves(config, write.shape))))
+    last = ownership.get(write.manager)
+    found = dict(ownership) | {write.manager: mine}
+    after = merged(live, config, write.shape)
+    if last is not None and last.paths:
+        after = _pruned(after, last.paths, frozenset().union(*(each.paths for each in found.values())), write.shape)
+    change = write.compared(live, after)
+    taken = change.added | change.modified
+    others = {manager: owned for manager, owned in found.items() if manager != write.manager}
+    conflicts = {manager: both for manager, owned in others.items() if (both := owned.paths & taken)}
+    if conflicts and not force:
+        raise _conflict(conflicts)
+    found |= {manager: owned.without(taken | change.removed) for manager, owned in others.items()}
+    time = write.now if not equal(live, after) else last.time if last is not None else ""
+    found[write.manager] = _Owned(mine.paths - _UNOWNED, time)
+    return after, _non_empty(found)
+
+
+def _pruned(after: Object, last: frozenset[Path], owned: frozenset[Path], shape: Shape) -> Any:
+    """Remove what a manager has applied last, unless it or another one owns it now."""
+    last_named, everything = with_parents(last, shape), with_parents(leaves(after, shape), shape)
+    pruned = without(after, last_named, shape)
+    kept = with_parents(leaves(pruned, shape), shape) | with_parents(owned, shape)
+    pruned = without(after, everything - kept, shape)
+    return without(after, (everything - with_parents(leaves(pruned, shape), shape)) & last_named, shape)
+
+
+def _non_empty(ownership: Ownership) -> dict[Manager, _Owned]:
+    return {manager: owned for manager, owned in ownership.items() if owned.paths}
+
+
+def _capped(ownership: dict[Manager, _Owned]) -> Ownership:
+    """Make the managers one that updated first, if there are many."""
+    updaters = sorted(
+        (each for each in ownership.items() if each[0].operation == "Update"),
+        key=lambda each: (each[1].time, each[0]),
+    )
+    surplus = len(updaters) - _MOST_UPDATERS
+    if surplus <= 0:
+        return ownership
+    merged_ones = dict(updaters[: surplus + 1])
+    old = Manager("Update", _OLD_UPDATERS, updaters[0][0].api_version)
+    paths = frozenset().union(*(each.paths for each in merged_ones.values()))
+    rest = {manager: owned for manager, owned in ownership.items() if manager not in merged_ones}
+    return {**rest, old: _Owned(paths, updaters[surplus][1].time)}
+
+
+def _conflict(conflicts: Mapping[Manager, frozenset[Path]]) -> ApiError:
+    listed = list(_listed(conflicts))
+    causes = [
+        {"reason": "FieldManagerConflict", "message": f"conflict with {manager.shown}", "field": field}
+        for manager, field in listed
+    ]
+    if len(listed) == 1:
+        manager, field = listed[0]
+        said = f"1 conflict: conflict with {manager.shown}: {field}"
+    else:
+        lines = [
+            line
+            for manager in sorted(conflicts, key=_by_name)
+            for line in (f"conflicts with {manager.shown}:", *(f"- {field}" for by, field in listed if by == manager))
+        ]
+        said = f"{len(listed)} conflicts: {chr(10).join(lines)}"
+    return api_error(409, "Conflict", f"Apply failed with {said}", {"causes": causes})
+
+
+def _listed(conflicts: Mapping[Manager, frozenset[Path]]) -> Iterator[tuple[Manager, str]]:
+    for manager in sorted(conflicts, key=_by_name):
+        for path in sorted(conflicts[manager], key=shown_order):
+            yield manager, shown(path)
+
+
+def _by_name(manager: Manager) -> tuple[str, ...]:
+    operation, name, *rest = manager
+    return name, operation, *rest
