@@ -23,4 +23,4 @@ def test_they_pass(tmp_path):
         timeout=60,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "2 passed" in ran.stdout
+    assert "4 passed" in ran.stdout

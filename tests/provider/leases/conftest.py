@@ -5,44 +5,22 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
-import selectors
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 
 from kplane.provider import Conflict, NotFound, Unreachable
 from kplane.provider.errors import Invalid
+from kplane.provider.testing import SteeredLoop
 
 T = TypeVar("T")
 
 
-class MadeUpTime(asyncio.SelectorEventLoop):
-    """A loop that never waits: where nothing is to be done, it is later at once."""
-
-    def __init__(self) -> None:
-        super().__init__(_Impatient(self))
-        self.elapsed = 0.0
-
-    def time(self) -> float:
-        return self.elapsed
-
-
-class _Impatient(selectors.SelectSelector):
-    def __init__(self, loop: MadeUpTime) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> Any:
-        if timeout:
-            self._loop.elapsed += timeout
-        return super().select(0)
-
-
 @pytest.fixture(scope="session")
-def made_up_time() -> type[MadeUpTime]:
+def made_up_time() -> type[SteeredLoop]:
     """`asyncio.Runner(loop_factory=made_up_time)`: hours of it pass at once."""
-    return MadeUpTime
+    return SteeredLoop
 
 
 class Wire:

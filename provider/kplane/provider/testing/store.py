@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import datetime as dt
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, Final
 
 from kplane.provider.client.resources import NAMESPACES, Resource
 from kplane.provider.errors import api_error
+from kplane.provider.testing.steered import utc_now
 from kplane.provider.testing.traits import counts_generations, needs_version, normalized
 
 __all__ = ["Change", "Object", "Store"]
@@ -141,7 +141,7 @@ class Store:
 
     def now(self) -> str:
         """Return the time that the server writes into objects."""
-        return dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return utc_now().strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def _commit(self, resource: Resource, before: Object | None, after: Object, *, gone: bool = False) -> Object:
         after = normalized(resource, copy.deepcopy(after))

@@ -21,6 +21,9 @@ from kplane.provider.testing.store import Change, Object, Store
 
 __all__ = ["FakeTransport"]
 
+_BOOKMARK_SECONDS: Final = 60
+"""So often a kube-apiserver tells a watch that nothing has happened."""
+
 
 class _Content:
     """As much of an aiohttp.StreamReader as a client reads: parts of an answer, until its end or failure."""
@@ -141,13 +144,20 @@ class FakeTransport(Transport):
             for change in store.history[int(version) :]:
                 follow(change)
         if initial:
-            content.send(_bookmark(asked, store.version))
+            content.send(_bookmark(asked, store.version, {"k8s.io/initial-events-end": "true"}))
         store.followers.add(follow)
         _ = stack.callback(store.followers.discard, follow)
         self._watches.add(content)
         _ = stack.callback(self._watches.discard, content)
-        seconds = float(asked.query.get("timeoutSeconds", "300"))
-        _ = stack.callback(asyncio.get_running_loop().call_later(seconds, content.end).cancel)
+        loop, seconds = asyncio.get_running_loop(), float(asked.query.get("timeoutSeconds", "300"))
+        timers = [loop.call_later(seconds, content.end)]
+        if asked.query.get("allowWatchBookmarks") == "true":
+            timers += [
+                loop.call_later(after, lambda: content.send(_bookmark(asked, store.version, {})))
+                for after in range(_BOOKMARK_SECONDS, int(seconds), _BOOKMARK_SECONDS)
+            ]
+        for timer in timers:
+            _ = stack.callback(timer.cancel)
         return answer
 
 
@@ -156,8 +166,8 @@ def _status(error: ApiError) -> Object:
     return {"kind": "Status", **said}
 
 
-def _bookmark(asked: Asked, version: int) -> Object:
-    metadata = {"resourceVersion": str(version), "annotations": {"k8s.io/initial-events-end": "true"}}
+def _bookmark(asked: Asked, version: int, annotations: dict[str, str]) -> Object:
+    metadata = {"resourceVersion": str(version), "annotations": annotations}
     resource = asked.resource
     found = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata}
     return {"type": "BOOKMARK", "object": found}
