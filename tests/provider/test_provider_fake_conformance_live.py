@@ -96,6 +96,7 @@ applied_metadata = st.fixed_dictionaries(
         "resourceVersion": st.sampled_from(["1", "read"]),
         "uid": st.sampled_from(["read", str(uuid.uuid4())]),
         "name": st.sampled_from(["a", "b"]),
+        "managedFields": st.sampled_from([[], [{}]]),
     },
 )
 applied_contents = {

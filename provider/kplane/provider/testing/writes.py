@@ -63,13 +63,13 @@ def patch(store: Store, asked: Asked, content_type: str, body: Any) -> tuple[int
 def _apply(store: Store, asked: Asked, config: Any) -> tuple[int, Object]:
     if not asked.query.get("fieldManager"):
         raise _invalid_options("fieldManager: Required value: is required for apply patch")
-    _require_config(asked, config)
     try:
         before = store.get(asked.resource, asked.namespace, asked.name)
     except NotFound:
         if asked.subresource:
             raise
         before = None
+    _require_config(asked, config)
     live = _unmanaged(before or {"apiVersion": config["apiVersion"], "kind": config["kind"]})
     ownership = _ownership(before)
     if before and not ownership:
@@ -91,8 +91,9 @@ def _require_config(asked: Asked, config: Any) -> None:
     if (config.get("apiVersion"), config.get("kind")) != (resource.api_version, resource.kind):
         message = f"invalid object type: {config.get('apiVersion')}, Kind={config.get('kind')}"
         raise api_error(400, "BadRequest", message)
-    if (config.get("metadata") or {}).get("managedFields") is not None:
-        raise api_error(400, "BadRequest", "metadata.managedFields must be nil")
+    metadata = config.get("metadata") or {}
+    if not isinstance(metadata, dict) or metadata.get("managedFields") is not None:
+        raise api_error(400, "BadRequest", "metadata must be a map, and metadata.managedFields must be nil")
 
 
 def _replace(store: Store, asked: Asked, before: Object, after: Object) -> Object:
