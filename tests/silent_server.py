@@ -22,7 +22,9 @@ class SilentServer:
     @property
     def reached(self) -> bool:
         """Whether anything has connected."""
-        return bool(select.select([self.listening], [], [], 0)[0])
+        polled = select.poll()
+        polled.register(self.listening, select.POLLIN)
+        return bool(polled.poll(0))
 
 
 @contextlib.contextmanager

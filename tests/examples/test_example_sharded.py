@@ -95,3 +95,5 @@ async def test_each_cluster_has_a_replica_also_after_one_was_killed(client, kube
     finally:
         for name in (*CLUSTERS, "sharded"):
             await client.delete(NAMESPACES, name)
+        for kind in ("ClusterRole", "ClusterRoleBinding"):
+            await client.delete(f"rbac.authorization.k8s.io/v1/{kind}", "sharded")

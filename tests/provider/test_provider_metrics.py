@@ -184,17 +184,17 @@ async def test_what_a_coordinator_says_of_its_leases_is_shown():
 
 
 async def test_a_manager_is_ready_once_its_provider_has_found_the_clusters(tmp_path, eventually):
-    late, told = FileProvider(files=[tmp_path / "late"]), MultiProvider()
+    told = MultiProvider()
     told.add_provider("given", SingleProvider(Cluster("a", config=ClusterConfig("https://127.0.0.1:1"))))
+    assert told.has_synced(), "one that does not tell is waited for"
+    told.add_provider("files", FileProvider(files=[tmp_path / "late"]))
     manager = Manager(None, told)
+    why = "the provider multi has not read all that stands for clusters; see the log"
+    assert await manager.ready_checks.run() == {"provider": why}
     async with manager:
-        await eventually(manager.cluster_names, lambda names: names == ["given#a"])
-        assert await manager.ready_checks.run() == {"provider": None}, "one that does not tell is not waited for"
-        told.add_provider("files", late)
-        why = "the provider multi has not found its clusters yet; see the log"
-        assert await manager.ready_checks.run() == {"provider": why}
-        await eventually(late.has_synced)
-        assert await manager.ready_checks.run() == {"provider": None}
+        await eventually(manager.ready_checks.run, lambda found: found == {"provider": None})
+        told.add_provider("more", FileProvider(files=[tmp_path / "more"], interval_seconds=3600))
+        assert await manager.ready_checks.run() == {"provider": None}, "what is added later makes it unready"
 
 
 async def test_health_readiness_and_metrics_are_answered_while_the_manager_runs(eventually):

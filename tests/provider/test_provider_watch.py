@@ -103,3 +103,24 @@ async def test_managed_fields_are_dropped(follow, fault_server, tools):
     async with Client(server.config) as client, client.watch(NAMESPACES, resource_version="1") as watch:
         found = await anext(watch)
     assert found.object == {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "a"}}
+
+
+async def test_a_watch_that_is_closed_while_it_is_opened_leaves_no_connection(fault_server, tools, eventually):
+    asked, go_on = asyncio.get_running_loop().create_future(), asyncio.Event()
+
+    async def answer(_, writer):
+        asked.set_result(writer)
+        await go_on.wait()
+        writer.write(tools.stream_head())
+        await asyncio.sleep(60)
+
+    server = await fault_server(answer)
+    async with Client(server.config) as client:
+        watch = client.watch(NAMESPACES)
+        opening = asyncio.create_task(watch.open())
+        connection = await asked
+        await watch.aclose()
+        go_on.set()
+        await opening
+        assert await watch.read() == []
+        await eventually(connection.transport.is_closing)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import gzip
 import io
 import json
 import ssl
@@ -54,9 +55,9 @@ def serving(authority, files):
     """`async with serving(describe, ...) as post`: serves what `describe(webhooks)` adds, and asks as a server does."""
 
     @contextlib.asynccontextmanager
-    async def run(describe, *, provider=None):
-        manager = Manager(NOWHERE, provider)
-        webhooks = Webhooks(manager, certificate=files.certificate, key=files.key, host="127.0.0.1", port=0)
+    async def run(describe, *, provider=None, awares=(), **options):
+        manager = Manager(NOWHERE, provider, awares=awares)
+        webhooks = Webhooks(manager, certificate=files.certificate, key=files.key, host="127.0.0.1", port=0, **options)
         describe(webhooks)
         manager.add(webhooks)
         trusted = ssl.create_default_context(cadata=authority.certificate.decode())
@@ -66,9 +67,9 @@ def serving(authority, files):
             assert (await manager.ready_checks.run())["webhooks"] is None
             url = "https://{}:{}".format(*webhooks.address)
 
-            async def post(path, body, **options):
+            async def post(path, body, **more):
                 options = {"json": body} if isinstance(body, dict) else {"data": io.BytesIO(body)}
-                async with session.post(f"{url}{path}", **options) as answer:
+                async with session.post(f"{url}{path}", **options, **more) as answer:
                     text = await answer.text()
                     return answer.status, json.loads(text)["response"] if answer.status == 200 else text
 
@@ -134,7 +135,7 @@ async def test_what_fails_is_no_answer_so_that_the_failure_policy_decides(servin
         async def fail(admission):
             if admission.name == "slow":
                 await asyncio.Event().wait()
-            raise KeyError("secret")
+            raise TimeoutError("of its own") if admission.name == "timeout" else KeyError("secret")
 
     async with serving(describe) as post:
         assert await post("/validate--v1-pod", asked(namespace="n", name="a")) == (
@@ -143,7 +144,9 @@ async def test_what_fails_is_no_answer_so_that_the_failure_policy_decides(servin
         )
         assert "KeyError: 'secret'" in caplog.text
         status, text = await post("/validate--v1-pod?timeout=1s", asked(name="slow"))
-        assert (status, text) == (504, "the webhook had no answer within 1 s")
+        assert (status, text) == (504, "the webhook had no answer within 0.9 s")
+        assert (await post("/validate--v1-pod?timeout=1s", asked(name="timeout")))[0] == 500
+        assert "TimeoutError: of its own" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -186,8 +189,85 @@ async def test_a_path_names_the_cluster_whoever_works_on_it(serving):
             seen.append(admission.cluster.name)
 
     async with serving(describe, provider=fleet) as post:
-        assert (await post("/clusters/eu%2Fone/validate--v1-pod", asked()))[1] == {"uid": "u", "allowed": True}
-        assert seen == ["eu/one"]
+        # An API server decodes the path that it is given.
+        for path in ("/clusters/eu/one/validate--v1-pod", "/clusters/eu%2Fone/validate--v1-pod"):
+            assert (await post(path, asked()))[1] == {"uid": "u", "allowed": True}
+        assert seen == ["eu/one", "eu/one"]
+
+
+async def test_a_validation_changes_nothing_and_deep_objects_escape_none(serving):
+    def describe(webhooks):
+        @webhooks.validate("v1/Pod")
+        async def check(admission):
+            admission.object.setdefault("spec", {})
+
+        @webhooks.mutate("v1/Pod")
+        async def change(admission):
+            admission.object["spec"] = {}
+
+    deep = {"metadata": {}}
+    for _ in range(300):
+        deep = {"a": deep}
+    async with serving(describe) as post:
+        assert (await post("/validate--v1-pod", asked()))[1] == {"uid": "u", "allowed": True}
+        deleted = asked(operation="DELETE", object=None, oldObject={"metadata": {}})
+        assert (await post("/mutate--v1-pod", deleted))[1] == {"uid": "u", "allowed": True}
+        for path in ("/validate--v1-pod", "/mutate--v1-pod"):
+            refused = (await post(path, asked(object=deep)))[1]["status"]
+            assert refused == {"code": 422, "message": "the object is nested deeper than 254 levels: make it flatter"}
+
+
+async def test_a_compressed_review_is_refused_before_it_is_unpacked(serving):
+    def describe(webhooks):
+        @webhooks.convert("example.com/Widget")
+        def convert(found, version):
+            raise AssertionError(found)
+
+    async with serving(describe) as post:
+        body = gzip.compress(bytes(1 << 20))
+        found = await post("/convert", body, headers={"Content-Encoding": "gzip"})
+        assert found == (415, "a review is not compressed")
+
+
+async def test_members_are_known_until_the_work_in_them_has_ended(serving):
+    """So that a rolling update fails no writes; and API servers are told to go elsewhere."""
+    fleet, ending, ended = ClustersProvider(), asyncio.Event(), asyncio.Event()
+    await fleet.add(Cluster("one", config=NOWHERE))
+
+    class Slow:
+        async def engage(self, engagement):
+            async def end():
+                ending.set()
+                await ended.wait()
+
+            engagement.on_close(end)
+
+    def describe(webhooks):
+        @webhooks.validate("v1/Pod")
+        async def check(admission):
+            pass
+
+    async with serving(describe, provider=fleet, awares=[Slow()]) as post:
+        assert (await post("/clusters/one/validate--v1-pod", asked()))[0] == 200
+        async with asyncio.TaskGroup() as tasks:
+            removed = tasks.create_task(fleet.remove("one"))
+            await ending.wait()
+            assert (await post("/clusters/one/validate--v1-pod", asked()))[0] == 200
+            ended.set()
+            await removed
+        assert (await post("/clusters/one/validate--v1-pod", asked()))[0] == 404
+
+
+async def test_clients_need_a_certificate_if_there_is_a_ca_for_them(serving, authority, files, tmp_path):
+    ca = tmp_path / "clients.crt"
+    ca.write_bytes(create_authority("clients").certificate)
+    async with serving(lambda _: None, client_ca=ca) as post:
+        with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
+            await post("/validate--v1-pod", asked())
+    ca.write_bytes(b"nothing")
+    webhooks = Webhooks(Manager(NOWHERE), certificate=files.certificate, key=files.key, client_ca=ca)
+    with pytest.raises(ProviderError, match=r"the CA of clients .* cannot be used"):
+        await webhooks.run()
 
 
 async def test_objects_are_converted_or_the_failure_is_said(serving):
@@ -198,6 +278,8 @@ async def test_objects_are_converted_or_the_failure_is_said(serving):
                 raise ProviderError("its size is odd")
             if found["metadata"]["name"] == "bug":
                 raise KeyError("secret")
+            if found["metadata"]["name"] == "nothing":
+                return None
             found["converted"] = version
             return found
 
@@ -218,7 +300,8 @@ async def test_objects_are_converted_or_the_failure_is_said(serving):
         assert found[0] == {**widget("0", "v2"), "converted": "example.com/v2"}
         assert (found[-1], len(found)) == (widget("there", "v2"), 251)
         what = "failed to convert example.com/Widget n/{} to example.com/v2: {}"
-        for name, why in (("odd", "its size is odd"), ("bug", "see the log of the webhook")):
+        in_log = "see the log of the webhook"
+        for name, why in (("odd", "its size is odd"), ("bug", in_log), ("nothing", in_log)):
             assert await convert(widget("x"), widget(name)) == (
                 [],
                 {"status": "Failure", "message": what.format(name, why)},

@@ -63,7 +63,7 @@ async def world(client, namespace, tmp_path):
     (tmp_path / "tls.crt").write_bytes(pair.certificate)
     (tmp_path / "tls.key").write_bytes(pair.key)
     fleet = ClustersProvider()
-    await fleet.add(Cluster("member", config=client.config))
+    await fleet.add(Cluster("eu/member", config=client.config))
     # It gets no shard, as there is no such namespace for its Leases: another replica works on all clusters.
     coordinator = Sharded(client, namespace="there-is-none", identity="x")
     manager = Manager(client.config, fleet, coordinator=coordinator)
@@ -98,7 +98,7 @@ async def world(client, namespace, tmp_path):
 
 async def test_requests_of_each_cluster_are_denied_by_any_replica(world, eventually):
     await world.put("rules", size="0")
-    async with world.configured("ValidatingWebhookConfiguration", "/clusters/member/validate--v1-configmap"):
+    async with world.configured("ValidatingWebhookConfiguration", "/clusters/eu/member/validate--v1-configmap"):
 
         async def refusal():
             try:
@@ -108,7 +108,9 @@ async def test_requests_of_each_cluster_are_denied_by_any_replica(world, eventua
             return None
 
         said = await eventually(refusal)
-        assert 'admission webhook "config-maps.example.com" denied the request: data.size is missing in member' in said
+        assert (
+            'admission webhook "config-maps.example.com" denied the request: data.size is missing in eu/member' in said
+        )
         assert (await world.put("good", size="1"))["data"] == {"size": "1"}
         await world.client.delete(CONFIG_MAPS, "good", namespace=world.namespace)
 
