@@ -13,10 +13,10 @@ from kplane.provider.client.kinds import KindName
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.errors import ProviderError
 from kplane.provider.webhooks.json_patch import difference
+from kplane.provider.webhooks.reviews import Object, request_of
 
 __all__ = ["Admission", "Denied", "Operation", "Review", "User", "read_review"]
 
-Object = dict[str, Any]
 Operation = Literal["CREATE", "UPDATE", "DELETE", "CONNECT"]
 
 _API_VERSION: Final = "admission.k8s.io/v1"
@@ -116,13 +116,7 @@ class Review:
 
 def read_review(body: bytes, *, kind: KindName, cluster: Cluster) -> Review:
     """Read what an API server sent. Raises ProviderError if it is no AdmissionReview of v1 about this kind."""
-    try:
-        review = orjson.loads(body)
-    except ValueError as error:
-        raise ProviderError(f"the body is no JSON: {error}") from error
-    asked = review.get("request") if isinstance(review, dict) else None
-    if not isinstance(asked, dict) or (review.get("apiVersion"), review.get("kind")) != (_API_VERSION, _KIND):
-        raise ProviderError(f"the body is no {_KIND} of {_API_VERSION} with a request")
+    asked = request_of(body, api_version=_API_VERSION, kind=_KIND)
     uid, operation = _text(asked, "uid"), _text(asked, "operation")
     if not uid or operation not in _OPERATIONS:
         raise ProviderError("the request needs a uid and an operation: CREATE, UPDATE, DELETE or CONNECT")

@@ -7,15 +7,12 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import orjson
-
 from kplane.provider.errors import ProviderError
+from kplane.provider.webhooks.reviews import Object, request_of
 
-__all__ = ["Convert", "Object", "converted"]
+__all__ = ["Convert", "converted"]
 
 log: Final = logging.getLogger(__name__)
-
-Object = dict[str, Any]
 
 Convert = Callable[[Object, str], Object]
 """Returns an object in another version, given as an apiVersion such as `example.com/v2`. It may change and return what
@@ -31,13 +28,7 @@ async def converted(body: bytes, *, by_kind: Mapping[str, Convert]) -> Object:
 
     What fails is answered as a failure, with the object that failed. Raises ProviderError for what is no review.
     """
-    try:
-        review = orjson.loads(body)
-    except ValueError as error:
-        raise ProviderError(f"the body is no JSON: {error}") from error
-    asked = review.get("request") if isinstance(review, dict) else None
-    if not isinstance(asked, dict) or (review.get("apiVersion"), review.get("kind")) != (_API_VERSION, _KIND):
-        raise ProviderError(f"the body is no {_KIND} of {_API_VERSION} with a request")
+    asked = request_of(body, api_version=_API_VERSION, kind=_KIND)
     uid, version, objects = asked.get("uid"), asked.get("desiredAPIVersion"), asked.get("objects")
     if not isinstance(uid, str) or not isinstance(version, str) or not isinstance(objects, list):
         raise ProviderError("the request needs a uid, a desiredAPIVersion and objects")
