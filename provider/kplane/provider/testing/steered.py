@@ -54,6 +54,15 @@ class SteeredLoop(asyncio.SelectorEventLoop):
         future.add_done_callback(self._ended)
         return future
 
+    @override
+    async def shutdown_default_executor(self, *given: Any, **named: Any) -> None:
+        # A thread joins the others. Since Python 3.12 it has a time-out, which would pass at once.
+        self._threads += 1
+        try:
+            await super().shutdown_default_executor(*given, **named)
+        finally:
+            self._threads -= 1
+
     def _ended(self, _: asyncio.Future[Any]) -> None:
         self._threads -= 1
 
