@@ -234,7 +234,7 @@ async def test_wake_asks_again_about_objects_that_are_known(place, fleet, eventu
     await place.put("b", server="https://b.test")
     following.wake("a", namespace=place.namespace)
     async with telling(following, fleet):
-        await eventually(following.synced.is_set)
+        await eventually(following.has_synced)
         wanted.append("a")
         following.wake("a", namespace=place.namespace)
         following.wake("nobody", namespace=place.namespace)

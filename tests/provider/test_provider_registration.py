@@ -222,7 +222,7 @@ async def test_services_of_others_and_a_second_run(client, namespace, management
     provider = RegistrationProvider(client, services=SERVICES, label_selector=f"test={namespace}")
     clusters = Clusters()
     first = asyncio.create_task(provider.run(clusters))
-    await eventually(provider.synced.is_set)
+    await eventually(provider.has_synced)
     assert clusters.names() == []
     await management.answer(services=["Scheduler", "Controllers"])
     await eventually(clusters.names, lambda names: names == [management.name])
