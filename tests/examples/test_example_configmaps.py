@@ -13,17 +13,10 @@ import uuid
 import pytest
 import yaml
 
-from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, SECRETS
 from kplane.provider.providers.kplane import REGISTRATIONS
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-async def client(api_server):
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
-        yield client
 
 
 @pytest.fixture

@@ -13,19 +13,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sharded"
 CLUSTERS = [f"sharded-{number}" for number in range(9)]
-
-
-@pytest.fixture
-async def client(api_server):
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
-        yield client
 
 
 @pytest.fixture

@@ -73,6 +73,7 @@ class Watch:
         self._partial_size = 0
 
     def _was_closed(self) -> bool:
+        # A call, because type checkers take the attribute for what it was before an await.
         return self._closed
 
     @property

@@ -194,8 +194,8 @@ class ControllerBuilder(Generic[R]):
         """Make the controller and add it to the manager.
 
         `reconcile` is a coroutine function that takes a request, or a request and its cluster. Raises ProviderError if
-        there is none or two, nothing to watch, no name, a name that another controller has, what is no kind, and if the
-        manager has no clusters of those to watch.
+        there is none or two, nothing to watch, no name, or a name that another controller has. Also for what is no
+        kind, and if the manager has no clusters of those to watch.
         """
         self._pending = False
         made = self._chosen(reconcile)

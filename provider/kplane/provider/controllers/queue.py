@@ -288,18 +288,20 @@ class FairQueue(Generic[R]):
 
         Does nothing if its cluster was dropped meanwhile.
         """
-        if self._current(request):
-            self.add_after(request, seconds, low_priority=self._had_low_priority(request))
+        low_priority = self._priority_again(request)
+        if low_priority is not None:
+            self.add_after(request, seconds, low_priority=low_priority)
 
     def retry(self, request: R) -> float | None:
         """Add the request again after its backoff, with the priority that it had.
 
         Returns the delay in seconds; None, without a retry, if its cluster was dropped since the request was taken.
         """
-        if not self._current(request):
+        low_priority = self._priority_again(request)
+        if low_priority is None:
             return None
         delay = self._limiter.next_delay(request)
-        self.add_after(request, delay, low_priority=self._had_low_priority(request))
+        self.add_after(request, delay, low_priority=low_priority)
         return delay
 
     def failures(self, request: R) -> int:
@@ -354,15 +356,13 @@ class FairQueue(Generic[R]):
             lane = self._lanes[cluster] = _Lane(cluster)
         return lane
 
-    def _current(self, request: R) -> bool:
+    def _priority_again(self, request: R) -> bool | None:
+        """Tell whether the request of a worker has low priority; None if its cluster was dropped since it was taken."""
         lane = self._lanes.get(_cluster_of(request))
         taken = lane.processing.get(request) if lane is not None else None
-        return lane is None or taken is None or taken.generation == lane.generation
-
-    def _had_low_priority(self, request: R) -> bool:
-        lane = self._lanes.get(_cluster_of(request))
-        taken = lane.processing.get(request) if lane is not None else None
-        return taken is not None and taken.low_priority
+        if lane is None or taken is None:
+            return False
+        return taken.low_priority if taken.generation == lane.generation else None
 
     def _full(self, lane: _Lane[R], there: int) -> bool:
         if lane.kept or there < self._parked_limit:
