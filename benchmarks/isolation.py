@@ -21,12 +21,12 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.kubeconfig import kubeconfig_of
-from benchmarks.surroundings import open_namespace, shared_address
+from benchmarks.surroundings import open_namespace, shared_address, silent_servers
 from kplane.api.names import ALLOW_ENDPOINT_LABEL
 from kplane.binaries.programs import resolve
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
@@ -118,25 +118,10 @@ class _Field:
             await self._client.delete(CONTROL_PLANE_ENDPOINTS, name)
 
 
-@contextlib.asynccontextmanager
-async def _silent_servers(number: int) -> AsyncIterator[list[str]]:
-    connections: list[asyncio.StreamWriter] = []
-    servers = [
-        await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0) for _ in range(number)
-    ]
-    try:
-        yield [f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in servers]
-    finally:
-        for server in servers:
-            server.close()
-        for writer in connections:
-            writer.close()
-
-
 async def _run(handle: Handle, directory: Path, *, silent: int, good: int, rounds: int) -> dict[str, Any]:
     async with contextlib.AsyncExitStack() as stack:
         client = await stack.enter_async_context(Client(ClusterConfig.load(handle.admin_kubeconfig)))
-        urls = await stack.enter_async_context(_silent_servers(silent))
+        urls = stack.enter_context(silent_servers(silent))
         field = _Field(client)
         backend = await field.prepare()
         await field.share(await stack.enter_async_context(shared_address(backend, directory=directory)))

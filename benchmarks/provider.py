@@ -17,13 +17,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import dataclasses
 import itertools
 import json
 import os
 import platform
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,17 +31,11 @@ from typing import Any, Final
 import uvloop
 
 from benchmarks.cost import cpu_seconds
-from benchmarks.provider_processes import PYTHON, Worker, built, reconciled, shared_out, started
+from benchmarks.provider_processes import NAMESPACE, Worker, fleet_server, program_of, reconciled, shared_out, started
 from benchmarks.provider_worker import KINDS
-from benchmarks.surroundings import start_api_server
-from kplane.binaries.programs import resolve
-from kplane.embedded.credentials import write_private
 from kplane.provider import Client
-from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, SECRETS, Resource
-from kplane.workloads import ProcessRuntime
+from kplane.provider.client.resources import CONFIG_MAPS, SECRETS, Resource
 
-_NAMESPACE: Final = "benchmark"
-_LOG_BYTES: Final = 4000
 _AT_ONCE: Final = 16
 
 
@@ -82,9 +74,9 @@ async def _measure(client: Client, kubeconfig: Path, *, clusters: int, target: T
         burst = await _burst(client, workers, names=names, clusters=clusters, target=target)
         churn = await _churn(client, workers, clusters=clusters, target=target)
     for kind, name in itertools.product(KINDS[: target.kinds], names):
-        await client.delete(kind, name, namespace=_NAMESPACE)
+        await client.delete(kind, name, namespace=NAMESPACE)
     for number in range(target.churn):
-        await client.delete(CONFIG_MAPS, f"churn-{clusters}-{number}", namespace=_NAMESPACE)
+        await client.delete(CONFIG_MAPS, f"churn-{clusters}-{number}", namespace=NAMESPACE)
     options = {"clusters": clusters, "kinds": target.kinds, "processes": target.processes}
     return {**options, "engaged": engaged, "burst": burst, "churn": churn}
 
@@ -117,7 +109,7 @@ async def _burst(
 
     async def create(kind: Resource, name: str) -> None:
         async with at_once:
-            await client.create(kind, _body(kind, name), namespace=_NAMESPACE)
+            await client.create(kind, _body(kind, name), namespace=NAMESPACE)
 
     kinds = KINDS[: target.kinds]
     await asyncio.gather(*(create(kind, name) for kind, name in itertools.product(kinds, names)))
@@ -141,7 +133,7 @@ async def _churn(client: Client, workers: Sequence[Worker], *, clusters: int, ta
     for number in range(target.churn):
         annotations = {"benchmark/sent": str(time.monotonic_ns())}
         body = {"metadata": {"name": f"churn-{clusters}-{number}", "annotations": annotations}}
-        await client.create(CONFIG_MAPS, body, namespace=_NAMESPACE)
+        await client.create(CONFIG_MAPS, body, namespace=NAMESPACE)
         await asyncio.sleep(1 / target.churn_per_second)
     await reconciled(workers, until=since + clusters * target.churn, deadline_seconds=target.deadline_seconds)
     found = sorted([value for worker in workers for value in (await worker.ask(do="latencies"))["milliseconds"]])
@@ -162,10 +154,9 @@ async def _count(client: Client, kind: Resource) -> int:
 
 
 async def _fill(client: Client, *, kinds: int, objects: int) -> None:
-    await client.create(NAMESPACES, {"metadata": {"name": _NAMESPACE}})
     for kind in KINDS[:kinds]:
         for number in range(objects - await _count(client, kind)):
-            await client.create(kind, _body(kind, f"object-{number}"), namespace=_NAMESPACE)
+            await client.create(kind, _body(kind, f"object-{number}"), namespace=NAMESPACE)
 
 
 def _body(kind: Resource, name: str) -> dict[str, Any]:
@@ -175,19 +166,9 @@ def _body(kind: Resource, name: str) -> dict[str, Any]:
 
 async def run(clusters: Sequence[int], *, target: Target) -> list[dict[str, Any]]:
     """Measure each number of clusters."""
-    with tempfile.TemporaryDirectory(prefix="kplane-benchmark-") as at:
-        directory = Path(at)
-        async with ProcessRuntime(
-            directory / "state", programs=resolve().directories, log_limit_bytes=_LOG_BYTES
-        ) as runtime:
-            server = await start_api_server(runtime, "fleet", directory=directory)
-            write_private(directory / "kubeconfig", content=server.kubeconfig())
-            async with Client(server.administrator()) as client:
-                await _fill(client, kinds=target.kinds, objects=target.objects)
-                return [
-                    await _measure(client, directory / "kubeconfig", clusters=number, target=target)
-                    for number in clusters
-                ]
+    async with fleet_server() as (client, kubeconfig):
+        await _fill(client, kinds=target.kinds, objects=target.objects)
+        return [await _measure(client, kubeconfig, clusters=number, target=target) for number in clusters]
 
 
 def main() -> None:
@@ -203,19 +184,17 @@ def main() -> None:
     parser.add_argument("--deadline-seconds", type=float, default=300.0, help="time limit of each part")
     parser.add_argument("--go", type=Path, help="a checkout of multicluster-runtime, to measure the runtime for Go")
     given = parser.parse_args()
-    target = Target(
-        objects=given.objects,
-        burst=given.burst,
-        churn=given.churn,
-        churn_per_second=given.churn_per_second,
-        processes=given.processes,
-        kinds=given.kinds,
-        deadline_seconds=given.deadline_seconds,
-        program=PYTHON,
-    )
-    with tempfile.TemporaryDirectory(prefix="kplane-benchmark-go-") as at:
-        if given.go is not None:
-            target = dataclasses.replace(target, program=built(given.go, directory=Path(at)))
+    with program_of(given.go) as program:
+        target = Target(
+            objects=given.objects,
+            burst=given.burst,
+            churn=given.churn,
+            churn_per_second=given.churn_per_second,
+            processes=given.processes,
+            kinds=given.kinds,
+            deadline_seconds=given.deadline_seconds,
+            program=program,
+        )
         load = os.getloadavg()
         runs = uvloop.run(run(given.clusters, target=target))
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load": [load, os.getloadavg()]}

@@ -7,22 +7,31 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["PYTHON", "Worker", "built", "reconciled", "shared_out", "started"]
+from benchmarks.surroundings import start_api_server
+from kplane.binaries.programs import resolve
+from kplane.embedded.credentials import write_private
+from kplane.provider import Client
+from kplane.provider.client.resources import NAMESPACES
+from kplane.workloads import ProcessRuntime
 
-PYTHON: Final = (sys.executable, "-m", "benchmarks.provider_worker")
-"""The worker of `kplane.provider`."""
+__all__ = ["NAMESPACE", "Worker", "fleet_server", "program_of", "reconciled", "shared_out", "started"]
 
+NAMESPACE: Final = "benchmark"
+"""Of the objects that are created and counted."""
+
+_LOG_BYTES: Final = 4000
 _GO_SOURCE: Final = Path(__file__).parent / "multicluster_go" / "main.go"
 _MODULE: Final = "sigs.k8s.io/multicluster-runtime"
 _LINE_BYTES: Final = 1 << 24
 _POLL_SECONDS: Final = 0.25
 
 
-def built(checkout: Path, *, directory: Path) -> tuple[str, ...]:
+def _built(checkout: Path, *, directory: Path) -> tuple[str, ...]:
     """Build the worker of the runtime for Go, from a checkout of it; takes minutes the first time."""
     (directory / "main.go").write_text(_GO_SOURCE.read_text())
     module = [
@@ -62,11 +71,37 @@ class Worker:
         self._process.kill()
 
 
+@contextlib.contextmanager
+def program_of(checkout: Path | None) -> Iterator[tuple[str, ...]]:
+    """Give the worker of `kplane.provider`, or build that of the runtime for Go from a checkout of it."""
+    if checkout is None:
+        yield (sys.executable, "-m", "benchmarks.provider_worker")
+        return
+    with tempfile.TemporaryDirectory(prefix="kplane-benchmark-go-") as at:
+        yield _built(checkout, directory=Path(at))
+
+
+@contextlib.asynccontextmanager
+async def fleet_server() -> AsyncIterator[tuple[Client, Path]]:
+    """Run the API server that stands for each cluster; gives its administrator's client and kubeconfig."""
+    with tempfile.TemporaryDirectory(prefix="kplane-benchmark-") as at:
+        directory = Path(at)
+        async with ProcessRuntime(
+            directory / "state", programs=resolve().directories, log_limit_bytes=_LOG_BYTES
+        ) as runtime:
+            server = await start_api_server(runtime, "fleet", directory=directory)
+            kubeconfig = directory / "kubeconfig"
+            write_private(kubeconfig, content=server.kubeconfig())
+            async with Client(server.administrator()) as client:
+                await client.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
+                yield client, kubeconfig
+
+
 @contextlib.asynccontextmanager
 async def started(
     kubeconfig: Path, *, program: Sequence[str], kinds: int = 1, identity: str | None = None, hub: bool = False
 ) -> AsyncIterator[Worker]:
-    """Run a worker, `PYTHON` or what `built` returns, in the background.
+    """Run a worker, that of `program_of`, in the background.
 
     With an `identity` it is one of several peers, and with `hub` it watches its own cluster, too.
     """

@@ -21,9 +21,7 @@ import contextlib
 import json
 import os
 import platform
-import socket
 import statistics
-import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -32,17 +30,11 @@ from typing import Any, Final
 
 import uvloop
 
-from benchmarks.provider_processes import PYTHON, Worker, built, reconciled, shared_out, started
-from benchmarks.surroundings import start_api_server
-from kplane.binaries.programs import resolve
-from kplane.embedded.credentials import write_private
+from benchmarks.provider_processes import NAMESPACE, Worker, fleet_server, program_of, reconciled, shared_out, started
+from benchmarks.surroundings import silent_servers
 from kplane.provider import Client
-from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
-from kplane.workloads import ProcessRuntime
+from kplane.provider.client.resources import CONFIG_MAPS
 
-_NAMESPACE: Final = "benchmark"
-_LOG_BYTES: Final = 4000
-_SILENT_CONNECTIONS: Final = 1024
 _SETTLED_SECONDS: Final = 2.0
 
 
@@ -67,7 +59,7 @@ class Trouble:
         """Create a ConfigMap; returns when this began."""
         began = time.monotonic()
         body = {"metadata": {"name": name, "annotations": annotations}}
-        await self.client.create(CONFIG_MAPS, body, namespace=_NAMESPACE)
+        await self.client.create(CONFIG_MAPS, body, namespace=NAMESPACE)
         return began
 
     async def counted(self, workers: Sequence[Worker]) -> int:
@@ -80,12 +72,7 @@ class Trouble:
 
 
 async def _silent(trouble: Trouble, *, silent: int) -> float:
-    with contextlib.ExitStack() as stack:
-        servers = [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=_SILENT_CONNECTIONS))
-            for _ in range(silent)
-        ]
-        urls = [f"https://127.0.0.1:{each.getsockname()[1]}" for each in servers]
+    with silent_servers(silent) as urls:
         async with started(trouble.kubeconfig, program=trouble.program) as worker:
             expected = trouble.clusters * await trouble.objects()
             began = time.monotonic()
@@ -154,23 +141,12 @@ async def _hub(trouble: Trouble) -> dict[str, Any]:
 
 async def run(given: argparse.Namespace, *, program: Sequence[str]) -> dict[str, Any]:
     """Measure each trouble."""
-    with tempfile.TemporaryDirectory(prefix="kplane-benchmark-") as at:
-        directory = Path(at)
-        async with ProcessRuntime(
-            directory / "state", programs=resolve().directories, log_limit_bytes=_LOG_BYTES
-        ) as runtime:
-            server = await start_api_server(runtime, "fleet", directory=directory)
-            write_private(directory / "kubeconfig", content=server.kubeconfig())
-            async with Client(server.administrator()) as client:
-                await client.create(NAMESPACES, {"metadata": {"name": _NAMESPACE}})
-                options = {name: each for name, each in vars(given).items() if name != "go"}
-                trouble = Trouble(client, directory / "kubeconfig", program=program, **options)
-                silent = {
-                    "without": await _silent(trouble, silent=0),
-                    "with": await _silent(trouble, silent=given.silent),
-                }
-                flood = await _flood(trouble)
-                killed, hub = await _killed(trouble), await _hub(trouble)
+    async with fleet_server() as (client, kubeconfig):
+        options = {name: each for name, each in vars(given).items() if name != "go"}
+        trouble = Trouble(client, kubeconfig, program=program, **options)
+        silent = {"without": await _silent(trouble, silent=0), "with": await _silent(trouble, silent=given.silent)}
+        flood = await _flood(trouble)
+        killed, hub = await _killed(trouble), await _hub(trouble)
     return {
         "silent": {"clusters": given.silent, "seconds": {name: round(each, 2) for name, each in silent.items()}},
         "flood": {"requests": given.flood, "milliseconds": flood},
@@ -189,8 +165,7 @@ def main() -> None:
     parser.add_argument("--deadline-seconds", type=float, default=300.0, help="time limit of each part")
     parser.add_argument("--go", type=Path, help="a checkout of multicluster-runtime, to measure the runtime for Go")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="kplane-benchmark-go-") as at:
-        program = PYTHON if given.go is None else built(given.go, directory=Path(at))
+    with program_of(given.go) as program:
         load = os.getloadavg()
         found = uvloop.run(run(given, program=program))
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load": [load, os.getloadavg()]}

@@ -8,7 +8,7 @@ import datetime as dt
 import importlib.resources
 import random
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -45,6 +45,7 @@ __all__ = [
     "open_namespace",
     "run_component",
     "shared_address",
+    "silent_servers",
     "start_api_server",
 ]
 
@@ -54,6 +55,7 @@ _PORTS: Final = range(10240, 16384)
 _RANDOM: Final = random.SystemRandom()
 """Hypothesis seeds the common generator, so that two processes of pytest-xdist would choose the same ports."""
 _READY_SECONDS: Final = 120.0
+_SILENT_CONNECTIONS: Final = 1024
 _POLL_SECONDS: Final = 0.05
 _LIFETIME: Final = dt.timedelta(hours=24)
 _ACCOUNT: Final = "benchmark"
@@ -164,6 +166,16 @@ async def _answers(config: ClusterConfig) -> None:
                 await asyncio.sleep(_POLL_SECONDS)
             else:
                 return
+
+
+@contextlib.contextmanager
+def silent_servers(number: int) -> Iterator[list[str]]:
+    """Give the URLs of servers that accept connections, by their kernel, and never answer."""
+    with contextlib.ExitStack() as stack:
+        servers = [
+            stack.enter_context(socket.create_server((_HOST, 0), backlog=_SILENT_CONNECTIONS)) for _ in range(number)
+        ]
+        yield [f"https://{_HOST}:{each.getsockname()[1]}" for each in servers]
 
 
 def free_port() -> int:
