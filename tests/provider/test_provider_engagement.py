@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from kplane.provider import Client, Cluster, ClusterConfig, Engagement, ProviderError
+from kplane.provider import LOCAL, Client, Cluster, ClusterConfig, Engagement, ProviderError
 
 
 def cluster(name="a", **attributes):
@@ -83,8 +83,9 @@ async def test_the_end_goes_on_where_its_caller_is_cancelled(eventually):
     await eventually(lambda: engagement.closed)
 
 
-async def test_failures_are_logged_and_harm_nothing_else(caplog):
-    engagement = Engagement(cluster(), generation=1)
+@pytest.mark.parametrize(("name", "title"), [("a", "cluster a"), (LOCAL, "local cluster")])
+async def test_failures_are_logged_and_harm_nothing_else(caplog, name, title):
+    engagement = Engagement(cluster(name), generation=1)
 
     async def fail():
         raise ValueError("odd")
@@ -101,7 +102,7 @@ async def test_failures_are_logged_and_harm_nothing_else(caplog):
     await engagement.aclose()
     assert ended == ["fine"]
     messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
-    assert messages == ["task 'a: failing' failed", "cluster a: a callback failed at the end of its engagement"]
+    assert messages == [f"task '{title}: failing' failed", f"{title}: a callback failed at the end of its engagement"]
 
 
 async def test_changes_give_the_latest_cluster_and_miss_none():

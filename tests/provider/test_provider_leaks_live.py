@@ -46,7 +46,7 @@ class Careless:
         self.ended = 0
 
     async def engage(self, engagement: Engagement) -> None:
-        task = asyncio.create_task(asyncio.Event().wait(), name=f"{engagement.cluster.name}: careless")
+        task = asyncio.create_task(asyncio.Event().wait(), name=f"cluster {engagement.cluster.name}: careless")
 
         async def end() -> None:
             self.ended += 1
@@ -80,7 +80,7 @@ class Fleet:
         del self.reconciled[name]
         assert name not in self.controller.clusters
         assert self.controller.queue.depth(name) == 0
-        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith(f"{name}:")]
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith(f"cluster {name}:")]
 
     async def cycles(self, label: str, count: int) -> None:
         for begin in range(0, count, _AT_ONCE):

@@ -8,7 +8,7 @@ from typing import Final
 
 from kplane.provider.aio.setting import Setting
 
-__all__ = ["LOCAL", "cluster_context", "current_cluster"]
+__all__ = ["LOCAL", "cluster_context", "current_cluster", "title_of"]
 
 LOCAL: Final = ""
 """Name of the cluster that a manager itself belongs to; upstream's LocalCluster."""
@@ -24,3 +24,8 @@ def current_cluster() -> str | None:
 def cluster_context(name: str) -> AbstractContextManager[None]:
     """Name the cluster for everything inside of this context; controllers do so around each reconcile."""
     return Setting(_current, name)
+
+
+def title_of(name: str) -> str:
+    """Return what log messages call the cluster: `cluster acme`, or `local cluster`, which has no name."""
+    return "local cluster" if name == LOCAL else f"cluster {name}"

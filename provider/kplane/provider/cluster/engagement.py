@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from kplane.provider.aio.cancellation import asked_to_end, complete, end_tasks
 from kplane.provider.cluster.cluster import Cluster
+from kplane.provider.cluster.context import title_of
 from kplane.provider.errors import ProviderError
 
 __all__ = ["Engagement"]
@@ -87,7 +88,7 @@ class Engagement:
         except ProviderError:
             work.close()
             raise
-        task = asyncio.create_task(work, name=f"{self.cluster.name}: {name}")
+        task = asyncio.create_task(work, name=f"{title_of(self.cluster.name)}: {name}")
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
@@ -121,11 +122,11 @@ class Engagement:
         It may be called several times and at once. It completes even if a caller is cancelled.
         """
         if self._closing is None:
-            self._closing = asyncio.create_task(self._close(), name=f"{self.cluster.name}: close")
+            self._closing = asyncio.create_task(self._close(), name=f"{title_of(self.cluster.name)}: close")
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        await end_tasks(tuple(self._tasks), why=f"the engagement of {self.cluster.name} ends")
+        await end_tasks(tuple(self._tasks), why=f"the engagement of {title_of(self.cluster.name)} ends")
         # Several at once, because each may take its grace period.
         await complete(inner.aclose() for inner in tuple(self._inner))
         while self._callbacks:
@@ -143,7 +144,7 @@ class Engagement:
         except (Exception, asyncio.CancelledError):
             if asked_to_end():
                 raise
-            log.exception("cluster %s: %s at the end of its engagement", self.cluster.name, what)
+            log.exception("%s: %s at the end of its engagement", title_of(self.cluster.name), what)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -152,4 +153,4 @@ class Engagement:
 
     def _require_open(self) -> None:
         if self._closing is not None:
-            raise ProviderError(f"the engagement of {self.cluster.name} has ended")
+            raise ProviderError(f"the engagement of {title_of(self.cluster.name)} has ended")

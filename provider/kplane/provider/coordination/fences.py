@@ -9,6 +9,7 @@ from typing import Final
 
 from kplane.provider.aio.cancellation import asked_to_end
 from kplane.provider.client.client import Client, Object
+from kplane.provider.cluster.context import title_of
 from kplane.provider.contracts import EngagementTarget
 from kplane.provider.coordination.fence import Counts, Fence
 from kplane.provider.coordination.lease import Lease, LeaseTimings
@@ -288,7 +289,7 @@ class Fences:
             try:
                 self._target.allow(name)
             except Exception:
-                log.exception("failed to start the work on cluster %s; retrying", name)
+                log.exception("failed to start the work on %s; retrying", title_of(name))
         for name in section.begun - section.names - section.leaving.keys():
             # The fleet ends what is done on it, and the fence must not be released before.
             section.leaving[name] = asyncio.create_task(self._leave(section, name), name=f"{name}: leaves its fence")
@@ -297,7 +298,7 @@ class Fences:
         try:
             await self._withdraw(section, name)
         except Exception:
-            log.exception("failed to stop the work on cluster %s; retrying", name)
+            log.exception("failed to stop the work on %s; retrying", title_of(name))
             await asyncio.sleep(self._timings.retry_seconds)
         del section.leaving[name]
         self._changed()
@@ -319,5 +320,5 @@ class Fences:
             except asyncio.CancelledError as error:
                 if asked_to_end():
                     raise
-                raise ProviderError(f"what works on cluster {name} let a cancellation out") from error
+                raise ProviderError(f"what works on {title_of(name)} let a cancellation out") from error
         section.begun.discard(name)

@@ -16,7 +16,7 @@ from kplane.provider.cache.store import Extract, require_same
 from kplane.provider.client.kinds import KindName, parse_kind
 from kplane.provider.client.resources import Resource
 from kplane.provider.cluster.cluster import Cluster, Wiring
-from kplane.provider.cluster.context import LOCAL
+from kplane.provider.cluster.context import LOCAL, title_of
 from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.contracts import Aware, LocalAware, LocalWatcher
 from kplane.provider.durations import Durations
@@ -269,7 +269,7 @@ class Clusters:
         for (name, field), extract in self._indexes.items():
             cluster.cache.index_field(str(name), field, extract)
         engagement = Engagement(cluster, generation=next(self._generations))
-        log.info("cluster %s: engaged, generation %d", cluster.name, engagement.generation)
+        log.info("%s: engaged, generation %d", title_of(cluster.name), engagement.generation)
         return engagement
 
     def _begin_work(self, engagement: Engagement) -> Engagement:
@@ -326,8 +326,8 @@ class Clusters:
                 self._report(work.cluster, error)
                 self.engage_failures += 1
                 self._failures[key] = f"{who} failed to engage: {str(error) or type(error).__name__}"
-                message = "cluster %s: %s; retrying in %.1f s"
-                log.warning(message, work.cluster.name, self._failures[key], delay, exc_info=error)
+                message = "%s: %s; retrying in %.1f s"
+                log.warning(message, title_of(work.cluster.name), self._failures[key], delay, exc_info=error)
             else:
                 self._failures.pop(key, None)
                 self.engage_durations.note(time.monotonic() - began)
@@ -341,4 +341,4 @@ class Clusters:
         try:
             self._on_error(cluster, error)
         except Exception:
-            log.exception("cluster %s: failed to report the error to on_engage_error", cluster.name)
+            log.exception("%s: failed to report the error to on_engage_error", title_of(cluster.name))
