@@ -13,7 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from kplane.provider import Client, Cluster, ClusterConfig, Manager, NotFound, Provider, Request, controller, run
@@ -42,7 +42,7 @@ async def reconcile(request: Request, cluster: Cluster) -> None:
 
 
 @contextlib.asynccontextmanager
-async def chosen(given: argparse.Namespace) -> AsyncIterator[Provider]:
+async def chosen(given: argparse.Namespace) -> AsyncGenerator[Provider]:
     """Open the provider that the command line names."""
     if given.source == "kind":
         yield KindProvider(prefix=given.prefix)
