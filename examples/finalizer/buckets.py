@@ -168,7 +168,7 @@ async def write_secret(bucket: Object, cluster: Cluster, *, address: str) -> Non
 async def report(bucket: Object, cluster: Cluster, ready: Object, *, address: str | None = None) -> None:
     """Write the status if it changes."""
     metadata, before = bucket["metadata"], bucket.get("status", {})
-    last: Object = {} if not before.get("conditions") else before["conditions"][0]
+    last: Object = before["conditions"][0] if before.get("conditions") else {}
     since = f"{dt.datetime.now(dt.UTC):%Y-%m-%dT%H:%M:%SZ}"
     if last.get("status") == ready["status"]:
         since = last["lastTransitionTime"]
