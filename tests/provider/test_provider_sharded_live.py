@@ -271,7 +271,7 @@ async def test_work_is_shared_and_moves_with_who_comes_and_goes(
 
         # Who has it is known once the watch has told of it.
         await eventually(refusal, lambda text: text.endswith(f"mcr-shard-{moving} is held by second"))
-        assert refusal().startswith(f"cluster {moving} ")
+        assert refusal().startswith(f"cluster '{moving}' ")
         with pytest.raises(ClusterNotOwned):
             first.coordinator.require_write(moving)
         # Everybody writes to the local cluster, for clusters of its own.

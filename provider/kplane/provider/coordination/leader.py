@@ -9,7 +9,7 @@ from typing import Final, NoReturn
 
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import complete
-from kplane.provider.cluster.context import current_cluster, title_of
+from kplane.provider.cluster.context import current_cluster
 from kplane.provider.contracts import EngagementTarget
 from kplane.provider.coordination.election import Election
 from kplane.provider.errors import ClusterNotOwned, LeaseLost
@@ -67,7 +67,7 @@ class Leader:
         """Raise ClusterNotOwned in a reconcile of a process that does not lead; return the Lease's remaining time."""
         if current_cluster() is not None and not self.leading:
             raise ClusterNotOwned(
-                f"{title_of(cluster)} is not changed: this process does not lead ({self._election.lease})"
+                f"cluster {cluster!r} is not changed: this process does not lead ({self._election.lease})"
             )
         return self._election.lease.seconds_left if current_cluster() is not None else None
 

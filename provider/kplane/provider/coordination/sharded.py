@@ -13,7 +13,7 @@ from typing import Any, Final
 from kplane.provider.cache.informer import Informer
 from kplane.provider.client.client import Client, Object
 from kplane.provider.client.resources import LEASES
-from kplane.provider.cluster.context import LOCAL, current_cluster, title_of
+from kplane.provider.cluster.context import LOCAL, current_cluster
 from kplane.provider.contracts import EngagementTarget
 from kplane.provider.coordination.election import end_process
 from kplane.provider.coordination.expiry import exit_on_expiry
@@ -288,7 +288,7 @@ class Sharded:
                 if fence
                 else "it is not known yet"
             )
-            raise ClusterNotOwned(f"{title_of(cluster)} is not worked on by peer {self.identity}: {why}")
+            raise ClusterNotOwned(f"cluster {cluster!r} is not worked on by peer {self.identity}: {why}")
         return seconds
 
     async def _leave(self, helpers: list[asyncio.Task[Any]]) -> None:
