@@ -44,12 +44,15 @@ class World:
 
 
 @pytest.fixture
-async def world(api_server: Handle, namespaces_go_at_once: Any) -> AsyncIterator[World]:
+async def world(api_server: Handle, namespaces_go_at_once: Any, eventually: Callable[..., Any]) -> AsyncIterator[World]:
     config = ClusterConfig.load(api_server.admin_kubeconfig)
     async with namespaces_go_at_once(config), Client(config) as client:
         await client.apply(NAMESPACES, {"metadata": {"name": NAMESPACE}})
         yield World(client)
         await client.delete(NAMESPACES, NAMESPACE)
+        # The next test makes it again, and must not find it ending.
+        named = f"metadata.name={NAMESPACE}"
+        await eventually(lambda: client.list(NAMESPACES, field_selector=named), lambda listed: not listed.items)
 
 
 @contextlib.asynccontextmanager
