@@ -153,7 +153,9 @@ async def test_each_version_of_a_kind_shows_the_same_object(world, client, names
     finally:
         await client.delete(CUSTOM_RESOURCE_DEFINITIONS, "gadgets.webhooks.example.com")
         # The API server asks for conversions until it is gone. The end of a server leaves what it is accepting open.
-        await eventually(lambda: client.exists(CUSTOM_RESOURCE_DEFINITIONS, "gadgets.webhooks.example.com"), operator.not_)
+        await eventually(
+            lambda: client.exists(CUSTOM_RESOURCE_DEFINITIONS, "gadgets.webhooks.example.com"), operator.not_
+        )
 
 
 async def _served(client):
