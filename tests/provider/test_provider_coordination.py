@@ -232,8 +232,10 @@ async def test_a_replica_that_does_not_lead_knows_the_clusters(eventually):
         assert found.client is manager.get_cluster("a").client
         assert not leader.may_work("a")
         leader.require_write("a")  # a webhook's
-        with cluster_context("a"), pytest.raises(ClusterNotOwned, match="does not lead"):
+        with cluster_context("a"), pytest.raises(ClusterNotOwned, match=r"^cluster 'a' .* does not lead"):
             leader.require_write("a")
+        with cluster_context("a"), pytest.raises(ClusterNotOwned, match=r"^the local cluster .* does not lead"):
+            leader.require_write("")
         assert working.live == set()
 
         voting.won.set()

@@ -66,9 +66,8 @@ class Leader:
     def require_write(self, cluster: str) -> float | None:
         """Raise ClusterNotOwned in a reconcile of a process that does not lead; return the Lease's remaining time."""
         if current_cluster() is not None and not self.leading:
-            raise ClusterNotOwned(
-                f"cluster {cluster!r} is not changed: this process does not lead ({self._election.lease})"
-            )
+            what = f"cluster {cluster!r}" if cluster else "the local cluster"
+            raise ClusterNotOwned(f"{what} is not changed: this process does not lead ({self._election.lease})")
         return self._election.lease.seconds_left if current_cluster() is not None else None
 
     async def _lead(self, target: EngagementTarget, *, won: Callable[[], None]) -> None:
