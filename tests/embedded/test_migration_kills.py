@@ -119,7 +119,7 @@ async def test_a_migration_survives_kills(
             await mover.controllers_work()
             before = ledger.acknowledged
             await eventually(lambda: ledger.acknowledged > before + 20)
-            await eventually(lambda: intruders.homes, lambda homes: homes == [source, 1 - source])
-    assert intruders.homes == [source, 1 - source]
+            await eventually(lambda: intruders.took(1 - source))
+    assert intruders.late(former=source) == []
     assert await intruders.lost() == []
     assert await ledger.wrong() == []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import http.client
-import itertools
+import math
 import re
 import threading
 import time
@@ -38,15 +38,23 @@ class Intruders:
 
     def __init__(self, mover: Mover, config: ClusterConfig) -> None:
         self._mover, self._config, self._end = mover, config, threading.Event()
-        self._accepted: list[tuple[float, int]] = []
-        """When such a write began, and at the home of which slot."""
+        self._taken: list[tuple[float, float, int]] = []
+        """When such a write began, when it was answered, and at the home of which slot."""
         self._acknowledged, self._tried = [0, 0], [0, 0]
         self._threads = [threading.Thread(target=self._write, args=(slot,)) for slot in (0, 1)]
 
-    @property
-    def homes(self) -> list[int]:
-        """Slots of the homes that took writes, in their order."""
-        return [slot for slot, _ in itertools.groupby(slot for _, slot in sorted(self._accepted))]
+    def took(self, slot: int) -> bool:
+        """Tell whether the home of this slot took a write."""
+        return any(taken == slot for _, _, taken in self._taken)
+
+    def late(self, *, former: int) -> list[str]:
+        """Say which writes the former home took that began when the new one had answered one.
+
+        Only the answer tells: an API server that starts lets a write wait for seconds, and takes it after the move.
+        """
+        taken = list(self._taken)
+        first = min((answered for _, answered, slot in taken if slot != former), default=math.inf)
+        return [f"{began - first:.3f} s late" for began, _, slot in taken if slot == former and began > first]
 
     async def lost(self) -> list[str]:
         """Say which writes are not there that a home took."""
@@ -83,7 +91,7 @@ class Intruders:
         with contextlib.suppress(Refused):
             send("PUT", f"{CONFIG_MAPS.path(namespace='default')}/intruder-{slot}", _body(slot, number))
             self._acknowledged[slot] = number
-            self._accepted.append((began, slot))
+            self._taken.append((began, time.monotonic(), slot))
 
     def _port(self, slot: int) -> int | None:
         directory = self._mover.cluster.handle.operator_directory / apiserver_name(self._mover.name, slot=slot)
@@ -104,7 +112,7 @@ async def intruding(mover: Mover) -> AsyncIterator[Intruders]:
     made = Intruders(mover, ClusterConfig.from_kubeconfig(found[KUBECONFIG_KEY]))
     made.start()
     try:
-        await mover.eventually(lambda: made.homes == [mover.status["home"]["slot"]])
+        await mover.eventually(lambda: made.took(mover.status["home"]["slot"]))
         yield made
     finally:
         made.stop()
