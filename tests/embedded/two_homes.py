@@ -52,9 +52,8 @@ class Intruders:
 
         Only the answer tells: an API server that starts lets a write wait for seconds, and takes it after the move.
         """
-        taken = list(self._taken)
-        first = min((answered for _, answered, slot in taken if slot != former), default=math.inf)
-        return [f"{began - first:.3f} s late" for began, _, slot in taken if slot == former and began > first]
+        first = min((answered for _, answered, slot in self._taken if slot != former), default=math.inf)
+        return [f"{began - first:.3f} s late" for began, _, slot in self._taken if slot == former and began > first]
 
     async def lost(self) -> list[str]:
         """Say which writes are not there that a home took."""

@@ -9,7 +9,7 @@ from typing import Final, NoReturn
 
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import complete
-from kplane.provider.cluster.context import current_cluster
+from kplane.provider.cluster.context import LOCAL, current_cluster
 from kplane.provider.contracts import EngagementTarget
 from kplane.provider.coordination.election import Election
 from kplane.provider.errors import ClusterNotOwned, LeaseLost
@@ -66,7 +66,7 @@ class Leader:
     def require_write(self, cluster: str) -> float | None:
         """Raise ClusterNotOwned in a reconcile of a process that does not lead; return the Lease's remaining time."""
         if current_cluster() is not None and not self.leading:
-            what = f"cluster {cluster!r}" if cluster else "the local cluster"
+            what = "the local cluster" if cluster == LOCAL else f"cluster {cluster!r}"
             raise ClusterNotOwned(f"{what} is not changed: this process does not lead ({self._election.lease})")
         return self._election.lease.seconds_left if current_cluster() is not None else None
 
