@@ -9,11 +9,9 @@ import pytest
 from kplane.binaries.upstreams import ETCD
 from kplane.data import MAX_OPERATIONS, Client, Compacted, Delete, EtcdError, InvalidPrefix, Put
 from kplane.data._proto import etcd_pb2 as pb
-from kplane.data.rpc import ALARM, Method
+from kplane.data.rpc import ALARM
 
 pytestmark = pytest.mark.integration
-
-COMPACT = Method("/etcdserverpb.KV/Compact", pb.CompactionRequest, pb.CompactionResponse)
 
 
 async def _fill(client: Client, prefix: str, *, count: int) -> list[bytes]:
@@ -56,9 +54,21 @@ async def test_pages_of_a_compacted_revision_are_an_error(client: Client, prefix
     pages = client.pages(prefix, size=10)
     await anext(pages)
     revision = await client.put(keys[0], b"later")
-    await client.connection.call(COMPACT, pb.CompactionRequest(revision=revision), timeout_seconds=10)
+    await client.compact(revision)
     with pytest.raises(Compacted):
         await anext(pages)
+
+
+async def test_compact_keeps_its_revision_and_refuses_earlier_ones(client: Client, prefix: str) -> None:
+    key = f"{prefix}key".encode()
+    earlier, revision = await client.put(key, b"1"), await client.put(key, b"2")
+    await client.put(key, b"3")
+    for _ in range(2):
+        await client.compact(revision)
+    pages = [page async for page in client.pages(prefix, revision=revision)]
+    assert [item.value for page in pages for item in page.items] == [b"2"]
+    with pytest.raises(Compacted):
+        await anext(client.pages(prefix, revision=earlier))
 
 
 async def test_a_transaction_is_made_as_a_whole_or_not_at_all(client: Client, prefix: str) -> None:

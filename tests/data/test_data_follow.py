@@ -27,14 +27,12 @@ from kplane.data import (
     open_place,
     owned_by,
 )
-from kplane.data._proto import etcd_pb2 as pb
 from kplane.data.backlog import Backlog
 from kplane.data.follow import LARGEST_ANSWER
 from kplane.data.tally import Tally
 from kplane.data.watch import Change, Changes, changes
 
 from .conftest import Etcd
-from .test_data_client import COMPACT
 
 pytestmark = pytest.mark.integration
 
@@ -203,7 +201,7 @@ async def test_without_its_history_the_source_is_copied_again(places: tuple[Plac
     follower = Follower(source, target)
     await follower.copy()
     revision = await source.client.put(_key(source, 1), b"later")
-    await source.client.connection.call(COMPACT, pb.CompactionRequest(revision=revision), timeout_seconds=10)
+    await source.client.compact(revision)
     with pytest.raises(Compacted):
         await follower.run()
     await follower.copy()
@@ -226,8 +224,7 @@ async def test_a_copy_that_meets_a_compaction_is_completed_by_the_next(
             yield page
             if prefix == source.prefix and not compacted:
                 compacted = await source.client.put(_key(source, 1), b"later")
-                request = pb.CompactionRequest(revision=compacted, physical=True)
-                await source.client.connection.call(COMPACT, request, timeout_seconds=10)
+                await source.client.compact(compacted)
 
     monkeypatch.setattr(source.client, "pages", pages)
     follower = Follower(source, target)

@@ -7,8 +7,9 @@ import shutil
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 import pytest
@@ -47,6 +48,36 @@ async def is_too_old(tenant: Client, version: str) -> bool:
     except Expired:
         return True
     return False
+
+
+@dataclass(frozen=True)
+class BegunList:
+    """A list of namespaces of which a client has read the first page."""
+
+    version: str
+    continued: str
+
+    @classmethod
+    async def of(cls, tenant: Client) -> Self:
+        metadata = (await page(tenant, limit="1"))["metadata"]
+        return cls(metadata["resourceVersion"], metadata["continue"])
+
+    async def is_refused(self, tenant: Client) -> bool:
+        """Tell whether the server answers neither the next page nor the same list again."""
+        for query in (
+            {"continue": self.continued},
+            {"resourceVersion": self.version, "resourceVersionMatch": "Exact"},
+        ):
+            try:
+                await page(tenant, **query)
+            except Expired:
+                continue
+            return False
+        return True
+
+
+async def page(tenant: Client, **query: str) -> dict[str, Any]:
+    return dict(await tenant.request("GET", "/api/v1/namespaces", params=query))
 
 
 async def gone(client: Client) -> bool:
@@ -105,6 +136,7 @@ async def test_data_move_while_clients_write(
     written: dict[str, str] = {}
     async with Client(certified) as administrator:
         former = (await administrator.list(CONFIG_MAPS)).resource_version
+        begun = await BegunList.of(administrator)
     stop = asyncio.Event()
 
     async def write() -> None:
@@ -133,7 +165,9 @@ async def test_data_move_while_clients_write(
             assert not writing.done()
             async with Client(certified) as administrator:
                 assert await is_too_old(administrator, former)
+                assert await begun.is_refused(administrator)
                 former = (await administrator.list(CONFIG_MAPS)).resource_version
+                begun = await BegunList.of(administrator)
         stop.set()
     async with Client(config) as tenant:
         found = await tenant.list(CONFIG_MAPS, namespace="default")

@@ -121,7 +121,9 @@ class MigrationStatus(ApiModel):
     started_time: AwareDatetime | None = None
     """When it began."""
     begins_at: Annotated[int, Field(ge=1)] | None = None
-    """The revision that the etcd of the new home exceeds, so that no client takes an old version for a new one."""
+    """The revision that the etcd of the new home exceeds, so that no client takes an old version for a new one. The
+    history before it is removed, so that a list that began in the former home gets 410 instead of a part of the data.
+    """
     returns: bool = False
     """The new home is the former one, with the data that it had."""
     keys: Annotated[int, Field(ge=0)] = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -13,7 +14,7 @@ from kplane.data._proto import etcd_pb2 as pb
 from kplane.data.access import Access
 from kplane.data.connection import Connection
 from kplane.data.credentials import Credentials, HeldCredentials
-from kplane.data.errors import ConditionNotMet, DataError, PermissionDenied, TooLarge
+from kplane.data.errors import Compacted, ConditionNotMet, DataError, PermissionDenied, TooLarge
 from kplane.data.members import Members
 
 __all__ = [
@@ -275,6 +276,14 @@ class Client:
         start = prefixes.checked(prefix)
         request = pb.DeleteRangeRequest(key=start, range_end=prefixes.range_end(start))
         return (await self._call(rpc.DELETE_RANGE, request)).deleted
+
+    async def compact(self, revision: int) -> None:
+        """Remove the history of all keys before a revision, which stays readable. Later compactions stay as they are.
+
+        Reads and watches of an earlier revision fail with Compacted from the return on.
+        """
+        with contextlib.suppress(Compacted):
+            await self._call(rpc.COMPACT, pb.CompactionRequest(revision=revision))
 
     async def grant_lease(self, seconds: int) -> int:
         """Make a lease, with which keys end after so many seconds, and return its number."""

@@ -14,6 +14,7 @@ __all__ = [
     "AUTH_DISABLE",
     "AUTH_ENABLE",
     "AUTH_STATUS",
+    "COMPACT",
     "DELETE_RANGE",
     "LEASE_GRANT",
     "LEASE_TIME_TO_LIVE",
@@ -57,6 +58,7 @@ RANGE: Final = Method("/etcdserverpb.KV/Range", pb.RangeRequest, pb.RangeRespons
 PUT: Final = Method("/etcdserverpb.KV/Put", pb.PutRequest, pb.PutResponse)
 DELETE_RANGE: Final = Method("/etcdserverpb.KV/DeleteRange", pb.DeleteRangeRequest, pb.DeleteRangeResponse)
 TXN: Final = Method("/etcdserverpb.KV/Txn", pb.TxnRequest, pb.TxnResponse)
+COMPACT: Final = Method("/etcdserverpb.KV/Compact", pb.CompactionRequest, pb.CompactionResponse)
 
 # A stream of requests, and one of responses.
 WATCH: Final = Method("/etcdserverpb.Watch/Watch", pb.WatchRequest, pb.WatchResponse)

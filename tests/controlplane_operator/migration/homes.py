@@ -49,6 +49,10 @@ class Home:
     """No copy may write there."""
     copied: bool = False
     """A copy wrote there."""
+    oldest: int = 0
+    """The lowest revision at which etcd still answers lists."""
+    cached_from: int = 0
+    """The revision at which the API server started: it answers lists of this and later ones itself."""
 
     @property
     def takes_writes(self) -> bool:
@@ -74,6 +78,7 @@ class World:
         self.server, self.held = 0, False
         """At the gateway, which learns of its Secret later: so many calls of the operator."""
         self._learns = -1
+        self._lived_in = 0
         self.instance = True
         """A kube-controller-manager works."""
         self.acknowledged: dict[str, int] = {}
@@ -164,6 +169,10 @@ class World:
         for key, version in home.versions.items():
             assert self.seen.setdefault((key, version), home.data[key]) == home.data[key]
         assert home.revision >= self.newest
+        if self._lived_in != self.lives_in:
+            # A list that began in the former home would miss keys if it continued here.
+            assert min(home.oldest, home.cached_from) > self.newest
+            self._lived_in = self.lives_in
         self.newest = home.revision
 
     def write(self, *, by: str = "gateway") -> None:
@@ -308,10 +317,17 @@ class _Backend:
         async def revision() -> int:
             return self._home(control_plane).revision
 
+        async def compact(revision: int) -> None:
+            home = self._home(control_plane)
+            assert revision <= home.revision
+            await self._world.call("compact", lambda: setattr(home, "oldest", max(home.oldest, revision)))
+
         async def open_place(_: Any) -> None:
             await self._world.call("open", lambda: setattr(self._home(control_plane), "closed", False))
 
-        yield SimpleNamespace(client=SimpleNamespace(revision=revision), prefix="/registry/", apply=open_place)
+        yield SimpleNamespace(
+            client=SimpleNamespace(revision=revision, compact=compact), prefix="/registry/", apply=open_place
+        )
 
     async def set_writable(self, control_plane: ControlPlane, *, writable: bool) -> None:
         home, slot = self._home(control_plane), control_plane.home.slot
@@ -324,6 +340,8 @@ class _Backend:
     async def ensure(self, control_plane: ControlPlane, *, writes: bool = True) -> Any:
         def effect() -> None:
             home = self._home(control_plane)
+            if not home.runs:
+                home.cached_from = home.revision
             home.exists = home.runs = True
 
         if not writes or control_plane.home.slot not in self._writable:

@@ -305,7 +305,7 @@ async def test_what_others_write_meanwhile_keeps_no_home_from_changing(monkeypat
     assert world.object["status"]["migration"]["attempts"] == 1
 
 
-@pytest.mark.parametrize(("when", "revisions", "made_again"), [("", 150, 0), ("prepare, done", 6000, 1)])
+@pytest.mark.parametrize(("when", "revisions", "made_again"), [("", 100, 0), ("prepare, done", 6000, 1)])
 async def test_a_new_home_stays_above_the_revisions_of_the_former_one(
     monkeypatch: pytest.MonkeyPatch, when: str, revisions: int, made_again: int
 ) -> None:

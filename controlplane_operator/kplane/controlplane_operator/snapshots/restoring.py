@@ -174,6 +174,8 @@ class SnapshotRestorer:
         restore = _restore(control_plane)
         if restore.begins_at is not None:
             await raise_revision(client, above=restore.begins_at - 1)
+            # At earlier revisions, which clients of the former control plane know, this etcd lacks its data.
+            await client.compact(restore.begins_at)
         if _source(control_plane).clone:
             await self._clone(control_plane, client=client, prefix=prefix)
         else:

@@ -257,6 +257,8 @@ class Migrator:
         there = control_plane.at(migration.target)
         home = self._homes(there)
         if migration.step is MigrationStep.PREPARING:
+            if migration.returns:
+                await self._end_returning(control_plane)
             try:
                 await home.prepare_home(there, begins_at=migration.begins_at, new=not migration.returns)
             except RevisionTooFar:
@@ -280,6 +282,16 @@ class Migrator:
             raise _waiting(f"waiting until instances have ended, of {', '.join(working)}")
         return await self._cut(control_plane, copy, provision=provision, chosen=chosen)
 
+    async def _end_returning(self, control_plane: ControlPlane) -> None:
+        """End the API server of a former home that is to be the new one again: a later one begins above its revisions.
+
+        It keeps lists of revisions that the present home has, too. Raises ConditionError while gateways lead there.
+        """
+        if not await self._cutter.is_over(control_plane):
+            raise _waiting("waiting until no gateway leads to the former home")
+        there = control_plane.at(required(control_plane).target)
+        await self._homes(there).retire(there)
+
     async def _wait(self, control_plane: ControlPlane, why: str, *, target: Home) -> ControlPlane:
         """Say what a step waits for. Controllers do not wait for long: they continue until the next try."""
         migration = control_plane.status.migration
@@ -296,6 +308,7 @@ class Migrator:
         migration, follower = required(control_plane), copy.follower
         if follower is None or not copy.complete:
             raise _waiting(copy.problem or "the data are copied")
+        await self._forget_history(control_plane)
         control_plane = await self._report.step(
             control_plane, MigrationStep.CUTTING, "writes wait", attempts=migration.attempts + 1
         )
@@ -311,6 +324,19 @@ class Migrator:
         control_plane = await self._report.commit(control_plane, endpoint=provision.addresses.internal)
         await self._cutter.release(control_plane, provision=provision, chosen=chosen)
         return await self._arrive(control_plane, cut, held_seconds=time.monotonic() - cut.began)
+
+    async def _forget_history(self, control_plane: ControlPlane) -> None:
+        """Remove the new home's history up to `begins_at`, which exceeds each revision of the former home.
+
+        A `continue` token or an `Exact` list of the former home names a revision at which the new home did not have all
+        data. It gets 410 Expired instead of a part of the list. A repeated call changes nothing. Raises ConditionError.
+        """
+        there, begins_at = control_plane.at(required(control_plane).target), required(control_plane).begins_at
+        if begins_at is None:
+            raise _waiting("the status does not name the revision at which the new home begins")
+        async with self._homes(there).connect(there) as place:
+            with data_errors():
+                await place.client.compact(begins_at)
 
     async def _arrive(self, control_plane: ControlPlane, cut: Cut, *, held_seconds: float) -> ControlPlane:
         """Note how it went."""
@@ -351,6 +377,8 @@ class Migrator:
         # The first time after the beginning, etcd restarts without it.
         await home.prepare_home(there, begins_at=raised, new=False)
         if raised is not None:
+            # Its API server keeps lists of revisions that the former home has now. A new process begins above them.
+            await home.retire(there)
             revision = await self._revision(control_plane)
         if revision >= begins_at:
             # What was copied before may have lower revisions there than here. So all is copied again.
