@@ -16,6 +16,7 @@ from kplane.binaries.programs import Binaries
 from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, client_url, etcd_component
 from kplane.controlplane_operator.pki.primitives import create_authority, issue_client, issue_serving
 from kplane.data import Client, Credentials, Follower, Place
+from kplane.data.follow import LARGEST_ANSWER
 from kplane.embedded.components import bound
 from kplane.embedded.credentials import write_private
 from kplane.provider import ClusterConfig
@@ -144,7 +145,8 @@ async def scratch_etcd(directory: Path, *, binaries: Binaries) -> AsyncIterator[
             (files.key, pair.key),
         ):
             write_private(file, content=content)
-        async with Client(client_url(address), credentials=files, timeout_seconds=60.0) as client:
+        url = client_url(address)
+        async with Client(url, credentials=files, timeout_seconds=60.0, receive_at_most=LARGEST_ANSWER) as client:
             try:
                 yield Scratch(client, files, binaries.path("etcdctl"))
             finally:

@@ -1,7 +1,8 @@
 """Measures snapshot, restore and clone of one control plane's data: `python -m benchmarks.snapshot --keys 10000`.
 
-Fills an etcd with objects of 1 KiB, each with a uid and an owner reference. Then it does, as the operator does it,
-without API server and without the pauses between passes of the operator. Prints JSON, medians of all rounds:
+Fills an etcd with objects of 1 KiB, each with a uid and an owner reference. With `--large`, so many objects of 1.45 MB
+lie beside each other among them. Then it does, as the operator does it, without API server and without the pauses
+between passes of the operator. Prints JSON, medians of all rounds:
 - `snapshot_seconds`: read at one revision, encrypted, written to a volume, and read again;
 - `restore_seconds`: the file read for its keys, then decrypted and written below another prefix, and compared;
 - `clone_seconds`: the data of the etcd with fresh uids below another prefix.
@@ -45,6 +46,7 @@ _COPY: Final = "/clusters/copy/"
 _OWNER: Final = Owner(str(uuid.UUID(int=1)), "copy")
 _FILE: Final = "benchmark.age"
 _OBJECT_BYTES: Final = 600
+_LARGE_BYTES: Final = 1_450_000
 _BATCH: Final = 100
 
 
@@ -95,7 +97,7 @@ class Bench:
             raise RuntimeError(f"the copy had {deleted} keys, and not {keys} and a mark")
 
 
-async def _fill(client: Client, *, keys: int) -> None:
+async def _fill(client: Client, *, keys: int, large: int) -> None:
     chance, batch, owner = random.Random(keys), list[Operation](), ""  # noqa: S311 - it has to be the same each time
     value = chance.randbytes(_OBJECT_BYTES // 2).hex()
     for number in range(keys):
@@ -108,9 +110,13 @@ async def _fill(client: Client, *, keys: int) -> None:
         if len(batch) == _BATCH or number == keys - 1:
             await client.apply(batch)
             batch = []
+    for number in range(large):
+        metadata = {"name": f"large-{number}", "namespace": "default", "uid": str(uuid.uuid4())}
+        body = {"kind": "ConfigMap", "apiVersion": "v1", "metadata": metadata, "data": {"value": "x" * _LARGE_BYTES}}
+        await client.put(f"{_ORIGINAL}configmaps/default/large-{number}".encode(), json.dumps(body).encode())
 
 
-async def _run(*, keys: int, rounds: int, directory: Path) -> dict[str, Any]:
+async def _run(*, keys: int, large: int, rounds: int, directory: Path) -> dict[str, Any]:
     load, identity = os.getloadavg(), pyrage.x25519.Identity.generate()
     taken: dict[str, list[float]] = {"snapshot": [], "restore": [], "clone": []}
 
@@ -124,18 +130,19 @@ async def _run(*, keys: int, rounds: int, directory: Path) -> dict[str, Any]:
     async with scratch_etcd(directory, binaries=resolve()) as scratch:
         with contextlib.closing(SnapshotStorage(Volume(directory / "volume"), [identity.to_public()])) as storage:
             bench = Bench(scratch.client, storage, identity)
-            await _fill(scratch.client, keys=keys)
+            await _fill(scratch.client, keys=keys, large=large)
             for _ in range(rounds):
                 with timed("snapshot"):
                     saved = await bench.snapshot()
                 with timed("restore"):
                     await bench.restore(saved)
-                await bench.clear(keys=keys)
+                await bench.clear(keys=keys + large)
                 with timed("clone"):
                     await bench.clone()
-                await bench.clear(keys=keys)
+                await bench.clear(keys=keys + large)
     return {
         "keys": keys,
+        "large": large,
         "bytes": saved.archived.size,
         **{f"{what}_seconds": round(statistics.median(each), 2) for what, each in taken.items()},
         "seconds_of_each_round": {what: [round(second, 2) for second in each] for what, each in taken.items()},
@@ -149,12 +156,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.snapshot", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--keys", type=int, default=10_000, help="objects of the control plane (default: %(default)s)")
+    parser.add_argument("--large", type=int, default=0, help="objects of 1.45 MB beside them (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="how often each is done (default: %(default)s)")
     given = parser.parse_args(arguments)
-    if given.keys < 1 or given.rounds < 1:
-        parser.error("--keys and --rounds need at least 1")
+    if given.keys < 1 or given.rounds < 1 or given.large < 0:
+        parser.error("--keys and --rounds need at least 1, and --large at least 0")
     with tempfile.TemporaryDirectory(prefix="kplane-benchmark-") as directory:
-        result = asyncio.run(_run(keys=given.keys, rounds=given.rounds, directory=Path(directory)))
+        result = asyncio.run(_run(keys=given.keys, large=given.large, rounds=given.rounds, directory=Path(directory)))
     print_result(result)
     return 0
 

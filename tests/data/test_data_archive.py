@@ -16,6 +16,7 @@ from kplane.data import (
     Owner,
     Page,
     Pair,
+    Put,
     archive,
     claim,
     digest,
@@ -189,8 +190,11 @@ async def test_values_that_are_large_together_are_read_in_smaller_pages(
 ) -> None:
     for number in range(8):
         await client.put(f"{prefix}{number}".encode(), bytes(300_000))
+    await client.apply([Put(f"{prefix}small-{number:03}".encode(), b"") for number in range(120)])
     credentials = Credentials.in_directory(etcd.directory / "root")
     async with Client(etcd.url, credentials=credentials, receive_at_most=1 << 20) as narrow:
         pages = [len(page.items) async for page in narrow.pages(prefix)]
-    assert sum(pages) == 8
-    assert max(pages) <= 3
+    assert sum(pages) == 128
+    assert max(pages[:2]) <= 3
+    # Behind the large values, the pages grow again.
+    assert len(pages) < 12

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from kplane.data import Client, Credentials, InvalidPrefix, Put, TimedOut, TooLarge, Usage, Weight, estimate, usage
+from kplane.data._proto import etcd_pb2 as pb
+from kplane.data.walk import Walk
 
 from .conftest import Etcd
 
@@ -55,11 +57,18 @@ async def test_a_tenant_with_large_values_after_small_ones_does_not_fill_the_mem
     files = Credentials.in_directory(etcd.directory / "root")
     async with Client(etcd.url, credentials=files, receive_at_most=8 << 20) as small:
         with pytest.raises(TooLarge):
-            await small.weigh(prefix.encode(), prefix.encode() + b"\xff", limit=256)
+            await small.weigh(Walk(prefix, first=256, most=256, size=1))
         found = await usage(small, prefix, share=1.0)
     assert found.keys == 264
     assert found.bytes > 64 << 20
     await client.delete_prefix(prefix)
+
+
+def _advance(walk: Walk, *, more: bool) -> Weight:
+    """Stand for an answer of as many keys as were asked for, of 10 bytes each."""
+    keys = walk.limit
+    walk.advance(pb.RangeResponse(kvs=[pb.KeyValue(key=b"key")] * keys, count=keys, more=more))
+    return Weight(keys, 10 * keys)
 
 
 class Slow:
@@ -69,11 +78,11 @@ class Slow:
         self.limits: list[int] = []
         self._most = most
 
-    async def weigh(self, start: bytes, end: bytes, *, limit: int) -> Weight:
-        self.limits.append(limit)
-        if limit > self._most:
+    async def weigh(self, walk: Walk) -> Weight:
+        self.limits.append(walk.limit)
+        if walk.limit > self._most:
             raise TimedOut("no answer")
-        return Weight(limit, limit * 10, b"next" if len(self.limits) < 8 else None)
+        return _advance(walk, more=len(self.limits) < 8)
 
 
 async def test_a_step_that_takes_too_long_is_repeated_with_fewer_keys() -> None:
@@ -93,9 +102,9 @@ async def test_most_of_the_time_is_left_to_others(monkeypatch: pytest.MonkeyPatc
         waited.append(seconds)
 
     class Client:
-        async def weigh(self, start: bytes, end: bytes, *, limit: int) -> Weight:
+        async def weigh(self, walk: Walk) -> Weight:
             clock.now += 0.5
-            return Weight(limit, limit, b"next" if len(waited) < 3 else None)
+            return _advance(walk, more=len(waited) < 3)
 
     module: Any = sys.modules["kplane.data.usage"]
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))

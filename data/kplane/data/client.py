@@ -16,6 +16,7 @@ from kplane.data.connection import Connection
 from kplane.data.credentials import Credentials, HeldCredentials
 from kplane.data.errors import Compacted, ConditionNotMet, DataError, PermissionDenied, TooLarge
 from kplane.data.members import Members
+from kplane.data.walk import Walk
 
 __all__ = [
     "MAX_OPERATIONS",
@@ -38,6 +39,8 @@ MAX_OPERATIONS: Final = 120
 """Operations in one transaction; etcd takes 128."""
 
 _PAGE: Final = 500
+_PAGE_BYTES: Final = 4 << 20
+"""Half of what the clients take that limit their answers."""
 _TIMEOUT_SECONDS: Final = 10.0
 
 
@@ -62,13 +65,11 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """What the first keys of a range weigh."""
+    """What some keys weigh."""
 
     keys: int
     size: int
     """Of keys and values, in bytes."""
-    rest: bytes | None
-    """Where keys that were not weighed begin; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,12 +203,10 @@ class Client:
         """Return the revision of the last change of any key."""
         return (await self._call(rpc.RANGE, pb.RangeRequest(key=b"health", count_only=True))).header.revision
 
-    async def weigh(self, start: bytes, end: bytes, *, limit: int) -> Weight:
-        """Weigh the first keys from `start` up to and without `end`, as the member that answers has them."""
-        request = pb.RangeRequest(key=start, range_end=end, limit=limit, serializable=True)
-        answer = await self._call(rpc.RANGE, request)
-        last = answer.kvs[-1].key if answer.more else None
-        return Weight(len(answer.kvs), answer.ByteSize(), None if last is None else last + b"\0")
+    async def weigh(self, walk: Walk) -> Weight:
+        """Weigh the next keys of a walk, as the member that answers has them."""
+        answer = await self._range(walk, serializable=True)
+        return Weight(len(answer.kvs), answer.ByteSize())
 
     async def get(self, key: bytes) -> KeyValue | None:
         """Return a key; None if it does not exist."""
@@ -219,25 +218,19 @@ class Client:
 
         0 stands for the present revision.
 
-        A page that is larger than the connection takes is asked for again with fewer keys. Raises InvalidPrefix, and
-        Compacted if etcd compacted the revision before the last page was read.
+        A page that is larger than the connection takes is asked for again with fewer keys; later pages grow again.
+        Raises InvalidPrefix, and Compacted if etcd compacted the revision before the last page was read.
         """
-        start = prefixes.checked(prefix)
-        end = prefixes.range_end(start)
-        while True:
-            request = pb.RangeRequest(key=start, range_end=end, limit=size, revision=revision)
+        walk = Walk(prefix, first=size, most=size, size=_PAGE_BYTES)
+        while not walk.ended:
             try:
-                answer = await self._call(rpc.RANGE, request)
+                answer = await self._range(walk, revision=revision)
             except TooLarge:
-                if size == 1:
+                if not walk.halve():
                     raise
-                size //= 2
                 continue
             revision = revision or answer.header.revision
             yield Page(revision, tuple(_item(each) for each in answer.kvs))
-            if not answer.more:
-                return
-            start = answer.kvs[-1].key + b"\0"
 
     async def count(self, prefix: str) -> int:
         """Count the keys of a prefix. Raises InvalidPrefix."""
@@ -292,6 +285,14 @@ class Client:
     async def lease_seconds(self, lease: int) -> int:
         """Return the seconds that a lease has left; 0 or less if it has ended."""
         return (await self._call(rpc.LEASE_TIME_TO_LIVE, pb.LeaseTimeToLiveRequest(ID=lease))).TTL
+
+    async def _range(self, walk: Walk, *, revision: int = 0, serializable: bool = False) -> pb.RangeResponse:
+        request = pb.RangeRequest(
+            key=walk.start, range_end=walk.end, limit=walk.limit, revision=revision, serializable=serializable
+        )
+        answer = await self._call(rpc.RANGE, request)
+        walk.advance(answer)
+        return answer
 
     async def _call(self, method: rpc.Method[rpc.RequestT, rpc.ResponseT], request: rpc.RequestT) -> rpc.ResponseT:
         return await self.connection.call(method, request, timeout_seconds=self._timeout_seconds)

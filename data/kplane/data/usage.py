@@ -9,9 +9,9 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Final
 
-from kplane.data import prefix as prefixes
 from kplane.data.client import Client
 from kplane.data.errors import TimedOut, TooLarge
+from kplane.data.walk import Walk
 
 __all__ = ["Usage", "estimate", "usage"]
 
@@ -57,18 +57,15 @@ async def estimate(client: Client, prefix: str, *, seconds: float) -> Usage:
 
 async def _measured(client: Client, prefix: str, *, share: float) -> AsyncGenerator[Usage]:
     """Measure step by step, and give what was found so far."""
-    start: bytes | None = prefixes.checked(prefix)
-    end, limit, found = prefixes.range_end(prefixes.checked(prefix)), _FIRST, Usage(0, 0)
-    while start is not None:
+    walk, found = Walk(prefix, first=_FIRST, most=_MOST, size=_BYTES), Usage(0, 0)
+    while not walk.ended:
         began = time.monotonic()
         try:
-            step = await client.weigh(start, end, limit=limit)
+            step = await client.weigh(walk)
         except (TooLarge, TimedOut):
-            if limit == 1:
+            if not walk.halve():
                 raise
-            limit //= 2
         else:
-            found, start = Usage(found.keys + step.keys, found.bytes + step.size), step.rest
-            limit = max(1, min(_MOST, 2 * limit, _BYTES * step.keys // step.size))
+            found = Usage(found.keys + step.keys, found.bytes + step.size)
             yield found
         await asyncio.sleep((time.monotonic() - began) * (1 / share - 1))

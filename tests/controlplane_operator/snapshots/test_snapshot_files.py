@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyrage
 import pytest
 
+from kplane.controlplane_operator.backup import saving as backup_saving
+from kplane.controlplane_operator.backup.archive import Writable
 from kplane.controlplane_operator.backup.storage import Volume
 from kplane.controlplane_operator.errors import BackupFailed
+from kplane.controlplane_operator.snapshots import saving
 from kplane.controlplane_operator.snapshots.opening import OpenedSnapshot
 from kplane.controlplane_operator.snapshots.saving import Saved, save_snapshot
 from kplane.controlplane_operator.snapshots.source import Source
@@ -69,11 +74,39 @@ async def test_nothing_is_left_of_one_that_fails(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-async def test_one_that_lasts_too_long_says_what_to_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("slow", "said"),
+    [
+        ("etcd", "of 400 s, the storage waited 400 s for etcd; give etcd and the operator more processor time"),
+        ("storage", "of 400 s, the storage waited 0 s for etcd; use a faster bucket or volume"),
+    ],
+)
+async def test_snapshot_that_meets_a_compaction_names_the_slow_side(
+    slow: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its pages are of one revision, and etcd keeps no revision for long."""
+    clock = SimpleNamespace(now=100.0)
+
+    class SlowVolume(Volume):
+        @contextlib.contextmanager
+        def writer(self, name: str) -> Iterator[Writable]:
+            with super().writer(name) as file:
+                clock.now += 400.0 if slow == "storage" else 0.0
+                yield file
+
+    class SlowPages(Pages):
+        async def pages(self, prefix: str, *, size: int = 500, revision: int = 0) -> AsyncIterator[Page]:
+            clock.now += 400.0 if slow == "etcd" else 0.0
+            async for page in super().pages(prefix):
+                yield page
+
+    for module in (backup_saving, saving):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
     compacted = Compacted("OUT_OF_RANGE: etcdserver: mvcc: required revision has been compacted")
-    with pytest.raises(BackupFailed, match="the storage took longer than 5 to 10 minutes; use a faster bucket"):
-        await save(tmp_path, fails=compacted)
+    source = Source(SlowPages(fails=compacted), "/registry/", {"controlPlane": "acme"})
+    storage = SnapshotStorage(SlowVolume(tmp_path), [KEY.to_public()])
+    with pytest.raises(BackupFailed, match=said):
+        await save_snapshot(source, to=storage, name=NAME)
     assert os.listdir(tmp_path) == []
 
 

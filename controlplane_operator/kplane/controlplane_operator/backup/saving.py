@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -83,6 +84,8 @@ class Pulling:
         self._awaited: concurrent.futures.Future[bytes] | None = None
         self._closed = False
         self.error: Exception | None = None
+        self.waited_seconds = 0.0
+        """For which the other thread has waited for the stream."""
 
     def close(self) -> None:
         """Have the other thread end: it reads no more. For a loop that is about to end."""
@@ -93,11 +96,14 @@ class Pulling:
     def read(self, size: int = -1, /) -> bytes:
         """Return up to so many bytes; none at the end. Keeps the error that it raises."""
         if not self._buffer:
+            began = time.monotonic()
             try:
                 self._buffer = memoryview(self._pull())
             except Exception as error:
                 self.error = error
                 raise
+            finally:
+                self.waited_seconds += time.monotonic() - began
         found = self._buffer if size < 0 else self._buffer[:size]
         self._buffer = self._buffer[len(found) :]
         return bytes(found)

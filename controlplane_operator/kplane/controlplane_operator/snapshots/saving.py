@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
 
 from kplane.controlplane_operator.backup.saving import Pulling, write
 from kplane.controlplane_operator.backup.storage import digest_of
@@ -16,12 +16,6 @@ from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
 from kplane.data import Archived, Compacted, archive
 
 __all__ = ["Saved", "save_snapshot"]
-
-
-_TOO_SLOW: Final = (
-    "etcd compacted the revision before all of it was saved: the storage took longer than 5 to 10 minutes;"
-    " use a faster bucket or volume"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +47,22 @@ async def save_snapshot(source: Source, *, to: SnapshotStorage, name: str) -> Sa
 
 
 async def _write(pulled: Pulling, *, to: SnapshotStorage, name: str) -> str:
+    began = time.monotonic()
     try:
         written = await to.change(name, lambda storage: write(pulled, storage, name, to.recipients), stop=pulled.close)
     except Compacted as error:
-        raise BackupFailed(_TOO_SLOW) from error
+        raise BackupFailed(_too_slow(pulled, seconds=time.monotonic() - began)) from error
     if await to.change(name, lambda storage: digest_of(storage, name)) != written:
         raise BackupFailed("what the storage returns is not what was written; check the storage")
     return written
+
+
+def _too_slow(pulled: Pulling, *, seconds: float) -> str:
+    """Say which side was slow: etcd, or the storage."""
+    remedy = "use a faster bucket or volume"
+    if pulled.waited_seconds > seconds / 2:
+        remedy = "give etcd and the operator more processor time, or delete objects of the control plane"
+    return (
+        "etcd compacted the revision before all of it was saved, and keeps one for 5 to 10 minutes: of"
+        f" {seconds:.0f} s, the storage waited {pulled.waited_seconds:.0f} s for etcd; {remedy}"
+    )

@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 
 from kplane.controlplane_operator.errors import KeyspaceError
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.data import DataError
+from kplane.data import Compacted, DataError
 from kplane.data.follow import Follower, Place
 from kplane.provider import ProviderError
 from kplane.provider.aio.backoff import Backoff
@@ -24,6 +24,12 @@ _log: Final = logging.getLogger(__name__)
 
 _FAILURES: Final = (DataError, KeyspaceError, ConditionError, ProviderError, WorkloadsError)
 _FORGET_SECONDS: Final = 3.0
+_MOST_COMPACTED: Final = 3
+_STOPPED: Final = (
+    "failed to copy the data: {times} times, etcd compacted their revision before all were read, and it keeps one for 5"
+    " to 10 minutes. The copy has stopped: set the spec back, give etcd more processor time or delete objects, and move"
+    " the control plane again"
+)
 
 Connect = Callable[[], AbstractAsyncContextManager[Place]]
 """Connects to a home, as long as the context is open."""
@@ -42,6 +48,8 @@ class Copy:
     """Everything was copied once, and it follows."""
     problem: str | None = None
     """Why it does not follow now."""
+    compacted: int = 0
+    """How often in a row etcd compacted the revision before all data were copied."""
     backoff: Backoff = field(default_factory=lambda: Backoff(initial_seconds=0.5, maximum_seconds=15.0))
 
     @property
@@ -54,7 +62,7 @@ class Copies:
     """Runs the copies. After a restart of the operator they are begun again, and write only what differs."""
 
     def __init__(self) -> None:
-        self._tasks: dict[str, tuple[Copy, asyncio.Task[NoReturn]]] = {}
+        self._tasks: dict[str, tuple[Copy, asyncio.Task[None]]] = {}
         """By uid of the control plane."""
         self._group: asyncio.TaskGroup | None = None
 
@@ -91,14 +99,14 @@ class Copies:
                 await Follower(source, target).forget()
 
 
-async def _keep(copy: Copy) -> NoReturn:
-    """Copy and follow, and begin again after a failure."""
-    while True:
+async def _keep(copy: Copy) -> None:
+    """Copy and follow, and begin again after a failure. Returns when copies take longer than etcd keeps history."""
+    while copy.compacted < _MOST_COMPACTED:
         try:
             async with copy.source() as source, copy.target() as target:
                 copy.follower = Follower(source, target)
                 await copy.follower.copy()
-                copy.problem, copy.complete = None, True
+                copy.problem, copy.complete, copy.compacted = None, True, 0
                 copy.backoff.reset()
                 copy.changed()
                 await copy.follower.run()
@@ -106,12 +114,15 @@ async def _keep(copy: Copy) -> NoReturn:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 # A group of tasks of which one fails at the same moment says only that.
                 raise asyncio.CancelledError from None
-            _log.warning("a copy for a migration begins again: %s", error)
+            _log.warning("a copy for a migration failed: %s", error)
             _failed(copy, error)
+            copy.compacted = copy.compacted + 1 if isinstance(error, Compacted) else 0
         except Exception as error:  # noqa: BLE001 - a defect that one control plane meets must not end the others' copies
             _log.exception("a copy for a migration begins again")
             _failed(copy, error)
         await asyncio.sleep(copy.backoff.next_delay())
+    copy.problem = _STOPPED.format(times=copy.compacted)
+    copy.changed()
 
 
 def _failed(copy: Copy, error: Exception) -> None:
