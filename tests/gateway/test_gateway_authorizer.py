@@ -65,8 +65,19 @@ async def ask(tmp_path: Path) -> AsyncIterator[Any]:
                 return answer.status, answer.headers, await answer.text()
 
         send.serve, send.update = serve, authorizer.update  # type: ignore[attr-defined]
+        send.authorizer = authorizer  # type: ignore[attr-defined]
         send.woken, send.waker = woken, waker  # type: ignore[attr-defined]
         yield send
+
+
+async def test_authorizer_does_not_answer_404_while_routes_are_not_current(ask: Any) -> None:
+    ask.serve(route("b"))
+    ask.authorizer.is_current = lambda: False
+    code, headers, text = await ask(PATH, _certificate())
+    assert (code, headers["Retry-After"]) == (DECLINED, "1")
+    assert "may not know this control plane yet" in text
+    ask.authorizer.is_current = lambda: True
+    assert (await ask(PATH, _certificate()))[0] == 404
 
 
 async def test_user_groups_and_destination_come_in_one_answer(ask: Any) -> None:

@@ -60,10 +60,22 @@ def test_one_with_a_secret_is_served_by_its_uid() -> None:
 
 
 @pytest.mark.parametrize("given", [secret(), by_host()])
-def test_one_that_is_being_made_is_nothing_for_envoy(given: dict[str, Any]) -> None:
-    """Its Secret is there before its status, which may say then that it sleeps."""
-    found = route_of(control_plane(status={"phase": "Provisioning", "endpoint": None}), given)
-    assert found is None or found.upstream is None
+@pytest.mark.parametrize("path", ["acme", None])
+def test_route_of_unpublished_control_plane_has_requests_wait(given: dict[str, Any], path: str | None) -> None:
+    """Its Secret is there before its status, which may say then that it sleeps. Nobody asks it to wake."""
+    found = route_of(control_plane(status={"phase": "Provisioning", "endpoint": None, "clusterPath": path}), given)
+    assert found is not None
+    assert (found.cluster_path, found.upstream is not None) == ("acme", True)
+    assert found.asleep is not None
+    assert found.asleep.is_asked(datetime.now(UTC))
+
+
+def test_route_of_unpublished_control_plane_has_the_path_of_its_spec() -> None:
+    given = control_plane(virtual={"clusterPath": "team"}, status={"endpoint": None, "clusterPath": None})
+    found = route_of(given, secret())
+    assert found is not None
+    assert found.cluster_path == "team"
+    assert route_of(given, None) is None
 
 
 def test_one_that_is_published_under_the_gateway_is_served_without_a_secret_too() -> None:
@@ -286,22 +298,23 @@ class Cluster:
         self.control_planes, self.secrets = Known(), Known()
         informers = cast("tuple[Informer, Informer]", (self.control_planes, self.secrets))
         self.table = RouteTable(*informers, namespace="kplane-gateway")
+        self.version = 1
 
     def put(self, name: str, *, path: str | None = None, uid: str | None = None, **status: Any) -> None:
         made = control_plane(status={"clusterPath": path or name} | status)
         made["metadata"] = {"name": name, "uid": uid or f"uid-{name}"}
         self.control_planes.objects[name] = made
-        self.table.control_plane(name)
+        self.table.control_plane(name, self.version)
 
     def publish(self, name: str, *, host: bytes | None = None) -> None:
         made = by_host(host) if host is not None else secret()
         made["metadata"]["annotations"][UID_ANNOTATION] = f"uid-{name}"
         self.secrets.objects[gateway_secret_name(name)] = made
-        self.table.secret(gateway_secret_name(name))
+        self.table.secret(gateway_secret_name(name), self.version)
 
     def delete(self, name: str) -> None:
         del self.control_planes.objects[name]
-        self.table.control_plane(name)
+        self.table.control_plane(name, self.version)
 
     @property
     def paths(self) -> list[tuple[str, str]]:
@@ -322,7 +335,7 @@ def test_a_change_of_one_makes_one_route_anew() -> None:
     assert cluster.control_planes.decoded == ["globex"]
     # What says the same is no change, and Secrets of others are none of its business.
     cluster.put("globex", phase="Ready")
-    cluster.table.secret("another")
+    cluster.table.secret("another", 7)
     assert cluster.table.renew() == {}
     cluster.delete("globex")
     assert cluster.table.renew() == {"globex": None}
@@ -371,3 +384,17 @@ def test_a_host_name_is_of_the_first_and_then_of_the_next() -> None:
     cluster.publish("initech", host=b"another.example.org")
     assert cluster.table.renew() == {"shared": None}
     assert cluster.paths == []
+
+
+def test_table_progress_is_what_the_routes_were_made_of() -> None:
+    cluster = Cluster()
+    cluster.version = 11
+    cluster.put("acme")
+    cluster.publish("acme")
+    assert cluster.table.progress == (0, 0)
+    cluster.table.renew()
+    assert cluster.table.progress == (11, 11)
+    cluster.table.secret("another", 9)
+    cluster.table.control_plane("globex", 12)
+    cluster.table.renew()
+    assert cluster.table.progress == (12, 11)

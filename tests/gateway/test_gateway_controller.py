@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from kplane.gateway import controller as controller_module
+from kplane.gateway.control_planes import Progress
 from kplane.gateway.controller import Controller
 from kplane.gateway.data_plane import DataPlane
 from kplane.gateway.routes import Route
@@ -40,6 +41,12 @@ class Plane:
         self.applied.append([each.cluster_path for each in self.wanted(routes)])
         return {}
 
+    def update(self, changed: Mapping[str, Route | None]) -> None:
+        pass
+
+    def concerns_envoy(self, changed: Mapping[str, Route | None]) -> bool:
+        return any(each is not None and each.asleep is None for each in changed.values())
+
     async def ready(self) -> bool:
         self.asked += 1
         return self.serves
@@ -65,13 +72,13 @@ def plane() -> Plane:
 
 
 @pytest_asyncio.fixture
-async def passes(monkeypatch: pytest.MonkeyPatch, plane: Plane, tmp_path: Path) -> AsyncIterator[Any]:
+async def controller(monkeypatch: pytest.MonkeyPatch, plane: Plane, tmp_path: Path) -> AsyncIterator[Controller]:
     async def certificate(_: Path) -> Any:
         return "certificate"
 
     monkeypatch.setattr(controller_module, "read_certificate", certificate)
     async with Client(ClusterConfig(server="https://127.0.0.1:1")) as client:
-        controller = Controller(
+        yield Controller(
             client,
             cast("DataPlane", plane),
             namespace="gateway",
@@ -81,12 +88,15 @@ async def passes(monkeypatch: pytest.MonkeyPatch, plane: Plane, tmp_path: Path) 
             usage_seconds=30.0,
         )
 
-        async def run(*routes: Route) -> Controller:
-            monkeypatch.setattr(controller, "_routes", lambda: list(routes))
-            assert await controller._pass()
-            return controller
 
-        yield run
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch, controller: Controller) -> Any:
+    async def run(*routes: Route) -> Controller:
+        monkeypatch.setattr(controller, "_routes", lambda: list(routes))
+        assert await controller._pass()
+        return controller
+
+    return run
 
 
 async def test_envoy_hears_nothing_of_those_that_sleep(plane: Plane, passes: Any, clock: list[float]) -> None:
@@ -116,3 +126,65 @@ async def test_envoy_is_told_again_what_it_lost(plane: Plane, passes: Any, clock
     with pytest.raises(AssertionError):
         await passes(awake)
     assert len(plane.applied) == 2
+
+
+class Table:
+    """Has what a test says that has changed."""
+
+    def __init__(self) -> None:
+        self.routes: list[Route] = []
+        self.progress = Progress()
+
+    def change(self, version: int, *routes: Route) -> None:
+        self._next, self.routes = Progress(version, version), [*self.routes, *routes]
+        self._changed: dict[str, Route | None] = {each.cluster_path: each for each in routes}
+
+    def renew(self) -> Mapping[str, Route | None]:
+        changed, self._changed, self.progress = self._changed, {}, self._next
+        return changed
+
+
+@pytest.fixture
+def table(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> Table:
+    made = Table()
+    monkeypatch.setattr(controller, "_table", made)
+    made.change(1, route("old"))
+    return made
+
+
+async def test_controller_serves_nothing_before_envoy_confirms_the_first_routes(
+    controller: Controller, table: Table, plane: Plane
+) -> None:
+    plane.serves = False
+    assert not await controller._pass()
+    assert controller.served is None
+    plane.serves = True
+    assert await controller._pass()
+    assert controller.served == (1, 1)
+
+
+async def test_controller_serves_new_path_as_soon_as_requests_wait_for_it(controller: Controller, table: Table) -> None:
+    assert await controller._pass()
+    table.change(2, asleep("new"))
+    controller._renew()
+    assert controller.served == (2, 2)
+
+
+async def test_controller_serves_changed_address_when_envoy_confirms_it(
+    controller: Controller, table: Table, plane: Plane
+) -> None:
+    assert await controller._pass()
+    seen: list[Progress | None] = []
+    controller.on_served = lambda: seen.append(controller.served)
+    table.change(2, route("moved"))
+    controller._renew()
+    table.change(3, asleep("new"))
+    controller._renew()
+    assert controller.served == (1, 1), "Envoy serves the former address"
+    plane.serves = False
+    assert not await controller._pass()
+    assert controller.served == (1, 1)
+    plane.serves = True
+    assert await controller._pass()
+    assert controller.served == (3, 3)
+    assert seen[-1] == (3, 3)

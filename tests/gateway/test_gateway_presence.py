@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
-from kplane.gateway.presence import replica_of
+from kplane.api.names import SERVED_ANNOTATION
+from kplane.gateway.control_planes import Progress
+from kplane.gateway.data_plane import DataPlane
+from kplane.gateway.presence import Presence, replica_of
+from kplane.provider import Client
+from kplane.provider.aio.cancellation import end_tasks
 
 
 def test_gateways_of_one_machine_have_names_of_their_own(tmp_path: Path) -> None:
@@ -13,3 +23,49 @@ def test_gateways_of_one_machine_have_names_of_their_own(tmp_path: Path) -> None
         directory.mkdir()
     assert replica_of(one) != replica_of(two)
     assert replica_of(one) == replica_of(one)
+
+
+class Leases:
+    """Stands for the client: the annotations of the Lease, as often as it was written."""
+
+    def __init__(self) -> None:
+        self.written: list[dict[str, str]] = []
+
+    async def apply(self, _: Any, lease: dict[str, Any]) -> None:
+        self.written.append(lease["metadata"]["annotations"])
+
+    async def list(self, *_: Any, **__: Any) -> Any:
+        return SimpleNamespace(items=[])
+
+
+class Plane:
+    held: Mapping[str, Any] = {}
+
+    async def quiet(self) -> Mapping[str, str]:
+        return {}
+
+
+async def test_presence_says_what_is_served_once_for_many_changes(eventually: Callable[..., Any]) -> None:
+    leases, served = Leases(), list[Progress]()
+    presence = Presence(
+        cast("Client", leases),
+        cast("DataPlane", Plane()),
+        namespace="kplane-gateway",
+        replica="replica",
+        served=lambda: served[-1] if served else None,
+    )
+    assert not presence.is_current
+    running = asyncio.create_task(presence.run())
+    try:
+        await eventually(lambda: leases.written)
+        assert SERVED_ANNOTATION not in leases.written[-1], "a replica that starts serves nothing yet"
+        assert presence.is_current
+        for version in range(1, 101):
+            served.append(Progress(7, version))
+            presence.look()
+            await asyncio.sleep(0)
+        told = {"controlplanes": "7", "secrets": "100"}
+        await eventually(lambda: json.loads(leases.written[-1].get(SERVED_ANNOTATION, "{}")), lambda last: last == told)
+        assert len(leases.written) <= 3
+    finally:
+        await end_tasks([running])

@@ -49,6 +49,7 @@ __all__ = [
     "ROTATE_ANNOTATION",
     "SCHEDULED_AT_ANNOTATION",
     "SCHEDULED_FOR_ANNOTATION",
+    "SERVED_ANNOTATION",
     "SERVICE_CIDR_ANNOTATION",
     "SLEEP_REQUESTED_ANNOTATION",
     "SNAPSHOT_BYTES_ANNOTATION",
@@ -220,6 +221,10 @@ GATEWAY_LEASE_LABEL: Final = f"{GROUP}/gateway"
 HOLDS_ANNOTATION: Final = f"{GROUP}/holds"
 """On these Leases, JSON: by uid of a control plane, the `WRITES_HELD_UNTIL_ANNOTATION` that the replica has in force.
 Then no request is in flight that changes something."""
+
+SERVED_ANNOTATION: Final = f"{GROUP}/served"
+"""On these Leases, JSON: `controlplanes` and `secrets`, the resourceVersions up to which the replica serves what the
+control planes and the Secrets in `GATEWAY_NAMESPACE` say. A replica that starts has none."""
 
 GATEWAY_LIMITS_KEY: Final = "limits.json"
 """Key of the same Secret, with the limits of the control plane's class: its name as `class`, and fields of

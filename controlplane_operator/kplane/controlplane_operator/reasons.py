@@ -182,6 +182,16 @@ class Reason(StrEnum):
         "give the operator a domain by `--gateway-domain`, or set `spec.endpointStyle: Path`",
         _in(_READY, waits=True),
     )
+    ROUTE_PENDING = (
+        "RoutePending",
+        "wait until each replica of the gateway serves the control plane",
+        _in(_READY, phase=_PROVISIONING, transient=True, expected=True),
+    )
+    GATEWAY_BEHIND = (
+        "GatewayBehind",
+        "see the logs of the replicas that the message names; the operator retries",
+        _in(_READY, phase=_PROVISIONING, transient=True),
+    )
     ETCD_REFUSED = ("EtcdRefused", "upgrade the shared etcd as the message says; the operator retries", _in(_READY))
     ENDPOINT_PENDING = (
         "EndpointPending",

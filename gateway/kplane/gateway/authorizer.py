@@ -56,6 +56,8 @@ class Authorizer:
         self._clock = clock
         self._routes: dict[str, Route] | None = None
         self._verifier = Verifier()
+        self.is_current: Callable[[], bool] = lambda: True
+        """Whether these are all routes that there are: a control plane of an unknown path may be new."""
 
     def serve(self, routes: Iterable[Route]) -> None:
         """Answer for these routes from now on."""
@@ -114,6 +116,9 @@ class Authorizer:
             raise Declined(UNAVAILABLE, "the gateway does not know its control planes yet")
         path = tenant_of(request.raw_path)
         route = self._routes.get(path) if path is not None else None
+        if route is None and not self.is_current():
+            # Not 404 either. The client retries, and waits elsewhere: strangers take no memory here.
+            raise Declined(UNAVAILABLE, "the gateway may not know this control plane yet; retry")
         if route is None or route.host:
             raise Declined(404, "the gateway serves no control plane at this path")
         return route

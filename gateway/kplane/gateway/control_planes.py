@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kplane.api import ControlPlane, ControlPlaneMode, StartPolicy
 from kplane.api.conditions import HIBERNATED, WAITS_FOR_ROOM
@@ -30,6 +30,7 @@ from kplane.provider import Client, Informer, Resource
 __all__ = [
     "CONTROL_PLANES",
     "SECRETS_SELECTOR",
+    "Progress",
     "RouteTable",
     "last_use",
     "may_sleep",
@@ -48,8 +49,20 @@ _AT_GATEWAY: Final = re.compile("/clusters/([^/]+)/control-plane$")
 _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 _CLOCKS_DIFFER: Final = timedelta(minutes=1)
 """The operator does not act on a time that is further in the future than this."""
+_PUBLISHED_SOON: Final = _BEGINNING + timedelta(microseconds=1)
+"""The time of a wake request that stands for none: a control plane that is not published yet needs no request."""
 
 _Object = Mapping[str, Any]
+
+
+class Progress(NamedTuple):
+    """How far routes follow the management cluster: the highest resourceVersion of each kind that they are made of.
+
+    A watch delivers the objects of a kind in the order of their resourceVersions, so all lower ones are in it.
+    """
+
+    control_planes: int = 0
+    secrets: int = 0
 
 
 class RouteTable:
@@ -66,19 +79,23 @@ class RouteTable:
         """Names of control planes by clusterPath. A host name begins with it: this says who has that too."""
         self._of_secret: dict[str, str] = {}
         self._changed: set[str] = set()
+        self._noted = Progress()
+        self.progress = Progress()
 
     @property
     def routes(self) -> list[Route]:
         """Routes of all control planes that have a path, in the order of their names."""
         return [self._known[name] for name in sorted(map(min, self._at_path.values()))]
 
-    def control_plane(self, name: str) -> None:
-        """Note that a control plane came, changed or went."""
+    def control_plane(self, name: str, version: int) -> None:
+        """Note that a control plane came, changed or went, at this resourceVersion."""
+        self._noted = self._noted._replace(control_planes=max(self._noted.control_planes, version))
         self._of_secret[gateway_secret_name(name)] = name
         self._changed.add(name)
 
-    def secret(self, name: str) -> None:
+    def secret(self, name: str, version: int) -> None:
         """Note the same of a Secret."""
+        self._noted = self._noted._replace(secrets=max(self._noted.secrets, version))
         if name in self._of_secret:
             self._changed.add(self._of_secret[name])
 
@@ -88,6 +105,7 @@ class RouteTable:
         A damaged Secret keeps back its own route alone. Of two control planes with one path, the first is served.
         """
         names, self._changed = self._changed, set()
+        self.progress = self._noted
         before: dict[str, Route | None] = {}
         for name in sorted(names):
             former, route = self._known.get(name), self._made(name)
@@ -128,8 +146,8 @@ class RouteTable:
 def route_of(control_plane: _Object | None, secret: _Object | None) -> Route | None:
     """Return the route of a control plane; None if the gateway is not to serve it.
 
-    Without a Secret of its own, and with a damaged one, it has no API server to talk to. Nor has it while it is being
-    made: its Secret comes before its status, and only that says whether it sleeps.
+    Without a Secret of its own, and with a damaged one, it has no API server to talk to. The Secret comes before the
+    status says that the control plane is published, and whether it sleeps: requests wait for that.
     """
     if control_plane is None:
         return None
@@ -137,12 +155,14 @@ def route_of(control_plane: _Object | None, secret: _Object | None) -> Route | N
     if "endpointRef" in (control_plane.get("spec") or {}):
         return None
     uid, name = control_plane["metadata"]["uid"], control_plane["metadata"]["name"]
-    if secret is not None and not (status.get("endpoint") and _is_of(secret, uid)):
+    if secret is not None and not _is_of(secret, uid):
         secret = None
-    if secret is not None and GATEWAY_HOST_KEY in (secret.get("data") or {}):
-        return _by_host(control_plane, secret, path=status.get("clusterPath") or name)
     # One of mode Dedicated has no clusterPath: it is published under its name.
     path = status.get("clusterPath") or _published_path(status)
+    if path is None and secret is not None and not status.get("endpoint"):
+        path = _path_asked_for(control_plane)
+    if secret is not None and GATEWAY_HOST_KEY in (secret.get("data") or {}):
+        return _by_host(control_plane, secret, path=path or name)
     if not path or _is_elsewhere(status, path=path):
         return None
     why = f"the control plane has no API server now; its phase is {status.get('phase') or 'unknown'}"
@@ -173,6 +193,12 @@ def _published_path(status: _Object) -> str | None:
     urls = (str(each.get("url")) for each in status.get("endpoints") or () if each.get("type") == "External")
     found = [_AT_GATEWAY.search(url) for url in urls]
     return next((match[1] for match in found if match is not None), None)
+
+
+def _path_asked_for(control_plane: _Object) -> str:
+    """Return the path that a control plane gets, before its status says so."""
+    virtual = control_plane["spec"].get("virtual") or {}
+    return str(virtual.get("clusterPath") or control_plane["metadata"]["name"])
 
 
 def _by_host(control_plane: _Object, secret: _Object, *, path: str) -> Route | None:
@@ -237,13 +263,15 @@ async def _annotate(client: Client, name: str, *, uid: str, annotation: str, at:
 
 
 def _sleep(control_plane: _Object) -> Sleep | None:
-    found = (control_plane.get("status") or {}).get("hibernation")
+    metadata, status = control_plane["metadata"], control_plane.get("status") or {}
+    if not status.get("endpoint"):
+        return Sleep(name=metadata["name"], since=_BEGINNING, requested=_PUBLISHED_SOON)
+    found = status.get("hibernation")
     if found is None:
         return None
-    metadata = control_plane["metadata"]
     requested = (metadata.get("annotations") or {}).get(WAKE_REQUESTED_ANNOTATION)
     since = _time(found.get("since"))
-    conditions = control_plane["status"].get("conditions") or ()
+    conditions = status.get("conditions") or ()
     crowded = any(each["type"] == HIBERNATED and each["reason"] == WAITS_FOR_ROOM for each in conditions)
     return Sleep(name=metadata["name"], since=since or _BEGINNING, requested=_time(requested), crowded=crowded)
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from kplane.gateway.control_planes import CONTROL_PLANES, SECRETS_SELECTOR, RouteTable
+from kplane.gateway.control_planes import CONTROL_PLANES, SECRETS_SELECTOR, Progress, RouteTable
 from kplane.gateway.data_plane import DataPlane
 from kplane.gateway.envoy.bodies import limits_of_bodies
 from kplane.gateway.envoy.listener import Serving
@@ -69,6 +69,12 @@ class Controller:
         self._applied: tuple[list[Route], frozenset[int], Serving] | None = None
         self._confirmed = 0.0
         """When Envoy was asked last whether it serves them."""
+        self._changes = 0
+        """Number of changes of routes that Envoy itself serves."""
+        self._served: tuple[int, Progress] | None = None
+        """That number, and how far the routes were, when Envoy confirmed them last."""
+        self.on_served: Callable[[], None] = lambda: None
+        """Called when `served` may have another answer."""
         self.routes: list[Route] = []
         """Those that are served."""
         self.problem: str | None = "control planes have not been read yet"
@@ -82,10 +88,35 @@ class Controller:
             tasks.create_task(self._apply(), name="apply routes")
             tasks.create_task(self._usage.run(), name="report which control planes are in use")
 
+    @property
+    def served(self) -> Progress | None:
+        """How far all requests are served by what the management cluster says; None before the first routes are.
+
+        Requests for a new path do so at once, because Envoy has them wait for it.
+        """
+        if self._served is None:
+            return None
+        changes, progress = self._served
+        return self._table.progress if changes == self._changes else progress
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the management cluster is watched: an unknown path is of no control plane then."""
+        return all(informer.state == "ready" for informer in (self._control_planes, self._secrets))
+
+    def _renew(self) -> None:
+        secrets, changed = self._table.progress.secrets, self._table.renew()
+        self._plane.update(changed)
+        self._changes += self._plane.concerns_envoy(changed)
+        # Control planes also change where no route does, such as in the time of their last use: a Lease is not written
+        # for that.
+        if changed or secrets != self._table.progress.secrets:
+            self.on_served()
+
     async def _tell(self) -> None:
         """Pass on what is known, before it is gathered and applied: requests wait for control planes that wake."""
         while True:
-            self._plane.update(self._table.renew())
+            self._renew()
             await self._seen.wait()
             await asyncio.sleep(_TOLD_SECONDS)
             self._seen.clear()
@@ -122,13 +153,13 @@ class Controller:
             await self._control_planes.aclose()
             await self._secrets.aclose()
 
-    def _see(self, note: Callable[[str], None], event: Event) -> None:
-        note(event.name)
+    def _see(self, note: Callable[[str, int], None], event: Event) -> None:
+        note(event.name, int(event.resource_version))
         self._seen.set()
         self._changed.set()
 
     def _routes(self) -> list[Route]:
-        self._plane.update(self._table.renew())
+        self._renew()
         return self._table.routes
 
     async def _pass(self) -> bool:
@@ -136,12 +167,14 @@ class Controller:
         try:
             self._serving = serving = await self._read(self._serving)
             routes = self._routes()
+            served = self._changes, self._table.progress
             # Envoy knows of those that sleep only which limits there are: they come and go without it.
             wanted = self._plane.wanted(routes), limits_of_bodies(routes), serving
             if wanted == self._applied and await self._is_served():
                 # When `apply` ended, it told what was known as it began.
                 self._plane.know(routes)
                 self.routes = routes
+                self._note_served(served)
                 return True
             refused = await self._plane.apply(routes, serving=serving)
         except (ConfigurationRejected, OSError, WorkloadsError) as error:
@@ -159,9 +192,17 @@ class Controller:
         logger.info("serves %d control planes", sum(route.upstream is not None for route in self.routes))
         if not confirmed:
             self.problem = "Envoy does not use the present configuration; see its log"
-        elif refused:
+            return False
+        # One route that Envoy refuses does not keep the others back.
+        self._note_served(served)
+        if refused:
             self.problem = f"Envoy refuses the routes of {', '.join(sorted(names[key] for key in refused))}"
         return self._applied is not None
+
+    def _note_served(self, served: tuple[int, Progress]) -> None:
+        if served != self._served:
+            self._served = served
+            self.on_served()
 
     async def _is_served(self) -> bool:
         """Tell whether Envoy serves what it was told; its answer counts for a while."""

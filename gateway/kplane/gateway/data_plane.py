@@ -93,6 +93,10 @@ class DataPlane:
         """Have `changed` called when `quiet` may have another answer."""
         self._told = changed
 
+    def on_unknown(self, is_current: Callable[[], bool]) -> None:
+        """Have `is_current` tell whether the routes are all that there are, when a request is for none of them."""
+        self._authorizer.is_current = is_current
+
     def know(self, routes: Iterable[Route]) -> None:
         """Take up which of these routes sleep, at once: requests wait for that."""
         served = [self._served(route) for route in routes]
@@ -115,6 +119,11 @@ class DataPlane:
         Envoy finds what a host name leads to by that name alone, so that each has an entry, also while it sleeps.
         """
         return [route for route in routes if self._waker.wants(route) or (route.host and route.upstream is not None)]
+
+    def concerns_envoy(self, changed: Mapping[str, Route | None]) -> bool:
+        """Tell whether Envoy itself serves one of these routes: it asks the authorizer about the others."""
+        routes = [route for route in changed.values() if route is not None]
+        return bool(self.wanted(routes)) or any(route.key in self._reached for route in routes)
 
     async def apply(self, routes: Sequence[Route], *, serving: Serving) -> Mapping[str, str]:
         """Serve these routes and no others, and return when that is so, or Envoy does not confirm it in time.

@@ -75,8 +75,17 @@ async def run(settings: Settings, *, until: asyncio.Event, usage_seconds: float 
             certificates=settings.certificate_dir,
             usage_seconds=usage_seconds,
         )
-        presence = Presence(client, plane, namespace=settings.namespace, replica=replica_of(settings.state_dir))
+        presence = Presence(
+            client,
+            plane,
+            namespace=settings.namespace,
+            replica=replica_of(settings.state_dir),
+            served=lambda: controller.served,
+        )
         plane.on_hold(presence.look)
+        controller.on_served = presence.look
+        # A replica that is cut off from the management cluster does not say of a control plane that there is none.
+        plane.on_unknown(lambda: controller.is_current and presence.is_current)
         async with plane.running(), serve_status(settings.listen, controller=controller, plane=plane):
             logger.info("serves control planes of %s at %s", config.server, settings.serve)
             working = asyncio.create_task(controller.run(), name="controller")

@@ -1,4 +1,4 @@
-"""Says in the management cluster that this replica of the gateway is there, and which holds it has in force."""
+"""Says in the management cluster that this replica of the gateway is there, what it serves, and which holds it has."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import logging
 import re
 import socket
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -16,7 +17,8 @@ from typing import Any, Final, NoReturn
 import aiohttp
 import orjson
 
-from kplane.api.names import GATEWAY_LEASE_LABEL, HOLDS_ANNOTATION
+from kplane.api.names import GATEWAY_LEASE_LABEL, HOLDS_ANNOTATION, SERVED_ANNOTATION
+from kplane.gateway.control_planes import Progress
 from kplane.gateway.data_plane import DataPlane
 from kplane.provider import Client, NotFound, ProviderError
 from kplane.provider.client.resources import LEASES
@@ -29,6 +31,8 @@ _RENEWED_SECONDS: Final = 5.0
 _DURATION_SECONDS: Final = 15
 _LOOK_SECONDS: Final = 0.05
 """Between two looks at a hold that is not in force yet."""
+_PACE_SECONDS: Final = 0.1
+"""Between two writes that say no more than how far routes are served: however many change, so often it is written."""
 _ENDING_SECONDS: Final = 3.0
 _KEPT: Final = timedelta(minutes=10)
 """Leases that ended so long ago are of replicas that were killed."""
@@ -49,7 +53,10 @@ def replica_of(state_dir: Path) -> str:
 
 
 class Presence:
-    """Keeps a Lease of this replica. Its annotation names the holds that are in force, once nothing is in flight."""
+    """Keeps a Lease of this replica.
+
+    Its annotations name the holds that are in force, once nothing is in flight, and how far routes are served.
+    """
 
     def __init__(
         self,
@@ -58,40 +65,51 @@ class Presence:
         *,
         namespace: str,
         replica: str,
+        served: Callable[[], Progress | None] = lambda: None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`replica` names the replica among all that there are."""
+        """`replica` names the replica among all that there are. `served` returns how far routes are served."""
         self._client = client
         self._plane = plane
         self._namespace = namespace
         self._name = "gateway-" + re.sub("[^-a-z0-9]", "-", replica.lower())[:200].strip("-")
+        self._served = served
         self._clock = clock
+        self._renewed = 0.0
+        """When the Lease was written last, by the monotonic clock."""
         self._changed = asyncio.Event()
         self._seen: Mapping[str, str] = {}
         self._problem: str | None = None
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the Lease has not expired: the operator waits for this replica."""
+        return time.monotonic() < self._renewed + _DURATION_SECONDS
+
     def look(self) -> None:
-        """Look at the holds again: some began or ended."""
+        """Look again: holds began or ended, or more is served."""
         self._changed.set()
 
     async def run(self) -> NoReturn:
         """Keep the Lease until cancelled. The log says what fails."""
         loop = asyncio.get_running_loop()
         told: Mapping[str, str] | None = None
-        renew, swept = 0.0, False
+        told_served: Progress | None = None
+        renew, paced, swept = 0.0, 0.0, False
         while True:
             self._changed.clear()
-            quiet = await self._quiet()
-            if quiet != told or loop.time() >= renew:
-                told = quiet if await self._tell(quiet) else None
-                renew = loop.time() + _RENEWED_SECONDS
+            served, quiet = self._served(), await self._quiet()
+            if quiet != told or loop.time() >= (renew if served == told_served else paced):
+                told, told_served = (quiet, served) if await self._tell(quiet, served) else (None, served)
+                renew, paced = loop.time() + _RENEWED_SECONDS, loop.time() + _PACE_SECONDS
             if told is not None and not swept:
                 await self._sweep()
                 swept = True
             held = self._plane.held
             waits = told is not None and any(hold.asked != told.get(key) for key, hold in held.items())
             ends = [(hold.until - self._clock()).total_seconds() for hold in held.values()]
-            delay = _LOOK_SECONDS if waits else max(0.0, min([renew - loop.time(), *ends]))
+            due = renew if served == told_served else paced
+            delay = _LOOK_SECONDS if waits else max(0.0, min([due - loop.time(), *ends]))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):
                     await self._changed.wait()
@@ -110,13 +128,17 @@ class Presence:
         self._seen = now
         return {key: asked for key, asked in now.items() if before.get(key) == asked}
 
-    async def _tell(self, holds: Mapping[str, str]) -> bool:
+    async def _tell(self, holds: Mapping[str, str], served: Progress | None) -> bool:
+        annotations = {HOLDS_ANNOTATION: orjson.dumps(holds, option=orjson.OPT_SORT_KEYS).decode()}
+        if served is not None:
+            numbers = {"controlplanes": str(served.control_planes), "secrets": str(served.secrets)}
+            annotations[SERVED_ANNOTATION] = orjson.dumps(numbers).decode()
         lease: dict[str, Any] = {
             "metadata": {
                 "name": self._name,
                 "namespace": self._namespace,
                 "labels": {GATEWAY_LEASE_LABEL: "true"},
-                "annotations": {HOLDS_ANNOTATION: orjson.dumps(holds, option=orjson.OPT_SORT_KEYS).decode()},
+                "annotations": annotations,
             },
             "spec": {
                 "holderIdentity": self._name,
@@ -124,6 +146,7 @@ class Presence:
                 "renewTime": self._clock().isoformat(timespec="microseconds").replace("+00:00", "Z"),
             },
         }
+        asked = time.monotonic()
         try:
             async with asyncio.timeout(_RENEWED_SECONDS):
                 await self._client.apply(LEASES, lease)
@@ -134,6 +157,7 @@ class Presence:
             self._problem = problem
             return False
         self._problem = None
+        self._renewed = asked
         return True
 
     async def _sweep(self) -> None:

@@ -39,6 +39,8 @@ class Pass:
     credentials: Credentials | None = None
     published: dict[str, Any] | None = None
     """Fields of the status, once all that they name is there."""
+    behind: str = ""
+    """Which replicas of the gateway do not serve it, in a sentence; others do."""
     again: Result | None = None
     failure: ConditionError | None = None
 
@@ -64,4 +66,4 @@ class Pass:
             return self.failure.reason, self.failure.message
         if self.credentials is not None and self.credentials.lacking is not None:
             return Reason.ROLE_NOT_FOUND, str(self.credentials.lacking)
-        return Reason.RECONCILED, "the control plane is ready"
+        return Reason.RECONCILED, "; ".join(filter(None, ("the control plane is ready", self.behind)))

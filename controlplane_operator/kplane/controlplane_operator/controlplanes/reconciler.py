@@ -50,6 +50,7 @@ from kplane.controlplane_operator.controlplanes.gateway import (
     still_at_gateway,
     write_gateway_secret,
 )
+from kplane.controlplane_operator.controlplanes.gateway_replicas import RouteConfirmation
 from kplane.controlplane_operator.controlplanes.migration.migrator import Migrator
 from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
 from kplane.controlplane_operator.controlplanes.passes import Pass
@@ -120,6 +121,7 @@ class ControlPlaneReconciler:
         self._namespaces = namespaces
         self._claims = claims
         self._issuer = CredentialIssuer(context)
+        self._routes = RouteConfirmation(context)
         self._switch = switch
         self._rotator = Rotator(context)
         self._removal = removal
@@ -328,13 +330,16 @@ class ControlPlaneReconciler:
     async def _publish(self, one: Pass, provision: Provision, credentials: Credentials) -> dict[str, Any]:
         """Write Secrets and default registration; returns the fields of the status.
 
-        If the address changes, no registration names the former one until the status is written.
+        If the address changes, no registration names the former one until the status is written. The status is not
+        written before each replica of the gateway serves what it says.
         """
         switching = self._switch.moving(one.control_plane, to=provision.addresses.internal)
         await one.until_written.enter_async_context(switching)
-        await write_secrets(self._context, one.control_plane, provision=provision, credentials=credentials)
+        # First: the replicas of the gateway take it up while the rest is written.
         await write_gateway_secret(self._context, one.control_plane, provision=provision, chosen=one.followed.chosen)
+        await write_secrets(self._context, one.control_plane, provision=provision, credentials=credentials)
         await ensure_default_registration(self._context, one.control_plane, chosen=one.followed.chosen)
+        one.behind = await self._routes.wait(one.control_plane, is_new=_is_new_at_gateway(one, provision))
         return published_fields(one.control_plane, provision=provision, credentials=credentials)
 
     async def _rotate(self, one: Pass, provision: Provision, credentials: Credentials) -> Result:
@@ -399,6 +404,7 @@ class ControlPlaneReconciler:
             self._claims.release(former)
             self._sleeper.forget(former)
             self._issuer.forget(former)
+            self._routes.forget(former)
             self._monitors.forget(former)
             self._provisioners.let_go(former)
             self._backoff.forget(key)
@@ -410,6 +416,13 @@ class ControlPlaneReconciler:
         await self._context.status.write(
             self._context.stores.control_planes, control_plane, status=status, only_as_seen=only_as_seen
         )
+
+
+def _is_new_at_gateway(one: Pass, provision: Provision) -> bool:
+    """Tell whether a control plane is published, wakes, or gets another address by this pass."""
+    known = one.control_plane.status
+    wakes = known.hibernation is not None and not one.is_asleep
+    return not one.was_published or wakes or known.endpoints != provision.addresses.published()
 
 
 def _read(obj: Object) -> ControlPlane:

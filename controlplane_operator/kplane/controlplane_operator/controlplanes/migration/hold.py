@@ -9,22 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from kplane.api import ControlPlane
-from kplane.api.names import (
-    GATEWAY_LEASE_LABEL,
-    HOLDS_ANNOTATION,
-    WRITES_HELD_UNTIL_ANNOTATION,
-    gateway_secret_name,
-)
+from kplane.api.names import WRITES_HELD_UNTIL_ANNOTATION, gateway_secret_name
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.controlplanes.gateway_replicas import list_replicas
 from kplane.controlplane_operator.gateway import Gateway
-from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import NotFound
-from kplane.provider.client.resources import LEASES, SECRETS
+from kplane.provider.client.resources import SECRETS
 
 __all__ = ["Holds"]
 
@@ -63,8 +57,8 @@ class Holds:
         annotations = (secret["metadata"].get("annotations") or {}) if secret is not None else {}
         if WRITES_HELD_UNTIL_ANNOTATION in annotations:
             return False
-        uid, leases = control_plane.metadata.uid, await self._leases()
-        return bool(leases) and all(uid not in _holds(lease) for lease in leases)
+        uid, replicas = control_plane.metadata.uid, await list_replicas(self._context, self._gateway)
+        return bool(replicas) and all(uid not in replica.holds for replica in replicas)
 
     async def _annotate(self, control_plane: ControlPlane, value: str | None) -> None:
         body = {"metadata": {"annotations": {WRITES_HELD_UNTIL_ANNOTATION: value}}}
@@ -72,27 +66,5 @@ class Holds:
         self._context.stores.secrets.apply(await self._context.client.patch(SECRETS, name, body, namespace=namespace))
 
     async def _is_confirmed(self, uid: str, *, asked: str) -> bool:
-        leases = await self._leases()
-        return bool(leases) and all(_holds(lease).get(uid) == asked for lease in leases)
-
-    async def _leases(self) -> list[Object]:
-        """Return those of the replicas that are there. If none is, Envoy may still lead to where it did.
-
-        What one with an expired Lease lets pass, the fence in etcd refuses.
-        """
-        found = await self._context.client.list(
-            LEASES, namespace=self._gateway.namespace, label_selector=GATEWAY_LEASE_LABEL
-        )
-        return [lease for lease in found.items if not _is_expired(lease)]
-
-
-def _is_expired(lease: Object) -> bool:
-    spec = lease.get("spec") or {}
-    renewed = spec.get("renewTime")
-    if renewed is None:
-        return True
-    return datetime.fromisoformat(renewed) + timedelta(seconds=spec.get("leaseDurationSeconds", 0)) < datetime.now(UTC)
-
-
-def _holds(lease: Object) -> dict[str, str]:
-    return dict(json.loads((lease["metadata"].get("annotations") or {}).get(HOLDS_ANNOTATION, "{}")))
+        replicas = await list_replicas(self._context, self._gateway)
+        return bool(replicas) and all(replica.holds.get(uid) == asked for replica in replicas)
