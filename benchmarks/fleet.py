@@ -33,6 +33,7 @@ from typing import Any, Final
 
 from benchmarks.cost import PeakMemory, cpu_seconds, requests_by_kind
 from benchmarks.surroundings import ApiServer, free_port, shared_address, start_api_server
+from kplane.binaries.interpreter import module_command
 from kplane.binaries.programs import resolve
 from kplane.controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
@@ -46,7 +47,7 @@ from kplane.provider import Client, ClusterConfig, Event, Informer, Resource
 from kplane.workloads import ProcessRuntime
 
 _OPERATOR: Final = (
-    f"{shlex.quote(sys.executable)} -m kplane.controlplane_operator.main --kubeconfig={{kubeconfig}}"
+    f"{shlex.join(module_command('kplane.controlplane_operator.main'))} --kubeconfig={{kubeconfig}}"
     " --cluster-kubeconfig={cluster_kubeconfig} --state-dir={directory} {programs} --listen=127.0.0.1:{port}"
 )
 _CLASS: Final = "measured"

@@ -43,7 +43,7 @@ def as_processes() -> Iterator[Gateway]:
     """Run an embedded cluster with a gateway, beside that of the suite. Raises AssertionError with its log."""
     with tempfile.TemporaryDirectory(prefix="kplane-e2e-") as name:
         directory = Path(name)
-        command = [sys.executable, "-m", "kplane.embedded", f"--directory={directory}", "--gateway", "--no-fsync"]
+        command = [sys.executable, "-P", "-m", "kplane.embedded", f"--directory={directory}", "--gateway", "--no-fsync"]
         with (directory / "daemon.log").open("wb") as log:
             running = subprocess.Popen(
                 [*command, "--until-stdin-closes"], cwd=ROOT, stdin=subprocess.PIPE, stdout=log, stderr=log

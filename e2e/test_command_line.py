@@ -14,7 +14,7 @@ from e2e.tenant import Tenant
 
 @pytest.mark.k8s_needs("pods")
 def test_a_command_reaches_a_control_plane_from_outside(kubectl: Kubectl, acme: Tenant) -> None:
-    command = [sys.executable, "-m", "kplane.cli.main", "connect", acme.name]
+    command = [sys.executable, "-P", "-m", "kplane.cli.main", "connect", acme.name]
     command += ["--context", kubectl.context] if kubectl.context is not None else []
     command += ["--", kubectl.program, "get", "namespaces", "--output=name"]
     environment = os.environ | {"KUBECONFIG": str(kubectl.kubeconfig)}

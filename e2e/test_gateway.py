@@ -103,7 +103,7 @@ def _python(tenant: Tenant, _: Path) -> set[str]:
 def _controllers(tenant: Tenant, directory: Path) -> set[str]:
     """Run a kube-controller-manager, which is a client of the Go library, until it has done its work."""
     found = subprocess.run(
-        [sys.executable, "-m", "kplane.binaries", "kube-controller-manager"],
+        [sys.executable, "-P", "-m", "kplane.binaries", "kube-controller-manager"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,

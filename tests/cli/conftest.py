@@ -13,7 +13,10 @@ import pytest
 
 from kplane.embedded.handle import Handle
 
+from .planted import planted
 from .typed import Kplane, own_environment
+
+__all__ = ["planted"]
 
 Apply = Callable[..., AbstractContextManager[str]]
 

@@ -61,7 +61,8 @@ def test_with_the_context_of_a_control_plane_its_management_cluster_is_changed(
     monkeypatch.delenv("KPLANE_CONTEXT", raising=False)
     kubeconfigs.add_context(entry("work", {"token": "x"}))
     published = kubeconfigs.to_text(entry("acme", {"token": "y"}))
-    kubeconfigs.add_context(kubeconfigs.with_exec_credential(published, name="acme", context=None, internal=False))
+    merged = kubeconfigs.with_exec_credential(published, name="acme", uid=None, context=None, internal=False)
+    kubeconfigs.add_context(merged)
     assert kubeconfigs.current_context() == "kplane-acme"
     helm.lists(*charts)
     assert CliRunner().invoke(app, [command]).exit_code == 0

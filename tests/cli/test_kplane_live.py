@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -71,20 +72,37 @@ def test_a_life_of_a_control_plane(kplane: Kplane, small: str) -> None:
     assert kplane("delete", "typed", "--yes").stdout == "controlplane/typed deleted\n"
 
 
-def test_a_kubeconfig_that_is_merged_stays_valid(kplane: Kplane, small: str, environment: dict[str, str]) -> None:
+def test_a_kubeconfig_that_is_merged_stays_valid(
+    kplane: Kplane, small: str, environment: dict[str, str], planted: Path
+) -> None:
+    config = Path(environment["KUBECONFIG"])
+    credentials = Path(environment["XDG_CACHE_HOME"], "kplane", "credentials")
+    shutil.rmtree(credentials, ignore_errors=True)
     kplane("create", "merged", "--class", small)
     kplane("wake", "merged")
-    (former,) = [each["name"] for each in yaml.safe_load(Path(environment["KUBECONFIG"]).read_text())["contexts"]]
+    (former,) = [each["name"] for each in yaml.safe_load(config.read_text())["contexts"]]
     assert kplane("kubeconfig", "merged", "--merge").stdout == "kplane-merged\n"
     try:
         kubectl = ["kubectl", "get", "--raw", "/version"]
+        subprocess.run(kubectl, env=environment, cwd=planted, capture_output=True, check=True, timeout=60)
+        # Without its management cluster, the kept credential is used.
+        alone = planted / "alone"
+        alone.write_text(config.read_text().replace(str(config), str(planted / "absent")))
+        elsewhere = environment | {"KUBECONFIG": str(alone)}
+        subprocess.run(kubectl, env=elsewhere, capture_output=True, check=True, timeout=60)
+        # An API server that refuses it makes kubectl ask again: the next command has a new one.
+        kept = next(path for path in credentials.iterdir() if path.suffix == "")
+        kept.write_text(kept.read_text().replace('"token": "', '"token": "refused-'))
+        subprocess.run(kubectl, env=environment, capture_output=True, check=False, timeout=60)
         subprocess.run(kubectl, env=environment, capture_output=True, check=True, timeout=60)
+        assert "refused-" not in kept.read_text()
         # The context is that of the control plane now, and leads to its management cluster.
         assert "merged" in kplane("get", "merged").stdout
         assert "has no kind ControlPlane" in kplane("get", "merged", "--context", "kplane-merged", code=1).stderr
     finally:
         subprocess.run(["kubectl", "config", "use-context", former], env=environment, check=True, timeout=60)
         kplane("delete", "merged", "--yes")
+    assert not kept.exists()
 
 
 def test_a_move_says_what_it_takes_and_what_stands_in_its_way(kplane: Kplane, small: str) -> None:

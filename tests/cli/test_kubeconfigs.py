@@ -14,6 +14,7 @@ import yaml
 
 from kplane.cli import kubeconfigs
 from kplane.cli.errors import Refused
+from kplane.cli.exec_plugin import print_credential
 from kplane.cli.kubeconfigs import Management, management
 from kplane.provider import ClusterConfig
 
@@ -45,7 +46,7 @@ def entry(name: str) -> dict[str, Any]:
 
 
 def made(name: str, *, context: str | None = "kplane") -> dict[str, Any]:
-    return kubeconfigs.with_exec_credential(PUBLISHED, name=name, context=context, internal=False)
+    return kubeconfigs.with_exec_credential(PUBLISHED, name=name, uid="0-1", context=context, internal=False)
 
 
 def test_what_others_wrote_stays(own: Path) -> None:
@@ -66,6 +67,29 @@ def test_what_others_wrote_stays(own: Path) -> None:
     assert held["current-context"] == "kplane-globex"
 
 
+def test_entries_of_a_former_version_are_renewed(own: Path) -> None:
+    assert kubeconfigs.renew_plugins() is None
+    former = made("acme")
+    plugin = former["users"][0]["user"]["exec"]
+    plugin["args"] = ["-m", "kplane.cli.main", "credential", "acme", "--context", "work"]
+    kubeconfigs.add_context(entry("work"))
+    # As a former version wrote it.
+    held = yaml.safe_load(own.read_text())
+    for section in ("clusters", "users", "contexts"):
+        held[section] += former[section]
+    own.write_text(yaml.safe_dump(held | {"current-context": "kplane-acme"}))
+    assert management(None) == Management("work")
+    assert kubeconfigs.renew_plugins() == own
+    renewed = yaml.safe_load(own.read_text())
+    assert renewed["users"][0] == held["users"][0]
+    assert renewed["users"][1]["user"]["exec"] == plugin | {
+        "args": ["-E", "-P", "-m", "kplane.cli.credential", "acme", "--context", "work"]
+    }
+    assert renewed["current-context"] == "kplane-acme"
+    assert management(None) == Management("work")
+    assert kubeconfigs.renew_plugins() is None
+
+
 def test_a_link_stays_a_link_and_a_lock_is_respected(own: Path, tmp_path: Path) -> None:
     own.parent.mkdir()
     real = tmp_path / "real"
@@ -84,12 +108,12 @@ def test_kubectl_asks_for_the_credential_of_the_present(own: Path) -> None:
     assert "secret" not in kubeconfigs.to_text(document)
     plugin = document["users"][0]["user"]["exec"]
     assert plugin["command"] == sys.executable
-    assert plugin["args"][-4:] == ["credential", "acme", "--context", "kplane"]
+    assert plugin["args"][-6:] == ["kplane.cli.credential", "acme", "--uid", "0-1", "--context", "kplane"]
     assert plugin["env"] == [{"name": "KUBECONFIG", "value": str(own)}]
     # As it is at the time: a later change of the current context must not matter.
     kubeconfigs.add_context(entry("work"))
     assert made("acme", context=None)["users"][0]["user"]["exec"]["args"][-1] == "work"
-    answer = json.loads(kubeconfigs.exec_credential(ClusterConfig.from_kubeconfig(PUBLISHED)))
+    answer = json.loads(print_credential(ClusterConfig.from_kubeconfig(PUBLISHED), uid=None))
     assert answer["status"]["token"] == "secret"
     assert answer["status"]["expirationTimestamp"].endswith("Z")
 

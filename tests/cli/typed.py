@@ -14,6 +14,7 @@ from typing import IO
 
 from typer.testing import CliRunner
 
+from kplane.binaries.cache import cache_root
 from kplane.cli.commands.go_names import translated
 from kplane.cli.main import app
 from kplane.embedded.handle import Handle
@@ -30,12 +31,16 @@ def own_environment(home: Path, cluster: Handle | None = None) -> dict[str, str]
     if cluster is not None:
         (home / "config").write_bytes(cluster.admin_kubeconfig.read_bytes())
         paths.insert(1, str(cluster.kubectl_program.parent))
+    # Programs were obtained already; credentials of a test are its own.
+    binaries = cache_root(os.environ)
+    (home / "cache" / "kplane").mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (home / "cache" / "kplane" / binaries.name).symlink_to(binaries)
     return {
         "HOME": str(home),
         "KUBECONFIG": str(home / "config"),
         "PATH": ":".join(paths),
-        # Programs were obtained already.
-        "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")),
+        "XDG_CACHE_HOME": str(home / "cache"),
     }
 
 

@@ -87,8 +87,8 @@ def test_no_backup_has_rights_without_recipients(chart: Any) -> None:
 def test_the_program_knows_its_flags(chart: Any, settings: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
     """It gets as far as what is not here: a pod with its volumes."""
     asked = container(hooks(chart.render(settings=settings), "pre-upgrade")["Job"])
-    assert asked["command"][:3] == ["python", "-m", "kplane.controlplane_operator.backup"]
-    here = [argument.replace("/etc/", f"{tmp_path}/") for argument in (*asked["command"][3:], *asked["args"])]
+    assert asked["command"][:4] == ["python", "-P", "-m", "kplane.controlplane_operator.backup"]
+    here = [argument.replace("/etc/", f"{tmp_path}/") for argument in (*asked["command"][4:], *asked["args"])]
     assert main(here) == 1
     told = capsys.readouterr().err
     assert told.startswith("failed to save a backup: ")
@@ -103,7 +103,7 @@ def test_each_release_asks_before_it_is_uninstalled(chart: Any, values_file: Pat
     rendered = chart.render(values_file)
     found = hooks(rendered, "pre-delete")
     assert list(found) == ["ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Job"]
-    assert container(found["Job"])["command"] == ["python", "-m", "kplane.controlplane_operator.uninstall"]
+    assert container(found["Job"])["command"] == ["python", "-P", "-m", "kplane.controlplane_operator.uninstall"]
     assert found["ClusterRole"]["rules"] == [
         {"apiGroups": ["controlplane.kplane.dev"], "resources": ["controlplanes"], "verbs": ["list"]}
     ]

@@ -56,7 +56,7 @@ def test_make_targets_exist(path: Path) -> None:
 @each_workflow
 def test_modules_that_are_run_exist(path: Path) -> None:
     for script in scripts(path):
-        for module in re.findall(r"\bpython -m ([\w.]+)", script):
+        for module in re.findall(r"\bpython (?:-P )?-m ([\w.]+)", script):
             assert importlib.util.find_spec(module), module
 
 

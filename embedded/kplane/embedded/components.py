@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from kplane.binaries.interpreter import inheriting_command
 from kplane.controlplane_operator.pki.primitives import KeyPair
 from kplane.embedded.python_path import python_path
 from kplane.workloads import FILES, Address, Component, File, Lifetime, Port, Probe
@@ -113,7 +114,7 @@ def python_program(directory: Path, *, module: str) -> Path:
     directory.mkdir(mode=0o700, exist_ok=True)
     program = directory / module.split(".")[-2]
     lines = (
-        f"#!{sys.executable}",
+        f"#!{sys.executable} -EP",
         "import runpy, sys",
         f"sys.path[:0] = {python_path().split(os.pathsep)!r}",
         f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)",
@@ -126,10 +127,11 @@ def python_program(directory: Path, *, module: str) -> Path:
 def python(name: str, *, module: str, args: Sequence[str], address: Address, kubeconfig: bytes) -> Component:
     """Describe an operator or the gateway, with this interpreter, these packages and its own kubeconfig."""
     port = address.ports[_HTTP]
+    interpreter, *options = inheriting_command(module)
     return Component(
         name=name,
-        program=sys.executable,
-        args=("-m", module, f"--kubeconfig={FILES}/kubeconfig", f"--listen={address.host}:{port}", *args),
+        program=interpreter,
+        args=(*options, f"--kubeconfig={FILES}/kubeconfig", f"--listen={address.host}:{port}", *args),
         files={"kubeconfig": File(kubeconfig)},
         env={"PYTHONPATH": python_path()},
         ports=(Port(number=port, name=_HTTP),),

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from kplane.binaries.interpreter import inheriting_command
 from kplane.binaries.programs import Binaries
 from kplane.embedded import lock
 from kplane.embedded.errors import DaemonFailed, LeftRunning
@@ -67,7 +67,7 @@ class Daemon:
         self.log = directory / LOG_FILE
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         (directory / READY_FILE).unlink(missing_ok=True)
-        command = [sys.executable, "-m", "kplane.embedded", "--directory", str(directory)]
+        command = inheriting_command("kplane.embedded", "--directory", str(directory))
         command += ["--kubernetes-programs", str(binaries.kubernetes), "--etcd-programs", str(binaries.etcd)]
         command += [] if operators else ["--no-operators"]
         command += [] if manifests else ["--no-manifests"]

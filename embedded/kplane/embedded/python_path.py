@@ -11,6 +11,10 @@ __all__ = ["python_path"]
 
 
 def python_path() -> str:
-    """Return a PYTHONPATH: the directories that hold a part of `kplane`, then the present value."""
+    """Return a PYTHONPATH: the directories that hold a part of `kplane`, then those of the present value.
+
+    Python reads an empty entry as the working directory, so these are left out. A relative entry becomes absolute.
+    """
     directories = [str(Path(part).resolve().parent) for part in kplane.__path__]
-    return os.pathsep.join(filter(None, [*directories, os.environ.get("PYTHONPATH")]))
+    present = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return os.pathsep.join([*directories, *(str(Path(entry).absolute()) for entry in present)])

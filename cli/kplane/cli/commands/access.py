@@ -55,7 +55,9 @@ def kubeconfig(
         if static:
             typer.echo(published, nl=False)
             return
-        document = with_exec_credential(published, name=name, context=context, internal=internal)
+        uid = (await control_planes.get(name)).metadata.uid
+        document = with_exec_credential(published, name=name, uid=uid, context=context, internal=internal)
+        _renew_plugins()
         if not merge:
             typer.echo(to_text(document), nl=False)
             return
@@ -66,14 +68,50 @@ def kubeconfig(
     work_on(context, work)
 
 
+def _renew_plugins() -> None:
+    """Rewrite what a former version added to the user's kubeconfig: it runs code of the working directory."""
+    from kplane.cli.kubeconfigs import renew_plugins
+
+    try:
+        path = renew_plugins()
+    except (OSError, Refused) as error:
+        say(f"warning: failed to renew the contexts of control planes in your kubeconfig: {error}")
+        return
+    if path is not None:
+        say(f"the contexts of control planes in {path} are renewed; they ran Python files of the current folder")
+
+
 @app.command(short_help="Print the credential of a control plane for kubectl.")
-def credential(name: NameArgument, *, internal: InternalOption = False, context: ContextOption = None) -> None:
-    """Print the administrator's current credential as kubectl wants it of an exec plugin."""
+def credential(
+    name: NameArgument,
+    *,
+    internal: InternalOption = False,
+    uid: Annotated[
+        str | None,
+        typer.Option("--uid", help="Uid of the control plane: keep the credential under it.", show_default=False),
+    ] = None,
+    context: ContextOption = None,
+) -> None:
+    """Print the administrator's current credential as kubectl wants it of an exec plugin.
+
+    If the management cluster does not answer, print the one that was kept, while it is valid.
+    """
 
     async def work(control_planes: ControlPlanes) -> None:
-        from kplane.cli.kubeconfigs import exec_credential
+        from kplane.cli.credential_cache import hand_out_last
+        from kplane.cli.exec_plugin import print_credential
+        from kplane.provider import Unreachable
 
-        typer.echo(exec_credential(await control_planes.config(name, internal=internal)))
+        try:
+            config = await control_planes.config(name, internal=internal)
+        except Unreachable as error:
+            kept = hand_out_last(uid) if uid is not None else None
+            if kept is None:
+                raise
+            say(f"warning: {error}; the credential that was kept is used until it ends")
+            typer.echo(kept)
+            return
+        typer.echo(print_credential(config, uid=uid))
 
     work_on(context, work)
 
@@ -173,9 +211,10 @@ def connect(
         nonlocal document
         from kplane.cli.kubeconfigs import with_exec_credential
 
-        await control_planes.wait(name, timeout_seconds=timeout)
+        uid = (await control_planes.wait(name, timeout_seconds=timeout)).metadata.uid
         published = await control_planes.kubeconfig(name, internal=internal)
-        document = with_exec_credential(published, name=name, context=context, internal=internal)
+        document = with_exec_credential(published, name=name, uid=uid, context=context, internal=internal)
+        _renew_plugins()
 
     work_on(context, work)
 

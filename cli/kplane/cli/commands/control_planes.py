@@ -154,11 +154,14 @@ def delete(
     """Delete a control plane. Says what that destroys, and asks for its name."""
 
     async def work(control_planes: ControlPlanes) -> None:
+        from kplane.cli.credential_cache import forget
+
         found = await control_planes.get(name)
         say(await _consequences(control_planes, found))
         if not yes:
             _ask_for(name)
         await control_planes.delete(name, wait=wait, timeout_seconds=timeout)
+        forget(found.metadata.uid or "")
         typer.echo(f"controlplane/{name} deleted" if wait else f"controlplane/{name} is being deleted")
         if found.spec.endpoint_ref is not None:
             endpoint = found.spec.endpoint_ref.name

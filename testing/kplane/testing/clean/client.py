@@ -8,7 +8,6 @@ import os
 import selectors
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from kplane.binaries.interpreter import inheriting_command
 from kplane.embedded.daemon import tail
 from kplane.embedded.errors import DaemonFailed
 from kplane.embedded.handle import log_files
@@ -40,7 +40,7 @@ class CleanServer:
         """Start both with the programs in these directories, and wait until the API server is ready."""
         self.directory: Final = Path(tempfile.mkdtemp(prefix="kplane-clean-"))
         self._log = self.directory / _LOG
-        command = [sys.executable, "-P", "-m", "kplane.testing.clean.server", f"--directory={self.directory}"]
+        command = inheriting_command("kplane.testing.clean.server", f"--directory={self.directory}")
         command += [f"--programs={directory}" for directory in dict.fromkeys(programs)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(

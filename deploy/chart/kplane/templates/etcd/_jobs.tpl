@@ -36,7 +36,7 @@ template:
       - name: backup
         image: {{ include "kplane.image" (list $root "operator") }}
         imagePullPolicy: {{ $values.operator.image.pullPolicy }}
-        command: [python, -m, kplane.controlplane_operator.backup, save]
+        command: [python, -P, -m, kplane.controlplane_operator.backup, save]
         args:
           - --volume=/backup
           - --etcd=https://{{ $name }}.{{ $root.Release.Namespace }}.svc:2379

@@ -1,0 +1,194 @@
+"""Keeps the credentials that kubectl asks for, in private files below the user's cache.
+
+It imports little, because each call of kubectl waits for it. Each function does nothing if another user can read or
+write the file or the directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Iterator
+
+__all__ = ["VALID_SECONDS", "forget", "hand_out", "hand_out_last", "keep", "render"]
+
+VALID_SECONDS = 300.0
+"""A client asks again after this time."""
+_API_VERSION = "client.authentication.k8s.io/v1"
+_KEPT_SECONDS = 30 * 86400.0
+_HEX = frozenset("0123456789abcdef-")
+_MOST_BYTES_OF_CLIENTS = 16 * 1024
+
+
+def hand_out(uid: str) -> str | None:
+    """Return the ExecCredential of a control plane for the client that asks; None if it has to be fetched.
+
+    A client asks a second time before the credential ends only if an API server answered 401. It gets None then.
+    """
+    entry = _read(uid)
+    if entry is None:
+        return None
+    number, fresh_until, expires, status = entry
+    if time.time() >= fresh_until or _was_handed_out(uid, number):
+        return None
+    return _record(uid, number, expires=expires, status=status)
+
+
+def hand_out_last(uid: str) -> str | None:
+    """Return the ExecCredential last kept, also if it should be renewed; None if it has ended."""
+    entry = _read(uid)
+    if entry is None:
+        return None
+    number, _, expires, status = entry
+    return _record(uid, number, expires=expires, status=status) if time.time() < expires else None
+
+
+def keep(uid: str, status: str, *, issued: float, expires: float) -> str:
+    """Keep a credential until two thirds of its life are over, and return its ExecCredential for the client that asks.
+
+    `status` has the members of the credential as JSON text in one line, without braces. Times are seconds since 1970.
+    """
+    number = time.time_ns()
+    if (directory := _directory(create=True)) is not None and _is_uid(uid):
+        fresh_until = issued + (expires - issued) * 2 / 3
+        partial = os.path.join(directory, f".{uid}.{os.getpid()}")
+        _remove_old(directory)
+        with contextlib.suppress(OSError):
+            descriptor = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
+            with open(descriptor, "w") as file:
+                file.write(f"{number} {fresh_until:.0f} {expires:.0f}\n{status}\n")
+            os.replace(partial, _path(directory, uid))
+    return _record(uid, number, expires=expires, status=status)
+
+
+def forget(uid: str) -> None:
+    """Remove the credential of a control plane, so that the next client gets a new one."""
+    if (directory := _directory()) is not None and _is_uid(uid):
+        with contextlib.suppress(OSError):
+            os.unlink(_path(directory, uid))
+
+
+def render(status: str, *, expires: float | None = None) -> str:
+    """Return an ExecCredential with these members, which a client uses for `VALID_SECONDS` at most."""
+    until = time.time() + VALID_SECONDS
+    until = until if expires is None else min(until, expires)
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(until))
+    return (
+        f'{{"apiVersion": "{_API_VERSION}", "kind": "ExecCredential",'
+        f' "status": {{"expirationTimestamp": "{stamp}", {status}}}}}'
+    )
+
+
+def _remove_old(directory: str) -> None:
+    """Remove the files of control planes that nobody has used for long."""
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if time.time() - entry.stat(follow_symlinks=False).st_mtime > _KEPT_SECONDS:
+                os.unlink(entry.path)
+
+
+def _read(uid: str) -> tuple[str, float, float, str] | None:
+    """Return number, end of freshness, end, and members of a kept credential; None if there is none."""
+    if (directory := _directory()) is None or not _is_uid(uid):
+        return None
+    try:
+        with _private(_path(directory, uid)) as descriptor, open(descriptor, closefd=False) as file:
+            head, status = file.read().splitlines()
+        number, fresh_until, expires = head.split()
+        return number, float(fresh_until), float(expires), status
+    except (OSError, ValueError):
+        return None
+
+
+def _was_handed_out(uid: str, number: str) -> bool:
+    """Tell whether the process that asks has this credential already, and may still use it."""
+    client = _client()
+    directory = _directory()
+    if directory is None:
+        return False
+    with contextlib.suppress(OSError), _private(_clients_path(directory, uid)) as descriptor:
+        for line in os.read(descriptor, 2 * _MOST_BYTES_OF_CLIENTS).decode(errors="replace").splitlines():
+            given_to, _, rest = line.partition(" ")
+            given, _, until = rest.partition(" ")
+            if (given_to, given) == (client, number) and until.isdigit() and time.time() < int(until):
+                return True
+    return False
+
+
+def _record(uid: str, number: str | int, *, expires: float, status: str) -> str:
+    """Remember that the process that asks has this credential, and return the text for it."""
+    if (directory := _directory()) is not None and _is_uid(uid):
+        until = min(time.time() + VALID_SECONDS, expires)
+        path = _clients_path(directory, uid)
+        with contextlib.suppress(OSError):
+            flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
+            descriptor = os.open(path, flags, 0o600)
+            try:
+                if os.fstat(descriptor).st_size > _MOST_BYTES_OF_CLIENTS:
+                    os.ftruncate(descriptor, 0)
+                os.write(descriptor, f"{_client()} {number} {until:.0f}\n".encode())
+            finally:
+                os.close(descriptor)
+    return render(status, expires=expires)
+
+
+def _client() -> str:
+    """Name the process that asks: its id, and its start, because ids are used again."""
+    parent = os.getppid()
+    try:
+        with open(f"/proc/{parent}/stat", "rb") as file:
+            # The name of the program is in parentheses, and may have any character.
+            started = file.read().rpartition(b")")[2].split()[19].decode()
+    except (IndexError, OSError):
+        started = ""
+    return f"{parent}:{started}"
+
+
+def _directory(*, create: bool = False) -> str | None:
+    """Return the directory; None if it is not there, or not this user's alone."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification demands that relative paths are ignored.
+    if not os.path.isabs(base):
+        base = os.path.join(os.path.expanduser("~"), ".cache")
+    directory = os.path.join(base, "kplane", "credentials")
+    try:
+        if create:
+            os.makedirs(os.path.dirname(directory), exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory, 0o700)
+        found = os.lstat(directory)
+    except OSError:
+        return None
+    return directory if stat.S_ISDIR(found.st_mode) and _is_private(found) else None
+
+
+@contextlib.contextmanager
+def _private(path: str) -> Iterator[int]:
+    """Open a file that this user alone can read. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or not _is_private(found):
+            raise PermissionError(f"{path} is not private")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _is_private(found: os.stat_result) -> bool:
+    return found.st_uid == os.geteuid() and not found.st_mode & 0o077
+
+
+def _is_uid(uid: str) -> bool:
+    # A part of a path: no separator.
+    return 0 < len(uid) <= 64 and not frozenset(uid) - _HEX
+
+
+def _path(directory: str, uid: str) -> str:
+    return os.path.join(directory, uid)
+
+
+def _clients_path(directory: str, uid: str) -> str:
+    return os.path.join(directory, f"{uid}.clients")

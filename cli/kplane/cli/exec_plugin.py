@@ -1,0 +1,110 @@
+"""The entry of a kubeconfig that has kubectl ask kplane for the credential of a control plane."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from cryptography import x509
+
+from kplane.binaries.interpreter import module_command
+from kplane.cli.credential_cache import keep, render
+from kplane.provider import ClusterConfig
+
+__all__ = ["asked_context", "is_plugin", "plugin_entry", "print_credential", "renew_plugin"]
+
+_API_VERSION: Final = "client.authentication.k8s.io/v1"
+_COMMAND: Final = tuple(module_command("kplane.cli.credential"))
+_FORMER: Final = ["-m", "kplane.cli.main", "credential"]
+"""Arguments of kplane 0.1 and before. They run code of the working directory."""
+
+
+def plugin_entry(
+    name: str, *, uid: str | None, internal: bool, context: str, kubeconfigs: Sequence[Path]
+) -> dict[str, Any]:
+    """Return the field `exec` of a kubeconfig.
+
+    `context` and the files `kubeconfigs` lead to the management cluster, whatever KUBECONFIG is when kubectl asks. The
+    credential is kept under `uid`, that of the control plane; without it, kubectl waits for the management cluster.
+    """
+    program, *options = _COMMAND
+    arguments = [*options, name]
+    arguments += ["--internal"] if internal else []
+    arguments += ["--uid", uid] if uid is not None else []
+    return {
+        "apiVersion": _API_VERSION,
+        "command": program,
+        "args": [*arguments, "--context", context],
+        "interactiveMode": "Never",
+        # A relative path would be found in the folder in which kubectl runs.
+        "env": [{"name": "KUBECONFIG", "value": os.pathsep.join(str(path.absolute()) for path in kubeconfigs)}],
+    }
+
+
+def is_plugin(plugin: Mapping[str, Any]) -> bool:
+    """Tell whether an entry is of kplane, of this version or a former one, and names its context."""
+    arguments = plugin.get("args") or []
+    return asked_context(plugin) is not None and (_is_present(arguments) or _is_former(arguments))
+
+
+def asked_context(plugin: Mapping[str, Any]) -> str | None:
+    """Return the context of the management cluster that an entry asks; None if it names none."""
+    arguments = plugin.get("args") or []
+    return str(arguments[-1]) if arguments[-2:-1] == ["--context"] else None
+
+
+def renew_plugin(plugin: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return an entry of a former version as the present version writes it; None if it needs no change."""
+    arguments = plugin.get("args") or []
+    if not _is_former(arguments):
+        return None
+    program, *options = _COMMAND
+    return {**plugin, "command": program, "args": [*options, *arguments[len(_FORMER) :]]}
+
+
+def print_credential(config: ClusterConfig, *, uid: str | None) -> str:
+    """Return a credential as an ExecCredential for kubectl and other clients, and keep it under the uid.
+
+    Nothing is kept without a uid, or if the life of the credential is unknown.
+    """
+    members: dict[str, str] = {}
+    if config.token is not None:
+        members["token"] = config.token
+    if config.client_certificate is not None and config.client_key is not None:
+        members["clientCertificateData"] = config.client_certificate.decode()
+        members["clientKeyData"] = config.client_key.decode()
+    status = json.dumps(members)[1:-1]
+    life = _life(config)
+    if uid is None or life is None:
+        return render(status)
+    issued, expires = life
+    return keep(uid, status, issued=issued, expires=expires)
+
+
+def _is_present(arguments: Sequence[str]) -> bool:
+    options = _COMMAND[1:]
+    return tuple(arguments[: len(options)]) == options
+
+
+def _is_former(arguments: Sequence[str]) -> bool:
+    return list(arguments[: len(_FORMER)]) == _FORMER
+
+
+def _life(config: ClusterConfig) -> tuple[float, float] | None:
+    """Return when the credential begins and ends, in seconds since 1970; None if it does not say."""
+    try:
+        if config.token is not None:
+            payload = config.token.split(".")[1]
+            claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+            return float(claims["iat"]), float(claims["exp"])
+        if config.client_certificate is not None:
+            certificate = x509.load_pem_x509_certificate(config.client_certificate)
+            return certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
+    except (IndexError, KeyError, TypeError, ValueError):
+        # A token of another issuer needs no claims.
+        return None
+    return None
