@@ -43,7 +43,7 @@ class Walk:
         return halved
 
     def advance(self, answer: pb.RangeResponse) -> None:
-        """Go on behind the keys of an answer."""
+        """Continue behind the keys of an answer."""
         keys = answer.kvs
         if keys:
             self.limit = max(1, min(self._most, 2 * self.limit, self._size * len(keys) // answer.ByteSize()))
