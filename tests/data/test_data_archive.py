@@ -12,6 +12,7 @@ from kplane.data import (
     ArchiveReader,
     Client,
     Credentials,
+    DataError,
     KeyValue,
     Owner,
     Page,
@@ -67,6 +68,11 @@ async def test_an_archive_gives_back_what_was_put_in(piece: int) -> None:
     assert reader.end() == made.archived
     assert reader.end().revision == 7
     assert reader.end().header["name"] == "acme"
+
+
+async def test_archive_refuses_a_value_that_no_restore_could_write() -> None:
+    with pytest.raises(DataError, match="failed to archive configmaps/big: it has 2097152 bytes, and a restore writes"):
+        await packed(Pages(keys({"configmaps/big": bytes(2 << 20)})))
 
 
 async def test_an_archive_of_nothing_is_whole() -> None:

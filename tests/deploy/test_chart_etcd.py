@@ -20,8 +20,9 @@ from kplane.controlplane_operator.shared_etcd.certificates import (
     renew_server,
     server_hosts,
 )
+from kplane.data import MAX_REQUEST_BYTES
 
-from .conftest import end
+from .conftest import Chart, end
 
 pytestmark = pytest.mark.integration
 
@@ -93,6 +94,14 @@ def member(chart: Any, binaries: Any, files: Path, hold_port: Callable[[], int])
     process = subprocess.Popen([str(binaries.path("etcd")), *arguments])
     yield Member(client, peer, files, binaries.path("etcdctl"))
     end(process)
+
+
+def test_etcd_takes_larger_requests_than_api_servers_send(chart: Chart) -> None:
+    (container,) = chart.render().pod_templates()["StatefulSet/kplane-etcd"]["spec"]["containers"]
+    assert f"--max-request-bytes={MAX_REQUEST_BYTES}" in container["args"]
+    # A member that joins later reads a file.
+    joins = chart.directory / "templates" / "etcd" / "join.yaml"
+    assert f"max-request-bytes: {MAX_REQUEST_BYTES}\n" in joins.read_text()
 
 
 async def test_who_gets_in(member: Member, eventually: Any) -> None:

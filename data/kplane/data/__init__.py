@@ -4,6 +4,7 @@ from kplane.data.access import Access, Permission, Status
 from kplane.data.archive import Archive, Archived, ArchiveReader, Pair, archive
 from kplane.data.client import (
     MAX_OPERATIONS,
+    MAX_REQUEST_BYTES,
     Absent,
     Applied,
     Client,
@@ -65,6 +66,7 @@ from kplane.data.usage import Usage, estimate, usage
 
 __all__ = [
     "MAX_OPERATIONS",
+    "MAX_REQUEST_BYTES",
     "MOST_RAISED",
     "Absent",
     "Access",

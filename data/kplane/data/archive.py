@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from kplane.data import prefix as prefixes
 from kplane.data.api_server import is_place
-from kplane.data.client import Client, KeyValue
+from kplane.data.client import LARGEST_WRITTEN, Client, KeyValue
 from kplane.data.compare import Digest
 from kplane.data.errors import ArchiveDamaged, DataError
 from kplane.data.template import is_mark
@@ -92,6 +92,11 @@ class Archive:
                 key = item.key.removeprefix(head)
                 if _is_left_out(item, key=key):
                     continue
+                if len(key) + len(item.value) > LARGEST_WRITTEN:
+                    raise DataError(
+                        f"failed to archive {key.decode(errors='replace')}: it has {len(item.value)} bytes, and a"
+                        f" restore writes {LARGEST_WRITTEN} at most; delete the object"
+                    )
                 counter.add(key, item.value)
                 pair = _PAIR.pack(len(key), len(item.value)) + key + item.value
                 if batch and size + len(pair) > _BATCH:

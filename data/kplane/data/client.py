@@ -19,7 +19,9 @@ from kplane.data.members import Members
 from kplane.data.walk import Walk
 
 __all__ = [
+    "LARGEST_WRITTEN",
     "MAX_OPERATIONS",
+    "MAX_REQUEST_BYTES",
     "Absent",
     "Applied",
     "Client",
@@ -32,11 +34,18 @@ __all__ = [
     "Operation",
     "Page",
     "Put",
+    "Unchanged",
     "Weight",
 ]
 
 MAX_OPERATIONS: Final = 120
 """Operations in one transaction; etcd takes 128."""
+
+LARGEST_WRITTEN: Final = 2 << 20
+"""Bytes of the largest request that an API server sends to etcd: its client refuses larger ones."""
+
+MAX_REQUEST_BYTES: Final = LARGEST_WRITTEN + (64 << 10)
+"""Bytes of a request that the etcds of kplane take: an object of an API server, and the conditions of a copy."""
 
 _PAGE: Final = 500
 _PAGE_BYTES: Final = 4 << 20
@@ -109,6 +118,14 @@ class Equals:
 
 
 @dataclass(frozen=True, slots=True)
+class Unchanged:
+    """A key exists, and this revision wrote it last. It takes fewer bytes of a request than `Equals`."""
+
+    key: bytes
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
 class Absent:
     """A key does not exist."""
 
@@ -122,7 +139,7 @@ class Empty:
     prefix: str
 
 
-Condition = Equals | Absent | Empty
+Condition = Equals | Unchanged | Absent | Empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,10 +273,21 @@ class Client:
         """Make all changes in one transaction, if all conditions hold in it.
 
         At most `MAX_OPERATIONS`, and about 1 MiB of keys and values: etcd refuses larger requests. Raises
-        ConditionNotMet.
+        ConditionNotMet, and TooLarge.
         """
         request = pb.TxnRequest(compare=map(_compare, only_if), success=_operations(operations))
-        answer = await self._call(rpc.TXN, request)
+        try:
+            answer = await self._call(rpc.TXN, request)
+        except TooLarge:
+            puts = [each for each in operations if isinstance(each, Put)]
+            if not puts:
+                raise
+            largest = max(puts, key=lambda put: len(put.value))
+            raise TooLarge(
+                f"failed to write {largest.key.decode(errors='replace')} to etcd at {self.endpoint}: its value has"
+                f" {len(largest.value)} bytes, and etcd takes no request of that size; set its --max-request-bytes to"
+                f" {MAX_REQUEST_BYTES}, or delete the object at the source"
+            ) from None
         if not answer.succeeded:
             raise ConditionNotMet(f"etcd at {self.endpoint} changed nothing: the conditions do not hold")
         return Applied(answer.header.revision, sum(each.response_delete_range.deleted for each in answer.responses))
@@ -318,6 +346,8 @@ def _compare(condition: Condition) -> pb.Compare:
     match condition:
         case Equals():
             return pb.Compare(target=pb.Compare.VALUE, key=condition.key, value=condition.value)
+        case Unchanged():
+            return pb.Compare(target=pb.Compare.MOD, key=condition.key, mod_revision=condition.revision)
         case Absent():
             return pb.Compare(target=pb.Compare.CREATE, key=condition.key, create_revision=0)
         case Empty():

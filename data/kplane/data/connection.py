@@ -61,6 +61,7 @@ _BY_MESSAGE: Final[tuple[tuple[str, type[EtcdError]], ...]] = (
     # What a certificate gets whose user was deleted.
     ("user name is empty", PermissionDenied),
     ("message larger than max", TooLarge),
+    ("request is too large", TooLarge),
 )
 _BY_CODE: Final[dict[grpc.StatusCode, type[EtcdError]]] = {
     grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,

@@ -9,10 +9,10 @@ from typing import Final
 
 from kplane.data import prefix as prefixes
 from kplane.data.archive import Pair
-from kplane.data.client import MAX_OPERATIONS, Client, Condition, DeleteRange, Empty, Equals, Operation, Put
+from kplane.data.client import MAX_OPERATIONS, Client, Condition, DeleteRange, Empty, Equals, Operation, Put, Unchanged
 from kplane.data.errors import ConditionNotMet, NotOwned
 from kplane.data.owner import Owner, owned_by, owner_of
-from kplane.data.template import COPY_MARK, batches
+from kplane.data.template import COPY_MARK, batches, is_large
 
 __all__ = ["discard_unfinished", "is_copy", "lacks_data", "write_copy"]
 
@@ -39,18 +39,24 @@ async def write_copy(
     guard: list[Condition] = [owned_by(prefix, owner)]
     try:
         async with contextlib.aclosing(_batched(head, groups)) as cut:
-            if not await _begin(client, prefix, await anext(cut), owner=owner, unfinished=unfinished):
+            first = await anext(cut)
+            # A large value has no room for the mark beside it.
+            last = first if is_large(first) else []
+            begun = await _begin(client, prefix, [] if last else first, owner=owner, unfinished=unfinished)
+            if begun is None:
                 return await is_copy(client, prefix, owner=owner)
             guard.append(Equals(mark, unfinished))
-            last: list[Operation] = []
+            # An API server may have filled its whole request with the value. This condition is shorter than that of the
+            # API server. It fails once another copy begins, or an owner deletes the prefix.
+            short = [Unchanged(mark, begun)]
             async for batch in cut:
                 if last:
-                    await client.apply(last, only_if=guard)
+                    await client.apply(last, only_if=short if is_large(last) else guard)
                 last = batch
+        if last and (check is not None or is_large(last)):
+            await client.apply(last, only_if=short if is_large(last) else guard)
+            last = []
         if check is not None:
-            if last:
-                await client.apply(last, only_if=guard)
-                last = []
             await check()
         await client.apply([*last, Put(mark, _FINISHED + owner.uid.encode())], only_if=guard)
     except ConditionNotMet:
@@ -93,26 +99,29 @@ async def is_copy(client: Client, prefix: str, *, owner: Owner) -> bool:
     return found is not None and found.value == _FINISHED + owner.uid.encode()
 
 
-async def _begin(client: Client, prefix: str, first: list[Operation], *, owner: Owner, unfinished: bytes) -> bool:
-    """Write the mark and the first keys; False if the prefix has keys that are not of an unfinished copy."""
+async def _begin(client: Client, prefix: str, first: list[Operation], *, owner: Owner, unfinished: bytes) -> int | None:
+    """Write the mark and the first keys, and return the revision of the mark.
+
+    None: the prefix has keys that are not of an unfinished copy.
+    """
     head, owned = prefixes.checked(prefix), owned_by(prefix, owner)
     mark = head + COPY_MARK
     try:
-        await client.apply([Put(mark, unfinished), *first], only_if=[owned, Empty(prefix)])
+        return (await client.apply([Put(mark, unfinished), *first], only_if=[owned, Empty(prefix)])).revision
     except ConditionNotMet:
         found = await client.get(mark)
         if found is None or not found.value.startswith(_unfinished(owner)):
             await _check_owner(client, prefix, owner=owner)
-            return False
+            return None
         # From here on, a late call of the attempt that was cut off changes nothing more.
         again: list[Operation] = [
             DeleteRange(head, mark),
             DeleteRange(mark + b"\0", prefixes.range_end(head)),
             Put(mark, unfinished),
         ]
-        await client.apply(again, only_if=[owned, Equals(mark, found.value)])
+        revision = (await client.apply(again, only_if=[owned, Equals(mark, found.value)])).revision
         await client.apply(first, only_if=[owned, Equals(mark, unfinished)])
-    return True
+        return revision
 
 
 async def _batched(head: bytes, groups: AsyncIterable[Iterable[Pair]]) -> AsyncGenerator[list[Operation], None]:

@@ -115,4 +115,4 @@ class Compacted(EtcdError):
 
 
 class TooLarge(EtcdError):
-    """An answer is larger than the connection takes."""
+    """An answer is larger than the connection takes, or a request larger than etcd takes."""

@@ -17,12 +17,23 @@ from typing import Final, NoReturn
 from kplane.data import prefix as prefixes
 from kplane.data.api_server import is_place
 from kplane.data.backlog import Backlog
-from kplane.data.client import Absent, Client, Condition, Delete, DeleteRange, Equals, KeyValue, Operation, Put
+from kplane.data.client import (
+    Absent,
+    Client,
+    Condition,
+    Delete,
+    DeleteRange,
+    Equals,
+    KeyValue,
+    Operation,
+    Put,
+    Unchanged,
+)
 from kplane.data.compare import Digest
 from kplane.data.errors import ConditionNotMet, DataError
 from kplane.data.tally import Tally
 from kplane.data.tasks import task_group
-from kplane.data.template import COPY_MARK, batches
+from kplane.data.template import COPY_MARK, batches, is_large
 from kplane.data.watch import Change, Changes, changes
 
 __all__ = ["Comparison", "Follower", "Place", "open_place"]
@@ -101,6 +112,8 @@ class Follower:
         self._from, self._to = prefixes.checked(source.prefix), prefixes.checked(target.prefix)
         self._held: tuple[Condition, ...] = target.only_if
         """What each write to the target compares."""
+        self._held_shortly: tuple[Condition, ...] = target.only_if
+        """What a write compares that has a large value: a condition that is shorter than one of an API server."""
         self._copied, self._written = Tally(), Tally()
         """Of the source as it was copied, and of the target as its watch tells."""
         self._leases: dict[int, int] = {}
@@ -214,8 +227,9 @@ class Follower:
         if found is not None and found.value == _CLOSED:
             raise ConditionNotMet(f"{self._target.prefix} is closed to followers: it is in use")
         before: Condition = Equals(key, found.value) if found is not None else Absent(key)
-        await self._target.client.apply([Put(key, self._name)], only_if=(*self._target.only_if, before))
+        taken = await self._target.client.apply([Put(key, self._name)], only_if=(*self._target.only_if, before))
         self._held = (*self._target.only_if, Equals(key, self._name))
+        self._held_shortly = (Unchanged(key, taken.revision),)
 
     async def _differing(self, items: Iterable[KeyValue], wrong: set[bytes]) -> AsyncIterator[Operation]:
         """Give what to write of a page, and take its keys from those that are wrong in the target."""
@@ -294,7 +308,7 @@ class Follower:
         return put or Delete(self._to + key)
 
     async def _write(self, batch: list[Operation]) -> None:
-        await self._target.client.apply(batch, only_if=self._held)
+        await self._target.client.apply(batch, only_if=self._held_shortly if is_large(batch) else self._held)
         self.keys += len(batch)
         self.size += sum(len(each.key) + len(each.value) for each in batch if isinstance(each, Put))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -11,7 +11,7 @@ from kplane.data.api_server import is_presence
 from kplane.data.client import MAX_OPERATIONS, Client, Delete, Operation, Put
 from kplane.data.errors import DataError
 
-__all__ = ["COPY_MARK", "Reset", "Template", "batches", "is_mark", "is_transient", "reset"]
+__all__ = ["COPY_MARK", "Reset", "Template", "batches", "is_large", "is_mark", "is_transient", "reset"]
 
 COPY_MARK: Final = b".copy"
 """Name of the key that says whose copy the keys beside it are: see `clone`. No object of Kubernetes has such a name."""
@@ -85,6 +85,11 @@ async def _read(client: Client, prefix: str) -> tuple[int, dict[bytes, bytes]]:
                 raise DataError(f"etcd at {client.endpoint} answered with {item.key!r}, which is not below {prefix}")
             values[item.key.removeprefix(head)] = item.value
     return revision, values
+
+
+def is_large(batch: Sequence[Operation]) -> bool:
+    """Tell whether a transaction has one value that may be as large as etcd takes: its conditions have to be short."""
+    return len(batch) == 1 and isinstance(batch[0], Put) and len(batch[0].value) > _MAX_BYTES
 
 
 def batches(changes: Iterable[Operation], *, most: int = MAX_OPERATIONS) -> Iterator[list[Operation]]:

@@ -9,6 +9,7 @@ from typing import Final
 from kplane.controlplane_operator.backends.empty_etcd import empty_snapshot
 from kplane.controlplane_operator.pki.authorities import ETCD_SERVER_USER
 from kplane.controlplane_operator.pki.primitives import KeyPair
+from kplane.data import MAX_REQUEST_BYTES
 from kplane.workloads import (
     DATA,
     FILES,
@@ -129,6 +130,8 @@ def etcd_component(
             # It speaks to etcd with the server's certificate, and clients of etcd's API have no use for it.
             "--enable-grpc-gateway=false",
             f"--quota-backend-bytes={quota_bytes}",
+            # More than an API server writes, so that a copy has room for its conditions.
+            f"--max-request-bytes={MAX_REQUEST_BYTES}",
             "--auto-compaction-mode=periodic",
             f"--auto-compaction-retention={_COMPACTION_RETENTION}",
             "--log-level=warn",
