@@ -124,22 +124,16 @@ def test_a_kubeconfig_that_cannot_be_used_ends_with_status_1(
     assert main(flags) == 1
 
 
-def test_processes_are_not_elected_unless_that_is_asked_for(flags: list[str]) -> None:
-    assert OperatorConfig.parse(flags).election is None
-    election = OperatorConfig.parse(
-        [*flags, "--leader-elect", "--namespace=ns", "--leader-elect-resource-name=it"]
-    ).election
-    assert election is not None
-    assert (election.namespace, election.name) == ("ns", "it")
+def test_an_operator_always_takes_part_in_the_election(flags: list[str]) -> None:
+    election = OperatorConfig.parse(flags).election
+    assert election.pods is None
     assert election.timings.duration_seconds < 15
 
 
-def test_pods_are_elected_unless_that_is_refused(flags: list[str]) -> None:
-    pods = [*flags, "--runtime=pods", "--kube-apiserver-image=a", "--etcd-image=b"]
-    election = OperatorConfig.parse(pods).election
-    assert election is not None
-    assert (election.namespace, election.name) == ("kplane-system", "kplane-operator")
-    assert OperatorConfig.parse([*pods, "--no-leader-elect"]).election is None
+def test_replicas_of_a_release_are_one_installation(flags: list[str]) -> None:
+    pods = [*flags, "--runtime=pods", "--kube-apiserver-image=a", "--etcd-image=b", "--namespace=ns"]
+    names = {OperatorConfig.parse([*pods, f"--secrets-role={role}"]).election.pods for role in ("a", "a", "b")}
+    assert names == {"ns/a", "ns/b"}
 
 
 @pytest.mark.parametrize("seconds", [(7, 7.0, 1.5), (10, 7.0, 6.0), (10, 7.0, 0.0)])

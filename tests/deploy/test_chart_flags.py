@@ -56,8 +56,7 @@ def test_the_operator_is_told_everything_that_is_set(chart: Any, everything_on: 
     assert settings.data_stores == {"pool-b": EtcdAt("https://etcd-b.example.org:2379", tmp_path / "pool-b")}
     assert (settings.workers, settings.log_level, settings.listen.port) == (4, "DEBUG", 8080)
     assert settings.gateway == Gateway("https://api.example.org", CA, "kube-node-lease", "cp.example.org")
-    assert settings.election is not None
-    assert (settings.election.namespace, settings.election.name) == ("kplane-system", "my-kplane-operator")
+    assert settings.election.pods == "kplane-system/my-kplane-operator-secrets"
     pods = settings.pods
     assert pods is not None
     assert pods.images["kube-apiserver"].reference == "mirror.example.org/kplane/upstream/kube-apiserver:v1.36.3"

@@ -199,15 +199,16 @@ def test_a_new_version_never_leaves_the_tenants_without_an_operator(chart: Any) 
 
 
 @pytest.mark.parametrize("release", ["kplane", "prod"])
-def test_operators_of_a_release_share_a_lease_that_they_may_write(chart: Any, release: str) -> None:
+def test_operators_of_all_releases_share_a_lease_that_they_may_write(chart: Any, release: str) -> None:
     rendered = chart.render(release=release)
-    (name,) = rendered.names("Lease")
-    # What it says is the operators': an upgrade changes nothing in it.
-    assert "spec" not in rendered.one("Lease", name)
-    (container,) = rendered.one("Deployment", name)["spec"]["template"]["spec"]["containers"]
-    assert {"--leader-elect", f"--leader-elect-resource-name={name}"} <= set(container["args"])
-    (rule,) = rendered.one("Role", f"{name}-lease")["rules"]
-    assert rule["resourceNames"] == [name]
+    lease = rendered.one("Lease", "kplane-operator")
+    assert lease["metadata"]["namespace"] == "kube-system"
+    # The spec is the operators': an upgrade changes nothing in it.
+    assert "spec" not in lease
+    name = "kplane-operator" if release == "kplane" else f"{release}-kplane-operator"
+    role = rendered.one("Role", f"{name}-lease")
+    assert role["metadata"]["namespace"] == "kube-system"
+    assert [rule["resourceNames"] for rule in role["rules"]] == [["kplane-operator"]]
 
 
 def test_members_are_told_of_each_other(chart: Any) -> None:

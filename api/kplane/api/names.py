@@ -41,6 +41,8 @@ __all__ = [
     "LAST_USED_ANNOTATION",
     "MODE_ANNOTATION",
     "NAMESPACE_TOKEN_ANNOTATION",
+    "OPERATOR_LEASE",
+    "OPERATOR_LEASE_NAMESPACE",
     "PAUSED_ANNOTATION",
     "PROTECTION_FINALIZER",
     "REGISTRATION_LABEL",
@@ -214,6 +216,12 @@ GATEWAY_SECRET_KEYS: Final = {
 WRITES_HELD_UNTIL_ANNOTATION: Final = f"{GROUP}/writes-held-until"
 """On the Secret `gateway_secret_name(...)`, a time: until then the gateway has requests wait that change something. The
 write that takes it away also says where they continue."""
+
+OPERATOR_LEASE: Final = "kplane-operator"
+"""Lease of the operator that works on a management cluster."""
+
+OPERATOR_LEASE_NAMESPACE: Final = "kube-system"
+"""Namespace of that Lease. Every cluster has it, so operators of all namespaces and machines meet there."""
 
 GATEWAY_LEASE_LABEL: Final = f"{GROUP}/gateway"
 """On the Lease that each replica of the gateway keeps in `GATEWAY_NAMESPACE`."""

@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 
 from prometheus_client.registry import Collector
 
+from kplane.api.names import OPERATOR_LEASE
 from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.addons.reconciler import ControlPlaneAddonsReconciler
 from kplane.controlplane_operator.backends.adopted import AdoptedProvisioner
@@ -93,15 +94,18 @@ def collectors(stores: Stores, *, usage: Callable[[str], Usage | None]) -> tuple
 async def run_operator(settings: OperatorConfig, *, stop: asyncio.Event) -> None:
     """Run until `stop` is set; components of control planes keep running without it.
 
-    Where a Lease is asked for, only its holder works; the others follow what happens, to be ready at once. Raises
-    KubeconfigError, RuntimeFailure or OSError where it cannot start, and LeaseLost, in a group, where work had to end.
+    Only the holder of the Lease works. Other replicas of its installation follow the objects, to be ready at once.
+    Raises KubeconfigError, RuntimeFailure or OSError if it cannot start. Raises in a group LeaseLost if the work had to
+    end, and AnotherOperator if an operator of another installation works.
     """
     # Before there are threads: to trust a CA, the library of buckets takes it from the environment.
     opened = _open_snapshots(settings)
     config = settings.management_config()
     default = ClusterConfig.load(settings.cluster_kubeconfig) if settings.cluster_kubeconfig is not None else None
     async with AsyncExitStack() as stack:
-        leadership = await stack.enter_async_context(Leadership(settings.election, config=config))
+        leadership = await stack.enter_async_context(
+            Leadership(settings.election, config=config, state_dir=settings.state_dir)
+        )
         client = await stack.enter_async_context(
             Client(config, timeout_seconds=_CALL_SECONDS, keeps_worker=True, before_write=leadership.check)
         )
@@ -114,8 +118,7 @@ async def run_operator(settings: OperatorConfig, *, stop: asyncio.Event) -> None
             await stack.enter_async_context(runtime)
         context = _context(client, settings)
         stack.push_async_callback(context.connections.aclose)
-        if settings.election is not None:
-            context.metrics.elected(settings.election.name, leading=lambda: leadership.leading)
+        context.metrics.elected(OPERATOR_LEASE, leading=lambda: leadership.leading)
         assembly = _Assembly(
             settings,
             context=context,

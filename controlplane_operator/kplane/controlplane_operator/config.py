@@ -81,10 +81,12 @@ class EtcdService:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionSettings:
-    """The Lease that the working one of several operators holds."""
+    """How operators elect a leader."""
 
     namespace: str
-    name: str
+    """Namespace of this operator."""
+    pods: str | None
+    """Name that all replicas of this installation share; None: this operator runs components as processes."""
     timings: LeaseTimings
 
 
@@ -114,7 +116,7 @@ class OperatorConfig(Configuration):
     shared_etcd_service: Annotated[str | None, Flag("NAME")] = None
     """Service of an etcd that was installed with this operator, which then makes its certificates"""
     namespace: Annotated[str, Flag("NAME")] = "kplane-system"
-    """Namespace of this operator and its Lease, of add-ons, of --shared-etcd-service and of --image-pull-secret"""
+    """Namespace of this operator, of add-ons, of --shared-etcd-service and of --image-pull-secret"""
     listen: Listen = HostPort("127.0.0.1", 8080)
     """Address of /healthz, /readyz and /metrics"""
     cluster_kubeconfig: Annotated[File | None, Flag("FILE")] = None
@@ -144,10 +146,6 @@ class OperatorConfig(Configuration):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Least severity that is logged"""
 
-    leader_elect: Annotated[bool | None, Flag(group=_ELECTION, default="on with --runtime pods")] = None
-    """Work only while holding a Lease in --namespace; --state-dir keeps processes to one operator"""
-    leader_elect_resource_name: Annotated[str, Flag("NAME", _ELECTION)] = "kplane-operator"
-    """Name of the Lease"""
     leader_elect_lease_seconds: Annotated[int, Flag("SECONDS", _ELECTION)] = _TIMINGS.duration_seconds
     """Time after which another operator takes over from one that is gone"""
     leader_elect_renew_deadline_seconds: Annotated[float, Flag("SECONDS", _ELECTION)] = _TIMINGS.renew_deadline_seconds
@@ -352,8 +350,8 @@ class OperatorConfig(Configuration):
         return Limits(self.awake_limit, memory)
 
     @cached_property
-    def election(self) -> ElectionSettings | None:
-        """How one of several operators works; None: there is one."""
+    def election(self) -> ElectionSettings:
+        """How operators of this installation elect a leader."""
         try:
             timings = LeaseTimings(
                 duration_seconds=self.leader_elect_lease_seconds,
@@ -362,9 +360,8 @@ class OperatorConfig(Configuration):
             )
         except ValueError as error:
             raise ValueError(f"--leader-elect-lease-seconds: {error}") from error
-        if not (self.leader_elect if self.leader_elect is not None else self.runtime == "pods"):
-            return None
-        return ElectionSettings(namespace=self.namespace, name=self.leader_elect_resource_name, timings=timings)
+        pods = f"{self.namespace}/{self.secrets_role}" if self.runtime == "pods" else None
+        return ElectionSettings(namespace=self.namespace, pods=pods, timings=timings)
 
     @cached_property
     def pods(self) -> PodSettings | None:

@@ -1,51 +1,78 @@
-"""Whether this operator is the one that works."""
+"""Leader election of the operator: one works on a management cluster at a time."""
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
+import hashlib
+import os
 import secrets
 import socket
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from kplane.api.names import OPERATOR_LEASE, OPERATOR_LEASE_NAMESPACE
 from kplane.controlplane_operator.config import ElectionSettings
+from kplane.controlplane_operator.errors import OperatorError
 from kplane.provider import Client, ClusterConfig, Election, Lease
 from kplane.provider.errors import LeaseLost
 
-__all__ = ["Leadership"]
+__all__ = ["AnotherOperator", "Leadership"]
 
 _LABELS: Final = {"app.kubernetes.io/managed-by": "kplane", "app.kubernetes.io/part-of": "kplane"}
+_LOCK_FILE: Final = ".operator-lock"
+_LOCK_SECONDS: Final = 20.0
+"""Maximum wait for the end of a former operator that has released the Lease already."""
+_LOCK_RETRY_SECONDS: Final = 0.1
+_MARK_LENGTH: Final = 12
+_MARKS: Final = 3
+"""Parts of an identity after the readable one, each after an underscore: installation, directory, process."""
+
+
+class AnotherOperator(OperatorError):
+    """An operator of another installation works on the management cluster; the message names it."""
 
 
 class Leadership:
-    """Has work done while the Lease is held, or at all times where none is asked for; an async context manager."""
+    """Runs the operator's work while it holds the Lease of the management cluster; an async context manager.
 
-    def __init__(self, settings: ElectionSettings | None, *, config: ClusterConfig) -> None:
+    Replicas of one installation wait for each other: pods of one namespace, or processes with one state directory. An
+    operator of another installation would keep the same control planes in another way, so `run` refuses to wait for
+    it. The directory's lock shows that its former operator has ended, and the next one takes the Lease over at once.
+    """
+
+    def __init__(self, settings: ElectionSettings, *, config: ClusterConfig, state_dir: Path) -> None:
+        """Open the state directory. Raises OSError if it cannot be used."""
+        timings = settings.timings
+        self._state_dir = state_dir
+        self._lock = _DirectoryLock(state_dir)
         self._stack = AsyncExitStack()
-        self._election: Election | None = None
-        if settings is None:
-            return
+        self._stack.callback(self._lock.close)
+        host, pods = socket.gethostname(), settings.pods
+        self._installation = self._lock.mark if pods is None else _digest("pods", pods)
+        readable = f"{host}:{state_dir}" if pods is None else f"{settings.namespace}/{host}"
         # Connections of its own, and short deadlines: a renewal waits for nothing else.
         self._client = Client(
             config,
-            timeout_seconds=settings.timings.renew_deadline_seconds / 2,
-            connect_timeout_seconds=settings.timings.renew_deadline_seconds / 2,
+            timeout_seconds=timings.renew_deadline_seconds / 2,
+            connect_timeout_seconds=timings.renew_deadline_seconds / 2,
         )
-        lease = Lease(
+        self._lease = Lease(
             self._client,
-            namespace=settings.namespace,
-            name=settings.name,
-            # The name of the pod tells which one it is; the rest, that it is not the container before this one.
-            identity=f"{socket.gethostname()}_{secrets.token_hex(8)}",
-            timings=settings.timings,
+            namespace=OPERATOR_LEASE_NAMESPACE,
+            name=OPERATOR_LEASE,
+            identity="_".join((readable, self._installation, self._lock.mark, secrets.token_hex(8))),
+            timings=timings,
             labels=_LABELS,
+            patience=self._patience,
         )
-        self._election = Election(lease, watching=self._client)
+        self._election = Election(self._lease, watching=self._client, on_wait=self._refuse_others)
 
     async def __aenter__(self) -> Self:
-        if self._election is not None:
-            await self._stack.enter_async_context(self._client)
+        await self._stack.enter_async_context(self._client)
         return self
 
     async def __aexit__(
@@ -55,25 +82,90 @@ class Leadership:
 
     @property
     def leading(self) -> bool:
-        """Whether this one may work now."""
-        return self._election is None or self._election.lease.held
+        """Whether this operator may work now."""
+        return self._lease.held
 
     def role(self) -> str:
-        """Say, for /readyz, what this one does."""
-        if self._election is None:
-            return "off"
+        """Return the role of this operator, for /readyz."""
         if self.leading:
             return "leader"
-        return f"standby, the leader is {self._election.lease.holder or 'not known yet'}"
+        return f"standby, the leader is {self._lease.holder or 'not known yet'}"
 
     def check(self) -> None:
-        """Raise LeaseLost where this one may not write."""
+        """Raise LeaseLost if this operator may not write."""
         if not self.leading:
-            raise LeaseLost("nothing is written without the Lease")
+            raise LeaseLost("the operator writes nothing without the Lease")
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Wait until this one may work, and do; see `Election.run`. Raises LeaseLost."""
-        if self._election is None:
+        """Wait for the Lease, and do the work; see `Election.run`. Raises LeaseLost and AnotherOperator."""
+
+        async def locked_work() -> None:
+            await self._wait_for_lock()
             await work()
-        else:
-            await self._election.run(work)
+
+        await self._election.run(locked_work)
+
+    async def _wait_for_lock(self) -> None:
+        """Wait until the former operator of the state directory has ended. Raises AnotherOperator if it does not."""
+        try:
+            async with asyncio.timeout(_LOCK_SECONDS):
+                while True:
+                    if self._lock.try_acquire():
+                        return
+                    await asyncio.sleep(_LOCK_RETRY_SECONDS)  # flock has no event to wait for
+        except TimeoutError:
+            raise AnotherOperator(
+                f"failed to lock {self._state_dir}: another operator uses this state directory; stop that operator, or"
+                " start this one with another --state-dir"
+            ) from None
+
+    def _patience(self, holder: str, duration_seconds: int) -> float:
+        """Return how long the Lease of another holder must not change."""
+        if f"_{self._lock.mark}_" in holder and self._lock.try_acquire():
+            return 0.0
+        return max(duration_seconds, self._lease.timings.duration_seconds)
+
+    def _refuse_others(self) -> None:
+        """Raise AnotherOperator if an operator of another installation is alive."""
+        holder = self._lease.renewed_by
+        if holder is None or f"_{self._installation}_" in holder:
+            return
+        name = "_".join(holder.split("_")[:-_MARKS]) or holder
+        raise AnotherOperator(
+            f"failed to start: operator {name} of another installation has worked on this management cluster since"
+            f" {self._lease.held_since}, by {self._lease}; stop that operator, or do not start this one"
+        )
+
+
+class _DirectoryLock:
+    """The lock of a state directory. The kernel releases it when its process ends, however that happens."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._file = os.open(directory / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        found = os.fstat(self._file)
+        # A copy of the file has another inode. The inode of a deleted file may come back, its content does not.
+        self.mark: Final = _digest(socket.gethostname(), found.st_dev, found.st_ino, self._content())
+        self.try_acquire()
+
+    def try_acquire(self) -> bool:
+        """Take the lock if no other process has it; return whether this process holds it."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Release the lock."""
+        os.close(self._file)
+
+    def _content(self) -> bytes:
+        while not (content := os.pread(self._file, 64, 0)):
+            if self.try_acquire():  # else its holder writes the content now
+                os.pwrite(self._file, secrets.token_hex(8).encode(), 0)
+        return content
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256("\0".join(map(repr, parts)).encode()).hexdigest()[:_MARK_LENGTH]

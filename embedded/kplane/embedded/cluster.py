@@ -45,6 +45,8 @@ _GATEWAY_DOMAIN: Final = "localhost"
 """Many resolvers have all names below it lead to this machine."""
 _READY_SECONDS: Final = 180.0
 _HOPELESS_RESTARTS: Final = 4
+_LONG_LEASE: Final = ("--leader-elect-lease-seconds=60", "--leader-elect-renew-deadline-seconds=40")
+"""A busy machine renews late. The next operator of the directory does not wait for the end of the Lease."""
 _TENANT_GRACE_SECONDS: Final = 3.0
 
 
@@ -239,6 +241,7 @@ class ManagementCluster:
             module="kplane.controlplane_operator.main",
             args=(
                 "--runtime=process",
+                *_LONG_LEASE,
                 f"--state-dir={handle.operator_directory}",
                 *programs,
                 f"--shared-etcd-endpoint={handle.tenants_etcd.endpoint}",

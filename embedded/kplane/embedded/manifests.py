@@ -28,6 +28,7 @@ _RESOURCES: Final[Mapping[str, Resource]] = {
         resources.ROLE_BINDINGS,
         resources.CLUSTER_ROLES,
         resources.CLUSTER_ROLE_BINDINGS,
+        resources.LEASES,
         resources.VALIDATING_ADMISSION_POLICIES,
         resources.VALIDATING_ADMISSION_POLICY_BINDINGS,
     )

@@ -11,7 +11,7 @@ import ssl
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,16 +20,22 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from kplane.api.names import OPERATOR_LEASE, OPERATOR_LEASE_NAMESPACE
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANES
 from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
 from kplane.controlplane_operator.pki.primitives import KeyPair, create_authority, issue_serving
 from kplane.embedded.handle import Handle
+from kplane.embedded.manifests import rbac_manifests
 from kplane.provider import Client, ClusterConfig, NotFound
-from kplane.provider.client.resources import LEASES
+from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, LEASES
 from kplane.provider.client.tls import ssl_context
 from kplane.workloads import end_processes
 
-NAMESPACE, LEASE = "kplane-system", "kplane-operator"
+PROCESSES = ("--runtime=process",)
+PODS = ("--runtime=pods", "--kube-apiserver-image=unused", "--etcd-image=unused")
+"""Replicas of one installation have state directories of their own. These tests start no pod."""
+
+NAMESPACE, LEASE = OPERATOR_LEASE_NAMESPACE, OPERATOR_LEASE
 
 
 @dataclass(frozen=True)
@@ -187,21 +193,22 @@ class Pair:
         return [name for number, name in enumerate(names) if number == 0 or names[number - 1] != name]
 
 
-async def start(name: str, *, way: Way, handle: Handle, state: Path, log: Path, port: int) -> Operator:
+async def start(
+    name: str, *, way: Way, handle: Handle, state: Path, log: Path, port: int, runtime: Sequence[str] = PROCESSES
+) -> Operator:
     listen = f"127.0.0.1:{port}"
     with log.open("wb") as errors:
-        process = await asyncio.create_subprocess_exec(*_command(way, handle, state, listen), stderr=errors)
+        process = await asyncio.create_subprocess_exec(*_command(way, handle, state, listen, runtime), stderr=errors)
     return Operator(name, way, f"http://{listen}", process)
 
 
-def _command(way: Way, handle: Handle, state: Path, listen: str) -> list[str]:
+def _command(way: Way, handle: Handle, state: Path, listen: str, runtime: Sequence[str]) -> list[str]:
     return [
         sys.executable,
         "-m",
         "kplane.controlplane_operator.main",
         f"--kubeconfig={way.kubeconfig}",
-        "--runtime=process",
-        "--leader-elect",
+        *runtime,
         f"--state-dir={state}",
         *(f"--programs-dir={directory}" for directory in handle.programs),
         f"--shared-etcd-endpoint={handle.tenants_etcd.endpoint}",
@@ -220,6 +227,25 @@ async def _clean(client: Client, eventually: Callable[..., Awaitable[Any]]) -> N
         return len((await client.list(CONTROL_PLANES)).items)
 
     await eventually(left, lambda found: found == 0, timeout=120.0)
+
+
+@contextlib.asynccontextmanager
+async def rights_to_run_pods(client: Client) -> AsyncIterator[None]:
+    """Give the operator of the embedded cluster the rights to run components as pods."""
+    plain = {(item["kind"], item["metadata"]["name"]) for item in rbac_manifests()}
+    kinds = {"ClusterRole": CLUSTER_ROLES, "ClusterRoleBinding": CLUSTER_ROLE_BINDINGS}
+    rights = [
+        (kinds[item["kind"]], item)
+        for item in rbac_manifests(pods=True)
+        if item["kind"] in kinds and (item["kind"], item["metadata"]["name"]) not in plain
+    ]
+    for resource, item in rights:
+        await client.apply(resource, item)
+    try:
+        yield
+    finally:
+        for resource, item in rights:
+            await client.delete(resource, item["metadata"]["name"])
 
 
 @pytest.fixture
@@ -248,15 +274,23 @@ async def pair(
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         stack.push_async_callback(end_processes, directory, grace_seconds=2.0)
         client = await stack.enter_async_context(Client(ClusterConfig.load(api_server.admin_kubeconfig)))
-        await client.create(LEASES, {"metadata": {"name": LEASE, "namespace": NAMESPACE}})
-        stack.push_async_callback(client.delete, LEASES, LEASE, namespace=NAMESPACE)
+        await stack.enter_async_context(rights_to_run_pods(client))
         try:
             for name in ("first", "second"):
                 made = await stack.enter_async_context(way(name, handle=api_server, directory=directory, log=log))
                 operator_log = tmp_path / f"{name}.log"
                 state = directory / ("both" if one_directory else f"of-{name}")
+                runtime = PROCESSES if one_directory else PODS
                 operators.append(
-                    await start(name, way=made, handle=api_server, state=state, log=operator_log, port=hold_port())
+                    await start(
+                        name,
+                        way=made,
+                        handle=api_server,
+                        state=state,
+                        log=operator_log,
+                        port=hold_port(),
+                        runtime=runtime,
+                    )
                 )
                 await eventually(operators[-1].ready, timeout=120.0)
                 if name == "first":

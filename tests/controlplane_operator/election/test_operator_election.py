@@ -91,7 +91,7 @@ async def test_two_operators_go_on_as_they_were_when_the_lease_is_deleted(pair: 
     from kplane.provider.client.resources import LEASES
 
     holder = await pair.holder()
-    await pair.client.delete(LEASES, "kplane-operator", namespace="kplane-system")
+    await pair.client.delete(LEASES, "kplane-operator", namespace="kube-system")
     await pair.eventually(pair.holder, lambda found: found == holder)
     async with pair.busy():
         await pair.eventually(lambda: len(pair.log) > 3)

@@ -152,6 +152,9 @@ async def running_operator(
         shared_etcd_credentials=handle.tenants_etcd_credentials if shared_etcd else None,
         mcm_program=Path(dedicated_mcm.program) if dedicated_mcm is not None else None,
         mcm_arg=tuple(dedicated_mcm.args) if dedicated_mcm is not None else (),
+        # It runs in the process of the tests, which is not to end when the machine is busy.
+        leader_elect_lease_seconds=30,
+        leader_elect_renew_deadline_seconds=25,
         **(snapshots or {}),
     )
     async with asyncio.TaskGroup() as group:

@@ -69,6 +69,9 @@ async def url(
         listen=HostPort("127.0.0.1", port),
         shared_etcd_endpoint=api_server.tenants_etcd.endpoint,
         shared_etcd_credentials=api_server.tenants_etcd_credentials,
+        # The operator outlasts the outages of these tests.
+        leader_elect_lease_seconds=30,
+        leader_elect_renew_deadline_seconds=25,
     )
     async with asyncio.TaskGroup() as group:
         group.create_task(run_operator(settings, stop=stop))

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from kplane.api.names import SCHEDULED_FOR_ANNOTATION
+from kplane.api.names import OPERATOR_LEASE, OPERATOR_LEASE_NAMESPACE, SCHEDULED_FOR_ANNOTATION
 from kplane.controlplane_operator.controlplanes.retained_data import POD_SECURITY
 from kplane.controlplane_operator.controlplanes.service_monitors import SERVICE_MONITORS
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_SNAPSHOTS
 from kplane.embedded.errors import KubectlFailed
 from kplane.embedded.handle import Handle
 from kplane.embedded.kubectl import Kubectl
-from kplane.provider import ApiError, Client, ClusterConfig
+from kplane.provider import ApiError, Client, ClusterConfig, NotFound
 from kplane.provider.access.impersonation import Impersonation
 from kplane.provider.client.resources import (
     CLUSTER_ROLE_BINDINGS,
@@ -127,7 +127,7 @@ def service_monitor(namespace: str) -> dict[str, Any]:
     return {"apiVersion": "monitoring.coreos.com/v1", "kind": "ServiceMonitor", "metadata": metadata, "spec": {}}
 
 
-def lease(namespace: str, name: str = OPERATOR_ACCOUNT) -> dict[str, Any]:
+def lease(namespace: str, name: str = OPERATOR_LEASE) -> dict[str, Any]:
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
@@ -388,7 +388,7 @@ async def operator(api_server: Handle, tokens: dict[str, str]) -> AsyncIterator[
 
 async def in_force(api_server: Handle, operator: Client, tokens: dict[str, str]) -> bool:
     """Tell whether the API server has seen all that was written: who may write at all is held up by a policy only."""
-    if await refusal(operator, "put", lease("kplane-system")):
+    if await refusal(operator, "put", lease(OPERATOR_LEASE_NAMESPACE)):
         return False
     told = [await refusal(operator, "create", deployment(FOREIGN))]
     told += [await status_refusal(api_server, tokens[name], {"ready": False}) for name in (MCM_ACCOUNT, ACCOUNT)]
@@ -416,6 +416,8 @@ async def refusal(operator: Client, verb: str, body: dict[str, Any]) -> str:
                 )
             case "put":
                 # As the operator does: by its name, whether it is there or not.
+                with contextlib.suppress(NotFound):
+                    body = await operator.get(resource, where["name"], namespace=where.get("namespace"))
                 await operator.request("PUT", path, body=body, params=params)
             case "delete":
                 await operator.request("DELETE", path, params=params)

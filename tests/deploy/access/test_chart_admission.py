@@ -88,7 +88,7 @@ ALLOWED = [
     ("apply", own_binding(TENANT)),
     ("delete", own_binding(TENANT)),
     ("create", event("default")),
-    ("put", lease("kplane-system")),
+    ("put", lease("kube-system")),
     ("create", account(TENANT, "mcm-xyz765")),
     ("delete", account(TENANT)),
     ("create", binding(OTHER, user=ACCOUNT, home=TENANT)),

@@ -55,7 +55,7 @@ def told(questions: Sequence[tuple[str, str, str]]) -> list[str]:
 
 OURS = "controlplane.kplane.dev"
 
-LEASE = f"coordination.k8s.io/leases:{OPERATOR_ACCOUNT}"
+LEASE = "coordination.k8s.io/leases:kplane-operator"
 
 MONITORS = "monitoring.coreos.com/servicemonitors"
 
@@ -101,7 +101,7 @@ OPERATOR_MAY = [
     *[(verb, "serviceaccounts", TENANT) for verb in ("list", "watch", "create", "patch", "delete")],
     *[(verb, "events", "default") for verb in ("get", "create", "patch")],
     *[(verb, "configmaps", "kplane-system") for verb in ("list", "watch")],
-    *[(verb, LEASE, "kplane-system") for verb in ("get", "watch", "create", "update")],
+    *[(verb, LEASE, "kube-system") for verb in ("get", "watch", "create", "update")],
 ]
 
 OPERATOR_MAY_NOT = [
@@ -127,9 +127,9 @@ OPERATOR_MAY_NOT = [
     *[(verb, "configmaps", TENANT) for verb in ("get", "list", "watch")],
     *[(verb, "configmaps", "kplane-system") for verb in ("create", "patch", "delete")],
     ("create", "events", TENANT),
-    *[(verb, LEASE, "kplane-system") for verb in ("list", "patch", "delete")],
-    *[(verb, "coordination.k8s.io/leases:another", "kplane-system") for verb in ("get", "create", "update")],
-    ("update", LEASE, TENANT),
+    *[(verb, LEASE, "kube-system") for verb in ("list", "patch", "delete")],
+    *[(verb, "coordination.k8s.io/leases:another", "kube-system") for verb in ("get", "create", "update")],
+    *[("update", LEASE, where) for where in (TENANT, "kplane-system")],
     ("list", "nodes", ""),
     *[
         (verb, "secrets", where)
@@ -186,7 +186,7 @@ MCM_MAY_NOT = [
     ("list", "pods", "kplane-system"),
     *[("create", "events", where) for where in (TENANT, "kplane-system", "")],
     *[(verb, "events", "default") for verb in ("list", "delete", "update")],
-    *[(verb, f"{LEASES}:{OPERATOR_ACCOUNT}", "kplane-system") for verb in ("get", "update", "patch", "delete")],
+    *[(verb, LEASE, "kube-system") for verb in ("get", "update", "patch", "delete")],
     *[("create", LEASES, where) for where in (TENANT, "kplane-system", "kube-system", "")],
 ]
 

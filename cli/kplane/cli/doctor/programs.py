@@ -11,7 +11,7 @@ from typing import Any, Final
 from prometheus_client.parser import text_string_to_metric_families
 
 from kplane.api import ControlPlane
-from kplane.api.names import GATEWAY_LEASE_LABEL, GATEWAY_NAMESPACE
+from kplane.api.names import GATEWAY_LEASE_LABEL, GATEWAY_NAMESPACE, OPERATOR_LEASE, OPERATOR_LEASE_NAMESPACE
 from kplane.cli.doctor.finding import Finding, error, named, warning
 from kplane.cli.doctor.survey import INSTALL, UPGRADE_COMMAND, Survey
 from kplane.cli.programs import Program
@@ -22,7 +22,6 @@ from kplane.provider.client.resources import LEASES
 __all__ = ["check_controllers_credentials", "check_gateways", "check_leader", "check_programs", "ended"]
 
 _PODS: Final = "kubectl get pods -A -l app.kubernetes.io/part-of=kplane"
-_OPERATOR_LEASES: Final = "app.kubernetes.io/part-of=kplane"
 _EXPIRY: Final = "kplane_credentials_expiry_seconds"
 _SLACK: Final = timedelta(seconds=10)
 """Clocks and renewals differ by so much."""
@@ -92,16 +91,15 @@ def _ended_credentials(text: str) -> set[str]:
 
 
 async def check_leader(survey: Survey) -> Sequence[Finding]:
-    """Find Leases by which no operator works."""
+    """Find that no operator holds its Lease."""
     if survey.programs is None or Program.OPERATOR not in survey.programs.required:
         return []
-    leases = (await survey.client.list(LEASES, label_selector=_OPERATOR_LEASES)).items
+    leases = (await survey.client.list(LEASES, namespace=OPERATOR_LEASE_NAMESPACE)).items
     found = []
     for lease in leases:
-        metadata = lease["metadata"]
-        if metadata["name"].endswith("-operator") and (since := ended(lease, now=survey.now)):
-            subject = f"Lease {metadata['namespace']}/{metadata['name']}"
-            command = f"kubectl logs -n {metadata['namespace']} -l app.kubernetes.io/component=operator --tail=20"
+        if lease["metadata"]["name"] == OPERATOR_LEASE and (since := ended(lease, now=survey.now)):
+            subject = f"Lease {OPERATOR_LEASE_NAMESPACE}/{OPERATOR_LEASE}"
+            command = "kubectl get pods -A -l app.kubernetes.io/component=operator"
             found.append(error(subject, f"no operator works: {since}", command))
     return found
 

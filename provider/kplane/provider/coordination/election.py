@@ -53,7 +53,8 @@ class Election:
     If the Lease cannot be renewed in time, the work is cancelled and awaited. If that takes until the Lease expires,
     `on_overrun` is called in a thread of its own, so that it works while the loop hangs; None leaves this to somebody
     else. `watching` is a client that may watch the Lease, to notice its release, deletion or edit at once; without it,
-    the Lease is read every `retry_seconds`.
+    the Lease is read every `retry_seconds`. `on_wait` is called after each read that finds another holder; `run` raises
+    its exceptions.
     """
 
     def __init__(
@@ -62,10 +63,12 @@ class Election:
         *,
         watching: Client | None = None,
         on_overrun: Callable[[], None] | None = end_process,
+        on_wait: Callable[[], None] | None = None,
         now: Callable[[], float] = clock,
     ) -> None:
         self.lease: Final = lease
         self._watching = watching
+        self._on_wait = on_wait
         self._on_overrun = on_overrun
         self._now = now
         self._bell = asyncio.Event()
@@ -97,10 +100,13 @@ class Election:
             try:
                 if await self.lease.try_acquire():
                     return
+                if self._on_wait is not None:
+                    self._on_wait()
                 # Not a moment later than it may be taken.
                 pause = min(self._retry(), self.lease.free_at - self._now())
                 pause = pause if pause > 0 else self._retry()
-                problem = f"{self.lease} is held by {self.lease.holder or 'nobody'}"
+                since = f" since {self.lease.held_since}" if self.lease.holder and self.lease.held_since else ""
+                problem = f"{self.lease} is held by {self.lease.holder or 'nobody'}{since}"
             except ProviderError as error:
                 pause, problem = self._retry(), f"failed to acquire {self.lease}: {error}"
             if problem != logged:

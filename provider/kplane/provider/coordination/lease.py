@@ -134,6 +134,7 @@ class Lease:
         self._seen: _Record | None = None
         self._seen_since = _NEVER
         self._seen_version = 0
+        self._renewed_by: str | None = None
         self._existed = False
         """Whether there ever was one to be seen."""
         self._transitions = 0
@@ -174,6 +175,16 @@ class Lease:
     def holder(self) -> str | None:
         """Its holder when it was last read; None if there was none."""
         return (self._seen.holder or None) if self._seen is not None else None
+
+    @property
+    def held_since(self) -> str:
+        """Time at which its holder acquired it, as the object has it; for people, and empty if unknown."""
+        return self._seen.acquired if self._seen is not None else ""
+
+    @property
+    def renewed_by(self) -> str | None:
+        """Holder that has renewed it between two reads, and so is alive; None if no renewal was seen."""
+        return self._renewed_by if self.holder is not None and self._renewed_by == self.holder else None
 
     @property
     def transitions(self) -> int:
@@ -275,6 +286,8 @@ class Lease:
     def _see(self, record: _Record | None, *, version: int) -> None:
         self._seen_version = version
         if record != self._seen or self._seen_since == _NEVER:
+            if record is not None and self._seen is not None and record == replace(self._seen, renewed=record.renewed):
+                self._renewed_by = record.holder
             self._seen, self._seen_since = record, self._now()
             if record is not None:
                 self._existed, self._transitions = True, record.transitions

@@ -1,0 +1,142 @@
+"""Leader election of operators: of one installation they follow each other, of two installations one is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kplane.controlplane_operator import leadership
+from kplane.controlplane_operator.config import ElectionSettings
+from kplane.controlplane_operator.leadership import AnotherOperator, Leadership
+from kplane.provider import ClusterConfig
+from kplane.provider.client.resources import LEASES
+from kplane.provider.coordination.lease import LeaseTimings
+from kplane.provider.testing import FakeCluster
+
+QUICK = LeaseTimings(duration_seconds=2, renew_deadline_seconds=1.5, retry_seconds=0.1)
+LONG = LeaseTimings(duration_seconds=60, renew_deadline_seconds=40.0, retry_seconds=0.1)
+
+
+@pytest.fixture
+async def hub(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeCluster]:
+    """The management cluster, with the empty Lease that an installation brings."""
+    cluster = FakeCluster("hub")
+    monkeypatch.setattr(leadership, "Client", lambda *_, **__: cluster.make_client())
+    await cluster.client.create(LEASES, {"metadata": {"namespace": "kube-system", "name": "kplane-operator"}})
+    yield cluster
+    await cluster.aclose()
+
+
+def operator(state: Path, *, pods: str | None = None, timings: LeaseTimings = QUICK) -> Leadership:
+    settings = ElectionSettings(namespace="kplane-system", pods=pods, timings=timings)
+    return Leadership(settings, config=ClusterConfig("https://hub.invalid"), state_dir=state)
+
+
+@contextlib.asynccontextmanager
+async def working(member: Leadership) -> AsyncIterator[None]:
+    """Let an operator work within."""
+    began = asyncio.Event()
+
+    async def work() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    async with member:
+        running = asyncio.create_task(member.run(work))
+        started = asyncio.create_task(began.wait())
+        try:
+            await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                await running
+            yield
+        finally:
+            for task in (running, started):
+                task.cancel()
+            await asyncio.wait({running, started})
+
+
+async def spec_of(hub: FakeCluster) -> dict[str, Any]:
+    spec: dict[str, Any] = (await hub.client.get(LEASES, "kplane-operator", namespace="kube-system"))["spec"]
+    return spec
+
+
+async def killed(hub: FakeCluster, member: Leadership) -> None:
+    """Leave the Lease as an operator leaves it that is killed while it works."""
+    async with working(member):
+        held = await spec_of(hub)
+    assert not (await spec_of(hub))["holderIdentity"]
+    await hub.client.patch(LEASES, "kplane-operator", {"spec": held}, namespace="kube-system")
+
+
+async def test_next_operator_of_a_directory_takes_over_from_a_killed_one_at_once(
+    hub: FakeCluster, tmp_path: Path
+) -> None:
+    await killed(hub, operator(tmp_path, timings=LONG))
+    async with asyncio.timeout(LONG.duration_seconds / 2), working(operator(tmp_path, timings=LONG)):
+        assert (await spec_of(hub))["holderIdentity"]
+
+
+async def test_operator_of_a_copied_directory_waits_for_the_end_of_the_lease(hub: FakeCluster, tmp_path: Path) -> None:
+    await killed(hub, operator(tmp_path / "a", timings=LONG))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5), working(operator(tmp_path / "b", timings=LONG)):
+            pass
+
+
+async def test_second_operator_of_a_directory_waits_while_the_first_one_lives(hub: FakeCluster, tmp_path: Path) -> None:
+    async with working(operator(tmp_path)):
+        holder = (await spec_of(hub))["holderIdentity"]
+        second = operator(tmp_path)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.0), working(second):
+                pass
+        assert second.role() == f"standby, the leader is {holder}"
+        assert not second.leading
+
+
+async def test_operator_of_another_directory_is_refused_with_the_name_of_the_first_one(
+    hub: FakeCluster, tmp_path: Path
+) -> None:
+    async with working(operator(tmp_path / "a")):
+        since = (await spec_of(hub))["acquireTime"]
+        with pytest.raises(AnotherOperator, match=f":{tmp_path}/a of another installation .* since {since}"):
+            async with working(operator(tmp_path / "b")):
+                pass
+
+
+async def test_operator_of_another_release_is_refused_with_the_pod_of_the_first_one(
+    hub: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "kplane-operator-5f")
+    async with working(operator(tmp_path / "a", pods="kplane-system/kplane")):
+        with pytest.raises(AnotherOperator, match="operator kplane-system/kplane-operator-5f of another"):
+            async with working(operator(tmp_path / "b", pods="kplane-system/other")):
+                pass
+        with pytest.raises(AnotherOperator):
+            async with working(operator(tmp_path / "c")):
+                pass
+
+
+async def test_replica_of_a_release_waits_and_follows(hub: FakeCluster, tmp_path: Path) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(working(operator(tmp_path / "a", pods="ns/kplane")))
+        second = working(operator(tmp_path / "b", pods="ns/kplane"))
+        following = asyncio.create_task(second.__aenter__())
+        await asyncio.wait({following}, timeout=1.0)
+        assert not following.done()
+        await stack.aclose()
+        await following
+        await second.__aexit__(None, None, None)
+
+
+async def test_operator_of_another_directory_follows_one_that_is_dead(hub: FakeCluster, tmp_path: Path) -> None:
+    await killed(hub, operator(tmp_path / "a"))
+    async with asyncio.timeout(30.0), working(operator(tmp_path / "b")):
+        pass
