@@ -109,7 +109,7 @@ async def test_an_operator_that_has_not_begun_to_work_is_not_ready(
     async def readyz() -> tuple[int, str]:
         return await ask(url, "/readyz")
 
-    status, text = await eventually(readyz)
+    status, text = await eventually(readyz, lambda answer: "[+]leader-election leader" in answer[1])
     assert status == 503
     assert "[-]caches the Secrets of namespace kplane-system were not listed yet" in text
     begin.set()
