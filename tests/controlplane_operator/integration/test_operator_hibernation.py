@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn
-from urllib.parse import urlsplit
 
-import aiohttp
 import pytest
 import pytest_asyncio
 
@@ -17,20 +14,20 @@ from kplane.api.names import SLEEP_REQUESTED_ANNOTATION, WAKE_REQUESTED_ANNOTATI
 from kplane.controlplane_operator.backends.template_making import TemplateMaker
 from kplane.controlplane_operator.component_names import apiserver_name
 from kplane.controlplane_operator.errors import TemplateFailed
-from kplane.controlplane_operator.hibernation import room as rooms
 from kplane.controlplane_operator.hibernation import sleeper as sleepers
-from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
 from kplane.controlplane_operator.watch import secrets
 from kplane.data import Owner, is_copy
 from kplane.provider import Client, Resource
 from kplane.provider.client.resources import NAMESPACES, SECRETS
 
+from .sleeping import ON_DEMAND, annotate, announce, answers, condition, now, wake
+
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 _CRON_JOBS = Resource("batch/v1", "CronJob", "cronjobs", namespaced=True)
 _AUTOSCALERS = Resource("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers", namespaced=True)
-_ON_DEMAND = {"virtual": {"start": "OnDemand"}, "deletionPolicy": "Destroy"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,46 +46,12 @@ def impatience() -> Iterator[None]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sleeper(field: Any) -> str:
     """A control plane that was born asleep, with a registration."""
-    await field.create("ControlPlane", "sleeper", **_ON_DEMAND)
+    await field.create("ControlPlane", "sleeper", **ON_DEMAND)
     await field.create(
         "ControlPlaneRegistration", "sleeper", controlPlaneRef={"name": "sleeper"}, services=["Controllers"]
     )
     await field.becomes("ControlPlane", "sleeper", "Hibernated")
     return "sleeper"
-
-
-def condition(obj: dict[str, Any], kind: str) -> dict[str, Any]:
-    return next((each for each in obj["status"]["conditions"] if each["type"] == kind), {})
-
-
-async def answers(field: Any, name: str) -> bool:
-    """Tell whether a program listens where the control plane is published."""
-    where = urlsplit((await field.get("ControlPlane", name))["status"]["endpoint"])
-    with contextlib.suppress(OSError):
-        _, writer = await asyncio.open_connection(where.hostname, where.port)
-        writer.close()
-        await writer.wait_closed()
-        return True
-    return False
-
-
-async def annotate(field: Any, name: str, **annotations: str | None) -> None:
-    await field.client.patch(CONTROL_PLANES, name, {"metadata": {"annotations": annotations}})
-
-
-async def announce(field: Any, name: str, instance: dict[str, Any] | None) -> None:
-    """Say of a registration, as mcm does, that an instance works for it, or none any more."""
-    body = {"status": {"instance": instance}}
-    await field.client.patch(CONTROL_PLANE_REGISTRATIONS, name, body, subresource="status")
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat()
-
-
-async def wake(field: Any, name: str) -> dict[str, Any]:
-    await annotate(field, name, **{WAKE_REQUESTED_ANNOTATION: now()})
-    return await field.becomes("ControlPlane", name, "Reconciled")
 
 
 async def test_it_is_published_without_an_api_server(field: Any, sleeper: str) -> None:
@@ -220,7 +183,7 @@ async def test_one_that_falls_asleep_is_woken_before_its_api_server_ended(field:
 
 async def test_a_change_of_its_spec_wakes_it(field: Any, sleeper: str) -> None:
     name = "edited"
-    await field.create("ControlPlane", name, **_ON_DEMAND)
+    await field.create("ControlPlane", name, **ON_DEMAND)
     await field.becomes("ControlPlane", name, "Hibernated")
     await field.client.patch(CONTROL_PLANES, name, {"spec": {"virtual": {"start": "Always"}}})
     found = await field.becomes("ControlPlane", name, "Reconciled")
@@ -231,7 +194,7 @@ async def test_a_change_of_its_spec_wakes_it(field: Any, sleeper: str) -> None:
 
 async def test_one_that_sleeps_is_deleted_with_its_data(field: Any, sleeper: str) -> None:
     name = "never-woken"
-    await field.create("ControlPlane", name, **_ON_DEMAND)
+    await field.create("ControlPlane", name, **ON_DEMAND)
     await field.becomes("ControlPlane", name, "Hibernated")
     await field.client.delete(CONTROL_PLANES, name)
     await field.gone(CONTROL_PLANES, name)
@@ -277,70 +240,3 @@ async def test_one_whose_tokens_only_its_api_server_can_issue_stays_awake(field:
     assert "hibernation" not in found["status"]
     assert await answers(field, name)
     assert "only its API server can issue" in condition(found, "Hibernated")["message"]
-
-
-@pytest.mark.slow
-@pytest.mark.asyncio(loop_scope="function")
-async def test_an_operator_that_comes_back_continues_where_the_one_before_was(mortal_field: Any) -> None:
-    field, running = mortal_field
-    name = "survivor"
-    async with running():
-        await field.create("ControlPlane", name, **_ON_DEMAND)
-        await field.create("ControlPlaneRegistration", name, controlPlaneRef={"name": name}, services=["Controllers"])
-        await field.becomes("ControlPlane", name, "Hibernated")
-    await annotate(field, name, **{WAKE_REQUESTED_ANNOTATION: now()})
-    async with running():
-        uid = (await field.becomes("ControlPlane", name, "Reconciled"))["metadata"]["uid"]
-        config = await field.tenant(name)
-        await announce(field, name, {"controlPlaneUID": uid, "services": ["Controllers"]})
-        await annotate(field, name, **{SLEEP_REQUESTED_ANNOTATION: now()})
-        await field.becomes("ControlPlane", name, "FallingAsleep")
-    assert await answers(field, name)
-    await announce(field, name, None)
-    async with running():
-        asleep = await field.becomes("ControlPlane", name, "Hibernated")
-        assert not await answers(field, name)
-    async with running():
-        assert await field.settles(lambda: field.reason("ControlPlane", name)) == "Hibernated"
-        assert not await answers(field, name)
-        assert (await field.get("ControlPlane", name))["status"]["hibernation"] == asleep["status"]["hibernation"]
-        await wake(field, name)
-        async with Client(config) as client:
-            assert (await client.list(NAMESPACES)).items
-
-
-@pytest.mark.slow
-@pytest.mark.asyncio(loop_scope="function")
-async def test_the_longest_idle_one_sleeps_for_one_that_wakes(
-    mortal_field: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    field, running = mortal_field
-    monkeypatch.setattr(rooms, "_IN_USE", timedelta(hours=1))
-    monkeypatch.setattr(rooms, "_SPARED_SECONDS", 0.0)
-    async with running(snapshots={"awake_limit": 1}) as url:
-        for name in ("early", "late"):
-            await field.create("ControlPlane", name, **_ON_DEMAND)
-            await field.becomes("ControlPlane", name, "Hibernated")
-        await wake(field, "early")
-        await annotate(field, "late", **{WAKE_REQUESTED_ANNOTATION: now()})
-        waits = await field.becomes("ControlPlane", "late", "WaitsForRoom")
-        assert (waits["status"]["phase"], condition(waits, "Ready")["status"]) == ("Hibernated", "True")
-        assert condition(waits, "Hibernated")["reason"] == "WaitsForRoom"
-        assert not await answers(field, "late")
-        counted = await scraped(url, "kplane_on_demand_control_planes")
-        assert counted == {'{state="awake"}': 1.0, '{state="asleep"}': 0.0, '{state="waiting"}': 1.0}
-        assert await field.reason("ControlPlane", "early") == "Reconciled"
-
-        # Now no client has used it for long enough.
-        monkeypatch.setattr(rooms, "_IN_USE", timedelta(0))
-        woken = await field.becomes("ControlPlane", "late", "Reconciled")
-        assert "hibernation" not in woken["status"]
-        slept = await field.becomes("ControlPlane", "early", "Hibernated")
-        assert slept["status"]["hibernation"]["reason"] == "RoomNeeded"
-        assert not await answers(field, "early")
-
-
-async def scraped(url: str, metric: str) -> dict[str, float]:
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as answer:
-        lines = (line.rsplit(" ", 1) for line in (await answer.text()).splitlines() if line.startswith(metric))
-        return {labels.removeprefix(metric): float(value) for labels, value in lines}
