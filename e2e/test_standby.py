@@ -37,8 +37,8 @@ def _scale(kubectl: Kubectl, replicas: int) -> None:
 
 def _holder(kubectl: Kubectl) -> str:
     """Return the name of the leader's Pod; empty if there is none."""
-    spec = kubectl.get("lease", "kplane-operator", "-n", NAMESPACE).get("spec", {})
-    return str(spec.get("holderIdentity") or "").partition("_")[0]
+    spec = kubectl.get("lease", "kplane-operator", "-n", "kube-system").get("spec", {})
+    return str(spec.get("holderIdentity") or "").partition("_")[0].removeprefix(f"{NAMESPACE}/")
 
 
 @pytest.mark.usefixtures("two_operators")
