@@ -187,14 +187,14 @@ async def test_defaults_of_a_control_plane(create: Create) -> None:
 async def test_defaults_of_a_class(create: Create) -> None:
     created = await create(manifest("ControlPlaneClass", "crd-defaults", {}), dry_run=True)
     assert created["spec"] == {
-        "auth": {"model": "token", "defaultRole": "cluster-admin", "lifetime": "24h"},
+        "auth": {"model": "token", "defaultRole": "cluster-admin", "lifetime": "72h"},
     }
 
 
 async def test_a_class_that_says_half_gets_the_other_half(create: Create) -> None:
     body = manifest("ControlPlaneClass", "crd-defaults", {"auth": {"defaultRole": "view"}})
     created = await create(body, dry_run=True)
-    assert created["spec"]["auth"] == {"model": "token", "defaultRole": "view", "lifetime": "24h"}
+    assert created["spec"]["auth"] == {"model": "token", "defaultRole": "view", "lifetime": "72h"}
 
 
 async def test_the_mode_of_an_adopted_one_cannot_be_changed(control_plane: str, patch: Patch) -> None:

@@ -18,7 +18,6 @@ from kplane.controlplane_operator.controlplanes.passes import Pass
 from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneReconciler
 from kplane.controlplane_operator.controlplanes.summary import Summary
 from kplane.controlplane_operator.endpoints.addresses import Addresses
-from kplane.controlplane_operator.errors import RoleMissing
 from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
@@ -64,7 +63,7 @@ def look(*, status: dict[str, Any] | None = None, **found: Any) -> Pass:
 def published(**found: Any) -> dict[str, Any]:
     administrator = ClusterConfig(server=_URL, token="administrator")
     provision = Provision(Addresses(_URL, _URL, _URL), administrator=administrator, authorities=None)
-    credentials = cast("Credentials", SimpleNamespace(lacking=None, **found))
+    credentials = cast("Credentials", SimpleNamespace(incomplete=None, **found))
     return {"provision": provision, "credentials": credentials, "published": _PUBLISHED}
 
 
@@ -102,7 +101,8 @@ def test_it_is_ready_when_all_phases_have_been_passed(summary: Summary) -> None:
 
 
 def test_what_is_published_is_renewed_while_a_person_is_needed(summary: Summary) -> None:
-    found = published() | {"credentials": SimpleNamespace(lacking=RoleMissing("no such role"))}
+    role = ConditionError(Reason.ROLE_NOT_FOUND, "no such role")
+    found = published() | {"credentials": SimpleNamespace(incomplete=role)}
     status = summary.status(look(status=_PUBLISHED, **found))
     assert (status.phase, status.conditions[0].reason) == ("Failed", "RoleNotFound")
     taken = ConditionError(Reason.ENDPOINT_INVALID, "another one's")

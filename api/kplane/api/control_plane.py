@@ -467,7 +467,7 @@ class ControlPlaneStatus(ApiModel):
     remembered_class: RememberedClass | None = None
     """What the class decided, which stays in force where the class is deleted, until another one is named."""
     credentials_expire_at: AwareDatetime | None = None
-    """When the credentials in the published kubeconfig end; the Secret has others before, after two thirds of their
+    """When the credentials in the published kubeconfig end; the Secret has others before, after a third of their
     life.
     """
     version: Annotated[str, StringConstraints(max_length=63)] | None = None

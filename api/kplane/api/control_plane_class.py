@@ -103,9 +103,9 @@ class AuthSpec(ApiModel):
         StringConstraints(min_length=1, max_length=32),
         duration_within(_SHORTEST_LIFETIME, _LONGEST_LIFETIME),
         duration_rules("spec.auth.lifetime", shortest=_SHORTEST_LIFETIME, longest=_LONGEST_LIFETIME),
-    ] = "24h"
-    """How long tokens and client certificates in published Secrets are valid, such as 24h, 90m or 1h30m; from 10m to
-    8760h. The API server of a control plane may grant tokens another lifetime. They are renewed after two thirds of it.
+    ] = "72h"
+    """How long tokens and client certificates in published Secrets are valid, such as 72h, 90m or 1h30m; from 10m to
+    8760h. The API server of a control plane may grant tokens another lifetime. They are renewed after a third of it.
     A change issues new ones at once; those issued before stay valid until their own end.
     """
 

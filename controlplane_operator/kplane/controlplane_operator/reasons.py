@@ -275,6 +275,11 @@ class Reason(StrEnum):
         "wait; the operator retries what the message names",
         _in(_READY, phase=_PROVISIONING, transient=True, expected=True),
     )
+    WEBHOOK_REFUSED = (
+        "WebhookRefused",
+        "mend or delete the admission webhook of the control plane that the message names",
+        _in(_READY, _ADDONS),
+    )
     DELETING = (
         "Deleting",
         "wait; the message says for what",

@@ -101,7 +101,7 @@ async def test_a_class_tells_what_cannot_be_acted_on(field: Any, adopt: Adopt) -
 
     # Of one that is published, everything but the role goes on: what it had is taken away, and credentials are renewed.
     published = (await field.get("ControlPlane", "roleless"))["status"]["credentialsExpireAt"]
-    auth = {"defaultRole": "no-such-role", "lifetime": "48h"}
+    auth = {"defaultRole": "no-such-role", "lifetime": "96h"}
     await field.client.patch(CONTROL_PLANE_CLASSES, "roleless", {"spec": {"auth": auth}})
     await field.becomes("ControlPlane", "roleless", "RoleNotFound")
 

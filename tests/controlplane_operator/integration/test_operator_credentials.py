@@ -15,8 +15,8 @@ import pytest
 
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
 from kplane.controlplane_operator.pki.primitives import expiry
-from kplane.provider import Client, ClusterConfig
-from kplane.provider.client.resources import CLUSTER_ROLES, NAMESPACES, SECRETS, SERVICE_ACCOUNTS
+from kplane.provider import ApiError, Client, ClusterConfig, Resource
+from kplane.provider.client.resources import CLUSTER_ROLES, CONFIG_MAPS, NAMESPACES, SECRETS, SERVICE_ACCOUNTS
 from tests.controlplane_operator.controller_manager import running_controllers
 
 from .conftest import owner_of
@@ -31,6 +31,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 Adopt = Callable[..., Awaitable[dict[str, Any]]]
 
 _GROUP = "controlplane.kplane.dev"
+_KIND = "ValidatingWebhookConfiguration"
+_WEBHOOKS = Resource("admissionregistration.k8s.io/v1", _KIND, f"{_KIND.lower()}s", namespaced=False)
 _AGGREGATION = "--controllers=clusterrole-aggregation-controller"
 
 
@@ -89,6 +91,45 @@ async def test_the_class_says_how_long_credentials_live(field: Any, adopt: Adopt
         return [series for series in await metrics(field) if f'"{name}"' in series]
 
     await field.eventually(left, lambda found: found == [])
+
+
+@pytest.mark.parametrize("mode", ["Virtual", pytest.param("Dedicated", marks=pytest.mark.slow)])
+async def test_webhook_of_a_tenant_refuses_no_renewal(field: Any, mode: str) -> None:
+    name = f"hooked-{mode.lower()}"
+    await field.create("ControlPlaneClass", name, deletionPolicy="Destroy", auth={"lifetime": "2h"})
+    await field.create("ControlPlane", name, mode=mode, classRef={"name": name})
+    await field.becomes("ControlPlane", name, "Reconciled")
+    before = await field.tenant(name)
+    rule = {"apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*/*"], "operations": ["*"]}
+    webhook = {
+        "name": "gate.example.org",
+        "rules": [rule],
+        "clientConfig": {"url": "https://127.0.0.1:9/"},
+        "failurePolicy": "Fail",
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    async with Client(before) as tenant:
+        await tenant.create(_WEBHOOKS, {"metadata": {"name": "gate"}, "webhooks": [webhook]})
+        body = {"metadata": {"name": "a", "namespace": "default"}}
+
+        async def closed() -> bool:
+            with pytest.raises(ApiError, match="gate"):
+                await tenant.apply(CONFIG_MAPS, body)
+            return True
+
+        await field.eventually(closed)
+        await field.client.patch(CONTROL_PLANE_CLASSES, name, {"spec": {"auth": {"lifetime": "96h"}}})
+        after = await field.eventually(lambda: field.tenant(name), lambda found: found.token != before.token)
+        assert ends(after) - datetime.now(UTC) > timedelta(hours=95)
+        async with Client(after) as renewed:
+            await renewed.list(NAMESPACES)
+        found = await field.becomes("ControlPlane", name, "WebhookRefused")
+        (told,) = [each["message"] for each in found["status"]["conditions"] if each["type"] == "Ready"]
+        assert 'failed calling webhook "gate.example.org"' in told
+        await tenant.delete(_WEBHOOKS, "gate")
+        await field.becomes("ControlPlane", name, "Reconciled")
+    await delete(field, name)
 
 
 async def test_metrics_tell_of_beginnings_and_ends(field: Any) -> None:
@@ -289,4 +330,4 @@ async def test_nobody_of_a_destroyed_control_plane_gets_into_the_next_one_of_its
             assert await field.refuses(outsider)
         former += [present, await field.tenant("phoenix", secret="controllersSecretRef")]
         await delete(field, "phoenix")
-    assert datetime.now(UTC) + timedelta(hours=20) < min(ends(config) for config in former)
+    assert datetime.now(UTC) + timedelta(hours=68) < min(ends(config) for config in former)

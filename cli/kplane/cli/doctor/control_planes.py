@@ -93,7 +93,7 @@ async def check_credentials(survey: Survey) -> Sequence[Finding]:
         if ends is None:
             continue
         lifetime = lifetimes.get(each.spec.class_ref.name) if each.spec.class_ref is not None else None
-        # The operator renews them when a third of their life is left.
+        # The operator renews them when two thirds of their life are left.
         margin = min(_SOON, lifetime / 4) if lifetime is not None else _SOON
         if ends <= survey.now:
             over.append(each.name)

@@ -70,7 +70,7 @@ class Provision:
     fresh: bool = False
     """Its keys are a copy of a template that was made for it: no credentials of anybody were ever issued there."""
     account_uid: AccountUid | None = None
-    """Reads the uid of a ServiceAccount without the API server; None where only that can tell."""
+    """Reads the uid of a ServiceAccount, for which kplane signs tokens; None if only the API server issues tokens."""
     asleep_as: str | None = None
     """No API server runs: the version that one will have, or had; None while one runs."""
 

@@ -14,7 +14,7 @@ from kplane.api import (
 from kplane.api.resource import ApiModel
 from kplane.workloads import Exposure, Scheduling
 
-__all__ = ["api_server_settings", "exposure_of", "scheduling_of", "service_cidr_of"]
+__all__ = ["api_server_settings", "exposure_of", "scheduling_of", "service_cidr_of", "takes_our_tokens"]
 
 _NONE: Final = ApiServerSettings()
 
@@ -22,6 +22,12 @@ _NONE: Final = ApiServerSettings()
 def api_server_settings(chosen: ControlPlaneClass | None) -> ApiServerSettings:
     """Return how the API server is set up."""
     return (chosen.spec.api_server if chosen is not None else None) or _NONE
+
+
+def takes_our_tokens(chosen: ControlPlaneClass | None) -> bool:
+    """Tell whether the flags of the class leave audiences and lifetimes of tokens as the operator knows them."""
+    flags = [flag.partition("=")[0] for flag in api_server_settings(chosen).extra_args]
+    return not {"--api-audiences", "--service-account-max-token-expiration"}.intersection(flags)
 
 
 def service_cidr_of(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None, kept: str | None) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from kplane.api import ControlPlane, ControlPlaneClass, DeletionPolicy
 from kplane.controlplane_operator.backends.api_server_runner import ApiServerRunner, Ground
 from kplane.controlplane_operator.backends.base import Provision, VersionLag, data_errors, runtime_errors
-from kplane.controlplane_operator.backends.class_settings import scheduling_of
+from kplane.controlplane_operator.backends.class_settings import scheduling_of, takes_our_tokens
 from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url
 from kplane.controlplane_operator.backends.members import DedicatedEtcd, EtcdKeys, EtcdMembers
 from kplane.controlplane_operator.backends.proxy import PROXY_PROCESS, ProxyProgram
@@ -22,10 +23,14 @@ from kplane.controlplane_operator.pki.primitives import issue_client
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.tenant.bootstrap import TENANT_NAMESPACE
+from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.data import Client, DataError, HeldCredentials, RevisionTooFar, Usage
 from kplane.data.fence import fence, is_fenced, lift_fence
 from kplane.data.follow import LARGEST_ANSWER, Place
 from kplane.data.revision import raise_revision
+from kplane.provider import ClusterConfig, NotFound
+from kplane.provider.client.resources import SERVICE_ACCOUNTS
 from kplane.workloads import Phase, Runtime
 
 __all__ = ["DedicatedProvisioner"]
@@ -60,6 +65,7 @@ class DedicatedProvisioner:
         proxy: ProxyProgram = PROXY_PROCESS,
     ) -> None:
         """`quota_bytes` is the size of a database at which its etcd refuses writes."""
+        self._context = context
         self._restorer = restorer
         self._keys = TenantKeys(context)
         self._planner = ApiServerPlanner(context, runtime=runtime)
@@ -99,12 +105,23 @@ class DedicatedProvisioner:
                 etcd_shared=False,
             )
         found = await self._api_servers.provision(control_plane, ground=etcd.ground, writes=writes)
+        signs = takes_our_tokens(etcd.ground.plan.chosen)
         return replace(
             found,
+            account_uid=partial(self._account_uid, found.administrator) if signs else None,
             settled=found.settled and members.settled,
             lag=found.lag or members.lag or _more_than_asked(etcd.wanted, asked=etcd.asked),
             again_seconds=members.again_seconds,
         )
+
+    async def _account_uid(self, administrator: ClusterConfig, account: str) -> str | None:
+        """Ask the API server for the uid of a ServiceAccount of kplane; None if there is none. Raises ProviderError."""
+        async with tenant_client(administrator, connections=self._context.connections) as client:
+            try:
+                found = await client.get(SERVICE_ACCOUNTS, account, namespace=TENANT_NAMESPACE)
+            except NotFound:
+                return None
+        return str(found["metadata"]["uid"])
 
     async def _run_etcd(self, control_plane: ControlPlane, *, begins_at: int | None) -> _Etcd:
         """Have etcd run, with keys and addresses for the API server on it. Raises ConditionError while it does not."""

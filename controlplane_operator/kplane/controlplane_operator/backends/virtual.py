@@ -13,7 +13,7 @@ from kplane.api.conditions import HIBERNATED
 from kplane.controlplane_operator.backends.api_server_runner import ApiServerRunner, Ground
 from kplane.controlplane_operator.backends.apiserver import API_SERVER
 from kplane.controlplane_operator.backends.base import AccountUid, Provision, data_errors, runtime_errors
-from kplane.controlplane_operator.backends.class_settings import api_server_settings
+from kplane.controlplane_operator.backends.class_settings import takes_our_tokens
 from kplane.controlplane_operator.backends.etcd import EtcdAccess
 from kplane.controlplane_operator.backends.prefix_claims import PrefixClaims, etcd_user, owner_of, prefix_of, whose
 from kplane.controlplane_operator.backends.proxy import PROXY_PROCESS, ProxyProgram
@@ -218,7 +218,7 @@ class VirtualProvisioner:
     async def needs_api_server(self, control_plane: ControlPlane) -> str | None:
         """Say in a clause why the API server has to run at all times; None if it need not. Raises KeyspaceError."""
         plan = await self._planner.plan(control_plane)
-        if not _takes_our_tokens(plan):
+        if not takes_our_tokens(plan.chosen):
             return "flags of its class decide about tokens, so that only its API server can issue them"
         auth = plan.chosen.spec.auth if plan.chosen is not None else AuthSpec()
         if auth.model is AuthModel.X509:
@@ -267,7 +267,7 @@ class VirtualProvisioner:
 
     def _accounts(self, control_plane: ControlPlane, *, plan: ApiServerPlan) -> AccountUid | None:
         """Return what reads the uids of ServiceAccounts, if tokens that kplane signs for them are good."""
-        return partial(self._account_uid, prefix_of(control_plane)) if _takes_our_tokens(plan) else None
+        return partial(self._account_uid, prefix_of(control_plane)) if takes_our_tokens(plan.chosen) else None
 
     async def _version(self, plan: ApiServerPlan) -> str:
         """Return the version that an API server of this plan will report, as far as that is known before it runs."""
@@ -401,9 +401,3 @@ class VirtualProvisioner:
 
 def _account_key(account: str) -> str:
     return f"serviceaccounts/{TENANT_NAMESPACE}/{account}"
-
-
-def _takes_our_tokens(plan: ApiServerPlan) -> bool:
-    """Tell whether the flags of the class leave audiences and lifetimes of tokens as the operator knows them."""
-    flags = [flag.partition("=")[0] for flag in api_server_settings(plan.chosen).extra_args]
-    return not {"--api-audiences", "--service-account-max-token-expiration"}.intersection(flags)

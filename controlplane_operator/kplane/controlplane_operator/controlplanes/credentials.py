@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from kplane.api import AuthModel, AuthSpec, ControlPlane, is_true
@@ -20,6 +20,7 @@ from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import BootstrapFailed, RoleMissing
 from kplane.controlplane_operator.pki.issuing import (
     Identity,
+    expires_at,
     issue_certificate,
     issue_token,
     issued_under,
@@ -48,8 +49,8 @@ from kplane.provider.errors import Unauthorized
 
 __all__ = ["CredentialIssuer", "Credentials"]
 
-_ROLE_SECONDS: Final = 15.0
-"""How often the operator looks for a role that a user may create."""
+_INCOMPLETE_SECONDS: Final = 15.0
+"""How often the operator looks for a role that a user may create, or whether a webhook of the user answers again."""
 _VERIFIED_SECONDS: Final = 300.0
 """How long the operator relies on what it found inside a control plane."""
 
@@ -61,8 +62,8 @@ class Credentials:
     admin: Identity
     controllers: Identity
     version: str
-    lacking: RoleMissing | None = None
-    """Why the administrator may do nothing; what is published is still renewed."""
+    incomplete: ConditionError | None = None
+    """Why the inside of the control plane is not as it should be. The credentials are still renewed."""
 
     asleep: bool = False
     """No API server runs, so nothing inside can change."""
@@ -72,7 +73,7 @@ class Credentials:
         renewal = until_renewal(self.admin, self.controllers)
         if self.asleep:
             return renewal
-        return min(jittered(_VERIFIED_SECONDS if self.lacking is None else _ROLE_SECONDS), renewal)
+        return min(jittered(_VERIFIED_SECONDS if self.incomplete is None else _INCOMPLETE_SECONDS), renewal)
 
 
 class CredentialIssuer:
@@ -104,12 +105,12 @@ class CredentialIssuer:
             made = await self._set_up(control_plane, provision, auth=auth, admin=admin, controllers=controllers)
         except ProviderError as error:
             self.forget(uid)
-            raise tenant_error("setting up the control plane", error) from error
+            raise _naming_end(tenant_error("setting up the control plane", error), self._ends(control_plane)) from error
         except BootstrapFailed as error:
             self.forget(uid)
             reason = Reason.ROLE_NOT_FOUND if isinstance(error, RoleMissing) else Reason.BOOTSTRAPPING
             raise ConditionError(reason, str(error)) from error
-        if made.lacking is None:
+        if made.incomplete is None:
             self._verified[uid] = fingerprint, time.monotonic() + jittered(_VERIFIED_SECONDS) * 0.75, refusals
         return made
 
@@ -174,7 +175,7 @@ class CredentialIssuer:
         user = administrator(control_plane.metadata.uid or "", by_certificate=by_certificate)
         certificate, lifetime = provision.controllers, auth.lifetime_asked
         bound = Subject("User", user_of(certificate.certificate)) if certificate else CONTROLLERS_ACCOUNT
-        lacking = None
+        incomplete = None
         async with self._client(provision.administrator) as client:
             try:
                 await bootstrap(
@@ -186,7 +187,12 @@ class CredentialIssuer:
             except RoleMissing as error:
                 if control_plane.status.endpoint is None:
                     raise
-                lacking = error
+                incomplete = ConditionError(Reason.ROLE_NOT_FOUND, str(error))
+            except ProviderError as error:
+                if control_plane.status.endpoint is None or (admin is not None and controllers is not None):
+                    raise
+                # A webhook of the tenant may refuse what kplane writes, and no token that kplane signs.
+                incomplete = tenant_error("setting up the control plane", error)
             if admin is None or await self._version(provision, admin) is None:
                 admin = self._certificate(control_plane, provision, lifetime=lifetime) if by_certificate else None
                 if admin is None:
@@ -199,7 +205,7 @@ class CredentialIssuer:
             raise ConditionError(
                 Reason.CREDENTIALS_REJECTED, "the control plane rejects the credentials that it has just issued"
             )
-        return Credentials(admin, controllers, version, lacking)
+        return Credentials(admin, controllers, version, incomplete)
 
     async def _token(self, client: Client, provision: Provision, *, account: str, lifetime: timedelta) -> Identity:
         """Sign a token by the key of the control plane; ask its API server where kplane has no key, or no uid."""
@@ -237,6 +243,12 @@ class CredentialIssuer:
             return None
         return reported_version(answer)
 
+    def _ends(self, control_plane: ControlPlane) -> datetime | None:
+        """Return when the first of the published credentials ends; None if none are published."""
+        secrets = [self._published(control_plane, name) for name in (kubeconfig_secret_name, controllers_secret_name)]
+        ends = [expires_at(secret) for secret in secrets if secret is not None]
+        return min((end for end in ends if end is not None), default=None)
+
     def _client(self, config: ClusterConfig) -> Client:
         return tenant_client(config, connections=self._context.connections)
 
@@ -264,12 +276,22 @@ class CredentialIssuer:
         return frozenset(f"{registration}/{time}" for registration, time in since if time is not None)
 
 
+def _naming_end(failure: ConditionError, end: datetime | None) -> ConditionError:
+    """Return the failure with the time until which published credentials can be used, if a webhook holds them up."""
+    if failure.reason is not Reason.WEBHOOK_REFUSED or end is None:
+        return failure
+    return ConditionError(
+        failure.reason, f"{failure.message}; the published credentials end at {end:%Y-%m-%d %H:%M} UTC"
+    )
+
+
 def _fingerprint(provision: Provision, auth: AuthSpec) -> str:
     administrator = provision.administrator
     parts = (
         administrator.server.encode(),
         administrator.ca_data or b"",
         (administrator.token or "").encode(),
+        (administrator.proxy or "").encode(),
         auth.model.encode(),
         auth.default_role.encode(),
     )

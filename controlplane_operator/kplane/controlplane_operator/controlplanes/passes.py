@@ -64,6 +64,6 @@ class Pass:
         """Reason and message of the condition Ready."""
         if self.failure is not None:
             return self.failure.reason, self.failure.message
-        if self.credentials is not None and self.credentials.lacking is not None:
-            return Reason.ROLE_NOT_FOUND, str(self.credentials.lacking)
+        if self.credentials is not None and self.credentials.incomplete is not None:
+            return self.credentials.incomplete.reason, self.credentials.incomplete.message
         return Reason.RECONCILED, "; ".join(filter(None, ("the control plane is ready", self.behind)))

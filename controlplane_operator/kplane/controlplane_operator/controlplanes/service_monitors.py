@@ -38,7 +38,8 @@ _PAIR: Final = "tls"
 _USER: Final = "kplane:metrics"
 _GROUP: Final = "system:monitoring"
 """Upstream binds it to the ClusterRole of its name: metrics, health, and the metrics of nodes."""
-_LIFETIME: Final = timedelta(hours=24)
+_LIFETIME: Final = timedelta(days=6)
+"""Certificates are renewed after two thirds of it. The rest outlasts an operator that is down for a day."""
 
 _VERIFIED_SECONDS: Final = 600.0
 """So long a ServiceMonitor that was written is taken to be there."""

@@ -46,7 +46,8 @@ _LIFETIME: Final = f"{GROUP}/lifetime"
 """On a published Secret: how long the class lets its credentials live, if they were issued for that."""
 _CHECKSUM: Final = f"{GROUP}/checksum"
 """On a published Secret: a digest of its credentials and annotations, which shows edits."""
-_RENEWED_AFTER: Final = 2 / 3
+_RENEWED_AFTER: Final = 1 / 3
+"""Two days of the default lifetime are left then: users keep their access while an operator is down for a day."""
 _CLOCKS_DIFFER: Final = timedelta(minutes=1)
 
 
@@ -76,6 +77,7 @@ class Identity:
             token=self.token,
             client_certificate=self.client.certificate if self.client is not None else None,
             client_key=self.client.key if self.client is not None else None,
+            proxy=administrator.proxy,
         )
 
     def _checksum(self, noted: Mapping[str, str]) -> str:
@@ -123,7 +125,9 @@ def sign_token(key: bytes, *, namespace: str, service_account: str, uid: str, li
 
 def issue_certificate(authority: KeyPair, *, user: str, lifetime: timedelta) -> Identity:
     """Issue a client certificate for a user of the control plane."""
-    return replace(of_certificate(issue_client(authority, user=user, lifetime=lifetime)), lifetime=lifetime)
+    renew_at = datetime.now(UTC) + lifetime * _RENEWED_AFTER
+    identity = of_certificate(issue_client(authority, user=user, lifetime=lifetime))
+    return replace(identity, renew_at=renew_at, lifetime=lifetime)
 
 
 def of_certificate(client: KeyPair) -> Identity:

@@ -37,8 +37,8 @@ _EVENTS_NAMESPACE: Final = "default"
 """Events of cluster-scoped objects are there."""
 _VERIFIED_SECONDS: Final = 600.0
 """So long what was written is taken to be there."""
-_TOKEN_LIFETIME: Final = timedelta(hours=24)
-_RENEWED_AFTER: Final = 2 / 3
+_TOKEN_LIFETIME: Final = timedelta(hours=72)
+_RENEWED_AFTER: Final = 1 / 3
 
 
 @dataclass(frozen=True, slots=True)

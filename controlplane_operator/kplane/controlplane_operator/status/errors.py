@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from kplane.controlplane_operator.errors import OperatorError
@@ -11,6 +12,8 @@ from kplane.provider.errors import Forbidden, Unauthorized
 
 __all__ = ["ConditionError", "management_refusal", "tenant_error"]
 
+_WEBHOOK: Final = re.compile(r"(?:failed calling webhook|admission webhook) \"(?P<name>[-.a-zA-Z0-9]{1,253})\"")
+"""In messages of API servers, see ErrCallingWebhook and ToStatusErr of k8s.io/apiserver."""
 _BY_WORD: Final = {str(reason): reason for reason in Reason}
 
 
@@ -28,6 +31,12 @@ class ConditionError(OperatorError):
 def tenant_error(what: str, error: ProviderError) -> ConditionError:
     """Return what an error of a tenant's API server means; `what` names the address or the act."""
     match error:
+        case ApiError() if (webhook := _webhook_of(error)) is not None:
+            remedy = (
+                f"mend or delete webhook {webhook!r} of the control plane, or exclude namespace kplane-system and the"
+                " group rbac.authorization.k8s.io from its rules"
+            )
+            return ConditionError(Reason.WEBHOOK_REFUSED, f"{what}: {error}; {remedy}")
         case Unreachable():
             reason = _BY_WORD[error.reason]
         case Unauthorized() | Forbidden():
@@ -37,6 +46,12 @@ def tenant_error(what: str, error: ProviderError) -> ConditionError:
         case _:
             reason = Reason.FAILED
     return ConditionError(reason, f"{what}: {error}")
+
+
+def _webhook_of(error: ApiError) -> str | None:
+    """Return the name of the admission webhook that refused the request, or did not answer; None if none did."""
+    found = _WEBHOOK.search(str(error))
+    return found["name"] if found is not None else None
 
 
 def management_refusal(error: ProviderError) -> ConditionError:

@@ -1,0 +1,77 @@
+"""Times at which published credentials are renewed, and what refuses a renewal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import NoReturn, cast
+
+import pytest
+
+from kplane.api import AuthSpec, ControlPlane
+from kplane.controlplane_operator.backends.base import Provision
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.controlplanes.credentials import CredentialIssuer
+from kplane.controlplane_operator.endpoints.addresses import Addresses
+from kplane.controlplane_operator.pki.issuing import Identity, issue_certificate, sign_token
+from kplane.controlplane_operator.pki.primitives import create_authority, create_signing_key
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
+from kplane.controlplane_operator.watch.stores import Stores
+from kplane.provider import ClusterConfig
+from kplane.provider.errors import ApiError, Forbidden, ServerError
+
+LIFETIME = AuthSpec().lifetime_asked
+TWO_DAYS = timedelta(days=2)
+
+
+def signed() -> Identity:
+    key = create_signing_key()
+    return sign_token(key, namespace="kplane-system", service_account="a", uid="u", lifetime=LIFETIME)
+
+
+def certified() -> Identity:
+    return issue_certificate(create_authority("a"), user="u", lifetime=LIFETIME)
+
+
+@pytest.mark.parametrize("issue", [signed, certified])
+def test_credentials_last_two_days_after_their_renewal_is_due(issue: Callable[[], Identity]) -> None:
+    identity = issue()
+    assert identity.expires_at - identity.renew_at >= TWO_DAYS - timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ServerError(500, "InternalError", 'Internal error occurred: failed calling webhook "a.b": failed to call'),
+        Forbidden(403, "Forbidden", 'admission webhook "a.b" denied the request: no'),
+        ApiError(400, "BadRequest", 'admission webhook "a.b" denied the request: no'),
+    ],
+)
+def test_tenant_error_names_the_webhook_that_refused(error: ApiError) -> None:
+    failure = tenant_error("setting up the control plane", error)
+    assert failure.reason is Reason.WEBHOOK_REFUSED
+    assert "mend or delete webhook 'a.b'" in failure.message
+
+
+def test_tenant_error_of_another_refusal_names_no_webhook() -> None:
+    assert tenant_error("x", Forbidden(403, "Forbidden", "no")).reason is Reason.CREDENTIALS_REJECTED
+    assert tenant_error("x", ServerError(500, "InternalError", "no")).reason is Reason.BOOTSTRAPPING
+
+
+async def test_refused_renewal_names_the_end_of_what_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def set_up(*_: object, **__: object) -> NoReturn:
+        raise ServerError(500, "InternalError", 'failed calling webhook "a.b": no')
+
+    control_plane = ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "u"}, "spec": {}})
+    stores = Stores()
+    ends = {"controlplane.kplane.dev/expires-at": "2099-01-02T03:04:05+00:00"}
+    metadata = {"name": "controlplane-acme-kubeconfig", "namespace": "kplane-cp-acme", "uid": "s", "annotations": ends}
+    stores.secrets.apply({"metadata": {**metadata, "resourceVersion": "1"}, "data": {}})
+    issuer = CredentialIssuer(cast("OperatorContext", SimpleNamespace(stores=stores)))
+    monkeypatch.setattr(issuer, "_set_up", set_up)
+    url = "https://a.example"
+    provision = Provision(Addresses(url, url, url), administrator=ClusterConfig(url), authorities=None)
+    with pytest.raises(ConditionError, match="the published credentials end at 2099-01-02 03:04 UTC"):
+        await issuer.ensure(control_plane, provision=provision, auth=AuthSpec())
