@@ -27,6 +27,18 @@ async def test_while_it_serves_the_collector_leaves_out_what_was_imported() -> N
     assert gc.get_freeze_count() == 0
 
 
+async def test_process_warns_of_a_proxy_variable_that_has_no_effect(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run(_stop: asyncio.Event) -> None:
+        return
+
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:3128")
+    await run_until_signalled(run)
+    assert "HTTPS_PROXY is set and has no effect" in caplog.text
+    assert "3128" not in caplog.text
+
+
 MANAGER = """
     import asyncio, os, sys
     from kplane.provider import ClusterConfig, Manager, run

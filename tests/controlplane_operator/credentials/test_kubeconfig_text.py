@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kplane.controlplane_operator.pki.kubeconfig import document_of, render_kubeconfig
 from kplane.controlplane_operator.pki.primitives import KeyPair
+from kplane.provider import ClusterConfig
 
 _SERVERS = st.sampled_from(
     [
@@ -45,6 +46,11 @@ def test_what_the_operator_writes_is_read_without_a_parser() -> None:
         render_kubeconfig(server="https://a.example:6443", ca=None, user="controllers", client=pair),
     ):
         assert document_of(text) == yaml.safe_load(text)
+
+
+def test_rendered_kubeconfig_names_the_proxy() -> None:
+    text = render_kubeconfig(server="https://a.example:6443", ca=None, token="eyJ" + "a" * 90, proxy="http://p:3128")
+    assert ClusterConfig.from_kubeconfig(document_of(text)).proxy == "http://p:3128"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -105,6 +106,56 @@ async def test_a_kubeconfig_is_used_only_with_its_owners_consent(field: Any, ser
     await field.becomes("ControlPlane", "curious", "CredentialsMissing", timeout=30.0)
     await keep_kubeconfig(field, "private", config=config)
     await field.becomes("ControlPlane", "curious", "Reconciled", timeout=30.0)
+
+
+@contextlib.asynccontextmanager
+async def connect_proxy(address: str) -> AsyncIterator[str]:
+    """Serve an HTTP CONNECT proxy that leads to one address, whatever is asked for; gives its URL."""
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"CONNECT ")
+        host, _, port = address.removeprefix("https://").rpartition(":")
+        there, back = await asyncio.open_connection(host, int(port))
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        await asyncio.gather(copy(reader, back), copy(there, writer))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+async def test_api_server_behind_a_proxy_is_adopted_and_published_with_the_proxy(field: Any) -> None:
+    config = ClusterConfig.load(field.handle.admin_kubeconfig)
+    # A name that is in the certificate, and that only the proxy can lead to.
+    url = "https://kubernetes.default.svc:6443"
+    async with connect_proxy(config.server) as proxy:
+        behind = dataclasses.replace(config.with_server(url), proxy=proxy)
+        reference = await keep_kubeconfig(field, "behind", config=behind)
+        await field.create("ControlPlaneEndpoint", "behind", endpoint=url, credentialsSecretRef=reference)
+        await field.create("ControlPlane", "behind", mode="Dedicated", endpointRef={"name": "behind"})
+        await field.becomes("ControlPlane", "behind", "Reconciled", timeout=30.0)
+        assert (await says(field, "behind", "Reachable", "True"))["reason"] == "Answered"
+        for secret in ("kubeconfigSecretRef", "controllersSecretRef"):
+            published = await field.tenant("behind", secret=secret)
+            assert published.proxy == proxy
+            await field.lets_in(published)
+        named = dataclasses.replace(behind, proxy=proxy.replace("://", "://user:secret@"))
+        await keep_kubeconfig(field, "behind", config=named)
+        await field.becomes("ControlPlane", "behind", "CredentialsMissing", timeout=30.0)
+        told = (await condition(field, "behind", "Ready", of="ControlPlane"))["message"]
+        assert "proxy-url names a user" in told
+        assert "user:" not in told
+        await keep_kubeconfig(field, "behind", config=behind)
+        await clean(field)
 
 
 async def test_ready_is_about_what_is_written_and_reachable_about_who_answers(

@@ -88,7 +88,15 @@ async def write_secrets(
 
     def kubeconfig(server: str, identity: Identity, user: str) -> bytes:
         trusted = gateway.ca if gateway is not None and gateway.serves(server) else ca
-        return render_kubeconfig(server=server, ca=trusted, user=user, token=identity.token, client=identity.client)
+        return render_kubeconfig(
+            server=server,
+            ca=trusted,
+            user=user,
+            token=identity.token,
+            client=identity.client,
+            # Clients of another address may be elsewhere, and have no way to the proxy.
+            proxy=provision.administrator.proxy if server == addresses.internal else None,
+        )
 
     addresses, admin, controllers = provision.addresses, credentials.admin, credentials.controllers
     await write_secret(

@@ -40,6 +40,7 @@ class EndpointCredentials:
                     " Secret with an administrator's kubeconfig",
                     waits_for_event=True,
                 )
+            _check_publishable(self._default, where="the file of --cluster-kubeconfig")
             return self._default
         where = f"Secret {reference.namespace}/{reference.name}, named by ControlPlaneEndpoint {endpoint.name},"
         secret = await read_secret(self._context, reference, self._context.stores.endpoint_secrets)
@@ -90,13 +91,24 @@ def _read(secret: Object, *, where: str) -> ClusterConfig:
         credentials = ClusterConfig.from_kubeconfig(kubeconfig)
     except KubeconfigError as error:
         raise ConditionError(Reason.CREDENTIALS_MISSING, f"{where} cannot be used: {error}") from error
+    _check_publishable(credentials, where=where)
+    return credentials
+
+
+def _check_publishable(credentials: ClusterConfig, *, where: str) -> None:
+    """Raise ConditionError if a client needs more to reach the server than published kubeconfigs can say."""
     if credentials.tls_server_name is not None:
         raise ConditionError(
             Reason.CREDENTIALS_MISSING,
             f"{where} has a kubeconfig with tls-server-name, which published kubeconfigs do not carry; use a URL whose"
             " host is in the server's certificate",
         )
-    return credentials
+    if credentials.proxy is not None and urlsplit(credentials.proxy).username is not None:
+        raise ConditionError(
+            Reason.CREDENTIALS_MISSING,
+            f"{where} has a kubeconfig whose proxy-url names a user, and published kubeconfigs would show the password;"
+            " use a proxy that needs none",
+        )
 
 
 def _origin(url: str) -> tuple[str | None, int]:

@@ -120,12 +120,12 @@ class ControlPlaneEndpointReconciler:
     async def _target(self, endpoint: ControlPlaneEndpoint) -> ClusterConfig:
         """Return where to knock. Raises ConditionError where the endpoint cannot be used as it is written.
 
-        Nobody is let in for a probe, so nothing is shown: of the credentials only the CA is used.
+        A probe shows no credentials: it uses only the CA and the proxy of the kubeconfig.
         """
         urls = written_urls(endpoint)
-        ca = await self._ca(endpoint, urls=urls)
+        ca, proxy = await self._way(endpoint, urls=urls)
         try:
-            return ClusterConfig(server=self._address(endpoint, written=urls[0]), ca_data=ca)
+            return ClusterConfig(server=self._address(endpoint, written=urls[0]), ca_data=ca, proxy=proxy)
         except KubeconfigError as error:
             raise ConditionError(Reason.ENDPOINT_INVALID, str(error), waits_for_event=True) from error
 
@@ -138,12 +138,13 @@ class ControlPlaneEndpointReconciler:
                 continue
         return written
 
-    async def _ca(self, endpoint: ControlPlaneEndpoint, *, urls: list[str]) -> bytes | None:
+    async def _way(self, endpoint: ControlPlaneEndpoint, *, urls: list[str]) -> tuple[bytes | None, str | None]:
+        """Return the CA and the proxy to reach an endpoint by; None for a CA of the system, and for no proxy."""
         if endpoint.spec.credentials_secret_ref is not None:
             credentials = await self._credentials.of(endpoint)
             for url in urls:
                 check_trust(credentials, url=url)
-            return credentials.ca_data
+            return credentials.ca_data, credentials.proxy
         owner = next(
             (ref for ref in endpoint.metadata.owner_references if ref.kind == ControlPlane.resource.kind), None
         )
@@ -156,8 +157,8 @@ class ControlPlaneEndpointReconciler:
                     f"control plane {owner.name} has not published its CA yet",
                     waits_for_event=False,
                 )
-            return data_of(published).get(CA_KEY)
-        return self._default.ca_data if self._default is not None else None
+            return data_of(published).get(CA_KEY), None
+        return (self._default.ca_data, self._default.proxy) if self._default is not None else (None, None)
 
     async def _probe(self, endpoint: ControlPlaneEndpoint, *, target: ClusterConfig) -> _Told:
         """Ask whether an API server answers; the URLs are published meanwhile if that takes long."""

@@ -55,12 +55,18 @@ _RENDERED: Final = re.compile(
 
 
 def render_kubeconfig(
-    *, server: str, ca: bytes | None, user: str = "admin", token: str | None = None, client: KeyPair | None = None
+    *,
+    server: str,
+    ca: bytes | None,
+    user: str = "admin",
+    token: str | None = None,
+    client: KeyPair | None = None,
+    proxy: str | None = None,
 ) -> bytes:
     """Render a kubeconfig of one cluster, one user and one context, credentials inline.
 
     `server` is the URL, `ca` the CA (PEM) that its certificate is verified against (None: the system's). The user
-    authenticates by bearer `token` or by `client` certificate.
+    authenticates by bearer `token` or by `client` certificate. `proxy` is the URL of a proxy to the server.
     """
     credentials: dict[str, str] = {}
     if token is not None:
@@ -71,6 +77,8 @@ def render_kubeconfig(
     cluster = {"server": server}
     if ca is not None:
         cluster["certificate-authority-data"] = base64.b64encode(ca).decode()
+    if proxy is not None:
+        cluster["proxy-url"] = proxy
     rendered = _TEXT.format(cluster=_lines(cluster), name=user, user=_lines(credentials)).encode()
     if document_of(rendered) is not rendered:
         return rendered

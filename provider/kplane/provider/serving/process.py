@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -20,6 +21,7 @@ __all__ = ["run", "run_process", "run_until_signalled"]
 
 log: Final = logging.getLogger(__name__)
 
+_PROXY_VARIABLES: Final = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 _NEW_OBJECTS: Final = 10_000
 """So many new objects start a garbage collection; by default 700 do."""
 
@@ -68,7 +70,9 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def run_until_signalled(run: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Run with an event that SIGTERM and SIGINT set. Warn if open files run short."""
+    """Run with an event that SIGTERM and SIGINT set. Warn of open files that run short, and of HTTPS_PROXY."""
+    if any(os.environ.get(name) for name in _PROXY_VARIABLES):
+        log.warning("HTTPS_PROXY is set and has no effect; name a proxy by proxy-url in the kubeconfig that needs it")
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
