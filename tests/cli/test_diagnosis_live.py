@@ -32,6 +32,7 @@ _PUBLIC = {
     "server",
     "host",
     "limits.json",
+    "authentication.json",
     "namespace",
 }
 """Keys of Secrets with values that are no secrets."""

@@ -12,12 +12,13 @@ from unittest.mock import AsyncMock
 import pytest
 
 from kplane.api import ControlPlane, ControlPlaneClass
-from kplane.api.names import GATEWAY_LIMITS_KEY
+from kplane.api.names import GATEWAY_AUTHENTICATION_KEY, GATEWAY_LIMITS_KEY
 from kplane.controlplane_operator.backends.apiserver import serving_hosts
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.gateway import (
     at_gateway,
+    authentication_entry,
     endpoint_policy,
     limits_entry,
     still_at_gateway,
@@ -249,6 +250,16 @@ def test_the_gateway_is_told_the_limits_of_a_class() -> None:
     limits = {"requestsInFlight": 10, "requestsPerSecond": 20, "requestBytes": "1Mi"}
     assert told(limits=limits) == {"class": "gold"} | limits | {"requestBytes": 1 << 20}
     assert told(limits={"requestsPerSecond": 5}) == {"class": "gold", "requestsPerSecond": 5}
+
+
+def test_authentication_entry_names_audiences_of_the_class() -> None:
+    def entry(*flags: str) -> Any:
+        spec = {"apiServer": {"extraArgs": list(flags)}}
+        return authentication_entry(ControlPlaneClass.model_validate({"metadata": {"name": "gold"}, "spec": spec}))
+
+    assert authentication_entry(None) == entry("--v=2") == {}
+    found = entry("--api-audiences=vault,api", "--api-audiences=other")
+    assert json.loads(found[GATEWAY_AUTHENTICATION_KEY]) == {"audiences": ["api", "other", "vault"]}
 
 
 async def test_one_that_leaves_the_gateway_leaves_no_secret_there() -> None:

@@ -19,6 +19,7 @@ from kplane.gateway.data_plane import DataPlane
 from kplane.gateway.envoy.listener import Serving
 from kplane.gateway.program import EnvoyValidator
 from kplane.gateway.routes import FrontProxy, Route, Upstream
+from kplane.gateway.tokens import TokenTrust, read_token_keys
 from kplane.gateway.waker import Waker
 from kplane.provider import ClusterConfig
 from kplane.workloads import ProcessRuntime
@@ -61,7 +62,7 @@ class Gateway:
             tenant.server,
             ca=tenant.authorities.serving_trust,
             front_proxy=front_proxy,
-            token_keys=tenant.authorities.service_account_trust,
+            trust=TokenTrust(keys=read_token_keys(tenant.authorities.service_account_trust)),
         )
         return Route(key=key or f"uid-{name}", cluster_path=path or name, upstream=upstream)
 

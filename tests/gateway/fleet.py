@@ -17,6 +17,7 @@ from kplane.controlplane_operator.pki.primitives import (
 from kplane.gateway import routes
 from kplane.gateway.envoy.listener import Serving
 from kplane.gateway.routes import FrontProxy, Route, Sleep, Upstream
+from kplane.gateway.tokens import TokenTrust, read_token_keys
 from kplane.gateway.waker import Waker
 
 __all__ = ["CLIENT_CA", "SERVING_CA", "TOKEN_KEY", "no_waker", "route", "serving"]
@@ -44,8 +45,8 @@ def route(
     requested: datetime | None = None,
 ) -> Route:
     """Of a control plane; `asleep` says since when, if it is."""
-    url, keys = f"https://{host}:{port}", public_key(TOKEN_KEY)
-    upstream = Upstream.at(url, ca=SERVING_CA.certificate, front_proxy=_front_proxy(), token_keys=keys)
+    url, trust = f"https://{host}:{port}", TokenTrust(keys=read_token_keys(public_key(TOKEN_KEY)))
+    upstream = Upstream.at(url, ca=SERVING_CA.certificate, front_proxy=_front_proxy(), trust=trust)
     sleep = Sleep(name=name, since=asleep, requested=requested) if asleep is not None else None
     return Route(key=key or f"uid-{name}", cluster_path=name, upstream=upstream, asleep=sleep)
 

@@ -162,7 +162,13 @@ def _bearer(**claims: Any) -> dict[str, str]:
 
 
 def _token(*, key: bytes = TOKEN_KEY, **claims: Any) -> str:
-    good = {"iss": SERVICE_ACCOUNT_ISSUER, "exp": int((NOW + timedelta(hours=1)).timestamp())}
+    good = {
+        "iss": SERVICE_ACCOUNT_ISSUER,
+        "aud": [SERVICE_ACCOUNT_ISSUER],
+        "exp": int((NOW + timedelta(hours=1)).timestamp()),
+        "sub": "system:serviceaccount:default:robot",
+        "kubernetes.io": {"namespace": "default", "serviceaccount": {"name": "robot", "uid": "1"}},
+    }
     return sign_claims(good | claims, key=key)
 
 
@@ -193,6 +199,10 @@ async def test_a_request_to_one_that_sleeps_waits_and_goes_where_its_credential_
         {"x-forwarded-client-cert": f'Hash=1;Chain="{quote(STRANGER, safe="")}"'},
         _bearer(key=create_signing_key()),
         _bearer(exp=int((NOW - timedelta(minutes=3)).timestamp())),
+        _bearer(exp="never"),
+        _bearer(iss="https://login.example.org"),
+        {"Authorization": "Bearer x"},
+        {"Authorization": f"Bearer {'x' * (64 << 10)}"},
         {"Sec-WebSocket-Protocol": "base64.binary.k8s.io"},
     ],
 )

@@ -38,7 +38,7 @@ def secret(*, uid: str = UID, **changes: bytes | None) -> dict[str, Any]:
         "server": b"https://127.0.0.1:6443",
         "ca.crt": good.ca,
         "client-ca.crt": good.front_proxy.client_ca,
-        "sa.pub": b"".join(good.token_keys),
+        "sa.pub": b"".join(good.trust.keys),
         "tls.crt": good.front_proxy.certificate.certificate,
         "tls.key": good.front_proxy.certificate.key,
     } | {name.replace("_", "."): value for name, value in changes.items()}
@@ -246,7 +246,7 @@ def test_one_that_sleeps_has_an_upstream_and_says_so() -> None:
     found = route_of(sleeper("2026-11-23T13:00:00+01:00"), secret())
     assert found is not None
     assert found.upstream is not None
-    assert found.upstream.token_keys
+    assert found.upstream.trust.keys
     assert found.asleep is not None
     assert (found.asleep.name, found.asleep.since) == ("acme", SINCE)
     assert found.asleep.requested == datetime(2026, 11, 23, 12, tzinfo=UTC)

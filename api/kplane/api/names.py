@@ -26,6 +26,7 @@ __all__ = [
     "FAKE_NODE_LABEL",
     "FINALIZER",
     "FINISH_ROTATION_ANNOTATION",
+    "GATEWAY_AUTHENTICATION_KEY",
     "GATEWAY_HOST_KEY",
     "GATEWAY_LEASE_LABEL",
     "GATEWAY_LIMITS_KEY",
@@ -237,6 +238,10 @@ control planes and the Secrets in `GATEWAY_NAMESPACE` say. A replica that starts
 GATEWAY_LIMITS_KEY: Final = "limits.json"
 """Key of the same Secret, with the limits of the control plane's class: its name as `class`, and fields of
 `spec.limits`. It is absent if there is no class."""
+
+GATEWAY_AUTHENTICATION_KEY: Final = "authentication.json"
+"""Key of the same Secret, with the tokens that the API server accepts: a list of `audiences`. It is absent if the class
+leaves the default, which is `SERVICE_ACCOUNT_ISSUER`."""
 
 GATEWAY_HOST_KEY: Final = "host"
 """Key of that Secret for a control plane by host name: that name. It has `server` beside it, and no other key."""

@@ -33,7 +33,7 @@ from kplane.gateway.envoy.routing import tenant_of
 from kplane.gateway.errors import Declined
 from kplane.gateway.identity import NotVerified, Verifier, chain_of
 from kplane.gateway.routes import Route, Upstream
-from kplane.gateway.tokens import bearer_token, is_worthless
+from kplane.gateway.tokens import accepts, bearer_token
 from kplane.gateway.waker import Waker
 
 __all__ = ["Authorizer"]
@@ -164,10 +164,10 @@ class Authorizer:
         }
 
     def _check_token(self, request: web.BaseRequest, *, upstream: Upstream) -> None:
-        """Raise Declined if the API server, once it runs, would certainly take the user for unknown."""
+        """Raise Declined unless the API server, once it runs, accepts the token as far as the gateway can know."""
         authorization = request.headers.get(_AUTHORIZATION, "")
         token = bearer_token(authorization, protocols=request.headers.get(PROTOCOL_HEADER, ""))
-        if token is None or is_worthless(token, keys=upstream.token_keys, now=self._clock()):
+        if token is None or not accepts(upstream.trust, token, now=self._clock()):
             raise Declined(401, "Unauthorized")
 
 

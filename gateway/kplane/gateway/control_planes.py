@@ -14,6 +14,7 @@ from kplane.api import ControlPlane, ControlPlaneMode, StartPolicy
 from kplane.api.conditions import HIBERNATED, WAITS_FOR_ROOM
 from kplane.api.names import (
     CONTROL_PLANE_LABEL,
+    GATEWAY_AUTHENTICATION_KEY,
     GATEWAY_HOST_KEY,
     GATEWAY_LIMITS_KEY,
     GATEWAY_SECRET_KEYS,
@@ -25,6 +26,7 @@ from kplane.api.names import (
 )
 from kplane.gateway.errors import RouteInvalid
 from kplane.gateway.routes import FrontProxy, Hold, KeyPair, Limits, Route, Sleep, Upstream
+from kplane.gateway.tokens import TokenTrust, read_token_keys
 from kplane.provider import Client, Informer, Resource
 
 __all__ = [
@@ -322,7 +324,15 @@ def _upstream(secret: _Object) -> Upstream:
     front_proxy = FrontProxy(
         certificate=KeyPair(values["tls.crt"], values["tls.key"]), client_ca=values["client-ca.crt"]
     )
-    return Upstream.at(_server(secret), ca=values["ca.crt"], front_proxy=front_proxy, token_keys=values["sa.pub"])
+    return Upstream.at(_server(secret), ca=values["ca.crt"], front_proxy=front_proxy, trust=_trust(secret))
+
+
+def _trust(secret: _Object) -> TokenTrust:
+    """Read the tokens that the API server accepts. An operator of a former version writes keys only."""
+    keys = read_token_keys(_value(secret, "sa.pub"))
+    if GATEWAY_AUTHENTICATION_KEY not in (secret.get("data") or {}):
+        return TokenTrust(keys=keys)
+    return TokenTrust.from_json(_value(secret, GATEWAY_AUTHENTICATION_KEY), keys=keys)
 
 
 def _server(secret: _Object) -> str:

@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 
 import orjson
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from kplane.api.control_plane import RESERVED_CLUSTER_PATHS, is_cluster_path
 from kplane.gateway.errors import RouteInvalid
+from kplane.gateway.tokens import TokenTrust
 
 __all__ = ["FrontProxy", "Hold", "KeyPair", "Limits", "Route", "Sleep", "Upstream", "clusters_path"]
 
@@ -23,7 +23,6 @@ _LONGEST_HOST: Final = 253
 _KEY: Final = re.compile("[a-z0-9][-a-z0-9]{0,62}")
 _HOST_NAME: Final = re.compile("[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _HTTPS_PORT: Final = 443
-_PUBLIC_KEY: Final = re.compile(b"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----", re.DOTALL)
 _LIMITS: Final = {
     "requests_in_flight": "requestsInFlight",
     "requests_per_second": "requestsPerSecond",
@@ -84,8 +83,8 @@ class Upstream:
     """CAs of its serving certificate, PEM; empty for a route with a `host`: its clients verify it."""
     front_proxy: FrontProxy | None = None
     """None: the gateway hands on no client certificates."""
-    token_keys: tuple[bytes, ...] = ()
-    """Public keys of its ServiceAccount tokens, PEM; empty: the gateway cannot tell which tokens are good."""
+    trust: TokenTrust = field(default_factory=TokenTrust)
+    """The tokens that it accepts."""
 
     @property
     def address(self) -> tuple[str, int]:
@@ -93,11 +92,11 @@ class Upstream:
         return self.host, self.port
 
     @classmethod
-    def at(cls, url: str, *, ca: bytes, front_proxy: FrontProxy | None = None, token_keys: bytes = b"") -> Self:
+    def at(cls, url: str, *, ca: bytes, front_proxy: FrontProxy | None = None, trust: TokenTrust | None = None) -> Self:
         """Return the API server at an https URL. Raises RouteInvalid if the URL has a path, or what is given is
         damaged."""
         host, port = _address(url)
-        upstream = cls(host=host, port=port, ca=ca, front_proxy=front_proxy, token_keys=_public_keys(token_keys))
+        upstream = cls(host=host, port=port, ca=ca, front_proxy=front_proxy, trust=trust or TokenTrust())
         upstream.check()
         return upstream
 
@@ -253,13 +252,3 @@ def _check_authorities(certificates: bytes, *, of: str) -> None:
         x509.load_pem_x509_certificates(certificates)
     except ValueError as error:
         raise RouteInvalid(f"the CA of {of} cannot be read: {error}") from error
-
-
-def _public_keys(bundle: bytes) -> tuple[bytes, ...]:
-    keys = tuple(_PUBLIC_KEY.findall(bundle))
-    try:
-        for key in keys:
-            load_pem_public_key(key)
-    except (UnsupportedAlgorithm, ValueError) as error:
-        raise RouteInvalid(f"a key of ServiceAccount tokens cannot be read: {error}") from error
-    return keys

@@ -1,25 +1,61 @@
-"""What can be told of a bearer token without its API server."""
+"""Verifies the bearer tokens of requests to a control plane that sleeps: its API server cannot be asked."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import orjson
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from kplane.api import SERVICE_ACCOUNT_ISSUER
+from kplane.gateway.errors import RouteInvalid
 from kplane.provider.access.es256 import decoded, is_signed_by
 
-__all__ = ["bearer_token", "is_worthless"]
+__all__ = ["MAX_TOKEN_LENGTH", "TokenTrust", "accepts", "bearer_token", "read_token_keys"]
 
+MAX_TOKEN_LENGTH: Final = 32 << 10
+"""Maximum length of a token in characters. A longer one is refused before it is parsed."""
+
+_PUBLIC_KEY: Final = re.compile(b"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----", re.DOTALL)
 _PARTS: Final = 3
+_ALGORITHM: Final = "ES256"
+_LEGACY_ISSUER: Final = "kubernetes/serviceaccount"
+"""Issuer of the tokens in Secrets of type `kubernetes.io/service-account-token`."""
 _LEEWAY: Final = timedelta(minutes=2)
-"""An API server allows for a minute after a token has ended, and its clock may be late."""
+"""API servers allow a minute for the times of a token, and clocks may differ."""
+_BOOTSTRAP_TOKEN: Final = re.compile("[a-z0-9]{6}[.][a-z0-9]{16}")
 _IN_PROTOCOL: Final = "base64url.bearer.authorization.k8s.io."
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenTrust:
+    """The tokens that the API server of one control plane accepts."""
+
+    keys: tuple[bytes, ...] = ()
+    """Public keys of its ServiceAccount tokens, PEM, of the kind that the operator makes (ECDSA P-256)."""
+    audiences: frozenset[str] = frozenset({SERVICE_ACCOUNT_ISSUER})
+    """Audiences of the API server. A token names at least one of them."""
+
+    @classmethod
+    def from_json(cls, text: bytes, *, keys: tuple[bytes, ...]) -> Self:
+        """Read the entry `authentication.json` of a gateway Secret. Raises RouteInvalid if it is damaged."""
+        try:
+            audiences = orjson.loads(text)["audiences"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise RouteInvalid(f"the authentication of the control plane cannot be read: {error}") from error
+        if not isinstance(audiences, list) or not all(isinstance(audience, str) for audience in audiences):
+            raise RouteInvalid("the authentication of the control plane has no list of audiences")
+        return cls(keys=keys, audiences=frozenset(audiences))
 
 
 def bearer_token(authorization: str, *, protocols: str = "") -> str | None:
@@ -37,28 +73,84 @@ def bearer_token(authorization: str, *, protocols: str = "") -> str | None:
     return None
 
 
-def is_worthless(token: str, *, keys: Sequence[bytes], now: datetime) -> bool:
-    """Tell whether the API server with these keys (PEM) will certainly refuse a token.
+def accepts(trust: TokenTrust, token: str, *, now: datetime) -> bool:
+    """Tell whether an API server with this trust accepts a token, as far as the gateway can know.
 
-    That is so for a ServiceAccount token that none of the keys signed, and for one that has ended. Of all other tokens
-    only the API server can tell.
+    A ServiceAccount token is verified whole: algorithm, signature, issuer, audience, times and subject. The gateway
+    cannot know whether the ServiceAccount still exists. Of a bootstrap token the gateway knows the form only.
     """
+    if len(token) > MAX_TOKEN_LENGTH:
+        return False
+    return _BOOTSTRAP_TOKEN.fullmatch(token) is not None or _is_service_account_token(trust, token, now=now)
+
+
+def read_token_keys(bundle: bytes) -> tuple[bytes, ...]:
+    """Return the public keys (PEM) of ServiceAccount tokens in a bundle.
+
+    Keys of another kind than the operator makes are left out with a warning: their tokens wake no control plane.
+    Raises RouteInvalid if a key is damaged.
+    """
+    keys = _PUBLIC_KEY.findall(bundle)
+    try:
+        usable = tuple(key for key in keys if _verifier(key) is not None)
+    except (UnsupportedAlgorithm, ValueError) as error:
+        raise RouteInvalid(f"a key of ServiceAccount tokens cannot be read: {error}") from error
+    if len(usable) < len(keys):
+        logger.warning(
+            "the gateway verifies ServiceAccount tokens by ECDSA P-256 only; tokens of other keys wake nothing"
+        )
+    return usable
+
+
+def _is_service_account_token(trust: TokenTrust, token: str, *, now: datetime) -> bool:
     parts = token.split(".")
-    if len(parts) != _PARTS:
+    if len(parts) != _PARTS or _object(parts[0]).get("alg") != _ALGORITHM:
         return False
-    claims = _claims(parts[1])
-    if claims.get("iss") != SERVICE_ACCOUNT_ISSUER:
+    claims = _object(parts[1])
+    if not (_is_current(claims, now=now) and _is_for(claims, trust.audiences) and _names_account(claims)):
         return False
-    ends = claims.get("exp")
-    if isinstance(ends, (int, float)) and ends < (now - _LEEWAY).timestamp():
-        return True
-    known = [_verifier(key) for key in keys]
-    if not known or None in known:
-        return False
-    return not any(is_signed_by(token, key=key) for key in known if key is not None)
+    # The signature comes last: verifying costs more than reading.
+    return any(is_signed_by(token, key=key) for key in map(_verifier, trust.keys) if key is not None)
 
 
-def _claims(part: str) -> dict[str, Any]:
+def _is_current(claims: Mapping[str, Any], *, now: datetime) -> bool:
+    """Tell whether all times of a token are numbers, and hold now. An API server also takes a token without an end."""
+    latest, earliest = (now + _LEEWAY).timestamp(), (now - _LEEWAY).timestamp()
+    begins, ends = [claims.get("nbf"), claims.get("iat")], claims.get("exp")
+    if not all(time is None or type(time) in {int, float} for time in (*begins, ends)):
+        return False
+    return all(time is None or time <= latest for time in begins) and (ends is None or ends >= earliest)
+
+
+def _is_for(claims: Mapping[str, Any], audiences: frozenset[str]) -> bool:
+    """Tell whether issuer and audience are right. A token without audiences, as in Secrets, is for API servers."""
+    if claims.get("iss") not in {SERVICE_ACCOUNT_ISSUER, _LEGACY_ISSUER}:
+        return False
+    named = claims.get("aud")
+    named = [named] if isinstance(named, str) else named
+    if not named:
+        return named is None or named == []
+    return isinstance(named, list) and any(isinstance(each, str) and each in audiences for each in named)
+
+
+def _names_account(claims: Mapping[str, Any]) -> bool:
+    """Tell whether the claims name one ServiceAccount with its uid, and the subject is this ServiceAccount."""
+    if claims.get("iss") == _LEGACY_ISSUER:
+        prefix = "kubernetes.io/serviceaccount/"
+        found = [claims.get(f"{prefix}{name}") for name in ("namespace", "service-account.name", "service-account.uid")]
+    else:
+        own = claims.get("kubernetes.io")
+        account = own.get("serviceaccount") if isinstance(own, dict) else None
+        if not isinstance(own, dict) or not isinstance(account, dict):
+            return False
+        found = [own.get("namespace"), account.get("name"), account.get("uid")]
+    if not all(isinstance(value, str) and value for value in found):
+        return False
+    return bool(claims.get("sub") == f"system:serviceaccount:{found[0]}:{found[1]}")
+
+
+def _object(part: str) -> Mapping[str, Any]:
+    """Return the JSON object in a part of a token; an empty one if there is none."""
     try:
         found = orjson.loads(decoded(part) or b"")
     except orjson.JSONDecodeError:
@@ -66,7 +158,7 @@ def _claims(part: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _verifier(key: bytes) -> ec.EllipticCurvePublicKey | None:
     """Return a key of the kind that the operator makes; None for another kind."""
     found = load_pem_public_key(key)

@@ -15,8 +15,16 @@ from kplane.api import (
     EndpointType,
 )
 from kplane.api.control_plane import RESERVED_CLUSTER_PATHS, is_cluster_path
-from kplane.api.names import CA_KEY, GATEWAY_HOST_KEY, GATEWAY_LIMITS_KEY, UID_ANNOTATION, gateway_secret_name
+from kplane.api.names import (
+    CA_KEY,
+    GATEWAY_AUTHENTICATION_KEY,
+    GATEWAY_HOST_KEY,
+    GATEWAY_LIMITS_KEY,
+    UID_ANNOTATION,
+    gateway_secret_name,
+)
 from kplane.controlplane_operator.backends.base import Provision
+from kplane.controlplane_operator.backends.class_settings import api_server_settings
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.gateway import Gateway, asked_policy, endpoint_style, host_name
@@ -28,7 +36,14 @@ from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import as_recorded
 
-__all__ = ["at_gateway", "endpoint_policy", "limits_entry", "still_at_gateway", "write_gateway_secret"]
+__all__ = [
+    "at_gateway",
+    "authentication_entry",
+    "endpoint_policy",
+    "limits_entry",
+    "still_at_gateway",
+    "write_gateway_secret",
+]
 
 _PAIR = "tls"
 
@@ -168,7 +183,7 @@ async def write_gateway_secret(
             await delete_secret(context, control_plane, name=name, namespace=gateway.namespace)
         return
     pair = kept(find_pair(known, _PAIR), authorities.front_proxy, now=datetime.now(UTC), user=FRONT_PROXY_USER)
-    limits = limits_entry(chosen)
+    optional = limits_entry(chosen) | authentication_entry(chosen)
     await write_secret(
         context,
         control_plane,
@@ -179,11 +194,11 @@ async def write_gateway_secret(
             CA_KEY: authorities.serving_trust,
             "client-ca.crt": authorities.client_trust,
             "sa.pub": authorities.service_account_trust,
-            **limits,
+            **optional,
             **entries(_PAIR, pair or issue_client(authorities.front_proxy, user=FRONT_PROXY_USER)),
         },
         annotations={UID_ANNOTATION: control_plane.metadata.uid or ""},
-        never=() if limits else (GATEWAY_LIMITS_KEY,),
+        never=tuple({GATEWAY_LIMITS_KEY, GATEWAY_AUTHENTICATION_KEY} - optional.keys()),
     )
 
 
@@ -197,6 +212,15 @@ def limits_entry(chosen: ControlPlaneClass | None) -> dict[str, bytes]:
         if (longest := limits.request_bytes_asked) is not None:
             found["requestBytes"] = longest
     return {GATEWAY_LIMITS_KEY: json.dumps(found, sort_keys=True).encode()}
+
+
+def authentication_entry(chosen: ControlPlaneClass | None) -> dict[str, bytes]:
+    """Return the entry with the tokens that API servers of a class accept; none if the class leaves the defaults."""
+    flags = [flag.partition("=") for flag in api_server_settings(chosen).extra_args]
+    audiences = sorted({each for flag, _, value in flags if flag == "--api-audiences" for each in value.split(",")})
+    if not audiences:
+        return {}
+    return {GATEWAY_AUTHENTICATION_KEY: json.dumps({"audiences": audiences}).encode()}
 
 
 async def _write_host(
