@@ -252,6 +252,21 @@ def test_the_gateway_is_told_the_limits_of_a_class() -> None:
     assert told(limits={"requestsPerSecond": 5}) == {"class": "gold", "requestsPerSecond": 5}
 
 
+def test_authentication_entry_names_issuers_of_the_class() -> None:
+    issuer = {"issuerURL": "https://login.example.org", "clientIDs": ["kubernetes"], "requiredClaims": {"org": "acme"}}
+    spec = {"apiServer": {"oidc": [issuer]}}
+    found = authentication_entry(ControlPlaneClass.model_validate({"metadata": {"name": "gold"}, "spec": spec}))
+    assert json.loads(found[GATEWAY_AUTHENTICATION_KEY]) == {
+        "issuers": [
+            {
+                "issuerURL": "https://login.example.org",
+                "audiences": ["kubernetes"],
+                "requiredClaims": {"org": "acme"},
+            }
+        ]
+    }
+
+
 def test_authentication_entry_names_audiences_of_the_class() -> None:
     def entry(*flags: str) -> Any:
         spec = {"apiServer": {"extraArgs": list(flags)}}

@@ -22,7 +22,8 @@ from kplane.gateway.authorizer import Authorizer
 from kplane.gateway.envoy.listener import AUTHORIZER_SECONDS
 from kplane.gateway.envoy.replies import DECLINED
 from kplane.gateway.errors import Declined
-from kplane.gateway.routes import Route, Upstream
+from kplane.gateway.routes import Hold, Route, Upstream
+from kplane.gateway.tokens import Issuer, TokenTrust
 from kplane.gateway.waker import PATIENCE_SECONDS, Waker
 
 from .fleet import CLIENT_CA, TOKEN_KEY, route
@@ -210,6 +211,24 @@ async def test_who_cannot_be_a_user_wakes_nothing(ask: Any, headers: dict[str, s
     ask.serve(route("a", asleep=NOW))
     code, _, text = await ask(PATH, headers)
     assert (code, json.loads(text)["reason"]) == (401, "Unauthorized")
+    assert ask.woken == []
+
+
+async def test_a_token_whose_issuer_does_not_answer_wakes_nothing(ask: Any) -> None:
+    """A control plane that is held is awake: there the API server decides."""
+    issuer = Issuer(url="https://127.0.0.1:1", audiences=frozenset({"kubernetes"}))
+    routes = [route("a", asleep=NOW), dataclasses.replace(route("b"), held=Hold(until=NOW, asked="then"))]
+    for found in routes:
+        assert found.upstream is not None
+        trusting = dataclasses.replace(found.upstream, trust=TokenTrust(issuers=(issuer,)))
+        ask.update({found.cluster_path: dataclasses.replace(found, upstream=trusting)})
+    ask.waker.reach(["uid-b"])
+    claims = {"iss": issuer.url, "aud": "kubernetes"}
+    code, _, text = await ask(PATH, _bearer(**claims))
+    assert (code, json.loads(text)["code"]) == (DECLINED, 503)
+    assert "issuer" in json.loads(text)["message"]
+    assert (await ask(PATH.replace("/a/", "/b/"), _bearer(**claims)))[0] == 200
+    assert (await ask(PATH, _bearer(**claims | {"aud": "other"})))[0] == 401
     assert ask.woken == []
 
 

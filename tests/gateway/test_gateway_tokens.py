@@ -130,7 +130,18 @@ def test_audiences_of_the_class_count() -> None:
     assert not accepts(trust, _token(), now=NOW)
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"audiences": "vault"}', b'{"audiences": [1]}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"[]",
+        b'{"audiences": "vault"}',
+        b'{"audiences": [1]}',
+        b'{"issuers": [{}]}',
+        b'{"issuers": {"issuerURL": 1}}',
+        b'{"issuers": [{"issuerURL": "https://x", "audiences": [1]}]}',
+    ],
+)
 def test_damaged_authentication_makes_no_trust(text: bytes) -> None:
     with pytest.raises(RouteInvalid, match="authentication of the control plane"):
         TokenTrust.from_json(text, keys=())

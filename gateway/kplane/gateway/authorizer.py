@@ -32,8 +32,9 @@ from kplane.gateway.envoy.requests import changes
 from kplane.gateway.envoy.routing import tenant_of
 from kplane.gateway.errors import Declined
 from kplane.gateway.identity import NotVerified, Verifier, chain_of
+from kplane.gateway.issuers import IssuerKeys, KeysUnavailable
 from kplane.gateway.routes import Route, Upstream
-from kplane.gateway.tokens import accepts, bearer_token
+from kplane.gateway.tokens import accepts, bearer_token, issuer_of
 from kplane.gateway.waker import Waker
 
 __all__ = ["Authorizer"]
@@ -56,6 +57,7 @@ class Authorizer:
         self._clock = clock
         self._routes: dict[str, Route] | None = None
         self._verifier = Verifier()
+        self._issuers = IssuerKeys()
         self.is_current: Callable[[], bool] = lambda: True
         """Whether these are all routes that there are: a control plane of an unknown path may be new."""
 
@@ -98,13 +100,14 @@ class Authorizer:
             yield
         finally:
             await self._waker.aclose()
+            await self._issuers.aclose()
             await runner.cleanup()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             route = self._route_of(request)
             change = changes(request.method, request.raw_path)
-            headers = self._identified(request, route=route, change=change)
+            headers = await self._identified(request, route=route, change=change)
             await self._waker.passage(route.key, change=change)
         except Declined as declined:
             return _refusal(declined)
@@ -123,7 +126,7 @@ class Authorizer:
             raise Declined(404, "the gateway serves no control plane at this path")
         return route
 
-    def _identified(self, request: web.BaseRequest, *, route: Route, change: bool) -> dict[str, str]:
+    async def _identified(self, request: web.BaseRequest, *, route: Route, change: bool) -> dict[str, str]:
         """Return the headers that name user and API server. Raises Declined if the request has no right to wake it."""
         if route.upstream is None:
             raise Declined(UNAVAILABLE, route.why_absent or "this control plane has no API server now")
@@ -131,7 +134,7 @@ class Authorizer:
             verified = self._verified(request.headers[CERTIFICATE_HEADER], route=route, upstream=route.upstream)
             return {**verified, UPSTREAM_HEADER: by_certificate(route.key, change=change)}
         if route.asleep is not None or route.held is not None:
-            self._check_token(request, upstream=route.upstream)
+            await self._check_token(request, route=route, upstream=route.upstream)
         return {UPSTREAM_HEADER: by_token(route.key, change=change)}
 
     def _verified(self, certificate: str, *, route: Route, upstream: Upstream) -> dict[str, str]:
@@ -163,12 +166,22 @@ class Authorizer:
             **({FULL_HEADER: "true"} if route.full else {}),
         }
 
-    def _check_token(self, request: web.BaseRequest, *, upstream: Upstream) -> None:
+    async def _check_token(self, request: web.BaseRequest, *, route: Route, upstream: Upstream) -> None:
         """Raise Declined unless the API server, once it runs, accepts the token as far as the gateway can know."""
         authorization = request.headers.get(_AUTHORIZATION, "")
         token = bearer_token(authorization, protocols=request.headers.get(PROTOCOL_HEADER, ""))
-        if token is None or not accepts(upstream.trust, token, now=self._clock()):
+        if token is not None and accepts(upstream.trust, token, now=self._clock()):
+            return
+        issuer = issuer_of(upstream.trust, token, now=self._clock()) if token is not None else None
+        if token is None or issuer is None:
             raise Declined(401, "Unauthorized")
+        try:
+            if not await self._issuers.has_signed(issuer, token):
+                raise Declined(401, "Unauthorized")
+        except KeysUnavailable as error:
+            if route.asleep is not None:
+                logger.warning("a request does not wake %s: %s", route.cluster_path, error)
+                raise Declined(UNAVAILABLE, "the gateway cannot read the keys of this token's issuer; retry") from error
 
 
 def _refusal(declined: Declined) -> web.Response:

@@ -19,7 +19,16 @@ from kplane.api import SERVICE_ACCOUNT_ISSUER
 from kplane.gateway.errors import RouteInvalid
 from kplane.provider.access.es256 import decoded, is_signed_by
 
-__all__ = ["MAX_TOKEN_LENGTH", "TokenTrust", "accepts", "bearer_token", "read_token_keys"]
+__all__ = [
+    "MAX_TOKEN_LENGTH",
+    "Issuer",
+    "TokenTrust",
+    "accepts",
+    "bearer_token",
+    "header_of",
+    "issuer_of",
+    "read_token_keys",
+]
 
 MAX_TOKEN_LENGTH: Final = 32 << 10
 """Maximum length of a token in characters. A longer one is refused before it is parsed."""
@@ -38,6 +47,34 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Issuer:
+    """An OIDC issuer whose tokens an API server accepts."""
+
+    url: str
+    """Value of the claim `iss`."""
+    audiences: frozenset[str]
+    """A token names at least one of them."""
+    certificate_authority: str | None = None
+    """CA of the issuer's own certificate, PEM; None: the CAs of this machine."""
+    required_claims: tuple[tuple[str, str], ...] = ()
+    """Claims that a token has to have, with their values."""
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Self:
+        """Read an issuer. Raises KeyError, TypeError or ValueError if a part is missing or of another type."""
+        authority, required = found.get("certificateAuthority"), found.get("requiredClaims") or {}
+        texts = [found["issuerURL"], *found["audiences"], *required, *required.values(), authority or ""]
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("an issuer is made of texts")
+        return cls(
+            url=found["issuerURL"],
+            audiences=frozenset(found["audiences"]),
+            certificate_authority=authority,
+            required_claims=tuple(sorted(required.items())),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenTrust:
     """The tokens that the API server of one control plane accepts."""
 
@@ -45,17 +82,21 @@ class TokenTrust:
     """Public keys of its ServiceAccount tokens, PEM, of the kind that the operator makes (ECDSA P-256)."""
     audiences: frozenset[str] = frozenset({SERVICE_ACCOUNT_ISSUER})
     """Audiences of the API server. A token names at least one of them."""
+    issuers: tuple[Issuer, ...] = ()
+    """OIDC issuers of its users."""
 
     @classmethod
     def from_json(cls, text: bytes, *, keys: tuple[bytes, ...]) -> Self:
         """Read the entry `authentication.json` of a gateway Secret. Raises RouteInvalid if it is damaged."""
         try:
-            audiences = orjson.loads(text)["audiences"]
-        except (ValueError, TypeError, KeyError) as error:
+            found = orjson.loads(text)
+            audiences = found.get("audiences", [SERVICE_ACCOUNT_ISSUER])
+            issuers = tuple(Issuer.from_json(issuer) for issuer in found.get("issuers", ()))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RouteInvalid(f"the authentication of the control plane cannot be read: {error}") from error
         if not isinstance(audiences, list) or not all(isinstance(audience, str) for audience in audiences):
             raise RouteInvalid("the authentication of the control plane has no list of audiences")
-        return cls(keys=keys, audiences=frozenset(audiences))
+        return cls(keys=keys, audiences=frozenset(audiences), issuers=issuers)
 
 
 def bearer_token(authorization: str, *, protocols: str = "") -> str | None:
@@ -74,7 +115,7 @@ def bearer_token(authorization: str, *, protocols: str = "") -> str | None:
 
 
 def accepts(trust: TokenTrust, token: str, *, now: datetime) -> bool:
-    """Tell whether an API server with this trust accepts a token, as far as the gateway can know.
+    """Tell whether an API server accepts a token that no OIDC issuer signed, as far as the gateway can know.
 
     A ServiceAccount token is verified whole: algorithm, signature, issuer, audience, times and subject. The gateway
     cannot know whether the ServiceAccount still exists. Of a bootstrap token the gateway knows the form only.
@@ -82,6 +123,28 @@ def accepts(trust: TokenTrust, token: str, *, now: datetime) -> bool:
     if len(token) > MAX_TOKEN_LENGTH:
         return False
     return _BOOTSTRAP_TOKEN.fullmatch(token) is not None or _is_service_account_token(trust, token, now=now)
+
+
+def issuer_of(trust: TokenTrust, token: str, *, now: datetime) -> Issuer | None:
+    """Return the OIDC issuer that a token names, if all claims are as the API server demands; else None.
+
+    The signature remains to be verified by the keys of the issuer.
+    """
+    parts = token.split(".") if trust.issuers and len(token) <= MAX_TOKEN_LENGTH else []
+    if len(parts) != _PARTS:
+        return None
+    claims = _object(parts[1])
+    for issuer in trust.issuers:
+        if claims.get("iss") == issuer.url:
+            named = _has_audience(claims, issuer.audiences) and claims.get("exp") is not None
+            required = all(claims.get(claim) == value for claim, value in issuer.required_claims)
+            return issuer if named and required and _is_current(claims, now=now) else None
+    return None
+
+
+def header_of(token: str) -> Mapping[str, Any]:
+    """Return the header of a JSON Web Token; an empty one if it has none."""
+    return _object(token.partition(".")[0])
 
 
 def read_token_keys(bundle: bytes) -> tuple[bytes, ...]:
@@ -126,10 +189,12 @@ def _is_for(claims: Mapping[str, Any], audiences: frozenset[str]) -> bool:
     """Tell whether issuer and audience are right. A token without audiences, as in Secrets, is for API servers."""
     if claims.get("iss") not in {SERVICE_ACCOUNT_ISSUER, _LEGACY_ISSUER}:
         return False
+    return claims.get("aud") in (None, []) or _has_audience(claims, audiences)
+
+
+def _has_audience(claims: Mapping[str, Any], audiences: frozenset[str]) -> bool:
     named = claims.get("aud")
     named = [named] if isinstance(named, str) else named
-    if not named:
-        return named is None or named == []
     return isinstance(named, list) and any(isinstance(each, str) and each in audiences for each in named)
 
 

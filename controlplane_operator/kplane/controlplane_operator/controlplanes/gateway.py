@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from datetime import UTC, datetime
+from typing import Any
 
 from kplane.api import (
     ControlPlane,
@@ -13,6 +14,7 @@ from kplane.api import (
     EndpointPolicy,
     EndpointStyle,
     EndpointType,
+    OidcIssuer,
 )
 from kplane.api.control_plane import RESERVED_CLUSTER_PATHS, is_cluster_path
 from kplane.api.names import (
@@ -216,11 +218,24 @@ def limits_entry(chosen: ControlPlaneClass | None) -> dict[str, bytes]:
 
 def authentication_entry(chosen: ControlPlaneClass | None) -> dict[str, bytes]:
     """Return the entry with the tokens that API servers of a class accept; none if the class leaves the defaults."""
-    flags = [flag.partition("=") for flag in api_server_settings(chosen).extra_args]
+    settings = api_server_settings(chosen)
+    flags = [flag.partition("=") for flag in settings.extra_args]
     audiences = sorted({each for flag, _, value in flags if flag == "--api-audiences" for each in value.split(",")})
-    if not audiences:
-        return {}
-    return {GATEWAY_AUTHENTICATION_KEY: json.dumps({"audiences": audiences}).encode()}
+    found = {
+        **({"audiences": audiences} if audiences else {}),
+        **({"issuers": [_issuer_entry(issuer) for issuer in settings.oidc]} if settings.oidc else {}),
+    }
+    return {GATEWAY_AUTHENTICATION_KEY: json.dumps(found, sort_keys=True).encode()} if found else {}
+
+
+def _issuer_entry(issuer: OidcIssuer) -> dict[str, Any]:
+    authority = issuer.certificate_authority
+    return {
+        "issuerURL": issuer.issuer_url,
+        "audiences": list(issuer.client_ids),
+        **({"certificateAuthority": authority} if authority is not None else {}),
+        "requiredClaims": issuer.required_claims,
+    }
 
 
 async def _write_host(

@@ -1,0 +1,218 @@
+"""Tokens of OIDC issuers, which the gateway verifies by the keys that an issuer publishes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from aiohttp import web
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from kplane.gateway.issuers import IssuerKeys, KeysUnavailable
+from kplane.gateway.tokens import Issuer, TokenTrust, issuer_of
+from tests.tls_server import serve_over_tls
+
+RSA = rsa.generate_private_key(65537, 2048)
+EC = ec.generate_private_key(ec.SECP256R1())
+NOW = datetime.now(UTC)
+
+
+class Provider:
+    """An OIDC issuer."""
+
+    def __init__(self) -> None:
+        self.issuer: Issuer
+        self.url = ""
+        self.keys: dict[str, Any] = {"rsa": RSA}
+        self.discovery: dict[str, Any] = {}
+        """Entries of the discovery document that are not as they should be."""
+        self.fails = False
+        self.padding = 0
+        self.reads = 0
+
+    async def discover(self, request: web.Request) -> web.Response:
+        self.reads += 1
+        if self.fails:
+            raise web.HTTPServiceUnavailable
+        found = {"issuer": self.issuer.url, "jwks_uri": f"{self.url}/keys"} | self.discovery
+        return web.json_response(found)
+
+    async def publish(self, request: web.Request) -> web.Response:
+        of = {"rsa": jwt.algorithms.RSAAlgorithm, "ec": jwt.algorithms.ECAlgorithm}
+        keys = [
+            json.loads(of[name.partition("-")[0]].to_jwk(key.public_key())) | {"kid": name, "use": "sig"}
+            for name, key in self.keys.items()
+        ]
+        secret = {"kty": "oct", "kid": "shared", "k": "c2VjcmV0" * 8}
+        return web.json_response({"keys": [*keys, secret], "padding": "x" * self.padding})
+
+    async def redirect(self, request: web.Request) -> web.Response:
+        raise web.HTTPFound("/keys")
+
+    def token(self, *, key: Any = RSA, kid: str | None = "rsa", algorithm: str = "RS256", **claims: Any) -> str:
+        good = {
+            "iss": self.issuer.url,
+            "aud": "kubernetes",
+            "sub": "ada",
+            "exp": NOW + timedelta(hours=1),
+            "org": "acme",
+        }
+        header = {"kid": kid} if kid is not None else {}
+        return jwt.encode(good | claims, key, algorithm=algorithm, headers=header)
+
+
+@pytest.fixture
+async def provider(tmp_path: Path) -> AsyncIterator[Provider]:
+    found, app = Provider(), web.Application()
+    app.router.add_get("/realm/.well-known/openid-configuration", found.discover)
+    app.router.add_get("/keys", found.publish)
+    app.router.add_get("/elsewhere", found.redirect)
+    async with serve_over_tls(app, tmp_path) as server:
+        assert server.ca_data is not None
+        found.url = server.server
+        found.issuer = Issuer(
+            url=f"{server.server}/realm/",
+            audiences=frozenset({"kubernetes"}),
+            certificate_authority=server.ca_data.decode(),
+            required_claims=(("org", "acme"),),
+        )
+        yield found
+
+
+@pytest.fixture
+async def keys() -> AsyncIterator[IssuerKeys]:
+    found = IssuerKeys(clock=lambda: found.now)  # type: ignore[attr-defined]
+    found.now = 100.0  # type: ignore[attr-defined]
+    yield found
+    await found.aclose()
+
+
+async def test_accepts_tokens_that_a_published_key_signed(provider: Provider, keys: IssuerKeys) -> None:
+    provider.keys = {"rsa": RSA, "ec": EC}
+    tokens = [
+        provider.token(),
+        provider.token(algorithm="PS512"),
+        provider.token(kid=None),
+        provider.token(key=EC, kid="ec", algorithm="ES256"),
+    ]
+    assert [await keys.has_signed(provider.issuer, token) for token in tokens] == [True] * 4
+    assert provider.reads == 1
+
+
+async def test_refuses_tokens_that_no_published_key_signed(provider: Provider, keys: IssuerKeys) -> None:
+    stranger = rsa.generate_private_key(65537, 2048)
+    tokens = [
+        provider.token(key=stranger),
+        provider.token(key=stranger, kid=None),
+        provider.token(kid="unknown"),
+        provider.token(key="c2VjcmV0" * 8, kid="shared", algorithm="HS256"),
+        provider.token()[:-4] + "AAAA",
+        jwt.encode({"iss": provider.issuer.url}, key="", algorithm="none"),
+        "x",
+        "..",
+        "é.é.é",
+    ]
+    assert [await keys.has_signed(provider.issuer, token) for token in tokens] == [False] * len(tokens)
+
+
+async def test_reads_keys_again_for_an_unknown_name_and_not_for_each_request(
+    provider: Provider, keys: IssuerKeys
+) -> None:
+    assert await keys.has_signed(provider.issuer, provider.token())
+    provider.keys["rsa-2"] = new = rsa.generate_private_key(65537, 2048)
+    token = provider.token(key=new, kid="rsa-2")
+    assert not await keys.has_signed(provider.issuer, token)
+    keys.now += 11  # type: ignore[attr-defined]
+    found = await asyncio.gather(*(keys.has_signed(provider.issuer, token) for _ in range(20)))
+    assert (found, provider.reads) == ([True] * 20, 2)
+
+
+async def test_keys_count_on_while_the_issuer_does_not_answer(provider: Provider, keys: IssuerKeys) -> None:
+    assert await keys.has_signed(provider.issuer, provider.token())
+    provider.fails = True
+    keys.now += 7200  # type: ignore[attr-defined]
+    assert await keys.has_signed(provider.issuer, provider.token())
+    assert provider.reads == 2
+
+
+async def test_without_keys_it_says_so_and_asks_seldom(provider: Provider, keys: IssuerKeys) -> None:
+    provider.fails = True
+    for _ in range(5):
+        with pytest.raises(KeysUnavailable, match="answered 503"):
+            await keys.has_signed(provider.issuer, provider.token())
+    assert provider.reads == 1
+    provider.fails = False
+    keys.now += 11  # type: ignore[attr-defined]
+    assert await keys.has_signed(provider.issuer, provider.token())
+
+
+async def test_a_client_that_goes_does_not_end_the_reading(provider: Provider, keys: IssuerKeys) -> None:
+    asked = asyncio.create_task(keys.has_signed(provider.issuer, provider.token()))
+    await asyncio.sleep(0)
+    asked.cancel()
+    assert await keys.has_signed(provider.issuer, provider.token())
+    assert provider.reads == 1
+
+
+@pytest.mark.parametrize(
+    ("discovery", "why"),
+    [
+        ({"issuer": "https://other.example.org"}, "another issuer"),
+        ({"jwks_uri": "http://127.0.0.1/keys"}, "no https URL"),
+        ({"jwks_uri": None}, "no https URL"),
+        ({"jwks_uri": "elsewhere"}, "answered 302"),
+        ({"jwks_uri": "keys", "padding": "x" * (1 << 20)}, "more than"),
+    ],
+)
+async def test_refuses_documents_that_are_not_of_the_issuer(
+    provider: Provider, keys: IssuerKeys, discovery: dict[str, Any], why: str
+) -> None:
+    if discovery.get("jwks_uri") in {"elsewhere", "keys"}:
+        discovery = discovery | {"jwks_uri": f"{provider.url}/{discovery['jwks_uri']}"}
+    provider.discovery = discovery
+    with pytest.raises(KeysUnavailable, match=why):
+        await keys.has_signed(provider.issuer, provider.token())
+
+
+async def test_only_the_configured_ca_counts(provider: Provider, keys: IssuerKeys) -> None:
+    for authority in (None, "damaged"):
+        other = Issuer(url=provider.issuer.url, audiences=provider.issuer.audiences, certificate_authority=authority)
+        with pytest.raises(KeysUnavailable):
+            await keys.has_signed(other, provider.token())
+    assert provider.reads == 0
+
+
+async def test_claims_are_checked_before_the_issuer_is_asked(provider: Provider) -> None:
+    trust = TokenTrust(issuers=(provider.issuer,))
+    assert issuer_of(trust, provider.token(), now=NOW) == provider.issuer
+    for claims in (
+        {"iss": "https://other.example.org"},
+        {"aud": "other"},
+        {"exp": NOW - timedelta(minutes=3)},
+        {"exp": None},
+        {"nbf": NOW + timedelta(minutes=3)},
+        {"org": "globex"},
+    ):
+        assert issuer_of(trust, provider.token(**claims), now=NOW) is None
+    assert issuer_of(TokenTrust(), provider.token(), now=NOW) is None
+    assert issuer_of(trust, "a" * (64 << 10), now=NOW) is None
+
+
+async def test_trust_is_read_as_the_operator_writes_it(provider: Provider) -> None:
+    written = {
+        "issuers": [
+            {
+                "issuerURL": provider.issuer.url,
+                "audiences": ["kubernetes"],
+                "certificateAuthority": provider.issuer.certificate_authority,
+                "requiredClaims": {"org": "acme"},
+            }
+        ]
+    }
+    assert TokenTrust.from_json(json.dumps(written).encode(), keys=()).issuers == (provider.issuer,)
