@@ -7,12 +7,12 @@ import json
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import AsyncMock
+from unittest.mock import ANY, AsyncMock
 
 import pytest
 
 from kplane.api import ControlPlane, ControlPlaneClass
-from kplane.api.names import GATEWAY_AUTHENTICATION_KEY, GATEWAY_LIMITS_KEY
+from kplane.api.names import GATEWAY_AUTHENTICATION_KEY, GATEWAY_HOST_KEY, GATEWAY_LIMITS_KEY
 from kplane.controlplane_operator.backends.apiserver import serving_hosts
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.context import OperatorContext
@@ -247,7 +247,7 @@ def test_the_gateway_is_told_the_limits_of_a_class() -> None:
 
     assert limits_entry(None) == {}
     assert told() == {"class": "gold"}
-    limits = {"requestsInFlight": 10, "requestsPerSecond": 20, "requestBytes": "1Mi"}
+    limits = {"requestsInFlight": 10, "requestsPerSecond": 20, "requestBytes": "1Mi", "requestIdleSeconds": 30}
     assert told(limits=limits) == {"class": "gold"} | limits | {"requestBytes": 1 << 20}
     assert told(limits={"requestsPerSecond": 5}) == {"class": "gold", "requestsPerSecond": 5}
 
@@ -299,7 +299,7 @@ async def test_one_that_leaves_the_gateway_leaves_no_secret_there() -> None:
         assert client.delete.await_count == deletions
 
 
-async def test_one_that_has_no_class_any_more_has_no_limits() -> None:
+async def test_gateway_secret_loses_limits_without_class_and_foreign_host_and_damage() -> None:
     written: list[Any] = []
 
     async def create(_: Any, body: dict[str, Any]) -> dict[str, Any]:
@@ -311,9 +311,12 @@ async def test_one_that_has_no_class_any_more_has_no_limits() -> None:
         return await create(_, {**body, "metadata": metadata})
 
     kept: dict[Any, Any] = {}
-    secrets = SimpleNamespace(
-        get=kept.get, apply=lambda body: kept.update({("kplane-gateway", "controlplane-acme"): body})
-    )
+
+    def keep(body: dict[str, Any]) -> None:
+        data = {key: value for key, value in body["data"].items() if value is not None}
+        kept["kplane-gateway", "controlplane-acme"] = body | {"data": data}
+
+    secrets = SimpleNamespace(get=kept.get, apply=keep)
     context: Any = SimpleNamespace(
         gateway=GATEWAY,
         client=SimpleNamespace(
@@ -331,4 +334,15 @@ async def test_one_that_has_no_class_any_more_has_no_limits() -> None:
     small = ControlPlaneClass.model_validate({"metadata": {"name": "small"}, "spec": {}})
     for chosen in (small, small, None, None):
         await write_gateway_secret(context, one, provision=provision, chosen=chosen)
-    assert [GATEWAY_LIMITS_KEY in body["data"] for body in written] == [True, False]
+    assert [body["data"].get(GATEWAY_LIMITS_KEY) is not None for body in written] == [True, False]
+    # Each patch removes it, whoever wrote it.
+    assert written[-1]["data"][GATEWAY_LIMITS_KEY] is None
+    secret = kept["kplane-gateway", "controlplane-acme"]
+    await write_gateway_secret(context, one, provision=provision, chosen=None)
+    assert len(written) == 2
+    for key, value in ((GATEWAY_HOST_KEY, None), (GATEWAY_LIMITS_KEY, None), ("sa.pub", ANY)):
+        secret["data"][key] = "ZGFtYWdl"
+        await write_gateway_secret(context, one, provision=provision, chosen=None)
+        assert written[-1]["data"][key] == value
+        secret = kept["kplane-gateway", "controlplane-acme"]
+    assert len(written) == 5

@@ -22,6 +22,7 @@ from kplane.api.names import (
     GATEWAY_AUTHENTICATION_KEY,
     GATEWAY_HOST_KEY,
     GATEWAY_LIMITS_KEY,
+    GATEWAY_SECRET_KEYS,
     UID_ANNOTATION,
     gateway_secret_name,
 )
@@ -200,7 +201,7 @@ async def write_gateway_secret(
             **entries(_PAIR, pair or issue_client(authorities.front_proxy, user=FRONT_PROXY_USER)),
         },
         annotations={UID_ANNOTATION: control_plane.metadata.uid or ""},
-        never=tuple({GATEWAY_LIMITS_KEY, GATEWAY_AUTHENTICATION_KEY} - optional.keys()),
+        never=tuple({GATEWAY_HOST_KEY, GATEWAY_LIMITS_KEY, GATEWAY_AUTHENTICATION_KEY} - optional.keys()),
     )
 
 
@@ -242,11 +243,13 @@ async def _write_host(
     context: OperatorContext, control_plane: ControlPlane, *, name: str, namespace: str, server: str, host: str
 ) -> None:
     """Have the gateway's Secret of a control plane that has a host name. Nothing in it opens the API server."""
+    data = {"server": server.encode(), GATEWAY_HOST_KEY: host.encode()}
     await write_secret(
         context,
         control_plane,
         name=name,
         namespace=namespace,
-        data={"server": server.encode(), GATEWAY_HOST_KEY: host.encode()},
+        data=data,
         annotations={UID_ANNOTATION: control_plane.metadata.uid or ""},
+        never=(GATEWAY_SECRET_KEYS.keys() | {GATEWAY_LIMITS_KEY, GATEWAY_AUTHENTICATION_KEY}) - data.keys(),
     )

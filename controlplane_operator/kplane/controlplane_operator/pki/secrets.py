@@ -97,7 +97,7 @@ async def write_secret(
     never: Collection[str] = (),
 ) -> None:
     """Have a Secret carry exactly this, in the control plane's namespace if no other is given; nothing is written where
-    it does. `never` names former entries of ours: other entries that are not in `data` are left alone.
+    it does. Entries that `never` names are removed. All other entries that are not in `data` are left alone.
 
     One that cannot be changed, because somebody made it immutable or of another type, is replaced.
     """
@@ -116,7 +116,7 @@ async def write_secret(
     written = await _create(context, body) if known is None else None
     if written is None:
         try:
-            written = await _change(context, body)
+            written = await _change(context, body, never=never)
         except Invalid:
             await delete_secret(context, control_plane, name=name, namespace=namespace)
         if written is None:
@@ -132,8 +132,10 @@ async def _create(context: OperatorContext, body: Object) -> Object | None:
         return None
 
 
-async def _change(context: OperatorContext, body: Object) -> Object | None:
-    """Have the Secret carry what `body` says, without other entries that the operator wrote; None if there is none.
+async def _change(context: OperatorContext, body: Object, *, never: Collection[str]) -> Object | None:
+    """Have the Secret carry what `body` says, without other entries that the operator wrote, or that `never` names.
+
+    Returns None if there is no such Secret.
 
     Raises Conflict if it changes meanwhile, and Invalid if it cannot be changed.
     """
@@ -153,7 +155,7 @@ async def _change(context: OperatorContext, body: Object) -> Object | None:
             "annotations": dict.fromkeys(former) | metadata["annotations"],
             "ownerReferences": [*owners, *metadata["ownerReferences"]],
         }
-        data = dict.fromkeys(_written(live, "f:data", manager=manager)) | body["data"]
+        data = dict.fromkeys(_written(live, "f:data", manager=manager) | set(never)) | body["data"]
         return await context.client.patch(
             SECRETS, name, {"metadata": changed, "type": body["type"], "data": data}, namespace=namespace
         )
