@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ssl
 import struct
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 __all__ = ["exchange", "http1", "http2", "statuses"]
@@ -54,7 +54,7 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 async def exchange(
     port: int,
-    sent: bytes,
+    sent: bytes | AsyncIterator[bytes],
     *,
     ca: bytes,
     certificate: Path | None = None,
@@ -74,13 +74,22 @@ async def exchange(
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=host)
         try:
             with contextlib.suppress(OSError, EOFError):
-                writer.write(sent)
-                await writer.drain()
+                async for part in _parts(sent):
+                    writer.write(part)
+                    await writer.drain()
                 while (to_the_end or not ended(received)) and (chunk := await reader.read(65536)):
                     received += chunk
         finally:
             writer.transport.abort()
     return received
+
+
+async def _parts(sent: bytes | AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    if isinstance(sent, bytes):
+        yield sent
+        return
+    async for part in sent:
+        yield part
 
 
 def _answered(received: bytes) -> bool:

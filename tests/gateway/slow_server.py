@@ -41,9 +41,16 @@ class SlowServer:
     directory: Path
     answers: dict[str, asyncio.Event] = field(default_factory=dict)
     """By the query of the request: it was received; set: it may be answered."""
+    lost: set[str] = field(default_factory=set)
+    """Queries of requests whose connection ends instead of an answer."""
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
-        await self.answers.setdefault(request.raw_path.partition("?")[2], asyncio.Event()).wait()
+        query = request.raw_path.partition("?")[2]
+        await self.answers.setdefault(query, asyncio.Event()).wait()
+        if query in self.lost:
+            assert request.transport is not None
+            request.transport.abort()
+        await request.read()
         return web.Response(status=201, text="answered")
 
     def may_answer(self, query: str) -> None:
@@ -58,7 +65,9 @@ class SlowServer:
         sent = http1(f"{PATH}?{query}", *headers, method=method, body=body)
         return await self.exchange(sent, certificate=certificate)
 
-    async def exchange(self, sent: bytes, *, protocol: str = "http/1.1", certificate: bool = False) -> bytes:
+    async def exchange(
+        self, sent: bytes | AsyncIterator[bytes], *, protocol: str = "http/1.1", certificate: bool = False
+    ) -> bytes:
         own = self.directory / "user.pem" if certificate else None
         how: Any = {"certificate": own, "protocol": protocol, "seconds": _SECONDS}
         return await exchange(self.serving.port, sent, ca=SERVING_CA.certificate, **how)

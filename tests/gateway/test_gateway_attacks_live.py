@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,27 @@ async def test_no_request_is_smuggled_in_another(gateway: Gateway, credentials: 
         assert MARK.encode() not in answer, (heads, name)
         assert statuses(answer), (heads, name)
         assert set(statuses(answer)) <= REFUSED | {415, 422, 501}, (heads, name, answer[:300])
+
+
+@pytest.mark.parametrize("upgrade", ["websocket", "SPDY/3.1"])
+async def test_early_data_of_an_upgrade_reaches_no_api_server(gateway: Gateway, tmp_path: Path, upgrade: str) -> None:
+    """The API server would take it for a request of its own, on a connection by which it trusts X-Remote-User."""
+    certificate = tmp_path / "nobody.pem"
+    nobody = issue_client(gateway.tenants["one"].authorities.client, user="nobody")
+    certificate.write_bytes(nobody.certificate + nobody.key)
+    name = f"early-{gateway.serving.port}-{upgrade[:4].lower()}"
+    body = json.dumps({"metadata": {"name": name}}).encode()
+    forged = ("X-Remote-User: admin", "X-Remote-Group: system:masters", "Content-Type: application/json")
+    path = "/api/v1/namespaces/default/configmaps"
+    inner = http1(path, *forged, f"Content-Length: {len(body)}", method="POST", body=body)
+    for own in ("", f"/clusters/one/control-plane{path}", "/clusters/one/control-plane/api/v1/namespaces?watch=true"):
+        outer = http1(own or "/clusters/one/control-plane/healthz", f"Upgrade: {upgrade}", "Sec-WebSocket-Version: 13")
+        sent = outer.replace(b"Connection: close", b"Connection: Upgrade") + inner
+        answer = await exchange(gateway.serving.port, sent, ca=gateway.ca, certificate=certificate)
+        assert name.encode() not in answer
+        assert len(statuses(answer)) == 1
+    async with Client(gateway.tenants["one"].config) as one:
+        assert not await one.exists(CONFIG_MAPS, name, namespace="default")
 
 
 PSEUDO_HEADERS: tuple[dict[str, str], ...] = (

@@ -114,7 +114,9 @@ async def test_a_refused_listener_changes_nothing(publisher: Publisher, judge: J
 async def test_a_control_plane_that_is_gone_or_absent_has_no_cluster(publisher: Publisher) -> None:
     absent = Route(key="uid-c", cluster_path="c", upstream=None)
     await publisher.publish([route("a"), route("b"), route("c")], serving=serving())
-    await publisher.publish([route("a"), absent], serving=serving())
+    published = await publisher.publish([route("a"), absent], serving=serving())
+    assert published.leaving
+    await publisher.prune(published.versions)
     assert set(_clusters(publisher)) == {"uid-a", "uid-a/front-proxy", "uid-a/changes", "uid-a/front-proxy-changes"}
 
 
@@ -151,3 +153,28 @@ async def test_one_that_wakes_is_validated_before_it_is_awake(publisher: Publish
     assert "/clusters/a/control-plane" in Path(publisher.layout.routes).read_text()
     assert len(judge.asked) == asked
     assert _snapshot(publisher)["clusters/clusters.json"] == clusters
+
+
+async def test_clusters_of_a_route_that_goes_stay_until_prune(publisher: Publisher) -> None:
+    """A busy control plane falls asleep: a request by the former table gets no 503."""
+    await publisher.publish([route("a"), route("b")], serving=serving())
+    published = await publisher.publish([route("a")], serving=serving())
+    assert "/clusters/b/" not in Path(publisher.layout.routes).read_text()
+    assert {"uid-a", "uid-b", "uid-b/changes"} <= set(_clusters(publisher))
+    # Until Envoy confirms, other publications keep them too.
+    published = await publisher.publish([route("a"), route("c")], serving=serving())
+    assert published.leaving
+    assert "uid-b" in _clusters(publisher)
+    pruned = await publisher.prune(published.versions)
+    assert set(_clusters(publisher)) & {"uid-a", "uid-b", "uid-c"} == {"uid-a", "uid-c"}
+    assert pruned.routes == published.versions.routes
+    assert pruned.clusters in Path(publisher.layout.clusters).read_text()
+    assert not (await publisher.publish([route("a"), route("c")], serving=serving())).leaving
+
+
+async def test_route_that_comes_back_before_prune_keeps_its_clusters(publisher: Publisher) -> None:
+    await publisher.publish([route("a")], serving=serving())
+    assert (await publisher.publish([], serving=serving())).leaving
+    published = await publisher.publish([route("a", port=7)], serving=serving())
+    assert not published.leaving
+    assert '"port_value": 7' in json.dumps(_clusters(publisher)["uid-a"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,10 +13,12 @@ from typing import Any
 import pytest
 
 from kplane.gateway.routes import Hold, Route
+from kplane.gateway.usage import Usage
 from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
 from tests.mcm.control_planes import controllers_token, manifest
 
+from .attacker import exchange, http1, statuses
 from .conftest import Gateway
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("gateway"), pytest.mark.timeout(300)]
@@ -123,3 +126,37 @@ async def test_a_hold_ends_by_itself(gateway: Gateway) -> None:
     async with Client(gateway.config("one", token=token)) as client:
         name = f"patient-{gateway.serving.port}"
         assert await client.create(CONFIG_MAPS, manifest("v1", "ConfigMap", name, namespace="default"))
+
+
+async def test_gateway_refuses_unknown_user_before_the_body(gateway: Gateway) -> None:
+    """So a silent request of anybody holds up no move, and keeps no control plane awake."""
+    long, upgrade = "Content-Length: 1000", "Connection: upgrade"
+    silent = [
+        ("POST", "api/v1/namespaces/default/configmaps", long),
+        ("POST", "api/v1/namespaces/default/configmaps", "Transfer-Encoding: chunked"),
+        ("POST", "api/v1/namespaces/default/configmaps", long, upgrade, "Upgrade: websocket"),
+        ("DELETE", "api/v1/namespaces/default/configmaps/x", long),
+        ("GET", "api/v1/namespaces/default/configmaps", long),
+        ("POST", "apis/authentication.k8s.io/v1/tokenreviews", long),
+        ("POST", "api/v1/namespaces/default/services/x/proxy/upload", long),
+        ("POST", "api/v1/namespaces/default/pods/x/exec?command=id", long, upgrade, "Upgrade: SPDY/3.1"),
+    ]
+
+    async def answered(method: str, path: str, *headers: str) -> list[int]:
+        request = http1(f"/clusters/one/control-plane/{path}", "Authorization: Bearer x", *headers, method=method)
+        return statuses(await exchange(gateway.serving.port, request, ca=gateway.ca, seconds=10))
+
+    answers = await asyncio.gather(*(answered(*each) for each in silent))
+    assert answers == [[401]] * len(silent)
+    numbers = await gateway.plane.numbers()
+    assert Usage().look(numbers) == set()
+
+
+async def test_gateway_passes_on_bodies_without_an_interim_answer(gateway: Gateway) -> None:
+    async with Client(gateway.tenants["one"].config) as direct:
+        token = await controllers_token(direct, account=f"bodies-{gateway.serving.port}")
+    body = json.dumps({"metadata": {"name": f"body-{gateway.serving.port}"}}).encode()
+    path = "/clusters/one/control-plane/api/v1/namespaces/default/configmaps"
+    said = (f"Authorization: Bearer {token}", "Content-Type: application/json", f"Content-Length: {len(body)}")
+    answer = await exchange(gateway.serving.port, http1(path, *said, method="POST", body=body), ca=gateway.ca)
+    assert statuses(answer) == [201]

@@ -159,7 +159,8 @@ async def test_a_connection_waits_until_the_control_plane_is_awake(
             assert await connection.repeats("still here")
         # A connection counts as a request does: by that the operator knows which control planes are in use.
         counted = await gateway.plane.numbers()
-        assert counted["cluster.uid-red.upstream_rq_active"] == counted["cluster.uid-red.upstream_rq_total"] == 11
+        stat = "cluster.uid-red/connections.upstream_rq"
+        assert counted[f"{stat}_active"] == counted[f"{stat}_total"] == 11
         # Asleep again: only new connections wait.
         assert await gateway.serve(_asleep(red.route), blue.route) == {}
         later = asyncio.create_task(connect(red.host))

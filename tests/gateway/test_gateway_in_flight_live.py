@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import json
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from kplane.gateway.envoy import routing
 from kplane.gateway.routes import Hold, Limits
 
-from .slow_server import SlowServer
+from .attacker import http1, statuses
+from .slow_server import PATH, SlowServer
 
 pytestmark = pytest.mark.integration
 
@@ -41,3 +44,59 @@ async def test_changes_of_a_cluster_that_was_replaced_are_in_flight(
     assert not sent["watch"].done()
     slow.answers["watch"].set()
     await sent["watch"]
+
+
+async def test_silent_change_gets_408_and_all_that_continues_stays(
+    slow: SlowServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routing, "WAITING_IDLE_SECONDS", 3)
+    await slow.serve(replace(slow.route, limits=Limits(request_idle_seconds=2)))
+    token = "Authorization: Bearer t"
+    watch = asyncio.create_task(slow.send("watch", token, method="GET"))
+    slow.may_answer("upload")
+
+    async def upload() -> AsyncIterator[bytes]:
+        yield http1(f"{PATH}?upload", token, "Content-Length: 10", method="POST")
+        for _ in range(10):
+            await asyncio.sleep(0.5)
+            yield b"x"
+
+    uploading = asyncio.create_task(slow.exchange(upload()))
+    silent = http1(f"{PATH}?silent", "Content-Length: 1000", method="POST")
+    with_token = http1(f"{PATH}?silent", token, "Content-Length: 1000", method="POST")
+    answers = await asyncio.gather(slow.exchange(silent, certificate=True), slow.exchange(with_token))
+    assert [statuses(answer) for answer in answers] == [[408], [408]]
+    assert statuses(await uploading) == [201]
+    assert not watch.done()
+    slow.may_answer("watch")
+    assert statuses(await watch) == [201]
+
+
+async def test_change_that_was_sent_gets_504_without_retry_after(
+    slow: SlowServer, eventually: Callable[..., Any]
+) -> None:
+    sent = {
+        method: asyncio.create_task(slow.send(method, "Authorization: Bearer t", method=method))
+        for method in ("DELETE", "GET")
+    }
+    await eventually(lambda: slow.answers, lambda found: len(found) == len(sent))
+    for method in sent:
+        slow.lost.add(method)
+        slow.may_answer(method)
+    changed, read = await sent["DELETE"], await sent["GET"]
+    assert statuses(changed) == [504]
+    assert b"retry-after" not in changed.lower()
+    assert json.loads(changed.partition(b"\r\n\r\n")[2])["reason"] == "Timeout"
+    # A read may be repeated, as client-go does after a lost connection of its own.
+    assert statuses(read) == [503]
+    assert b"retry-after: 1" in read.lower()
+
+
+async def test_request_that_was_not_sent_gets_503_with_retry_after(
+    slow: SlowServer, hold_port: Callable[[], int]
+) -> None:
+    assert slow.route.upstream is not None
+    await slow.serve(replace(slow.route, upstream=replace(slow.route.upstream, port=hold_port())))
+    answer = await slow.send("refused", "Authorization: Bearer t", "Content-Length: 0")
+    assert statuses(answer) == [503]
+    assert b"retry-after: 1" in answer.lower()

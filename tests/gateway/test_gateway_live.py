@@ -25,7 +25,7 @@ from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, PODS, SERV
 from tests.controlplane_operator.controller_manager import running_controllers, running_program
 from tests.mcm.control_planes import controllers_token, gone, manifest, works
 
-from .attacker import exchange, http1
+from .attacker import exchange, http1, statuses
 from .conftest import Gateway
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("gateway"), pytest.mark.timeout(300)]
@@ -138,6 +138,17 @@ async def test_it_answers_as_an_api_server_where_there_is_none(gateway: Gateway)
     async with Client(gateway.config("dead", token="x")) as client:
         error = await _refusal(client)
         assert (error.status, error.reason) == (503, "ServiceUnavailable")
+
+    path = "/clusters/one/control-plane/api/v1/namespaces"
+    for code, sent in (
+        (426, http1(path).replace(b"HTTP/1.1", b"HTTP/1.0")),
+        (431, http1(path, f"X-Large: {'x' * (100 << 10)}")),
+        (403, http1(path, "Upgrade: other").replace(b"Connection: close", b"Connection: Upgrade")),
+        (400, http1(path, "Content-Length: 1", "Transfer-Encoding: chunked")),
+    ):
+        answer = await exchange(gateway.serving.port, sent, ca=gateway.ca)
+        told = json.loads(answer.partition(b"\r\n\r\n")[2])
+        assert (told["kind"], told["code"], statuses(answer)) == ("Status", code, [code])
 
 
 async def _upstream_of_nobody(gateway: Gateway) -> Upstream:

@@ -21,9 +21,9 @@ SLEEP = {"hibernation": {"since": "2026-11-23T12:00:00Z"}}
 def test_one_is_used_while_requests_come_or_watches_are_open() -> None:
     usage = Usage()
     before = {
-        "cluster.uid-a.upstream_rq_total": 3,
-        "cluster.uid-a/front-proxy.upstream_rq_total": 4,
-        "cluster.uid-b.upstream_rq_total": 1,
+        "cluster.uid-a.upstream_rq_completed": 3,
+        "cluster.uid-a/front-proxy.upstream_rq_completed": 4,
+        "cluster.uid-b/connections.upstream_rq_total": 1,
         "cluster.uid-b.upstream_rq_active": 0,
         "cluster.uid-c.upstream_rq_total": 0,
         "cluster.uid-c.upstream_cx_active": 7,
@@ -31,10 +31,22 @@ def test_one_is_used_while_requests_come_or_watches_are_open() -> None:
     }
     assert usage.look(before) == {"uid-a", "uid-b"}
     assert usage.look(before) == set()
-    assert usage.look(before | {"cluster.uid-a/front-proxy.upstream_rq_total": 5}) == {"uid-a"}
+    assert usage.look(before | {"cluster.uid-a/front-proxy.upstream_rq_completed": 5}) == {"uid-a"}
     assert usage.look(before | {"cluster.uid-b.upstream_rq_active": 1}) == {"uid-a", "uid-b"}
     # Envoy is another one, and counts from the beginning.
-    assert usage.look({"cluster.uid-a.upstream_rq_total": 1}) == {"uid-a"}
+    assert usage.look({"cluster.uid-a.upstream_rq_completed": 1}) == {"uid-a"}
+
+
+def test_usage_ignores_answers_401() -> None:
+    usage = Usage()
+    usage.look({"cluster.uid-a.upstream_rq_total": 1, "cluster.uid-a.upstream_rq_completed": 1})
+    refused = {
+        "cluster.uid-a.upstream_rq_total": 9,
+        "cluster.uid-a.upstream_rq_completed": 8,
+        "cluster.uid-a.upstream_rq_401": 7,
+    }
+    assert usage.look(refused) == set()
+    assert usage.look(refused | {"cluster.uid-a.upstream_rq_completed": 9}) == {"uid-a"}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +110,7 @@ class World:
         self.now += timedelta(seconds=seconds)
         self.written = []
         for each in reporters:
-            await each.look({f"cluster.uid-{name}.upstream_rq_total": total for name, total in totals.items()})
+            await each.look({f"cluster.uid-{name}.upstream_rq_completed": total for name, total in totals.items()})
         return self.written
 
 

@@ -241,6 +241,11 @@ class RequestLimits(ApiModel):
     refuses bodies of more than 3Mi in any case. Streams to pods, such as those of `kubectl exec`, are not limited.
     """
 
+    request_idle_seconds: Annotated[int, Field(ge=5, le=3600)] | None = None
+    """How many seconds a request that changes something may go without a byte in either direction; 60 if absent. A
+    request whose body stops gets 408. An upload that continues, a watch and a stream to a pod are not ended.
+    """
+
     @property
     def request_bytes_asked(self) -> int | None:
         """`requestBytes` as a number."""

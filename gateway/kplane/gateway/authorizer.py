@@ -12,14 +12,15 @@ from typing import Final
 
 from aiohttp import web
 
+from kplane.gateway.envoy.bodies import BodyLimit
 from kplane.gateway.envoy.names import (
     BACKLOG,
+    BODY_HEADER,
     CERTIFICATE_HEADER,
     CREDENTIAL_HEADER,
     FULL_HEADER,
     GROUP_HEADERS,
     LIMITED_BY_HEADER,
-    LONGEST_HEADER,
     PROTOCOL_HEADER,
     TENANT_HEADER,
     UPSTREAM_HEADER,
@@ -162,7 +163,7 @@ class Authorizer:
         return {
             TENANT_HEADER: route.key,
             LIMITED_BY_HEADER: limits.set_by,
-            **({LONGEST_HEADER: str(limits.request_bytes)} if limits.request_bytes is not None else {}),
+            BODY_HEADER: str(BodyLimit.of(route)),
             **({FULL_HEADER: "true"} if route.full else {}),
         }
 

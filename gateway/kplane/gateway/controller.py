@@ -14,7 +14,7 @@ from typing import Final
 
 from kplane.gateway.control_planes import CONTROL_PLANES, SECRETS_SELECTOR, Progress, RouteTable
 from kplane.gateway.data_plane import DataPlane
-from kplane.gateway.envoy.bodies import limits_of_bodies
+from kplane.gateway.envoy.bodies import BodyLimit, limits_of_bodies
 from kplane.gateway.envoy.listener import Serving
 from kplane.gateway.errors import CertificateInvalid, ConfigurationRejected
 from kplane.gateway.routes import Route
@@ -66,7 +66,7 @@ class Controller:
         self._changed = asyncio.Event()
         self._seen = asyncio.Event()
         self._serving: Serving | None = None
-        self._applied: tuple[list[Route], frozenset[int], Serving] | None = None
+        self._applied: tuple[list[Route], frozenset[BodyLimit], Serving] | None = None
         self._confirmed = 0.0
         """When Envoy was asked last whether it serves them."""
         self._changes = 0

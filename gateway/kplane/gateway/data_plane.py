@@ -144,12 +144,16 @@ class DataPlane:
         self._reached = {key: address for key, address in self._reached.items() if key in keys}
         self._confirmed = ()
         self.know(known)
-        published = await self._publisher.publish(wanted, serving=serving, lengths=limits_of_bodies(known))
+        published = await self._publisher.publish(wanted, serving=serving, bodies=limits_of_bodies(known))
         self._held = {route.key: route.held for route in published.routes if route.held is not None}
         self._instead = {route.key: route for route in published.routes if route.key in published.refused}
         self._published = published.versions
         await self._start()
-        if await self._confirm():
+        confirmed = await self._confirm()
+        if confirmed and published.leaving:
+            self._published = await self._publisher.prune(published.versions)
+            confirmed = await self._confirm()
+        if confirmed:
             self._confirmed = published.routes
             self._reached = {
                 route.key: route.upstream.address for route in published.routes if route.upstream is not None

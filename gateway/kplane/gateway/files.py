@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Final, Protocol
 
+from kplane.gateway.envoy.bodies import BodyLimit
 from kplane.gateway.envoy.bootstrap import Layout, bootstrap, candidate
 from kplane.gateway.envoy.clusters import clusters
 from kplane.gateway.envoy.host_names import domains_of
@@ -53,6 +54,8 @@ class Published:
     """One for each that was wanted: itself, or what is served in its place."""
     refused: Mapping[str, str]
     """By key, why Envoy refuses a route."""
+    leaving: bool
+    """Clusters are left that the table no longer refers to: call `prune` when Envoy uses the table."""
 
 
 class Publisher:
@@ -63,18 +66,22 @@ class Publisher:
         self.layout = Layout(PurePosixPath(directory.absolute()))
         self._validate = validate
         self._published: dict[str, Route] = {}
+        self._leaving: dict[str, Route] = {}
+        """By key, routes that Envoy no longer has, and whose clusters it still has."""
         self._serving: Serving | None = None
 
     async def prepare(self) -> None:
         """Make the directories, and what Envoy is started with: it serves nothing until the first `publish`."""
         await asyncio.to_thread(self._prepare)
 
-    async def publish(self, routes: Iterable[Route], *, serving: Serving, lengths: Iterable[int] = ()) -> Published:
+    async def publish(
+        self, routes: Iterable[Route], *, serving: Serving, bodies: Iterable[BodyLimit] = ()
+    ) -> Published:
         """Have Envoy serve these routes, which all have a key and a path of their own.
 
         A route that Envoy refuses stays as it was; if it was none, it answers 503. The others are served. Raises
-        ConfigurationRejected if the listener is refused; then nothing is changed. `lengths` are limits of bodies that
-        other control planes have.
+        ConfigurationRejected if the listener is refused; then nothing is changed. `bodies` are limits that other
+        control planes have.
         """
         wanted = {route.key: route for route in sorted(routes, key=lambda route: route.key)}
         refused = await self._refused(wanted, serving=serving)
@@ -82,9 +89,20 @@ class Publisher:
             absent = replace(wanted[key], upstream=None, why_absent=_REFUSED)
             wanted[key] = self._published.get(key, absent)
         served = list(wanted.values())
-        versions = await asyncio.to_thread(self._write, served, serving, frozenset(lengths))
+        # The cluster of a host name is not in the table, and has the name of its successor.
+        known = {key: route for key, route in (self._leaving | self._published).items() if not route.host}
+        self._leaving = {key: route for key, route in known.items() if key not in wanted and route.upstream is not None}
+        versions = await asyncio.to_thread(self._write, served, serving, frozenset(bodies))
         self._published, self._serving = wanted, serving
-        return Published(versions, served, refused)
+        return Published(versions, served, refused, leaving=bool(self._leaving))
+
+    async def prune(self, versions: Versions) -> Versions:
+        """Remove the clusters that no route refers to. Envoy must use the table of these `versions` already.
+
+        Requests by a former table would get 503 for a cluster that is gone.
+        """
+        self._leaving = {}
+        return replace(versions, clusters=await asyncio.to_thread(self._write_clusters, list(self._published.values())))
 
     async def _refused(self, wanted: Mapping[str, Route], *, serving: Serving) -> dict[str, str]:
         """Validate what is new: Envoy takes two seconds for 1,000 routes, and each is independent of the others."""
@@ -120,27 +138,32 @@ class Publisher:
                 _replace(file, discovery_response(()))
         _replace(layout.bootstrap, bootstrap(layout))
 
-    def _write(self, routes: list[Route], serving: Serving, lengths: frozenset[int]) -> Versions:
+    def _write(self, routes: list[Route], serving: Serving, bodies: frozenset[BodyLimit]) -> Versions:
         layout = self.layout
         for name, content in serving_files(serving).items():
             _replace(layout.serving / name, content)
         listening = listener(serving, routes=str(layout.routes), secrets=layout.serving, domains=domains_of(routes))
-        table = typed("envoy.config.route.v3.RouteConfiguration", **routing(routes, lengths=lengths))
-        # What refers to something follows that which it refers to.
+        table = typed("envoy.config.route.v3.RouteConfiguration", **routing(routes, bodies=bodies))
         files = {
-            layout.clusters: discovery_response(
-                typed("envoy.config.cluster.v3.Cluster", **found) for found in clusters(routes, holder=layout.holder)
-            ),
             layout.routes: discovery_response([table]),
             layout.listeners: discovery_response([typed("envoy.config.listener.v3.Listener", **listening)]),
         }
+        # Clusters come before the routes that refer to them, and go after these routes (`prune`).
+        written = self._write_clusters([*routes, *self._leaving.values()])
         for path, content in files.items():
             _replace(path, content)
         return Versions(
             listeners=version_of(files[layout.listeners]),
-            clusters=version_of(files[layout.clusters]),
+            clusters=written,
             routes=version_of(files[layout.routes]),
         )
+
+    def _write_clusters(self, routes: list[Route]) -> str:
+        """Write the clusters of these routes; returns the version of the file."""
+        found = clusters(routes, holder=self.layout.holder)
+        content = discovery_response(typed("envoy.config.cluster.v3.Cluster", **cluster) for cluster in found)
+        _replace(self.layout.clusters, content)
+        return version_of(content)
 
 
 def _alike(one: Route | None, other: Route) -> bool:

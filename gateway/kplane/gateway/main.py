@@ -58,9 +58,11 @@ async def run(settings: Settings, *, until: asyncio.Event, usage_seconds: float 
     config = ClusterConfig.load(settings.kubeconfig) if settings.kubeconfig else ClusterConfig.in_cluster()
     directory = settings.state_dir / "envoy"
     async with _runtime(settings) as runtime, Client(config, field_manager="kplane-gateway") as client:
+        validator = EnvoyValidator(settings.envoy, directory=directory)
+        validator.remove_leftovers()
         plane = DataPlane(
             directory,
-            validate=EnvoyValidator(settings.envoy, directory=directory),
+            validate=validator,
             program=settings.envoy,
             runtime=runtime,
             waker=Waker(functools.partial(request_wake, client)),

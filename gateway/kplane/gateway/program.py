@@ -25,6 +25,7 @@ _SHOWN: Final = 500
 _REFUSED: Final = "error initializing configuration"
 _CONSTRAINT: Final = "Proto constraint validation failed"
 _DRAIN_SECONDS: Final = 5.0
+_CANDIDATE: Final = "candidate-"
 
 
 def envoy_component(program: Path, *, layout: Layout, workers: int) -> Component:
@@ -62,6 +63,11 @@ class EnvoyValidator:
         self._program = program
         self._directory = directory
 
+    def remove_leftovers(self) -> None:
+        """Remove the files of calls that were killed: there are keys in them."""
+        for file in self._directory.glob(f"{_CANDIDATE}*.json"):
+            file.unlink(missing_ok=True)
+
     async def __call__(self, configuration: bytes) -> None:
         """Raise ConfigurationRejected if it would not."""
         with self._file(configuration) as file:
@@ -76,7 +82,7 @@ class EnvoyValidator:
     @contextlib.contextmanager
     def _file(self, content: bytes) -> Iterator[Path]:
         # mkstemp makes it with mode 0600.
-        descriptor, name = tempfile.mkstemp(prefix="candidate-", suffix=".json", dir=self._directory)
+        descriptor, name = tempfile.mkstemp(prefix=_CANDIDATE, suffix=".json", dir=self._directory)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)

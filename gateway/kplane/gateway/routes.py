@@ -27,9 +27,12 @@ _LIMITS: Final = {
     "requests_in_flight": "requestsInFlight",
     "requests_per_second": "requestsPerSecond",
     "request_bytes": "requestBytes",
+    "request_idle_seconds": "requestIdleSeconds",
 }
 """Fields of `Limits`, as the operator names them: as in a ControlPlaneClass."""
 _UNBOUNDED: Final = 1 << 32
+REQUEST_IDLE_SECONDS: Final = 60
+"""As long as kube-apiserver itself works on a request that changes something."""
 _CLOCKS_DIFFER: Final = timedelta(minutes=1)
 """The operator does not act on a request for a wake that is further in the future than this."""
 
@@ -142,6 +145,8 @@ class Limits:
     requests_per_second: int | None = None
     request_bytes: int | None = None
     """Of the body of a request that changes something."""
+    request_idle_seconds: int = REQUEST_IDLE_SECONDS
+    """How long a request that changes something may go without a byte in either direction."""
 
     @classmethod
     def from_json(cls, text: bytes) -> Self:
@@ -149,10 +154,10 @@ class Limits:
         try:
             found = orjson.loads(text)
             name = found["class"]
-            numbers = {field: found.get(key) for field, key in _LIMITS.items()}
+            numbers = {field: found[key] for field, key in _LIMITS.items() if found.get(key) is not None}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise RouteInvalid(f"the limits of the control plane cannot be read: {error}") from error
-        valid = all(value is None or (type(value) is int and 0 < value < _UNBOUNDED) for value in numbers.values())
+        valid = all(type(value) is int and 0 < value < _UNBOUNDED for value in numbers.values())
         if not valid or not isinstance(name, str) or not _HOST_NAME.fullmatch(name):
             raise RouteInvalid("the limits of the control plane are none")
         return cls(set_by=f"ControlPlaneClass {name}", **numbers)

@@ -13,13 +13,16 @@ from typing import Final, NoReturn
 import aiohttp
 
 from kplane.gateway.control_planes import last_use, may_sleep, report_use
+from kplane.gateway.envoy.names import CONNECTIONS
 from kplane.provider import Client, Informer, ProviderError
 
 __all__ = ["Usage", "UsageReporter"]
 
 logger = logging.getLogger(__name__)
 
-_STAT: Final = re.compile(r"cluster\.([^./]+)(?:/[^.]+)?\.upstream_rq_(total|active)")
+_STAT: Final = re.compile(r"cluster\.([^./]+)(?:/([^.]+))?\.upstream_rq_(total|completed|401|active)")
+_COUNTED: Final = {"completed": 1, "401": -1}
+"""Counters of answers that show use. An answer 401 shows none: anybody gets it."""
 _LOOKS: Final = 6
 """In the time between two reports of one control plane."""
 _FEW: Final = 10
@@ -32,26 +35,28 @@ class Usage:
     """Compares what Envoy counted with what it had counted at the last look."""
 
     def __init__(self) -> None:
-        self._totals: dict[str, int] = {}
+        self._answered: dict[str, int] = {}
 
     def look(self, numbers: Mapping[str, int]) -> set[str]:
-        """Return the keys of control planes that had requests since the last look, or have open ones, such as watches.
+        """Return the keys of control planes that answered a known user since the last look, or have open requests.
 
-        After a start of Envoy or of the controller, a control plane counts as used once more than it was.
+        Open requests, such as watches, are of known users: an API server refuses others at once (`bodies.py`). Each
+        connection to a host name counts: the gateway does not see its requests. After a start of Envoy or of the
+        controller, a control plane counts as used once more than it was.
         """
-        totals: dict[str, int] = {}
+        answered: dict[str, int] = {}
         used = set()
-        for stat, value in numbers.items():
-            found = _STAT.fullmatch(stat)
+        for name, value in numbers.items():
+            found = _STAT.fullmatch(name)
             if found is None:
                 continue
-            key, what = found.groups()
-            if what == "total":
-                totals[key] = totals.get(key, 0) + value
-            elif value:
-                used.add(key)
-        used |= {key for key, total in totals.items() if total != self._totals.get(key, 0)}
-        self._totals = totals
+            key, part, stat = found.groups()
+            if stat == "active":
+                used |= {key} if value else set()
+            elif stat in _COUNTED or part == CONNECTIONS:
+                answered[key] = answered.get(key, 0) + _COUNTED.get(stat, 1) * value
+        used |= {key for key, count in answered.items() if count != self._answered.get(key, 0)}
+        self._answered = answered
         return used
 
 

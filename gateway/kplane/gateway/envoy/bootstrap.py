@@ -33,6 +33,8 @@ _STATS: Final = (
     {"suffix": ".upstream_rq_active"},
     {"suffix": ".upstream_cx_active"},
     {"suffix": ".upstream_cx_connect_fail"},
+    {"suffix": ".upstream_rq_completed"},
+    {"suffix": ".upstream_rq_401"},
     {"suffix": ".upstream_rq_2xx"},
     {"suffix": ".upstream_rq_4xx"},
     {"suffix": ".upstream_rq_5xx"},

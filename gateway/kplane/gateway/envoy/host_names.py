@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from kplane.gateway.envoy.messages import FILTERS, Message, typed
-from kplane.gateway.envoy.names import KEY_TYPE, by_host
+from kplane.gateway.envoy.names import KEY_TYPE, by_host, connections_of
 from kplane.gateway.routes import Route, Upstream
 
 __all__ = ["domains_of", "host_cluster", "host_filter_chains", "reading_host_names"]
@@ -103,8 +103,8 @@ def host_cluster(route: Route, upstream: Upstream, *, holder: PurePosixPath) -> 
     name = by_host(route.host)
     return {
         "name": name,
-        # What Envoy counts of it has the name under which the same is counted for requests by path.
-        "alt_stat_name": route.key,
+        # Statistics have the key of the control plane, as those of requests by path have.
+        "alt_stat_name": connections_of(route.key),
         **leading,
         "connect_timeout": _CONNECT_TIMEOUT,
         "load_assignment": {

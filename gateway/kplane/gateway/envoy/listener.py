@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
 
-from kplane.gateway.envoy.bodies import body_limit
+from kplane.gateway.envoy.bodies import body_limit, expectation
 from kplane.gateway.envoy.host_names import host_filter_chains, reading_host_names
 from kplane.gateway.envoy.messages import FILTERS, TLS, Message, certificate, discovery_response, file_source, typed
 from kplane.gateway.envoy.names import (
     AUTHORIZER,
     CERTIFICATE_HEADER,
+    CHUNKED_HEADER,
     CREDENTIAL_HEADER,
     INTERNAL_PREFIX,
     LISTENER,
@@ -150,7 +151,7 @@ def _http(routes: str | Message) -> Message:
         "stat_prefix": LISTENER,
         "codec_type": "AUTO",
         **({"rds": source} if source is not None else {"route_config": routes}),
-        "http_filters": [_authorizer(), rate_limit(), body_limit(), _router()],
+        "http_filters": [_authorizer(), rate_limit(), body_limit(), expectation(), _router()],
         "local_reply_config": local_replies(),
         "access_log": [_access_log()],
         "early_header_mutation_extensions": [_stripping()],
@@ -206,9 +207,11 @@ def _router() -> Message:
 
 
 def _stripping() -> Message:
-    mutations = [
+    mutations: list[Message] = [
         {"remove_on_match": {"key_matcher": {"prefix": prefix, "ignore_case": True}}} for prefix in STRIPPED_PREFIXES
     ]
+    chunked = {"key": CHUNKED_HEADER, "value": "%REQ(transfer-encoding)%"}
+    mutations.append({"append": {"header": chunked, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}})
     return {"name": "strip", "typed_config": typed(f"{_MUTATION}.HeaderMutation", mutations=mutations)}
 
 

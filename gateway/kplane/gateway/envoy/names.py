@@ -8,7 +8,10 @@ __all__ = [
     "AUTHORIZER",
     "AUTHORIZER_HEADERS",
     "BACKLOG",
+    "BODY_HEADER",
     "CERTIFICATE_HEADER",
+    "CHUNKED_HEADER",
+    "CONNECTIONS",
     "CREDENTIAL_HEADER",
     "FULL_HEADER",
     "GROUP_HEADERS",
@@ -16,7 +19,6 @@ __all__ = [
     "KEY_TYPE",
     "LIMITED_BY_HEADER",
     "LISTENER",
-    "LONGEST_HEADER",
     "OWN_HEADERS",
     "PROTOCOL_HEADER",
     "RATE_LIMIT",
@@ -28,6 +30,7 @@ __all__ = [
     "by_certificate",
     "by_host",
     "by_token",
+    "connections_of",
 ]
 
 AUTHORIZER: Final = "authorizer"
@@ -57,16 +60,22 @@ TENANT_HEADER: Final = f"{INTERNAL_PREFIX}tenant"
 """The key of the control plane that a request counts for."""
 LIMITED_BY_HEADER: Final = f"{INTERNAL_PREFIX}limited-by"
 """Who set its limits, for people."""
-LONGEST_HEADER: Final = f"{INTERNAL_PREFIX}longest-body"
-"""How many bytes the body of a request that changes something may have."""
+BODY_HEADER: Final = f"{INTERNAL_PREFIX}body"
+"""The limits of the body of a request that changes something (`bodies.py`)."""
 FULL_HEADER: Final = f"{INTERNAL_PREFIX}full"
 """There, if the control plane has reached its storage quota."""
 
-AUTHORIZER_HEADERS: Final = (UPSTREAM_HEADER, TENANT_HEADER, LIMITED_BY_HEADER, LONGEST_HEADER, FULL_HEADER)
+AUTHORIZER_HEADERS: Final = (UPSTREAM_HEADER, TENANT_HEADER, LIMITED_BY_HEADER, BODY_HEADER, FULL_HEADER)
 """What the authorizer says of a request, besides the groups."""
 
-OWN_HEADERS: Final = ("x-envoy-external-address",)
-"""What Envoy adds for itself, and an API server has no use for."""
+CHUNKED_HEADER: Final = f"{INTERNAL_PREFIX}chunked"
+"""There, if the body of a request of HTTP/1.1 comes in chunks: Envoy removes `Transfer-Encoding` before its filters."""
+
+OWN_HEADERS: Final = ("x-envoy-external-address", CHUNKED_HEADER)
+"""Headers that Envoy adds for itself, and that no API server needs."""
+
+CONNECTIONS: Final = "connections"
+"""Names the statistics of a control plane that has a host name."""
 
 KEY_TYPE: Final = 0xE0
 """Of the field in the header of the PROXY protocol with the key of the control plane that a connection is for."""
@@ -92,6 +101,11 @@ def by_certificate(key: str, *, change: bool) -> str:
     It has the front-proxy certificate: the API server takes for true who the gateway says the user is.
     """
     return f"{key}/front-proxy-changes" if change else f"{key}/front-proxy"
+
+
+def connections_of(key: str) -> str:
+    """Name the statistics of a control plane that has a host name: of connections, not of requests."""
+    return f"{key}/{CONNECTIONS}"
 
 
 def by_host(host: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from kplane.gateway.envoy.messages import Message
 from kplane.gateway.envoy.metadata import LIMITED_BY, shown
 from kplane.gateway.envoy.names import LIMITED_BY_HEADER
+from kplane.gateway.envoy.requests import READS
 
 __all__ = [
     "AUTHORIZER_FAILED",
@@ -35,15 +36,20 @@ _REASONS: Final = {
     503: "ServiceUnavailable",
     504: "Timeout",
 }
-"""Of metav1.StatusReason, by the code of the answer."""
+"""Of metav1.StatusReason, by the code of the answer; others have none."""
 
 _JSON: Final = "application/json"
 RETRY_SECONDS: Final = "1"
 
 UNAVAILABLE: Final = 503
+LOST: Final = 504
+"""The code of a request that an API server got, and may have carried out."""
 
 _NO_ROUTE: Final = ("NR",)
-_UNAVAILABLE: Final = ("NC", "UH", "UF", "UC", "UR", "LR", "URX", "UPE")
+_LOST: Final = ("UC", "UR", "LR", "UPE")
+"""The connection ended, or broke, after Envoy sent the request."""
+_UNAVAILABLE: Final = ("NC", "UH", "UF", "URX")
+"""No API server got the request."""
 _OVERFLOW: Final = "UO"
 _TOO_MANY: Final = 429
 _MALFORMED: Final = ("DPE", "IH")
@@ -82,7 +88,7 @@ def status(code: int, message: str) -> dict[str, Any]:
         "metadata": {},
         "status": "Failure",
         "message": message,
-        "reason": _REASONS[code],
+        "reason": _REASONS.get(code, ""),
         "code": code,
     }
 
@@ -97,21 +103,30 @@ def direct_reply(code: int, message: str) -> Message:
 
 def local_replies() -> Message:
     """Return how Envoy's own answers become Status objects. Those of the authorizer are such already."""
-    failed = {"and_filter": {"filters": [_flags(_NOT_VERIFIED), _code(AUTHORIZER_FAILED)]}}
-    declined = {"and_filter": {"filters": [_flags(_NOT_VERIFIED), _code(DECLINED)]}}
+    failed = _every(_flags(_NOT_VERIFIED), _code(AUTHORIZER_FAILED))
+    declined = _every(_flags(_NOT_VERIFIED), _code(DECLINED))
     return {
         "mappers": [
             {"filter": declined, "status_code": UNAVAILABLE},
             {
-                "filter": {"and_filter": {"filters": [_flags(_NOT_VERIFIED), _code(_TOO_MANY)]}},
+                "filter": _every(_flags(_NOT_VERIFIED), _code(_TOO_MANY)),
                 "status_code": _TOO_MANY,
             },
             *_limits(),
             _mapper(_flags(*_NO_ROUTE), 404, "the gateway serves no control plane at this path"),
+            # client-go repeats each request whose answer has Retry-After, also one that was carried out already.
+            _mapper(_every(_flags(*_LOST), _reads()), UNAVAILABLE, "the API server of this control plane ended; retry"),
+            _mapper(_flags(*_LOST), LOST, "the API server of this control plane ended; it may have made the change"),
             _mapper(_flags(*_UNAVAILABLE), 503, "the API server of this control plane does not answer; retry"),
             _mapper(failed, 503, "the gateway cannot decide about this request now; retry"),
+            # All else that the authorizer says is an answer already.
+            {"filter": _flags(_NOT_VERIFIED)},
             _mapper(_either(_flags(*_MALFORMED), _code(400)), 400, UNREADABLE),
+            _mapper(_code(403), 403, "the gateway passes on upgrades to websocket and SPDY/3.1 alone"),
             _mapper(_code(408), 408, "the request did not arrive in time"),
+            _mapper(_code(426), 426, "the gateway takes HTTP/2 or HTTP/1.1"),
+            _mapper(_code(431), 431, "the headers of this request are too large for the gateway"),
+            _mapper(_code(LOST), LOST, "the API server of this control plane did not answer in time"),
         ]
     }
 
@@ -155,6 +170,16 @@ def _flags(*flags: str) -> Message:
 def _code(code: int) -> Message:
     value = {"default_value": code, "runtime_key": f"kplane.reply.{code}"}
     return {"status_code_filter": {"comparison": {"op": "EQ", "value": value}}}
+
+
+def _reads() -> Message:
+    """Match requests that may be repeated: they change nothing."""
+    methods = {"safe_regex": {"regex": READS}}
+    return {"header_filter": {"header": {"name": ":method", "string_match": methods}}}
+
+
+def _every(*filters: Message) -> Message:
+    return {"and_filter": {"filters": list(filters)}}
 
 
 def _either(*filters: Message) -> Message:

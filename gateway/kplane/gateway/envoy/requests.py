@@ -10,10 +10,12 @@ import re
 from typing import Final
 
 from kplane.gateway.envoy.messages import Message, typed
+from kplane.gateway.envoy.names import CHUNKED_HEADER
 
-__all__ = ["CHANGES", "GROWS", "changes", "every", "header_input", "header_is", "negated"]
+__all__ = ["CARRIES", "CHANGES", "GROWS", "READS", "changes", "every", "header_input", "header_is", "negated"]
 
-_READS: Final = "GET|HEAD|OPTIONS"
+READS: Final = "GET|HEAD|OPTIONS"
+"""Methods that change nothing."""
 _NAME: Final = "[^/?]+"
 _BEGINNING: Final = "/clusters/[-a-z0-9]+/control-plane"
 _END: Final = r"(?:[?].*)?"
@@ -81,7 +83,12 @@ def negated(predicate: Message) -> Message:
     return {"not_matcher": predicate}
 
 
-CHANGES: Final = every(negated(header_is(":method", _READS)), negated(header_is(":path", _UNCHANGING)))
+CARRIES: Final = {
+    "or_matcher": {"predicate": [header_is("content-length", "0*[1-9][0-9]*"), header_is(CHUNKED_HEADER, ".+")]}
+}
+"""The predicate that a request of HTTP/1.1 has a body. Of HTTP/2, only those that say its length."""
+
+CHANGES: Final = every(negated(header_is(":method", READS)), negated(header_is(":path", _UNCHANGING)))
 """The predicate that a request may change what the control plane keeps."""
 
 GROWS: Final = every(
@@ -121,4 +128,4 @@ GROWS: Final = every(
 
 def changes(method: str, path: str) -> bool:
     """Tell of a request what `CHANGES` tells Envoy of it."""
-    return re.fullmatch(_READS, method) is None and re.fullmatch(_UNCHANGING, path) is None
+    return re.fullmatch(READS, method) is None and re.fullmatch(_UNCHANGING, path) is None

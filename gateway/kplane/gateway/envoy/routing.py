@@ -10,16 +10,16 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from kplane.gateway.envoy.bodies import limits_of_bodies, short
+from kplane.gateway.envoy.bodies import WAITING_IDLE_SECONDS, BodyLimit, idle, limits_of_bodies, short
 from kplane.gateway.envoy.messages import FILTERS, Message, typed
 from kplane.gateway.envoy.metadata import described
 from kplane.gateway.envoy.names import (
     AUTHORIZER,
     AUTHORIZER_HEADERS,
+    BODY_HEADER,
     CERTIFICATE_HEADER,
     FULL_HEADER,
     GROUP_HEADERS,
-    LONGEST_HEADER,
     OWN_HEADERS,
     ROUTES,
     UPSTREAM_HEADER,
@@ -64,10 +64,10 @@ _HAS_CERTIFICATE: Final = header_is(CERTIFICATE_HEADER, ".+")
 _HAS_NO_TOKEN: Final = negated(header_is("authorization", ".*"))
 
 
-def routing(routes: Iterable[Route], *, lengths: Iterable[int] = ()) -> Message:
-    """Return the table of routes. `lengths` are limits of bodies that control planes have of which it knows nothing."""
+def routing(routes: Iterable[Route], *, bodies: Iterable[BodyLimit] = ()) -> Message:
+    """Return the table of routes. `bodies` are limits that control planes have of which it knows nothing."""
     listed = [route for route in routes if not route.host]
-    matcher = _matcher(listed, lengths=limits_of_bodies(listed) | frozenset(lengths))
+    matcher = _matcher(listed, bodies=limits_of_bodies(listed) | frozenset(bodies))
     host = {"name": ROUTES, "domains": ["*"], "matcher": matcher}
     return {
         "name": ROUTES,
@@ -78,11 +78,11 @@ def routing(routes: Iterable[Route], *, lengths: Iterable[int] = ()) -> Message:
     }
 
 
-def _matcher(routes: Iterable[Route], *, lengths: Iterable[int]) -> Message:
+def _matcher(routes: Iterable[Route], *, bodies: Iterable[BodyLimit]) -> Message:
     """Return which route is taken: the first of these steps that finds one decides."""
     ambiguous = {"match": {"prefix": "/"}, **direct_reply(400, UNREADABLE), "name": "ambiguous-path"}
     with_certificate = every(header_is(":path", TENANT_PATH), _HAS_CERTIFICATE, _HAS_NO_TOKEN)
-    held = _authorized_changes("held", lengths=lengths)
+    held = _authorized_changes("held", bodies=bodies)
     awake = [route for route in routes if route.upstream is not None and route.asleep is None]
     full = {route.path: _action(_refused_as_full(route)) for route in awake if route.full}
     changing = {route.path: _action(_changing(route)) if route.held is None else held for route in awake}
@@ -90,11 +90,11 @@ def _matcher(routes: Iterable[Route], *, lengths: Iterable[int]) -> Message:
         _list(header_is(":path", AMBIGUOUS_PATH), _action([{**ambiguous, **_without_authorizer()}])),
         # The authorizer knows of control planes that this table does not know.
         _list(every(header_is(FULL_HEADER, ".+"), GROWS), _action([_refused_by_authorizer()])),
-        _list(with_certificate, _authorized("by-certificate", lengths=lengths)),
+        _list(with_certificate, _authorized("by-certificate", bodies=bodies)),
         *([_list(GROWS, _tree(full))] if full else []),
         *([_list(CHANGES, _tree(changing))] if awake else []),
         *([_tree({route.path: _action(_reading(route)) for route in awake})] if awake else []),
-        _list(header_is(":path", TENANT_PATH), _authorized("held", lengths=lengths)),
+        _list(header_is(":path", TENANT_PATH), _authorized("held", bodies=bodies)),
     )
 
 
@@ -128,11 +128,11 @@ def _reading(route: Route) -> list[Message]:
 
 def _changing(route: Route) -> list[Message]:
     """Return its routes for requests that change something."""
-    match, longest = {"prefix": f"{route.path}/"}, route.limits.request_bytes
-    if longest is None:
-        return [_to(route, match, change=True)]
-    passing = [_limited(_to(route, match, change=True), part) for part in short(longest)]
-    return [*passing, _refusal(route, match, TOO_LONG)]
+    match, limit = {"prefix": f"{route.path}/"}, BodyLimit.of(route)
+    found = _limited(_to(route, match, change=True), idle(limit.idle_seconds))
+    if limit.longest is None:
+        return [found]
+    return [*(_limited(found, part) for part in short(limit.longest)), _refusal(route, match, TOO_LONG)]
 
 
 def _to(route: Route, match: Message, *, change: bool) -> Message:
@@ -156,7 +156,7 @@ def _refused_by_authorizer() -> Message:
     return {"match": {"prefix": "/"}, "name": "full", **refusing(FULL)}
 
 
-def _authorized(name: str, *, lengths: Iterable[int]) -> Message:
+def _authorized(name: str, *, bodies: Iterable[BodyLimit]) -> Message:
     """Return the step of all requests about which the authorizer decides: it names the control plane, and its user.
 
     These are those with a client certificate, and all to control planes that are not awake: so Envoy knows nothing of
@@ -166,28 +166,31 @@ def _authorized(name: str, *, lengths: Iterable[int]) -> Message:
     Which of the two was decided by whom cannot diverge: while the path of a deleted control plane becomes another
     one's, a certificate that was verified for the one never leads to the other.
     """
-    changing = _on_match(_authorized_changes(name, lengths=lengths))
+    changing = _on_match(_authorized_changes(name, bodies=bodies))
     return {
         "matcher_list": {"matchers": [{"predicate": CHANGES, "on_match": changing}]},
         "on_no_match": {"action": _action([_by_authorizer(name)])},
     }
 
 
-def _authorized_changes(name: str, *, lengths: Iterable[int]) -> Message:
-    """Return what becomes of those requests that change something: the authorizer also says how long they may be."""
-    free = _action([_by_authorizer(name)])
-    limited = {
-        str(longest): {"action": _action([*_authorized_short(name, longest), _too_long(name)])}
-        for longest in sorted(lengths)
-    }
+def _authorized_changes(name: str, *, bodies: Iterable[BodyLimit]) -> Message:
+    """Return the routes of requests that change something. The authorizer also names the limits of their bodies.
+
+    A request that waits for the authorizer has no limit of its control plane yet.
+    """
+    waiting = _action([_limited(_by_authorizer(name), idle(WAITING_IDLE_SECONDS))])
+    limited = {str(limit): {"action": _action(_authorized_change(name, limit))} for limit in sorted(bodies, key=str)}
     if not limited:
-        return free
-    by_length = {"input": header_input(LONGEST_HEADER), "exact_match_map": {"map": limited}}
-    return {"matcher_tree": by_length, "on_no_match": {"action": free}}
+        return waiting
+    by_limit = {"input": header_input(BODY_HEADER), "exact_match_map": {"map": limited}}
+    return {"matcher_tree": by_limit, "on_no_match": {"action": waiting}}
 
 
-def _authorized_short(name: str, longest: int) -> list[Message]:
-    return [_limited(_by_authorizer(name), part) for part in short(longest)]
+def _authorized_change(name: str, limit: BodyLimit) -> list[Message]:
+    found = _limited(_by_authorizer(name), idle(limit.idle_seconds))
+    if limit.longest is None:
+        return [found]
+    return [*(_limited(found, part) for part in short(limit.longest)), _too_long(name)]
 
 
 def _too_long(name: str) -> Message:
