@@ -102,6 +102,14 @@ def test_what_faces_clients_has_no_token(chart: Any) -> None:
         assert container["resources"]["requests"].keys() == {"cpu", "memory"}
 
 
+def test_envoy_is_told_its_memory_limit(chart: Any) -> None:
+    controller, envoy = containers(chart.render(settings=INSTALLED))
+    (told,) = [each["valueFrom"]["resourceFieldRef"] for each in controller["env"]]
+    assert told == {"containerName": envoy["name"], "resource": "limits.memory"}
+    assert envoy["resources"]["limits"] == {"memory": "1Gi"}
+    assert controller["env"][0]["name"] == f"{Settings.environment_prefix}ENVOY_MEMORY"
+
+
 def test_it_survives_the_loss_of_a_pod(chart: Any) -> None:
     rendered = chart.render(settings=INSTALLED)
     deployment = rendered.one("Deployment", "kplane-gateway")["spec"]

@@ -7,12 +7,15 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
 
 from kplane.controlplane_operator.pki.primitives import create_signing_key
 from kplane.controlplane_operator.pki.signatures import sign_claims
+from kplane.gateway.administration import Administration
+from kplane.gateway.envoy.bootstrap import Layout
 from kplane.gateway.routes import Route, Sleep
 from kplane.provider import Client
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
@@ -24,6 +27,7 @@ from .conftest import Gateway
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("gateway"), pytest.mark.timeout(300)]
 
 MASTERS = ("system:masters",)
+_MIB = 1 << 20
 
 
 def _asleep(route: Route) -> Route:
@@ -129,3 +133,36 @@ async def test_more_than_so_many_are_told_to_retry(gateway: Gateway, eventually:
     await gateway.serve(gateway.route("two"))
     answers = await asyncio.gather(*waiting)
     assert {code for answer in answers for code in statuses(answer)} == {404}
+
+
+async def test_bodies_of_requests_that_wait_take_little_memory(
+    gateway: Gateway, eventually: Callable[..., Any]
+) -> None:
+    async with Client(gateway.tenants["one"].config) as direct:
+        token = await controllers_token(direct, account=f"large-{gateway.serving.port}")
+    assert await gateway.serve(_asleep(gateway.route("one"))) == {}
+    large = 3 << 20
+    path = "/clusters/one/control-plane/api/v1/namespaces/default/configmaps"
+    request = http1(path, f"Authorization: Bearer {token}", f"Content-Length: {large}", method="POST")
+
+    seen = [0]
+
+    async def is_settled() -> bool:
+        """Tell whether Envoy reads no more than it has."""
+        async with Administration(Layout(PurePosixPath(gateway.directory)).administration) as administration:
+            numbers = await administration.numbers("^server.memory_allocated$")
+        seen.append(numbers["server.memory_allocated"])
+        return abs(seen[-1] - seen[-2]) < _MIB
+
+    await eventually(is_settled)
+    before = seen[-1]
+    body = bytes(large)
+    sent = [asyncio.create_task(exchange(gateway.serving.port, request + body, ca=gateway.ca)) for _ in range(40)]
+    try:
+        await eventually(lambda: gateway.waker.waiting, lambda waiting: waiting == len(sent))
+        await eventually(is_settled)
+        assert seen[-1] - before < len(sent) * _MIB * 0.6
+    finally:
+        for task in sent:
+            task.cancel()
+        await asyncio.wait(sent)

@@ -16,6 +16,7 @@ import aiohttp
 from kplane.gateway.administration import Administration
 from kplane.gateway.authorizer import Authorizer
 from kplane.gateway.envoy.bodies import limits_of_bodies
+from kplane.gateway.envoy.bootstrap import MEMORY_BYTES
 from kplane.gateway.envoy.clusters import changes_in_flight
 from kplane.gateway.envoy.listener import Serving
 from kplane.gateway.files import Publisher, Validator, Versions
@@ -45,9 +46,10 @@ class DataPlane:
         runtime: Runtime | None,
         waker: Waker,
         workers: int = 1,
+        memory_bytes: int = MEMORY_BYTES,
     ) -> None:
         """`directory` is the gateway's alone. Without `runtime`, Envoy runs as a container of its own."""
-        self._publisher = Publisher(directory, validate=validate)
+        self._publisher = Publisher(directory, validate=validate, memory_bytes=memory_bytes)
         self._authorizer = Authorizer(waker)
         self._holder = Holder(waker)
         self._waker = waker
@@ -55,6 +57,7 @@ class DataPlane:
         self._program = program
         self._runtime = runtime
         self._workers = workers
+        self._memory_bytes = memory_bytes
         self._published: Versions | None = None
         self._reached: dict[str, tuple[str, int]] = {}
         """By key, the addresses that Envoy has confirmed."""
@@ -222,7 +225,12 @@ class DataPlane:
 
     async def _start(self) -> None:
         if self._runtime is not None:
-            component = envoy_component(self._program, layout=self._publisher.layout, workers=self._workers)
+            component = envoy_component(
+                self._program,
+                layout=self._publisher.layout,
+                workers=self._workers,
+                memory_bytes=self._memory_bytes,
+            )
             await self._runtime.apply(component)
 
     async def _confirm(self) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, Protocol
 
 from kplane.gateway.envoy.bodies import BodyLimit
-from kplane.gateway.envoy.bootstrap import Layout, bootstrap, candidate
+from kplane.gateway.envoy.bootstrap import MEMORY_BYTES, Layout, bootstrap, candidate
 from kplane.gateway.envoy.clusters import clusters
 from kplane.gateway.envoy.host_names import domains_of
 from kplane.gateway.envoy.listener import Serving, listener, serving_files
@@ -61,8 +61,9 @@ class Published:
 class Publisher:
     """Keeps the files of one Envoy. One call at a time; each may be cut off anywhere and repeated."""
 
-    def __init__(self, directory: Path, *, validate: Validator) -> None:
-        """`directory` is the gateway's alone: there are keys in it."""
+    def __init__(self, directory: Path, *, validate: Validator, memory_bytes: int = MEMORY_BYTES) -> None:
+        """`directory` is the gateway's alone: there are keys in it. `memory_bytes` is for Envoy."""
+        self._memory_bytes = memory_bytes
         self.layout = Layout(PurePosixPath(directory.absolute()))
         self._validate = validate
         self._published: dict[str, Route] = {}
@@ -136,7 +137,7 @@ class Publisher:
             # Without a file that the bootstrap names, Envoy does not start.
             if not Path(file).exists():
                 _replace(file, discovery_response(()))
-        _replace(layout.bootstrap, bootstrap(layout))
+        _replace(layout.bootstrap, bootstrap(layout, memory_bytes=self._memory_bytes))
 
     def _write(self, routes: list[Route], serving: Serving, bodies: frozenset[BodyLimit]) -> Versions:
         layout = self.layout

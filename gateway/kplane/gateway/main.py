@@ -67,6 +67,7 @@ async def run(settings: Settings, *, until: asyncio.Event, usage_seconds: float 
             runtime=runtime,
             waker=Waker(functools.partial(request_wake, client)),
             workers=settings.workers or _workers(),
+            memory_bytes=settings.envoy_memory,
         )
         controller = Controller(
             client,

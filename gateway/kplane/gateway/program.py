@@ -28,14 +28,16 @@ _DRAIN_SECONDS: Final = 5.0
 _CANDIDATE: Final = "candidate-"
 
 
-def envoy_component(program: Path, *, layout: Layout, workers: int) -> Component:
+def envoy_component(program: Path, *, layout: Layout, workers: int, memory_bytes: int) -> Component:
     """Describe Envoy as a process. It outlives the controller, and the next controller finds it again.
 
     Another program, or another bootstrap, is another component: what Envoy does not read again restarts it. Raises
     OSError if there is no program.
     """
     file = program.stat()
-    digest = hashlib.sha256(f"{file.st_size} {file.st_mtime_ns} ".encode() + bootstrap(layout)).hexdigest()
+    digest = hashlib.sha256(
+        f"{file.st_size} {file.st_mtime_ns} ".encode() + bootstrap(layout, memory_bytes=memory_bytes)
+    ).hexdigest()
     return Component(
         name=ENVOY,
         program=str(program),

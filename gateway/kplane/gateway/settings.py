@@ -14,6 +14,7 @@ from typing_extensions import override
 from kplane.api import configuration
 from kplane.api.configuration import Configuration, Directory, File, Flag, HostPort, Listen, State
 from kplane.api.names import GATEWAY_NAMESPACE
+from kplane.gateway.envoy.bootstrap import MEMORY_BYTES
 
 __all__ = ["Settings"]
 
@@ -41,6 +42,8 @@ class Settings(Configuration):
     """Run Envoy as a process; with --no-run-envoy, another container runs it by envoy/bootstrap.json in --state-dir"""
     workers: Annotated[int | None, Field(ge=1, le=64), Flag("NUMBER", default="half of the CPUs, 4 at most")] = None
     """Threads of Envoy that serve clients; Envoy has its own flag for that where another container runs it"""
+    envoy_memory: Annotated[int, Field(ge=1 << 26), Flag("BYTES")] = MEMORY_BYTES
+    """Memory that Envoy may take; before it is used up, Envoy ends large requests, then answers 503"""
     kubeconfig: Annotated[Path | None, Flag("FILE", default="the ServiceAccount of the pod")] = None
     """kubeconfig of the management cluster"""
     namespace: Annotated[str, Flag("NAMESPACE")] = GATEWAY_NAMESPACE

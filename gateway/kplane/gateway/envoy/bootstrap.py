@@ -17,7 +17,7 @@ from kplane.gateway.envoy.names import AUTHORIZER, BACKLOG
 from kplane.gateway.envoy.routing import routing
 from kplane.gateway.routes import Route
 
-__all__ = ["Layout", "bootstrap", "candidate"]
+__all__ = ["MEMORY_BYTES", "Layout", "bootstrap", "candidate"]
 
 _NODE: Final = {"id": "gateway", "cluster": "kplane"}
 
@@ -48,9 +48,19 @@ _STATS: Final = (
 _RUNTIME: Final = {"re2.max_program_size.error_level": 1000}
 """The patterns are the gateway's own, so that their size needs no limit."""
 
+MEMORY_BYTES: Final = 1 << 30
+"""Memory that Envoy may take, if nothing else is said."""
+_HEAP_PARTS: Final = 3, 4
+"""The part of the memory that the heap may take. The program itself, and pages that are not returned yet, need some."""
+_HEAP: Final = "envoy.resource_monitors.fixed_heap"
+_LARGEST_FIRST: Final = 17
+"""Streams with buffers of 2^17 bytes and more are reset while the heap is nearly full, those with the largest first."""
+
 _LIMIT: Final = "envoy.resource_monitors.global_downstream_max_connections"
+_MONITORS: Final = "envoy.extensions.resource_monitors"
+_ACTIONS: Final = "envoy.overload_actions"
 _MOST_CONNECTIONS: Final = typed(
-    "envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
+    f"{_MONITORS}.downstream_connections.v3.DownstreamConnectionsConfig",
     max_active_downstream_connections=50_000,
 )
 
@@ -102,11 +112,11 @@ class Layout:
         return self.directory / "run" / "envoy.sock"
 
 
-def bootstrap(layout: Layout) -> bytes:
+def bootstrap(layout: Layout, *, memory_bytes: int = MEMORY_BYTES) -> bytes:
     """Return what Envoy is started with. It names files and never changes with what these say."""
     return _text(
         {
-            **_common(layout),
+            **_common(layout, memory_bytes=memory_bytes),
             "static_resources": {"clusters": [_authorizer(layout)]},
             "dynamic_resources": {
                 "lds_config": file_source(str(layout.listeners)),
@@ -121,16 +131,37 @@ def candidate(layout: Layout, *, serving: Serving, routes: Iterable[Route]) -> b
     listed = list(routes)
     listeners = [listener(serving, routes=routing(listed), secrets=None, domains=domains_of(listed))]
     upstreams = [_authorizer(layout), *clusters(listed, holder=layout.holder)]
-    return _text({**_common(layout), "static_resources": {"listeners": listeners, "clusters": upstreams}})
+    common = _common(layout, memory_bytes=MEMORY_BYTES)
+    return _text({**common, "static_resources": {"listeners": listeners, "clusters": upstreams}})
 
 
-def _common(layout: Layout) -> Message:
+def _common(layout: Layout, *, memory_bytes: int) -> Message:
     return {
         "node": _NODE,
         "admin": {"address": unix_socket(str(layout.administration))},
         "stats_config": {"stats_matcher": {"inclusion_list": {"patterns": list(_STATS)}}},
         "layered_runtime": {"layers": [{"name": "static", "static_layer": _RUNTIME}]},
-        "overload_manager": {"resource_monitors": [{"name": _LIMIT, "typed_config": _MOST_CONNECTIONS}]},
+        "overload_manager": _overload(memory_bytes),
+    }
+
+
+def _overload(memory_bytes: int) -> Message:
+    """Return what Envoy does before it has no memory: it resets large streams, then refuses requests with 503."""
+    part, whole = _HEAP_PARTS
+    heap = typed(f"{_MONITORS}.fixed_heap.v3.FixedHeapConfig", max_heap_size_bytes=memory_bytes * part // whole)
+    nearly_full = {"name": _HEAP, "scaled": {"scaling_threshold": 0.8, "saturation_threshold": 0.95}}
+    return {
+        "refresh_interval": "0.25s",
+        "resource_monitors": [
+            {"name": _LIMIT, "typed_config": _MOST_CONNECTIONS},
+            {"name": _HEAP, "typed_config": heap},
+        ],
+        "buffer_factory_config": {"minimum_account_to_track_power_of_two": _LARGEST_FIRST},
+        "actions": [
+            {"name": f"{_ACTIONS}.shrink_heap", "triggers": [{"name": _HEAP, "threshold": {"value": 0.8}}]},
+            {"name": f"{_ACTIONS}.reset_high_memory_stream", "triggers": [nearly_full]},
+            {"name": f"{_ACTIONS}.stop_accepting_requests", "triggers": [{"name": _HEAP, "threshold": {"value": 0.9}}]},
+        ],
     }
 
 

@@ -23,6 +23,7 @@ _MANY: Final = 16384
 _KEEPALIVE: Final = {"keepalive_time": 30, "keepalive_interval": 10, "keepalive_probes": 3}
 _HTTP: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _STREAM_WINDOW: Final = 256 << 10
+_CONNECTION_BUFFER: Final = 256 << 10
 _CONNECTION_WINDOW: Final = 4 << 20
 
 
@@ -69,6 +70,7 @@ def _cluster(name: str, upstream: Upstream, *, most: int, own: Message | None = 
         "name": name,
         "type": "STATIC" if upstream.is_address else "STRICT_DNS",
         "connect_timeout": _CONNECT_TIMEOUT,
+        "per_connection_buffer_limit_bytes": _CONNECTION_BUFFER,
         "load_assignment": _assignment(name, upstream),
         "circuit_breakers": {"thresholds": [{**many, "max_requests": most}]},
         "upstream_connection_options": {"tcp_keepalive": _KEEPALIVE},

@@ -40,7 +40,8 @@ _MUTATION: Final = "envoy.extensions.http.early_header_mutation.header_mutation.
 _STDOUT: Final = "envoy.extensions.access_loggers.stream.v3.StdoutAccessLog"
 
 _HEADERS_KIB: Final = 96
-_CONNECTION_BUFFER: Final = 1 << 20
+_CONNECTION_BUFFER: Final = 256 << 10
+"""Bytes of bodies that Envoy keeps of a connection, also while its request waits. `waker.py` bounds how many wait."""
 _STREAMS: Final = 250
 """As many as kube-apiserver allows on one connection; client-go opens another one then."""
 _STREAM_WINDOW: Final = 256 << 10

@@ -48,7 +48,7 @@ LOST: Final = 504
 _NO_ROUTE: Final = ("NR",)
 _LOST: Final = ("UC", "UR", "LR", "UPE")
 """The connection ended, or broke, after Envoy sent the request."""
-_UNAVAILABLE: Final = ("NC", "UH", "UF", "URX")
+_UNAVAILABLE: Final = ("NC", "UH", "UF", "URX", "OM")
 """No API server got the request."""
 _OVERFLOW: Final = "UO"
 _TOO_MANY: Final = 429
