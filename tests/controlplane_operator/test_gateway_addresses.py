@@ -267,6 +267,12 @@ def test_authentication_entry_names_issuers_of_the_class() -> None:
     }
 
 
+def test_authentication_entry_says_that_everybody_may_read_cluster_info() -> None:
+    spec = {"addons": ["kubeadm-join"]}
+    found = authentication_entry(ControlPlaneClass.model_validate({"metadata": {"name": "gold"}, "spec": spec}))
+    assert json.loads(found[GATEWAY_AUTHENTICATION_KEY]) == {"clusterInfo": True}
+
+
 def test_authentication_entry_names_audiences_of_the_class() -> None:
     def entry(*flags: str) -> Any:
         spec = {"apiServer": {"extraArgs": list(flags)}}

@@ -78,7 +78,7 @@ async def test_authorizer_does_not_answer_404_while_routes_are_not_current(ask: 
     assert (code, headers["Retry-After"]) == (DECLINED, "1")
     assert "may not know this control plane yet" in text
     ask.authorizer.is_current = lambda: True
-    assert (await ask(PATH, _certificate()))[0] == 404
+    assert (await ask(PATH, _certificate()))[0] == 401
 
 
 async def test_user_groups_and_destination_come_in_one_answer(ask: Any) -> None:
@@ -96,9 +96,9 @@ async def test_it_says_no_as_an_api_server_does(ask: Any) -> None:
     tokens_only = dataclasses.replace(route("t").upstream, front_proxy=None)  # type: ignore[type-var]
     ask.serve(route("a"), Route(key="uid-t", cluster_path="t", upstream=tokens_only))
     for path, headers, expected in (
-        ("/clusters/b/control-plane/api", _certificate(), 404),
-        ("/api", _certificate(), 404),
-        ("/clusters/A/control-plane/api", _certificate(), 404),
+        ("/clusters/b/control-plane/api", _certificate(), 401),
+        ("/api", _certificate(), 401),
+        ("/clusters/A/control-plane/api", _certificate(), 401),
         (PATH, {"x-forwarded-client-cert": 'Hash=1;Chain="x"'}, 401),
         ("/clusters/t/control-plane/api", _certificate(), 401),
         (PATH, _certificate(groups=tuple(f"g{number}" for number in range(33))), 403),
@@ -130,10 +130,10 @@ async def test_what_changes_is_told_alone(ask: Any, eventually: Any) -> None:
     upstream = Upstream.behind("https://127.0.0.1:6443")
     by_host = Route(key="uid-b", cluster_path="b", upstream=upstream, host="b.example.org")
     ask.update({"b": by_host})
-    assert (await ask(other, _certificate()))[0] == 404
+    assert (await ask(other, _certificate()))[0] == 401
     assert await ask.waker.passage("uid-b") is by_host
     ask.update({"a": None, "b": None})
-    assert (await ask(PATH, _certificate()))[0] == 404
+    assert (await ask(PATH, _certificate()))[0] == 401
     for key in ("uid-a", "uid-b"):
         with pytest.raises(Declined, match="no control plane"):
             await ask.waker.passage(key)
@@ -245,7 +245,7 @@ async def test_a_browser_sends_its_token_as_a_protocol(ask: Any, eventually: Any
 async def test_paths_that_nobody_has_wake_nothing(ask: Any) -> None:
     ask.serve(route("a", asleep=NOW))
     for path in ("/clusters/b/control-plane/api", "/clusters/A/control-plane", "/api"):
-        assert (await ask(path, _bearer()))[0] == 404
+        assert (await ask(path, _bearer()))[0] == 401
     assert ask.woken == []
 
 

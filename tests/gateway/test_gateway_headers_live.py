@@ -113,9 +113,10 @@ async def test_a_token_comes_alone(ask: Ask) -> None:
     assert not got["peer"]
 
 
-async def test_who_has_neither_is_nobody(ask: Ask) -> None:
-    got = await ask("", *CLAIMS)
-    assert (got["path"], _claims(got), got["peer"]) == ("/", [], False)
+async def test_a_request_without_a_credential_comes_to_no_api_server(ask: Ask) -> None:
+    for headers in (CLAIMS, ("Authorization: Basic YTph",)):
+        got = await ask("", *headers)
+        assert (got["kind"], got["reason"]) == ("Status", "Unauthorized")
 
 
 async def test_a_certificate_comes_as_the_user_that_the_gateway_found(ask: Ask) -> None:

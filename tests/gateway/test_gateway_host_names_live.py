@@ -132,7 +132,7 @@ async def test_each_name_leads_to_its_own_control_plane(gateway: Gateway, connec
             assert (await client.list(NAMESPACES)).items
         # By path, there is none of them.
         answer = await exchange(gateway.serving.port, http1("/clusters/red/control-plane/api"), ca=gateway.ca)
-        assert answer.startswith(b"HTTP/1.1 404")
+        assert answer.startswith(b"HTTP/1.1 401")
     assert gateway.wakes == []
 
 

@@ -167,3 +167,26 @@ async def test_requests_in_flight_beyond_the_limit_get_429(gateway: Gateway, eve
 async def _watched(gateway: Gateway, token: str) -> None:
     path = "/clusters/one/control-plane/api/v1/configmaps?watch=true"
     await exchange(gateway.serving.port, http1(path, f"Authorization: Bearer {token}"), ca=gateway.ca)
+
+
+async def test_requests_without_a_credential_take_nothing_of_the_limits(gateway: Gateway) -> None:
+    async with Client(gateway.tenants["one"].config) as direct:
+        token = await controllers_token(direct, account=f"limited-{gateway.serving.port}")
+    route = gateway.route("one")
+    assert route.upstream is not None
+    joining = dataclasses.replace(route.upstream, trust=dataclasses.replace(route.upstream.trust, cluster_info=True))
+    limits = Limits(set_by=CLASS, requests_per_second=2, requests_in_flight=2)
+    assert await gateway.serve(dataclasses.replace(route, upstream=joining, limits=limits)) == {}
+
+    async def codes(path: str, *headers: str, method: str = "GET", number: int = 60) -> list[int]:
+        sent = http1(f"/clusters/one/control-plane/api/v1/{path}", *headers, method=method)
+        asked = [exchange(gateway.serving.port, sent, ca=gateway.ca) for _ in range(number)]
+        return [statuses(answer)[0] for answer in await asyncio.gather(*asked)]
+
+    info = "namespaces/kube-public/configmaps/cluster-info"
+    assert set(await codes("namespaces", "Content-Length: 1000", method="POST")) == {401}
+    # The API server itself refuses it here, because no add-on lets everybody read it.
+    assert await codes(f"{info}?timeout=10s", number=1) == [403]
+    assert set(await codes(info, number=120)) == {403, 429}
+    assert set(await codes(info, method="DELETE", number=1)) == {401}
+    assert await codes("namespaces/default", f"Authorization: Bearer {token}", number=2) == [200, 200]

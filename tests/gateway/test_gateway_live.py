@@ -127,10 +127,12 @@ async def test_it_answers_as_an_api_server_where_there_is_none(gateway: Gateway)
     absent = Route(key="uid-gone", cluster_path="gone", upstream=None, why_absent="it failed, and the reason is this")
     nobody = await _upstream_of_nobody(gateway)
     await gateway.serve(*gateway.routes, absent, Route(key="uid-dead", cluster_path="dead", upstream=nobody))
-    for identity in ({}, {"token": "x"}, _identity(gateway, "one")):
+    async with Client(gateway.config("gone")) as client:
+        assert (await _refusal(client)).status == 401
+    for identity in ({"token": "x"}, _identity(gateway, "one")):
         async with Client(gateway.config("unknown", **identity)) as client:
             error = await _refusal(client)
-            assert (error.status, error.reason) == (404, "NotFound")
+            assert (error.status, error.reason) == (401, "Unauthorized")
         async with Client(gateway.config("gone", **identity)) as client:
             error = await _refusal(client)
             assert (error.status, error.reason) == (503, "ServiceUnavailable")

@@ -172,7 +172,7 @@ async def test_it_serves_what_is_published_and_survives_kills(
     await management.delete(SECRETS, gateway_secret_name(acme), namespace=GATEWAY_NAMESPACE)
     await eventually(lambda: _code(process.config(acme, **token)), lambda code: code == 503)
     await management.delete(CONTROL_PLANES, acme)
-    await eventually(lambda: _code(process.config(acme, **token)), lambda code: code == 404)
+    await eventually(lambda: _code(process.config(acme, **token)), lambda code: code == 401)
     assert process.end() == 0
 
 

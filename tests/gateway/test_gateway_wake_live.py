@@ -100,12 +100,46 @@ async def test_who_cannot_be_a_user_wakes_nothing(gateway: Gateway) -> None:
     ):
         code, answer = await _answer(gateway, path, *headers)
         assert (code, answer["kind"], answer["reason"]) == (401, "Status", "Unauthorized")
-    for own in (path.replace("one", "three"), path.replace("one", "ONE")):
-        code, answer = await _answer(gateway, own, "Authorization: Bearer abcdef.0123456789abcdef")
-        assert (code, answer["reason"]) == (404, "NotFound")
+    code, answer = await _answer(gateway, path.replace("one", "ONE"), "Authorization: Bearer abcdef.0123456789abcdef")
+    assert (code, answer["reason"]) == (404, "NotFound")
     async with Client(gateway.user("two", "admin", groups=MASTERS, path="one")) as stranger:
         with pytest.raises(Exception, match="Unauthorized"):
             await stranger.list(NAMESPACES)
+    assert gateway.wakes == []
+
+
+async def test_strangers_do_not_learn_which_names_exist(gateway: Gateway) -> None:
+    """Control plane one sleeps, two is awake, and three does not exist."""
+    await gateway.serve(_asleep(gateway.route("one")), gateway.route("two"))
+    claims = {"iss": "https://kubernetes.default.svc.cluster.local", "exp": 1 << 40}
+    forged = sign_claims(claims, key=create_signing_key())
+
+    async def answers(rest: str, *headers: str, method: str) -> list[tuple[bytes, list[bytes], bytes]]:
+        found = []
+        for name in ("one", "two", "three"):
+            sent = http1(f"/clusters/{name}/control-plane{rest}", *headers, method=method)
+            head, _, body = (await exchange(gateway.serving.port, sent, ca=gateway.ca)).partition(b"\r\n\r\n")
+            code, *lines = head.split(b"\r\n")
+            told = [line for line in lines if not line.startswith((b"date:", b"audit-id:"))]
+            assert len(lines) - len(told) == 2
+            found.append((code, sorted(told), body))
+        return found
+
+    for rest, method, headers in (
+        ("/api/v1/namespaces", "GET", ()),
+        ("/api/v1/namespaces", "POST", ("Content-Length: 0",)),
+        ("/api/v1/namespaces", "OPTIONS", ("Origin: https://example.org", "Access-Control-Request-Method: GET")),
+        ("/readyz", "GET", ()),
+        ("/version", "GET", ("Authorization: Basic YTph",)),
+        ("/api/v1/namespaces/kube-public/configmaps/cluster-info", "GET", ()),
+        ("", "GET", ("Authorization: Bearer",)),
+        ("/api", "GET", ("Authorization: Bearer x",)),
+        ("/api", "GET", (f"Authorization: Bearer {forged}",)),
+        ("/api", "GET", (f"Authorization: Bearer {forged}", "Audit-ID: mine")),
+    ):
+        one, two, three = await answers(rest, *headers, method=method)
+        assert one == two == three, (rest, method, headers)
+        assert one[0].startswith(b"HTTP/1.1 401")
     assert gateway.wakes == []
 
 

@@ -241,8 +241,8 @@ GATEWAY_LIMITS_KEY: Final = "limits.json"
 
 GATEWAY_AUTHENTICATION_KEY: Final = "authentication.json"
 """Key of the same Secret, with the tokens that the API server accepts: `audiences` of ServiceAccount tokens, and OIDC
-`issuers`. Each issuer has `issuerURL`, `audiences`, `certificateAuthority` and `requiredClaims`. The key is absent if
-the class sets nothing of that."""
+`issuers`. Each issuer has `issuerURL`, `audiences`, `certificateAuthority` and `requiredClaims`. `clusterInfo` is true
+if everybody may read ConfigMap `kube-public/cluster-info`. The key is absent if the class sets nothing of that."""
 
 GATEWAY_HOST_KEY: Final = "host"
 """Key of that Secret for a control plane by host name: that name. It has `server` beside it, and no other key."""

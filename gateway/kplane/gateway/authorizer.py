@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import UTC, datetime
@@ -28,7 +27,7 @@ from kplane.gateway.envoy.names import (
     by_certificate,
     by_token,
 )
-from kplane.gateway.envoy.replies import DECLINED, RETRY_SECONDS, UNAVAILABLE, status
+from kplane.gateway.envoy.replies import DECLINED, RETRY_SECONDS, UNAVAILABLE, body_of
 from kplane.gateway.envoy.requests import changes
 from kplane.gateway.envoy.routing import tenant_of
 from kplane.gateway.errors import Declined
@@ -124,7 +123,8 @@ class Authorizer:
             # Not 404 either. The client retries, and waits elsewhere: strangers take no memory here.
             raise Declined(UNAVAILABLE, "the gateway may not know this control plane yet; retry")
         if route is None or route.host:
-            raise Declined(404, "the gateway serves no control plane at this path")
+            # Not 404: a client without a credential learns no names.
+            raise Declined(401, "Unauthorized")
         return route
 
     async def _identified(self, request: web.BaseRequest, *, route: Route, change: bool) -> dict[str, str]:
@@ -140,7 +140,7 @@ class Authorizer:
 
     def _verified(self, certificate: str, *, route: Route, upstream: Upstream) -> dict[str, str]:
         if upstream.front_proxy is None:
-            raise Declined(401, "this control plane takes no client certificates at the gateway")
+            raise Declined(401, "Unauthorized")
         try:
             identity = self._verifier.verify(chain_of(certificate), authorities=upstream.front_proxy.client_ca)
         except NotVerified as error:
@@ -186,7 +186,7 @@ class Authorizer:
 
 
 def _refusal(declined: Declined) -> web.Response:
-    body = json.dumps(status(declined.code, str(declined))).encode()
+    body = body_of(declined.code, str(declined)).encode()
     headers = {"Retry-After": RETRY_SECONDS} if declined.code in _RETRIED else {}
     code = DECLINED if declined.code == UNAVAILABLE else declined.code
     return web.Response(status=code, body=body, headers=headers, content_type="application/json")

@@ -76,7 +76,7 @@ class Issuer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenTrust:
-    """The tokens that the API server of one control plane accepts."""
+    """The tokens that the API server of one control plane accepts, and its answer to requests without a token."""
 
     keys: tuple[bytes, ...] = ()
     """Public keys of its ServiceAccount tokens, PEM, of the kind that the operator makes (ECDSA P-256)."""
@@ -84,6 +84,8 @@ class TokenTrust:
     """Audiences of the API server. A token names at least one of them."""
     issuers: tuple[Issuer, ...] = ()
     """OIDC issuers of its users."""
+    cluster_info: bool = False
+    """Whether everybody may read ConfigMap `kube-public/cluster-info`, by which nodes join."""
 
     @classmethod
     def from_json(cls, text: bytes, *, keys: tuple[bytes, ...]) -> Self:
@@ -92,11 +94,12 @@ class TokenTrust:
             found = orjson.loads(text)
             audiences = found.get("audiences", [SERVICE_ACCOUNT_ISSUER])
             issuers = tuple(Issuer.from_json(issuer) for issuer in found.get("issuers", ()))
+            cluster_info = found.get("clusterInfo") is True
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RouteInvalid(f"the authentication of the control plane cannot be read: {error}") from error
         if not isinstance(audiences, list) or not all(isinstance(audience, str) for audience in audiences):
             raise RouteInvalid("the authentication of the control plane has no list of audiences")
-        return cls(keys=keys, audiences=frozenset(audiences), issuers=issuers)
+        return cls(keys=keys, audiences=frozenset(audiences), issuers=issuers, cluster_info=cluster_info)
 
 
 def bearer_token(authorization: str, *, protocols: str = "") -> str | None:

@@ -38,6 +38,7 @@ from kplane.controlplane_operator.pki.secrets import delete_secret, write_secret
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import as_recorded
+from kplane.controlplane_operator.tenant.bootstrap import JOIN_ADDON
 
 __all__ = [
     "at_gateway",
@@ -218,11 +219,12 @@ def limits_entry(chosen: ControlPlaneClass | None) -> dict[str, bytes]:
 
 
 def authentication_entry(chosen: ControlPlaneClass | None) -> dict[str, bytes]:
-    """Return the entry with the tokens that API servers of a class accept; none if the class leaves the defaults."""
+    """Return the entry with the credentials that API servers of a class accept; none for the defaults."""
     settings = api_server_settings(chosen)
     flags = [flag.partition("=") for flag in settings.extra_args]
     audiences = sorted({each for flag, _, value in flags if flag == "--api-audiences" for each in value.split(",")})
     found = {
+        **({"clusterInfo": True} if chosen is not None and JOIN_ADDON in chosen.spec.addons else {}),
         **({"audiences": audiences} if audiences else {}),
         **({"issuers": [_issuer_entry(issuer) for issuer in settings.oidc]} if settings.oidc else {}),
     }

@@ -9,7 +9,7 @@ from typing import Final
 
 from kplane.gateway.envoy.host_names import host_cluster
 from kplane.gateway.envoy.messages import TLS, Message, certificate, typed
-from kplane.gateway.envoy.names import by_certificate, by_token
+from kplane.gateway.envoy.names import by_certificate, by_nobody, by_token
 from kplane.gateway.routes import Route, Upstream
 
 __all__ = ["changes_in_flight", "clusters"]
@@ -20,6 +20,8 @@ _IDLE_TIMEOUT: Final = "60s"
 """kube-apiserver closes after 90 s (net/http's IdleTimeout there); a request must not meet that."""
 _MANY: Final = 16384
 """Connections, and requests in flight, of one control plane: watches count. Envoy's own limit is 1,024."""
+_MAX_ANONYMOUS: Final = 8
+"""Requests without a credential in flight. They read one ConfigMap, and are no part of the limit of the class."""
 _KEEPALIVE: Final = {"keepalive_time": 30, "keepalive_interval": 10, "keepalive_probes": 3}
 _HTTP: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _STREAM_WINDOW: Final = 256 << 10
@@ -48,6 +50,8 @@ def clusters(routes: Iterable[Route], *, holder: PurePosixPath) -> list[Message]
                 own = {"tls_certificates": [certificate(front_proxy.certificate)]}
                 name = by_certificate(route.key, change=change)
                 found.append(_cluster(name, route.upstream, most=most, own=own))
+        if route.upstream.trust.cluster_info:
+            found.append(_cluster(by_nobody(route.key), route.upstream, most=_MAX_ANONYMOUS))
     return found
 
 

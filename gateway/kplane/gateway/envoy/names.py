@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 __all__ = [
+    "ANONYMOUS",
     "AUTHORIZER",
     "AUTHORIZER_HEADERS",
     "BACKLOG",
@@ -29,6 +30,7 @@ __all__ = [
     "USER_HEADER",
     "by_certificate",
     "by_host",
+    "by_nobody",
     "by_token",
     "connections_of",
 ]
@@ -74,6 +76,9 @@ CHUNKED_HEADER: Final = f"{INTERNAL_PREFIX}chunked"
 OWN_HEADERS: Final = ("x-envoy-external-address", CHUNKED_HEADER)
 """Headers that Envoy adds for itself, and that no API server needs."""
 
+ANONYMOUS: Final = "anonymous"
+"""Names the cluster of requests without a credential, which are no use of a control plane."""
+
 CONNECTIONS: Final = "connections"
 """Names the statistics of a control plane that has a host name."""
 
@@ -101,6 +106,11 @@ def by_certificate(key: str, *, change: bool) -> str:
     It has the front-proxy certificate: the API server takes for true who the gateway says the user is.
     """
     return f"{key}/front-proxy-changes" if change else f"{key}/front-proxy"
+
+
+def by_nobody(key: str) -> str:
+    """Name the cluster of the same API server for requests without a credential, which have limits of their own."""
+    return f"{key}/{ANONYMOUS}"
 
 
 def connections_of(key: str) -> str:

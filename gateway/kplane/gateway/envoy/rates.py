@@ -10,7 +10,7 @@ from kplane.gateway.envoy.metadata import TENANT, path_to
 from kplane.gateway.envoy.names import RATE_LIMIT, TENANT_HEADER
 from kplane.gateway.routes import Route
 
-__all__ = ["rate_limit", "rates"]
+__all__ = ["rate_by_address", "rate_limit", "rates"]
 
 _FILTER: Final = f"{FILTERS}.http.local_ratelimit.v3.LocalRateLimit"
 _BY_ROUTE: Final = {"descriptor_key": TENANT, "metadata_key": path_to(TENANT), "source": "ROUTE_ENTRY"}
@@ -19,6 +19,10 @@ _BY_AUTHORIZER: Final = {"descriptor_key": TENANT, "header_name": TENANT_HEADER}
 _ALWAYS: Final = {"default_value": {"numerator": 100, "denominator": "HUNDRED"}}
 _UNBOUNDED: Final = {"max_tokens": (1 << 32) - 1, "tokens_per_fill": (1 << 32) - 1, "fill_interval": "1s"}
 """Of all requests together: Envoy demands a bucket for those that have none."""
+_EACH_ADDRESS: Final = 10
+"""Requests a second without a credential, of one client address: nodes behind one address join at once."""
+_ADDRESSES: Final = 1024
+"""Buckets of addresses of one control plane. The one that was used longest ago goes first."""
 _BURST: Final = 2
 """After a pause, so many seconds' requests may come at once."""
 
@@ -42,6 +46,25 @@ def rates(routes: Iterable[Route]) -> Message:
         always_consume_default_token_bucket=False,
         descriptors=limited,
         rate_limits=[{"actions": [{"metadata": _BY_ROUTE}]}, {"actions": [{"request_headers": _BY_AUTHORIZER}]}],
+    )
+    return {RATE_LIMIT: config}
+
+
+def rate_by_address() -> Message:
+    """Return the part of a route that gives each client address a bucket of its own, and takes none of a tenant's."""
+    address = {"masked_remote_address": {"v4_prefix_mask_len": 32, "v6_prefix_mask_len": 64}}
+    bucket = {"max_tokens": _BURST * _EACH_ADDRESS, "tokens_per_fill": _EACH_ADDRESS, "fill_interval": "1s"}
+    config = typed(
+        _FILTER,
+        stat_prefix=RATE_LIMIT,
+        filter_enabled=_ALWAYS,
+        filter_enforced=_ALWAYS,
+        token_bucket=_UNBOUNDED,
+        always_consume_default_token_bucket=False,
+        # A descriptor without a value stands for each value.
+        descriptors=[{"entries": [{"key": "masked_remote_address"}], "token_bucket": bucket}],
+        max_dynamic_descriptors=_ADDRESSES,
+        rate_limits=[{"actions": [address]}],
     )
     return {RATE_LIMIT: config}
 

@@ -18,10 +18,12 @@ __all__ = [
     "TOO_LONG",
     "UNAVAILABLE",
     "UNREADABLE",
+    "body_of",
     "direct_reply",
     "local_replies",
     "refusing",
     "status",
+    "unauthorized",
 ]
 
 _REASONS: Final = {
@@ -93,12 +95,23 @@ def status(code: int, message: str) -> dict[str, Any]:
     }
 
 
+def body_of(code: int, message: str) -> str:
+    """Return the body of an answer, as API servers write it."""
+    return json.dumps(status(code, message), separators=(",", ":")) + "\n"
+
+
 def direct_reply(code: int, message: str) -> Message:
     """Return the part of a route that answers by itself."""
     return {
-        "direct_response": {"status": code, "body": {"inline_string": json.dumps(status(code, message))}},
+        "direct_response": {"status": code, "body": {"inline_string": body_of(code, message)}},
         "response_headers_to_add": [_header("content-type", _JSON)],
     }
+
+
+def unauthorized() -> Message:
+    """Return the part of a route that answers as an API server does to a client that it does not know."""
+    reply = direct_reply(401, "Unauthorized")
+    return {**reply, "response_headers_to_add": [*reply["response_headers_to_add"], *_OF_API_SERVERS]}
 
 
 def local_replies() -> Message:
@@ -111,6 +124,10 @@ def local_replies() -> Message:
             {
                 "filter": _every(_flags(_NOT_VERIFIED), _code(_TOO_MANY)),
                 "status_code": _TOO_MANY,
+            },
+            {
+                "filter": {"and_filter": {"filters": [_flags(_NOT_VERIFIED), _code(401)]}},
+                "headers_to_add": list(_OF_API_SERVERS),
             },
             *_limits(),
             _mapper(_flags(*_NO_ROUTE), 404, "the gateway serves no control plane at this path"),
@@ -192,3 +209,11 @@ def _retry_after() -> Message:
 
 def _header(key: str, value: str) -> Message:
     return {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+
+
+_OF_API_SERVERS: Final = (
+    _header("cache-control", "no-cache, private"),
+    # An API server names each request, by the client's own name if there is one.
+    _header("audit-id", "%REQ(AUDIT-ID?X-REQUEST-ID)%"),
+)
+"""Headers of an API server's answer to a client that it does not know: the gateway's own answer is the same."""

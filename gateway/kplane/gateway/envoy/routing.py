@@ -21,12 +21,14 @@ from kplane.gateway.envoy.names import (
     FULL_HEADER,
     GROUP_HEADERS,
     OWN_HEADERS,
+    PROTOCOL_HEADER,
     ROUTES,
     UPSTREAM_HEADER,
+    by_nobody,
     by_token,
 )
-from kplane.gateway.envoy.rates import rates
-from kplane.gateway.envoy.replies import FULL, TOO_LONG, UNREADABLE, direct_reply, refusing
+from kplane.gateway.envoy.rates import rate_by_address, rates
+from kplane.gateway.envoy.replies import FULL, TOO_LONG, UNREADABLE, direct_reply, refusing, unauthorized
 from kplane.gateway.envoy.requests import CHANGES, GROWS, every, header_input, header_is, negated
 from kplane.gateway.routes import Route
 
@@ -61,7 +63,18 @@ _STREAMING: Final = {"timeout": "0s", "idle_timeout": "0s", "retry_policy": _RET
 
 # The listener sets this header of the certificate of the connection, and removes what clients send of it.
 _HAS_CERTIFICATE: Final = header_is(CERTIFICATE_HEADER, ".+")
-_HAS_NO_TOKEN: Final = negated(header_is("authorization", ".*"))
+_HAS_NO_AUTHORIZATION: Final = negated(header_is("authorization", ".*"))
+_IS_ANONYMOUS: Final = every(
+    negated(every(_HAS_CERTIFICATE, _HAS_NO_AUTHORIZATION)),
+    # As API servers find a token (`tokens.bearer_token`). They take no other scheme than Bearer.
+    negated(header_is("authorization", " *(?i:bearer) [^ ].*")),
+    negated(header_is(PROTOCOL_HEADER, ".*base64url[.]bearer[.]authorization[.]k8s[.]io[.].*")),
+)
+_CLUSTER_INFO: Final = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
+_READS_CLUSTER_INFO: Final = every(
+    header_is(":method", "GET"),
+    header_is(":path", rf"/clusters/[-a-z0-9]+/control-plane{_CLUSTER_INFO}(?:[?].*)?"),
+)
 
 
 def routing(routes: Iterable[Route], *, bodies: Iterable[BodyLimit] = ()) -> Message:
@@ -81,13 +94,18 @@ def routing(routes: Iterable[Route], *, bodies: Iterable[BodyLimit] = ()) -> Mes
 def _matcher(routes: Iterable[Route], *, bodies: Iterable[BodyLimit]) -> Message:
     """Return which route is taken: the first of these steps that finds one decides."""
     ambiguous = {"match": {"prefix": "/"}, **direct_reply(400, UNREADABLE), "name": "ambiguous-path"}
-    with_certificate = every(header_is(":path", TENANT_PATH), _HAS_CERTIFICATE, _HAS_NO_TOKEN)
+    with_certificate = every(header_is(":path", TENANT_PATH), _HAS_CERTIFICATE, _HAS_NO_AUTHORIZATION)
+    nobody = {"match": {"prefix": "/"}, **unauthorized(), "name": "anonymous", **_without_authorizer()}
     held = _authorized_changes("held", bodies=bodies)
     awake = [route for route in routes if route.upstream is not None and route.asleep is None]
+    public = {route.path: _action([_public(route)]) for route in awake if _is_public(route)}
     full = {route.path: _action(_refused_as_full(route)) for route in awake if route.full}
     changing = {route.path: _action(_changing(route)) if route.held is None else held for route in awake}
     return _steps(
         _list(header_is(":path", AMBIGUOUS_PATH), _action([{**ambiguous, **_without_authorizer()}])),
+        *([_list(every(_IS_ANONYMOUS, _READS_CLUSTER_INFO), _tree(public))] if public else []),
+        # No API server answers anything else without a credential. So the answer does not tell which names exist.
+        _list(every(_IS_ANONYMOUS, header_is(":path", TENANT_PATH)), _action([nobody])),
         # The authorizer knows of control planes that this table does not know.
         _list(every(header_is(FULL_HEADER, ".+"), GROWS), _action([_refused_by_authorizer()])),
         _list(with_certificate, _authorized("by-certificate", bodies=bodies)),
@@ -138,6 +156,18 @@ def _changing(route: Route) -> list[Message]:
 def _to(route: Route, match: Message, *, change: bool) -> Message:
     action = {"cluster": by_token(route.key, change=change), "prefix_rewrite": "/", **_STREAMING}
     return {**_of(route), "match": match, "route": action}
+
+
+def _is_public(route: Route) -> bool:
+    return route.upstream is not None and route.upstream.trust.cluster_info
+
+
+def _public(route: Route) -> Message:
+    """Return the route for nodes that join: they read `cluster-info` before they have a credential."""
+    action = {"cluster": by_nobody(route.key), "prefix_rewrite": _CLUSTER_INFO, **_STREAMING, "timeout": "10s"}
+    filters = {**_without_authorizer()["typed_per_filter_config"], **rate_by_address()}
+    match = {"prefix": f"{route.path}{_CLUSTER_INFO}"}
+    return {**_of(route), "match": match, "route": action, "typed_per_filter_config": filters}
 
 
 def _refused_as_full(route: Route) -> list[Message]:
