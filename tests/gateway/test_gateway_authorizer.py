@@ -242,6 +242,25 @@ async def test_a_browser_sends_its_token_as_a_protocol(ask: Any, eventually: Any
     assert (await request)[0] == 200
 
 
+async def test_bootstrap_tokens_of_one_address_wake_one_in_a_minute(ask: Any, eventually: Any) -> None:
+    """Strangers can make up their form. A token that is verified wakes further ones from the same address."""
+    names = ("a", "b", "c")
+    ask.serve(*(route(name, asleep=NOW) for name in names))
+    made_up = {"Authorization": "Bearer abcdef.0123456789abcdef", "X-Forwarded-For": "2001:db8::1, 10.0.0.1"}
+    waiting = [asyncio.create_task(ask(PATH, made_up))]
+    await eventually(lambda: ask.woken, lambda woken: woken == ["uid-a"])
+    waiting.append(asyncio.create_task(ask(PATH, made_up)))
+    code, headers, text = await ask(PATH.replace("/a/", "/b/"), made_up | {"X-Forwarded-For": "2001:db8::2"})
+    assert (code, headers["Retry-After"]) == (429, "1")
+    assert "client address" in text
+    waiting.append(asyncio.create_task(ask(PATH.replace("/a/", "/b/"), made_up | _bearer())))
+    await eventually(lambda: ask.woken, lambda woken: woken == ["uid-a", "uid-b"])
+    waiting.append(asyncio.create_task(ask(PATH.replace("/a/", "/c/"), made_up | {"X-Forwarded-For": "192.0.2.1"})))
+    await eventually(lambda: ask.woken, lambda woken: woken == ["uid-a", "uid-b", "uid-c"])
+    ask.serve(*(route(name) for name in names))
+    assert [code for code, _, _ in await asyncio.gather(*waiting)] == [200] * 4
+
+
 async def test_paths_that_nobody_has_wake_nothing(ask: Any) -> None:
     ask.serve(route("a", asleep=NOW))
     for path in ("/clusters/b/control-plane/api", "/clusters/A/control-plane", "/api"):

@@ -49,6 +49,11 @@ def test_usage_ignores_answers_401() -> None:
     assert usage.look(refused | {"cluster.uid-a.upstream_rq_completed": 9}) == {"uid-a"}
 
 
+def test_usage_ignores_requests_without_a_credential() -> None:
+    anonymous = {"cluster.uid-a/anonymous.upstream_rq_completed": 9, "cluster.uid-a/anonymous.upstream_rq_active": 1}
+    assert Usage().look(anonymous) == set()
+
+
 @pytest.mark.parametrize(
     ("spec", "status", "expected"),
     [

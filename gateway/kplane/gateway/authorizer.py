@@ -11,11 +11,13 @@ from typing import Final
 
 from aiohttp import web
 
+from kplane.gateway.clients import Client
 from kplane.gateway.envoy.bodies import BodyLimit
 from kplane.gateway.envoy.names import (
     BACKLOG,
     BODY_HEADER,
     CERTIFICATE_HEADER,
+    CLIENT_HEADER,
     CREDENTIAL_HEADER,
     FULL_HEADER,
     GROUP_HEADERS,
@@ -34,7 +36,7 @@ from kplane.gateway.errors import Declined
 from kplane.gateway.identity import NotVerified, Verifier, chain_of
 from kplane.gateway.issuers import IssuerKeys, KeysUnavailable
 from kplane.gateway.routes import Route, Upstream
-from kplane.gateway.tokens import accepts, bearer_token, issuer_of
+from kplane.gateway.tokens import accepts, bearer_token, is_bootstrap_token, issuer_of
 from kplane.gateway.waker import Waker
 
 __all__ = ["Authorizer"]
@@ -108,7 +110,7 @@ class Authorizer:
             route = self._route_of(request)
             change = changes(request.method, request.raw_path)
             headers = await self._identified(request, route=route, change=change)
-            await self._waker.passage(route.key, change=change)
+            await self._waker.passage(route.key, change=change, client=self._client_of(request, route=route))
         except Declined as declined:
             return _refusal(declined)
         return web.Response(headers=headers | self._limits(route))
@@ -154,6 +156,13 @@ class Authorizer:
             **dict(zip(GROUP_HEADERS, identity.groups, strict=False)),
         }
 
+    def _client_of(self, request: web.BaseRequest, *, route: Route) -> Client:
+        """Return who asks. A bootstrap token is not verified: any text of its form may be one."""
+        token = _token_of(request)
+        is_verified = route.asleep is None or token is None or not is_bootstrap_token(token)
+        # Envoy adds its own address behind that of the client.
+        return Client.at(request.headers.get(CLIENT_HEADER, "").partition(",")[0].strip(), is_verified=is_verified)
+
     def _limits(self, route: Route) -> dict[str, str]:
         """Return the headers with the limits that count now: they may have changed while a request waited."""
         present = (self._routes or {}).get(route.cluster_path)
@@ -169,8 +178,7 @@ class Authorizer:
 
     async def _check_token(self, request: web.BaseRequest, *, route: Route, upstream: Upstream) -> None:
         """Raise Declined unless the API server, once it runs, accepts the token as far as the gateway can know."""
-        authorization = request.headers.get(_AUTHORIZATION, "")
-        token = bearer_token(authorization, protocols=request.headers.get(PROTOCOL_HEADER, ""))
+        token = _token_of(request)
         if token is not None and accepts(upstream.trust, token, now=self._clock()):
             return
         issuer = issuer_of(upstream.trust, token, now=self._clock()) if token is not None else None
@@ -183,6 +191,11 @@ class Authorizer:
             if route.asleep is not None:
                 logger.warning("a request does not wake %s: %s", route.cluster_path, error)
                 raise Declined(UNAVAILABLE, "the gateway cannot read the keys of this token's issuer; retry") from error
+
+
+def _token_of(request: web.BaseRequest) -> str | None:
+    authorization = request.headers.get(_AUTHORIZATION, "")
+    return bearer_token(authorization, protocols=request.headers.get(PROTOCOL_HEADER, ""))
 
 
 def _refusal(declined: Declined) -> web.Response:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from kplane.gateway.clients import NOBODY, Client, ClientLimits
 from kplane.gateway.errors import Declined
 from kplane.gateway.routes import Hold, Route, Sleep
 from kplane.provider import ProviderError
@@ -29,6 +30,10 @@ _SHARE: Final = 8
 """Of the places that are left, a control plane that sleeps gets the eighth part."""
 _EACH_HELD: Final = 500
 """Of one that is held: it is in use."""
+_EACH_CLIENT: Final = 500
+"""Of one client address: half of all. Behind one address may be many clients."""
+_UNVERIFIED_WAKES: Final = 1
+"""Wakes in a minute by one client address whose credentials the gateway cannot verify. Each takes room for a minute."""
 _ASKING_SECONDS: Final = 10.0
 _BETWEEN_CLOCKS: Final = timedelta(microseconds=1)
 
@@ -61,15 +66,17 @@ class Waker:
         each: int = _EACH,
         each_held: int = _EACH_HELD,
         all_together: int = _ALL,
+        clients: ClientLimits | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         backoff: Callable[[], Backoff] = lambda: Backoff(initial_seconds=2.0, maximum_seconds=15.0),
     ) -> None:
-        """`each`, `each_held` and `all_together` bound the requests that wait."""
+        """`each`, `each_held`, `all_together` and `clients` bound the requests that wait."""
         self._request = request
         self._patience_seconds = patience_seconds
         self._each = each
         self._each_held = each_held
         self._all = all_together
+        self._clients = clients or ClientLimits(waiting=_EACH_CLIENT, wakes=_UNVERIFIED_WAKES)
         self._clock = clock
         self._backoff = backoff
         self._routes: dict[str, Route] = {}
@@ -115,14 +122,14 @@ class Waker:
         for held in self._held.values():
             held.tell()
 
-    async def passage(self, key: str, *, change: bool = False) -> Route:
+    async def passage(self, key: str, *, change: bool = False, client: Client = NOBODY) -> Route:
         """Return the route when a request can be passed on to its control plane; has it wake if it sleeps.
 
         One that changes something waits also while those are held. Raises Declined if there are too many that wait,
         requests or control planes, or it takes too long.
         """
         if not self._is_settled(key, change=change):
-            await self._wait(key, change=change)
+            await self._wait(key, change=change, client=client)
         route = self._routes.get(key)
         if self._closed:
             raise Declined(503, "the gateway starts again; retry")
@@ -140,12 +147,13 @@ class Waker:
             held.tell()
         await end_tasks(asking)
 
-    async def _wait(self, key: str, *, change: bool) -> None:
-        with self._place(key) as held:
+    async def _wait(self, key: str, *, change: bool, client: Client) -> None:
+        with self._clients.place(client), self._place(key) as held:
             try:
                 async with asyncio.timeout(self._patience_seconds):
                     while not self._is_settled(key, change=change):
                         if held.asking is None and self._sleep_of(key) is not None:
+                            self._clients.wake(client)
                             held.asking = asyncio.create_task(self._wake(key, held), name=f"wake {key}")
                             self.changed()
                         await self._news(key, held)

@@ -199,6 +199,23 @@ def test_one_that_took_long_to_start_is_not_asked_to_sleep_at_once(monkeypatch: 
     assert world.called() == ["slow"]
 
 
+@pytest.mark.parametrize("used", [True, False])
+def test_wake_without_use_gives_its_room_back_after_a_minute(monkeypatch: pytest.MonkeyPatch, *, used: bool) -> None:
+    world = World(monkeypatch, limits=Limits(1))
+    woken = {"type": "Hibernated", "status": "False", "reason": "x", "message": ""}
+    conditions = [woken | {"lastTransitionTime": world.now.isoformat()}]
+    world.put("woken", idle=-1 if used else 300, conditions=conditions)
+    woken_object = world.stores.control_planes.get(("", "woken"))
+    assert woken_object is not None
+    woken_object["metadata"]["annotations"][WAKE_REQUESTED_ANNOTATION] = world.now.isoformat()
+    for seconds, called in ((59, False), (2, not used), (118, not used), (5, True)):
+        world.later(seconds)
+        world.put("new", asleep=True, idle=1)
+        world.turn("new")
+        assert ("woken" in world.called()) is called
+        world.room.forget("woken")
+
+
 def test_so_many_start_at_once_and_one_that_hangs_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, limits=Limits(), at_once=2)
     for number in range(4):

@@ -28,6 +28,8 @@ from kplane.controlplane_operator.hibernation.requests import Requests
 
 __all__ = ["Decision", "decide", "idle_after", "is_migrating", "is_rotated", "last_activity", "new_sleep", "start_of"]
 
+_UNPROVEN: Final = timedelta(seconds=120)
+"""By so much a wake without use counts as older. The gateway reports a use within 20 seconds, but no answers by 401."""
 _ALWAYS: Final = "spec.virtual.start is Always"
 _MIGRATES: Final = "its data move"
 _ROTATED: Final = "its keys are rotated"
@@ -115,9 +117,15 @@ def _while_awake(control_plane: ControlPlane, *, requests: Requests, idle: timed
 
 
 def last_activity(control_plane: ControlPlane, *, now: datetime) -> datetime | None:
-    """Return when a control plane was used or woken last; None if that is not known."""
+    """Return when a control plane was used or woken last; None if that is not known.
+
+    A wake that was asked for counts less until a use follows: the API server may know no client that asked.
+    """
     requests = Requests.of(control_plane, start=StartPolicy.ON_DEMAND, now=now)
-    return _latest(requests.wake, requests.used, _woken(control_plane))
+    woken = _latest(requests.wake, _woken(control_plane))
+    if woken is not None and requests.wake is not None and (requests.used is None or requests.used < requests.wake):
+        woken -= _UNPROVEN
+    return _latest(woken, requests.used)
 
 
 def _woken(control_plane: ControlPlane) -> datetime | None:

@@ -14,6 +14,7 @@ from kplane.gateway.envoy.names import (
     AUTHORIZER,
     CERTIFICATE_HEADER,
     CHUNKED_HEADER,
+    CLIENT_HEADER,
     CREDENTIAL_HEADER,
     INTERNAL_PREFIX,
     LISTENER,
@@ -194,7 +195,9 @@ def _authorizer() -> Message:
         f"{_AUTHORIZATION}.ExtAuthz",
         transport_api_version="V3",
         http_service={"server_uri": uri, "authorization_response": response},
-        allowed_headers={"patterns": [{"exact": CERTIFICATE_HEADER}, {"exact": PROTOCOL_HEADER}]},
+        allowed_headers={
+            "patterns": [{"exact": name} for name in (CERTIFICATE_HEADER, CLIENT_HEADER, PROTOCOL_HEADER)]
+        },
         # What it answers names the cluster.
         clear_route_cache=True,
         failure_mode_allow=False,

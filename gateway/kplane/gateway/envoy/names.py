@@ -12,6 +12,7 @@ __all__ = [
     "BODY_HEADER",
     "CERTIFICATE_HEADER",
     "CHUNKED_HEADER",
+    "CLIENT_HEADER",
     "CONNECTIONS",
     "CREDENTIAL_HEADER",
     "FULL_HEADER",
@@ -45,6 +46,9 @@ BACKLOG: Final = 4096
 
 CERTIFICATE_HEADER: Final = "x-forwarded-client-cert"
 """The certificate of the connection with its chain, for the authorizer: set by the listener, never by a client."""
+
+CLIENT_HEADER: Final = "x-forwarded-for"
+"""The address of the client: set by the listener, never by a client."""
 
 PROTOCOL_HEADER: Final = "sec-websocket-protocol"
 """In which browsers send tokens."""

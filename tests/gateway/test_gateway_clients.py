@@ -1,0 +1,63 @@
+"""How much of the gateway one client address may have while its requests wait."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from kplane.gateway.clients import NOBODY, Client, ClientLimits
+from kplane.gateway.errors import Declined
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("address", "counts_as"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3::4", "2001:db8:1:2::/64"),
+        ("::ffff:192.0.2.7", "::ffff:192.0.2.7"),
+        ("", ""),
+        ("unix", ""),
+    ],
+)
+def test_client_of_ipv6_counts_by_its_network(address: str, counts_as: str) -> None:
+    assert Client.at(address, is_verified=True).address == counts_as
+
+
+def test_waiting_requests_of_one_address_are_bounded() -> None:
+    limits, client, other = ClientLimits(waiting=2, wakes=1), Client("192.0.2.7"), Client("192.0.2.8")
+    with contextlib.ExitStack() as waiting:
+        for _ in range(2):
+            waiting.enter_context(limits.place(client))
+            waiting.enter_context(limits.place(other))
+            for _ in range(2):
+                waiting.enter_context(limits.place(NOBODY))
+        with pytest.raises(Declined) as caught:
+            waiting.enter_context(limits.place(client))
+        assert caught.value.code == 429
+    with limits.place(client):
+        pass
+
+
+def test_unverified_wakes_of_one_address_are_bounded_for_a_minute() -> None:
+    clock = Clock()
+    limits, client = ClientLimits(waiting=1, wakes=2, clock=clock), Client("192.0.2.7", is_verified=False)
+    limits.wake(client)
+    clock.now = 30.0
+    limits.wake(client)
+    with pytest.raises(Declined, match="bootstrap"):
+        limits.wake(client)
+    limits.wake(Client("192.0.2.8", is_verified=False))
+    for _ in range(10):
+        limits.wake(Client("192.0.2.7"))
+    clock.now = 60.0
+    limits.wake(client)
+    with pytest.raises(Declined):
+        limits.wake(client)
