@@ -128,7 +128,7 @@ async def test_a_control_plane_is_reached_as_long_as_it_is_there(
 
         # Its own address is enough: the gateway does not serve it any more.
         await client.patch(CONTROL_PLANES, _NAME, {"spec": {"endpointPolicy": "Own"}})
-        await eventually(lambda: _code(through), lambda found: found == 404)
+        await eventually(lambda: _code(through), lambda found: found == 401)
         await eventually(gone)
         own = await eventually(
             lambda: secret(kubeconfig_secret_name(_NAME), management_namespace(_NAME)),
@@ -153,7 +153,7 @@ async def test_a_control_plane_is_reached_as_long_as_it_is_there(
         certified = dataclasses.replace(config, token=None, client_certificate=pair.certificate, client_key=pair.key)
         for each in (config, certified):
             await eventually(lambda each=each: _code(each), lambda found: found == 200)
-        await eventually(lambda: _code(through), lambda found: found == 404)
+        await eventually(lambda: _code(through), lambda found: found == 401)
         # The gateway is told where to, and nothing that opens the API server.
         given = await secret(gateway_secret_name(_NAME), GATEWAY_NAMESPACE)
         assert given == {"server": direct.server.encode(), "host": f"{_NAME}.localhost".encode()}
@@ -180,6 +180,6 @@ async def test_a_control_plane_is_reached_as_long_as_it_is_there(
         await eventually(lambda: _code(user), lambda found: found == 200)
 
         await client.delete(CONTROL_PLANES, _NAME)
-        await eventually(lambda: _code(through), lambda found: found == 404)
+        await eventually(lambda: _code(through), lambda found: found == 401)
         await eventually(gone)
     assert find_processes(directory) == []

@@ -95,16 +95,15 @@ async def test_the_first_request_wakes_a_control_plane_and_is_answered(
     assert through.ca_data is not None
     kubeconfig.write_bytes(render_kubeconfig(server=through.server, ca=through.ca_data, user="me", token=through.token))
 
-    # Until the gateway knows it, it has no such path.
     forged = sign_claims({"iss": "https://kubernetes.default.svc.cluster.local"}, key=create_signing_key())
     nobody = dataclasses.replace(through, token=None)
-    await eventually(lambda: _code(nobody), lambda code: code == 401)
+    assert await _code(nobody) == 401
     stranger = issue_client(authorities.front_proxy, user="admin", groups=("system:masters",))
     credentials = {"client_certificate": stranger.certificate, "client_key": stranger.key}
     for refused in (dataclasses.replace(through, token=forged), dataclasses.replace(nobody, **credentials)):
         assert await _code(refused) == 401
     unknown = dataclasses.replace(through, server=f"{cluster.handle.gateway_url}/clusters/initech/control-plane")
-    assert await _code(unknown) == 404
+    assert await _code(unknown) == 401
     assert (await phase(), asked) == ("Hibernated", set())
 
     def official() -> list[str]:
@@ -132,7 +131,7 @@ async def test_the_first_request_wakes_a_control_plane_and_is_answered(
     await eventually(phase, lambda found: found == "Ready")
     assert len(asked - {None}) == 1
     await client.delete(CONTROL_PLANES, _SLEEPER)
-    await eventually(lambda: _code(through), lambda found: found == 404)
+    await eventually(lambda: _code(through), lambda found: found == 401)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from kplane.controlplane_operator.pki.signatures import sign_claims
 from kplane.gateway.administration import Administration
 from kplane.gateway.envoy.bootstrap import Layout
 from kplane.gateway.routes import Route, Sleep
+from kplane.gateway.usage import Usage
 from kplane.provider import Client
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
 from tests.mcm.control_planes import controllers_token, manifest
@@ -141,6 +142,23 @@ async def test_strangers_do_not_learn_which_names_exist(gateway: Gateway) -> Non
         assert one == two == three, (rest, method, headers)
         assert one[0].startswith(b"HTTP/1.1 401")
     assert gateway.wakes == []
+    # Nor is a control plane in use by them.
+    numbers = await gateway.plane.numbers()
+    assert numbers["cluster.uid-two.upstream_rq_total"] == numbers["cluster.uid-two.upstream_rq_401"] == 3
+    assert Usage().look(numbers) == set()
+
+
+async def test_one_address_wakes_one_control_plane_by_bootstrap_tokens(
+    gateway: Gateway, eventually: Callable[..., Any]
+) -> None:
+    await gateway.serve(_asleep(gateway.route("one")), _asleep(gateway.route("two")))
+    made_up = ("Authorization: Bearer abcdef.0123456789abcdef", "X-Forwarded-For: 192.0.2.1")
+    waiting = asyncio.create_task(_answer(gateway, "/clusters/one/control-plane/api", *made_up))
+    await eventually(lambda: gateway.wakes, lambda wakes: wakes == ["uid-one"])
+    code, answer = await _answer(gateway, "/clusters/two/control-plane/api", *made_up)
+    assert (code, answer["reason"]) == (429, "TooManyRequests")
+    assert "client address" in answer["message"]
+    waiting.cancel()
 
 
 async def test_a_client_that_goes_waits_no_more(gateway: Gateway, eventually: Callable[..., Any]) -> None:
