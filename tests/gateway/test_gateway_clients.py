@@ -22,17 +22,17 @@ class Clock:
     [
         ("192.0.2.7", "192.0.2.7"),
         ("2001:db8:1:2:3::4", "2001:db8:1:2::/64"),
-        ("::ffff:192.0.2.7", "::ffff:192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
         ("", ""),
         ("unix", ""),
     ],
 )
 def test_client_of_ipv6_counts_by_its_network(address: str, counts_as: str) -> None:
-    assert Client.at(address, is_verified=True).address == counts_as
+    assert Client.at(address, wakes=None).address == counts_as
 
 
 def test_waiting_requests_of_one_address_are_bounded() -> None:
-    limits, client, other = ClientLimits(waiting=2, wakes=1), Client("192.0.2.7"), Client("192.0.2.8")
+    limits, client, other = ClientLimits(waiting=2), Client("192.0.2.7"), Client("192.0.2.8")
     with contextlib.ExitStack() as waiting:
         for _ in range(2):
             waiting.enter_context(limits.place(client))
@@ -48,13 +48,13 @@ def test_waiting_requests_of_one_address_are_bounded() -> None:
 
 def test_unverified_wakes_of_one_address_are_bounded_for_a_minute() -> None:
     clock = Clock()
-    limits, client = ClientLimits(waiting=1, wakes=2, clock=clock), Client("192.0.2.7", is_verified=False)
+    limits, client = ClientLimits(waiting=1, clock=clock), Client("192.0.2.7", wakes=2)
     limits.wake(client)
     clock.now = 30.0
     limits.wake(client)
-    with pytest.raises(Declined, match="bootstrap"):
+    with pytest.raises(Declined, match="client address"):
         limits.wake(client)
-    limits.wake(Client("192.0.2.8", is_verified=False))
+    limits.wake(Client("192.0.2.8", wakes=2))
     for _ in range(10):
         limits.wake(Client("192.0.2.7"))
     clock.now = 60.0

@@ -100,6 +100,31 @@ async def test_what_was_sent_arrives_when_the_control_plane_is_awake(
     assert service.waker.waiting == 0
 
 
+@pytest.mark.parametrize("ipv6", [False, True])
+async def test_one_address_wakes_ten_host_names_in_a_minute(
+    service: Service, eventually: Callable[..., Any], *, ipv6: bool
+) -> None:
+    def addresses(last: int) -> bytes:
+        """Clients of one IPv6 network count as one."""
+        source = b"\x20\x01\x0d\xb8" + bytes([0, last, *[0] * 9, last]) if ipv6 else b"\x7f\0\0" + bytes([last])
+        return (b"\x21" if ipv6 else b"\x11") + source * 2 + b"\0\1\0\2"
+
+    upstream, sleep = Upstream.behind(f"https://127.0.0.1:{service.port}"), Sleep(name="x", since=datetime.now(UTC))
+    names = [f"n{number}" for number in range(11)]
+    service.waker.know(
+        Route(key=name, cluster_path=name, upstream=upstream, asleep=sleep, host=f"{name}.example.org")
+        for name in names
+    )
+    for number, name in enumerate(names[:10], 1):
+        await service.connect(header(name, addresses=addresses(1)))
+        await eventually(lambda number=number: len(service.wakes), lambda found, number=number: found == number)
+    reader, _ = await service.connect(header(names[10], addresses=addresses(1)))
+    assert await reader.read() == b""
+    assert service.wakes == names[:10]
+    await service.connect(header(names[10], addresses=addresses(2)))
+    await eventually(lambda: service.wakes, lambda wakes: wakes == names)
+
+
 async def test_a_client_that_stays_keeps_no_connection(service: Service, eventually: Callable[..., Any]) -> None:
     service.tell(asleep=False)
     reader, _ = await service.connect(header(KEY) + b"bye")

@@ -45,6 +45,8 @@ _HEADER_BYTES: Final = 96 << 10
 """As Envoy takes from clients: a chain of certificates is long."""
 _ENDING_SECONDS: Final = 5.0
 _AUTHORIZATION: Final = "authorization"
+_BOOTSTRAP_WAKES: Final = 1
+"""Control planes that one client address may wake in a minute by bootstrap tokens. Each takes room for a minute."""
 _RETRIED: Final = (429, UNAVAILABLE)
 
 logger = logging.getLogger(__name__)
@@ -160,8 +162,9 @@ class Authorizer:
         """Return who asks. A bootstrap token is not verified: any text of its form may be one."""
         token = _token_of(request)
         is_verified = route.asleep is None or token is None or not is_bootstrap_token(token)
+        wakes = None if is_verified else _BOOTSTRAP_WAKES
         # Envoy adds its own address behind that of the client.
-        return Client.at(request.headers.get(CLIENT_HEADER, "").partition(",")[0].strip(), is_verified=is_verified)
+        return Client.at(request.headers.get(CLIENT_HEADER, "").partition(",")[0].strip(), wakes=wakes)
 
     def _limits(self, route: Route) -> dict[str, str]:
         """Return the headers with the limits that count now: they may have changed while a request waited."""

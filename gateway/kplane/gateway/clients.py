@@ -28,19 +28,21 @@ class Client:
 
     address: str
     """Its IP address, or its network; empty if that is not known: such clients have no limit of their own."""
-    is_verified: bool = True
-    """Whether the gateway has verified the credential."""
+    wakes: int | None = None
+    """Control planes that it may wake in a minute; None: any number, because its credential is verified."""
 
     @classmethod
-    def at(cls, address: str, *, is_verified: bool) -> Self:
+    def at(cls, address: str, *, wakes: int | None) -> Self:
         """Return the client at an IP address."""
         try:
             found = ipaddress.ip_address(address)
         except ValueError:
-            return cls("", is_verified)
-        if found.version == 6 and found.ipv4_mapped is None:
-            return cls(str(ipaddress.ip_network((found, _IPV6_NETWORK), strict=False)), is_verified)
-        return cls(str(found), is_verified)
+            return cls("", wakes)
+        if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
+            found = found.ipv4_mapped
+        if isinstance(found, ipaddress.IPv6Address):
+            return cls(str(ipaddress.ip_network((found, _IPV6_NETWORK), strict=False)), wakes)
+        return cls(str(found), wakes)
 
 
 NOBODY: Final = Client("")
@@ -50,10 +52,9 @@ NOBODY: Final = Client("")
 class ClientLimits:
     """Bounds the waiting requests of each client address, and its wakes without a verified credential."""
 
-    def __init__(self, *, waiting: int, wakes: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """`waiting` and `wakes` are those of one address. Wakes count for a minute."""
+    def __init__(self, *, waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`waiting` requests of one address may wait."""
         self._max_waiting = waiting
-        self._max_wakes = wakes
         self._clock = clock
         self._waiting: Counter[str] = Counter()
         self._wakes: OrderedDict[str, deque[float]] = OrderedDict()
@@ -74,15 +75,15 @@ class ClientLimits:
 
     def wake(self, client: Client) -> None:
         """Count a wake that this client causes. Raises Declined if its address has caused too many."""
-        if client.is_verified or not client.address:
+        if client.wakes is None or not client.address:
             return
         now = self._clock()
         times = self._wakes.setdefault(client.address, deque())
         self._wakes.move_to_end(client.address)
         while times and now - times[0] >= _WINDOW:
             times.popleft()
-        if len(times) >= self._max_wakes:
-            raise Declined(429, "this client address has woken too many control planes by bootstrap tokens")
+        if len(times) >= client.wakes:
+            raise Declined(429, "this client address has woken too many control planes without a verified credential")
         times.append(now)
         while len(self._wakes) > _MAX_ADDRESSES:
             self._wakes.popitem(last=False)

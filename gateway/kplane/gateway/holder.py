@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
+from kplane.gateway.clients import Client
 from kplane.gateway.envoy.names import BACKLOG, KEY_TYPE
 from kplane.gateway.errors import Declined
 from kplane.gateway.routes import Upstream
@@ -28,6 +30,10 @@ _GREETING: Final = 32 << 10
 _SIGNATURE: Final = b"\r\n\r\n\0\r\nQUIT\n"
 _ADDRESSES: Final = {0x0: 0, 0x1: 12, 0x2: 36, 0x3: 216}
 """Bytes of the addresses in the header of the PROXY protocol, by their family."""
+_SOURCES: Final = {0x1: 4, 0x2: 16}
+"""Bytes of the address of the client, which comes first."""
+_WAKES: Final = 10
+"""Control planes that one client address may wake in a minute. By host name, the gateway sees no credential."""
 _KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}
 
 
@@ -68,8 +74,8 @@ class Holder:
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_HEADER_SECONDS):
-                key = await _key_of(reader)
-            if (held := await self._hold(key, reader)) is not None:
+                key, client = await _read_header(reader)
+            if (held := await self._hold(key, reader, client=client)) is not None:
                 upstream, greeting = held
                 await _connect(reader, writer, upstream=upstream, greeting=greeting)
         except (Declined, OSError, TimeoutError, _Unreadable) as error:
@@ -77,14 +83,14 @@ class Holder:
         finally:
             writer.close()
 
-    async def _hold(self, key: str, reader: asyncio.StreamReader) -> tuple[Upstream, bytes] | None:
+    async def _hold(self, key: str, reader: asyncio.StreamReader, *, client: Client) -> tuple[Upstream, bytes] | None:
         """Return the API server, and what the client has sent, when the control plane is awake.
 
         None if the client has gone, or the control plane has no host name. Raises Declined if the connection must not
         wait, or has waited long enough.
         """
         greeting = bytearray()
-        passage = asyncio.create_task(self._waker.passage(key), name=f"wait for {key}")
+        passage = asyncio.create_task(self._waker.passage(key, client=client), name=f"wait for {key}")
         reading = asyncio.create_task(_read(reader, into=greeting), name="see whether the client is there")
         try:
             await asyncio.wait((passage, reading), return_when=asyncio.FIRST_COMPLETED)
@@ -102,8 +108,11 @@ async def _read(reader: asyncio.StreamReader, *, into: bytearray) -> None:
         into += data
 
 
-async def _key_of(reader: asyncio.StreamReader) -> str:
-    """Read the header of the PROXY protocol, version 2, that Envoy sends first. Raises _Unreadable."""
+async def _read_header(reader: asyncio.StreamReader) -> tuple[str, Client]:
+    """Read the header of the PROXY protocol, version 2, that Envoy sends first: which control plane, and who connects.
+
+    Raises _Unreadable.
+    """
     try:
         begin = await reader.readexactly(16)
         rest = await reader.readexactly(int.from_bytes(begin[14:]))
@@ -112,11 +121,13 @@ async def _key_of(reader: asyncio.StreamReader) -> str:
     addresses = _ADDRESSES.get(begin[13] >> 4)
     if not begin.startswith(_SIGNATURE) or begin[12] >> 4 != 2 or addresses is None:
         raise _Unreadable("it does not begin with a header of the PROXY protocol")
+    source = rest[: _SOURCES.get(begin[13] >> 4, 0)]
+    client = Client.at(str(ipaddress.ip_address(source)) if source else "", wakes=_WAKES)
     at = addresses
     while at + 3 <= len(rest):
         kind, length = rest[at], int.from_bytes(rest[at + 1 : at + 3])
         if kind == KEY_TYPE:
-            return rest[at + 3 : at + 3 + length].decode("ascii", errors="replace")
+            return rest[at + 3 : at + 3 + length].decode("ascii", errors="replace"), client
         at += 3 + length
     raise _Unreadable("its header names no control plane")
 

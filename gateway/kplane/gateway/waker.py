@@ -32,8 +32,6 @@ _EACH_HELD: Final = 500
 """Of one that is held: it is in use."""
 _EACH_CLIENT: Final = 500
 """Of one client address: half of all. Behind one address may be many clients."""
-_UNVERIFIED_WAKES: Final = 1
-"""Wakes in a minute by one client address whose credentials the gateway cannot verify. Each takes room for a minute."""
 _ASKING_SECONDS: Final = 10.0
 _BETWEEN_CLOCKS: Final = timedelta(microseconds=1)
 
@@ -76,7 +74,7 @@ class Waker:
         self._each = each
         self._each_held = each_held
         self._all = all_together
-        self._clients = clients or ClientLimits(waiting=_EACH_CLIENT, wakes=_UNVERIFIED_WAKES)
+        self._clients = clients or ClientLimits(waiting=_EACH_CLIENT)
         self._clock = clock
         self._backoff = backoff
         self._routes: dict[str, Route] = {}
