@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -21,6 +22,10 @@ from tests.tls_server import serve_over_tls
 RSA = rsa.generate_private_key(65537, 2048)
 EC = ec.generate_private_key(ec.SECP256R1())
 NOW = datetime.now(UTC)
+
+
+def _with_header(token: str, header: Any) -> str:
+    return ".".join((base64.urlsafe_b64encode(json.dumps(header).encode()).decode().rstrip("="), *token.split(".")[1:]))
 
 
 class Provider:
@@ -114,6 +119,7 @@ async def test_refuses_tokens_that_no_published_key_signed(provider: Provider, k
         provider.token(key="c2VjcmV0" * 8, kid="shared", algorithm="HS256"),
         provider.token()[:-4] + "AAAA",
         jwt.encode({"iss": provider.issuer.url}, key="", algorithm="none"),
+        *(_with_header(provider.token(), header) for header in ({"alg": []}, {"alg": "RS256", "kid": []}, {}, [])),
         "x",
         "..",
         "é.é.é",
@@ -178,6 +184,12 @@ async def test_refuses_documents_that_are_not_of_the_issuer(
     provider.discovery = discovery
     with pytest.raises(KeysUnavailable, match=why):
         await keys.has_signed(provider.issuer, provider.token())
+
+
+async def test_refuses_issuers_with_too_many_keys(provider: Provider, keys: IssuerKeys) -> None:
+    provider.keys = {f"rsa-{number}": RSA for number in range(65)}
+    with pytest.raises(KeysUnavailable, match="may have 64"):
+        await keys.has_signed(provider.issuer, provider.token(kid="rsa-1"))
 
 
 async def test_only_the_configured_ca_counts(provider: Provider, keys: IssuerKeys) -> None:

@@ -28,6 +28,8 @@ _ALGORITHMS: Final = frozenset(f"{family}{bits}" for family in ("RS", "ES", "PS"
 _MAX_ISSUERS: Final = 256
 _MAX_BYTES: Final = 512 << 10
 """Of one document of an issuer."""
+_MAX_KEYS: Final = 64
+"""Of one issuer. A token that names none is verified by each."""
 _READ_TIMEOUT: Final = 8.0
 """Seconds for both documents. A request waits for its control plane afterwards."""
 _MAX_AGE: Final = 3600.0
@@ -58,32 +60,33 @@ class IssuerKeys:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._sets: OrderedDict[Issuer, _KeySet] = OrderedDict()
+        self._readings: set[asyncio.Task[None]] = set()
 
     async def has_signed(self, issuer: Issuer, token: str) -> bool:
         """Tell whether a published key of an issuer signed a token. Raises KeysUnavailable if there are no keys."""
         header = header_of(token)
         algorithm, name = header.get("alg"), header.get("kid")
-        if algorithm not in _ALGORITHMS or not isinstance(name, str | None):
+        if not isinstance(algorithm, str) or algorithm not in _ALGORITHMS or not isinstance(name, str | None):
             return False
         keys = _named(await self._keys(issuer, name), name)
         return any(_has_signed(key, token, algorithm=algorithm) for key in keys)
 
     async def aclose(self) -> None:
         """End what is being read."""
-        await end_tasks([known.reading for known in self._sets.values() if known.reading is not None])
+        await end_tasks(self._readings)
 
     async def _keys(self, issuer: Issuer, name: str | None) -> tuple[jwt.PyJWK, ...]:
         known = self._sets.setdefault(issuer, _KeySet())
         self._sets.move_to_end(issuer)
         while len(self._sets) > _MAX_ISSUERS:
-            _, former = self._sets.popitem(last=False)
-            if former.reading is not None:
-                former.reading.cancel()
+            self._sets.popitem(last=False)
         now = self._clock()
         if known.keys is None or now - known.read >= _MAX_AGE or not _named(known.keys, name):
             if known.reading is None and (known.tried is None or now - known.tried >= _MIN_INTERVAL):
                 known.tried = now
                 known.reading = asyncio.create_task(self._renew(issuer, known), name=f"read keys of {issuer.url}")
+                self._readings.add(known.reading)
+                known.reading.add_done_callback(self._readings.discard)
             if known.reading is not None:
                 # A client that goes does not end what others wait for.
                 await asyncio.wait([known.reading])
@@ -104,7 +107,7 @@ class IssuerKeys:
 
 def _named(keys: Iterable[jwt.PyJWK], name: str | None) -> list[jwt.PyJWK]:
     """Return the keys by which a signature may be: that of this name, or all if the token names none."""
-    return [key for key in keys if key.public_key_use in {None, "sig"} and name in {None, key.key_id}]
+    return [key for key in keys if key.public_key_use in (None, "sig") and name in (None, key.key_id)]
 
 
 def _has_signed(key: jwt.PyJWK, token: str, *, algorithm: str) -> bool:
@@ -129,7 +132,10 @@ async def _read_keys(issuer: Issuer) -> tuple[jwt.PyJWK, ...]:
             raise ValueError("its discovery document is of another issuer")
         if not isinstance(url, str) or not url.startswith("https://"):
             raise ValueError("its discovery document names no https URL of keys")
-        return tuple(jwt.PyJWKSet.from_dict(await _read(session, url)).keys)
+        keys = tuple(jwt.PyJWKSet.from_dict(await _read(session, url)).keys)
+    if len(keys) > _MAX_KEYS:
+        raise ValueError(f"{url} has {len(keys)} keys, and may have {_MAX_KEYS}")
+    return keys
 
 
 async def _read(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:

@@ -196,7 +196,7 @@ def _is_current(claims: Mapping[str, Any], *, now: datetime) -> bool:
 
 def _is_for(claims: Mapping[str, Any], audiences: frozenset[str]) -> bool:
     """Tell whether issuer and audience are right. A token without audiences, as in Secrets, is for API servers."""
-    if claims.get("iss") not in {SERVICE_ACCOUNT_ISSUER, _LEGACY_ISSUER}:
+    if claims.get("iss") not in (SERVICE_ACCOUNT_ISSUER, _LEGACY_ISSUER):
         return False
     return claims.get("aud") in (None, []) or _has_audience(claims, audiences)
 
