@@ -276,6 +276,9 @@ class _Holds:
 
         await self._world.call("hold", effect)
 
+    async def unconfirmed(self, _: ControlPlane) -> list[str]:
+        return ["replica"]
+
     async def end(self, _: ControlPlane) -> None:
         def effect() -> None:
             self._world.asked = self._world.held = False

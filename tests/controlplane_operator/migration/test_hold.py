@@ -5,26 +5,28 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from kplane.api import ControlPlane
 from kplane.api.names import HOLDS_ANNOTATION
+from kplane.controlplane_operator.controlplanes.migration.cut import Cutter
 from kplane.controlplane_operator.controlplanes.migration.hold import Holds
 from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.cache import Store
 from kplane.provider.client.resources import SECRETS
 
 UID = "b1946ac9-2f3a-4a3e-8d4c-6a5f0c7b8e11"
 
 
-def lease(*, age_seconds: float = 1.0, holds: bool = False) -> dict[str, Any]:
+def lease(*, age_seconds: float = 1.0, holds: bool = False, name: str = "replica") -> dict[str, Any]:
     renewed = datetime.now(UTC) - timedelta(seconds=age_seconds)
     annotations = {HOLDS_ANNOTATION: json.dumps({UID: "2026-01-01"})} if holds else {}
     return {
-        "metadata": {"name": "replica", "annotations": annotations},
+        "metadata": {"name": name, "annotations": annotations},
         "spec": {"renewTime": renewed.isoformat(), "leaseDurationSeconds": 15},
     }
 
@@ -48,3 +50,28 @@ async def test_a_hold_is_over_when_a_gateway_says_so_and_none_holds(leases: list
     holds = Holds(context, Gateway(url="https://api.example.org", ca=b"", namespace="kplane-gateway"))
     body = {"kind": "ControlPlane", "apiVersion": CONTROL_PLANES.api_version, "metadata": {"name": "acme", "uid": UID}}
     assert await holds.are_over(ControlPlane.model_validate({**body, "spec": {}})) is over
+
+
+async def test_cutter_names_replicas_whose_hold_does_not_begin() -> None:
+    leases = [
+        lease(name="quiet", holds=True),
+        lease(name="busy"),
+        lease(name="gone", age_seconds=60.0),
+    ]
+
+    async def patch(*_: Any, **__: Any) -> dict[str, Any]:
+        return {"metadata": {"name": "controlplane-acme", "namespace": "kplane-gateway"}}
+
+    async def found(*_: Any, **__: Any) -> Any:
+        return SimpleNamespace(items=leases)
+
+    context: Any = SimpleNamespace(
+        gateway=Gateway(url="https://api.example.org", ca=b"", namespace="kplane-gateway"),
+        client=SimpleNamespace(list=found, patch=patch),
+        stores=SimpleNamespace(secrets=SimpleNamespace(apply=lambda _: None)),
+    )
+    cutter = Cutter(context, homes=cast("Any", None))
+    body = {"kind": "ControlPlane", "apiVersion": CONTROL_PLANES.api_version, "metadata": {"name": "acme", "uid": UID}}
+    control_plane = ControlPlane.model_validate({**body, "spec": {}})
+    with pytest.raises(ConditionError, match="at replicas busy of the gateway, changes are still in flight"):
+        await cutter.stop_writes(control_plane, cast("Any", None), seconds=0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from kplane.provider import ProviderError
 __all__ = ["Cut", "Cutter"]
 
 _RELEASE_SECONDS: Final = 20.0
+_LOOK_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,13 @@ class Cutter:
 
         `seconds` is how long that may take. Raises ConditionError if it does not come to that; then call `resume`.
         """
-        began = time.monotonic()
+        began, held = time.monotonic(), False
         try:
             async with asyncio.timeout(seconds):
                 if control_plane.status.hibernation is None:
                     # Else no API server runs, and the gateway has nothing to confirm.
                     await self._holds().begin(control_plane)
+                held = True
                 await self._homes(control_plane).set_writable(control_plane, writable=False)
                 with data_errors():
                     comparison = await follower.catch_up()
@@ -58,6 +61,8 @@ class Cutter:
                         # From here on no copy writes there, also none of an operator that was cut off and comes back.
                         await follower.close()
         except TimeoutError:
+            if not held:
+                raise await self._not_held(control_plane, seconds=seconds) from None
             said = f"writes waited for {seconds:g} s, spec.migration.maxHold, and continue where they were"
             raise ConditionError(Reason.MIGRATING, said) from None
         except ProviderError as error:
@@ -70,6 +75,20 @@ class Cutter:
                 f" {target.sha256} in the new one",
             )
         return Cut(began, comparison)
+
+    async def _not_held(self, control_plane: ControlPlane, *, seconds: float) -> ConditionError:
+        """Return why the hold did not begin in time."""
+        replicas: list[str] = []
+        with contextlib.suppress(ProviderError, TimeoutError):
+            async with asyncio.timeout(_LOOK_SECONDS):
+                replicas = await self._holds().unconfirmed(control_plane)
+        where = f"at replicas {', '.join(replicas)} of the gateway" if replicas else "at the gateway"
+        return ConditionError(
+            Reason.MIGRATING,
+            f"failed to hold the writes within {seconds:g} s, spec.migration.maxHold: {where}, changes are still in"
+            " flight, or the gateway does not answer; find long changes in the access log of Envoy there (method, path,"
+            " client, milliseconds). Writes continue where they were",
+        )
 
     async def resume(self, control_plane: ControlPlane) -> None:
         """Let writes continue where they were. It may be repeated. Raises ConditionError."""

@@ -46,6 +46,11 @@ class Holds:
                 return
             await asyncio.sleep(_POLL_SECONDS)
 
+    async def unconfirmed(self, control_plane: ControlPlane) -> list[str]:
+        """Return the names of the replicas that have no hold of it in force. Raises what the client raises."""
+        uid, replicas = control_plane.metadata.uid, await list_replicas(self._context, self._gateway)
+        return sorted(replica.name for replica in replicas if uid not in replica.holds)
+
     async def end(self, control_plane: ControlPlane) -> None:
         """Let the writes continue where the gateway's Secret says. It may be repeated."""
         with contextlib.suppress(NotFound):
