@@ -25,7 +25,7 @@ PATIENCE_SECONDS: Final = 60.0
 """So long a request waits for its control plane."""
 _EACH: Final = 100
 _ALL: Final = 1000
-"""Requests that wait, of one control plane and of all. Envoy keeps up to 256 KiB of the body of each."""
+"""Requests that wait, of one control plane and of all. Envoy takes up to 0.6 MiB of memory for the body of each."""
 _SHARE: Final = 8
 """Of the places that are left, a control plane that sleeps gets the eighth part."""
 _EACH_HELD: Final = 500
