@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.embedded.handle import Handle
+
+from .conftest import PROCESSES, start
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -97,3 +102,26 @@ async def test_two_operators_go_on_as_they_were_when_the_lease_is_deleted(pair: 
         await pair.eventually(lambda: len(pair.log) > 3)
         await asyncio.sleep(0)
     assert pair.alternations() == ["first"]
+
+
+async def test_operator_of_another_installation_ends_with_the_name_of_the_first_one(
+    pair: Any, api_server: Handle, hold_port: Callable[[], int], tmp_path: Path
+) -> None:
+    log = tmp_path / "third.log"
+    third = await start(
+        "third",
+        way=pair.first.way,
+        handle=api_server,
+        state=tmp_path / "third",
+        log=log,
+        port=hold_port(),
+        runtime=PROCESSES,
+    )
+    try:
+        assert await third.ended(within=60.0) == 1
+    finally:
+        if third.process.returncode is None:
+            third.signal(signal.SIGKILL)
+            await third.process.wait()
+    assert f"operator kplane-system/{socket.gethostname()} of another installation" in log.read_text()
+    assert await pair.first.leads()
