@@ -181,6 +181,19 @@ async def test_what_another_mcm_announced_is_left_to_it_until_it_is_ours(desk: D
         await eventually(desk.running, lambda found: found == ("False", "Ended"))
 
 
+async def test_reporter_that_is_held_leaves_the_instance_of_another_mcm_announced(
+    desk: Desk, eventually: Eventually
+) -> None:
+    await desk.reports.announce(desk.cluster)
+    announced = (await desk.status())["instance"]
+    await desk.caught_up()
+    held = desk.another()
+    async with held.running():
+        held.update(desk.name, Reason.FOREIGN_CONTROLLER_MANAGER, message="another mcm works")
+        await eventually(desk.running, lambda found: found == ("False", "ForeignControllerManager"))
+        assert (await desk.status())["instance"] == announced
+
+
 @pytest.mark.parametrize("failed", [False, True], ids=["ran", "could-not-start"])
 async def test_what_this_run_announced_is_told_to_have_ended_though_it_is_not_ours_any_more(
     desk: Desk, eventually: Eventually, *, failed: bool

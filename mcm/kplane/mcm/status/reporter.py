@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from kplane.api import RegistrationMode
@@ -255,6 +256,9 @@ class StatusReporter:
 
     def _wanted(self, subject: _Subject, registration: Object) -> Report | None:
         if subject.live is not None:
+            if subject.live.reason is Reason.FOREIGN_CONTROLLER_MANAGER and subject.announced is None:
+                # The holder of the Lease may be another mcm: the operator must not take its instance for ended.
+                return replace(subject.live, instance=(registration.get("status") or {}).get("instance"))
             return subject.live
         said = transition_of(registration)
         # In a registration of the other mode, only a leftover instance of this mcm is ours to write.
