@@ -37,23 +37,20 @@ def rates(routes: Iterable[Route]) -> Message:
     limited = [_bucket(route, each) for route in routes if (each := route.limits.requests_per_second) is not None]
     if not limited:
         return {}
-    config = typed(
-        _FILTER,
-        stat_prefix=RATE_LIMIT,
-        filter_enabled=_ALWAYS,
-        filter_enforced=_ALWAYS,
-        token_bucket=_UNBOUNDED,
-        always_consume_default_token_bucket=False,
-        descriptors=limited,
-        rate_limits=[{"actions": [{"metadata": _BY_ROUTE}]}, {"actions": [{"request_headers": _BY_AUTHORIZER}]}],
-    )
-    return {RATE_LIMIT: config}
+    return _buckets(limited, actions=[{"metadata": _BY_ROUTE}, {"request_headers": _BY_AUTHORIZER}])
 
 
 def rate_by_address() -> Message:
     """Return the part of a route that gives each client address a bucket of its own, and takes none of a tenant's."""
     address = {"masked_remote_address": {"v4_prefix_mask_len": 32, "v6_prefix_mask_len": 64}}
     bucket = {"max_tokens": _BURST * _EACH_ADDRESS, "tokens_per_fill": _EACH_ADDRESS, "fill_interval": "1s"}
+    # A descriptor without a value stands for each value.
+    each = {"entries": [{"key": "masked_remote_address"}], "token_bucket": bucket}
+    return _buckets([each], actions=[address], max_dynamic_descriptors=_ADDRESSES)
+
+
+def _buckets(descriptors: list[Message], *, actions: list[Message], **more: int) -> Message:
+    """Return what a table or a route says to the filter. Each action finds the bucket of a request."""
     config = typed(
         _FILTER,
         stat_prefix=RATE_LIMIT,
@@ -61,10 +58,9 @@ def rate_by_address() -> Message:
         filter_enforced=_ALWAYS,
         token_bucket=_UNBOUNDED,
         always_consume_default_token_bucket=False,
-        # A descriptor without a value stands for each value.
-        descriptors=[{"entries": [{"key": "masked_remote_address"}], "token_bucket": bucket}],
-        max_dynamic_descriptors=_ADDRESSES,
-        rate_limits=[{"actions": [address]}],
+        descriptors=descriptors,
+        rate_limits=[{"actions": [action]} for action in actions],
+        **more,
     )
     return {RATE_LIMIT: config}
 
