@@ -20,6 +20,7 @@ from kplane.data import (
     is_fenced,
     lift_fence,
     prepare_fence,
+    seal,
 )
 
 from .conftest import Etcd
@@ -69,6 +70,13 @@ async def test_a_fenced_user_reads_on_and_writes_nothing_until_the_fence_is_lift
                     await user.put(_KEY, b"refused")
                 with pytest.raises(PermissionDenied):
                     await user.access.disable()
+
+                for _ in range(2):
+                    await seal(root, user=_USER)
+                with pytest.raises(PermissionDenied):
+                    await user.get(_KEY)
+                await fence(root, user=_USER)
+                assert await user.get(_KEY) == fenced
 
                 await lift_fence(root)
                 await lift_fence(root)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,8 @@ from kplane.api import ControlPlane, is_true
 from kplane.binaries.programs import Binaries
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.provider import ApiError, Client, ClusterConfig, Event, Informer, ProviderError
-from kplane.provider.client.resources import NAMESPACES
+from kplane.provider.aio.cancellation import end_tasks
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
 
 from .behind_gateway import external_config
 from .lagging_gateway import LaggingGateway, lagging_gateway
@@ -99,3 +102,83 @@ async def test_ready_control_plane_is_served_by_every_gateway(mover: Mover, lagg
     # Not every resolver knows names below localhost.
     by_host = dataclasses.replace(named, server=gateway, tls_server_name=host)
     assert await asyncio.gather(_code(lagging.config(by_host)), _code(by_host)) == [200, 200]
+
+
+@dataclasses.dataclass
+class _Reads:
+    """One client that writes numbers at one gateway, and one that reads them at the other."""
+
+    writer: Client
+    reader: Client
+    acknowledged: int = 0
+    reads: int = 0
+    stale: list[str] = dataclasses.field(default_factory=list)
+    errors: list[str] = dataclasses.field(default_factory=list)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(each()) for each in (self._write, self._read)]
+        try:
+            yield
+            assert not any(task.done() for task in tasks)
+        finally:
+            await end_tasks(tasks)
+
+    async def _write(self) -> None:
+        while True:
+            number = self.acknowledged + 1
+            await self.writer.apply(CONFIG_MAPS, _numbered(number))
+            self.acknowledged = number
+
+    async def _read(self) -> None:
+        while True:
+            least = self.acknowledged
+            try:
+                async with asyncio.timeout(5):
+                    found = await self.reader.get(CONFIG_MAPS, "number", namespace="default")
+            except (ProviderError, TimeoutError) as error:
+                self.errors.append(str(error) or "no answer in time")
+                await asyncio.sleep(0.02)
+                continue
+            self.reads += 1
+            if (number := int(found["data"]["number"])) < least:
+                self.stale.append(f"{number} after {least}")
+
+
+def _numbered(number: int) -> dict[str, Any]:
+    metadata = {"name": "number", "namespace": "default"}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"number": str(number)}}
+
+
+async def test_no_gateway_serves_old_data_after_a_move(
+    mover: Mover, lagging: LaggingGateway, eventually: Callable[..., Any]
+) -> None:
+    lagging.lag_seconds = 0.5
+    assert lagging.process.running is not None
+    async with Client(mover.config) as writer, Client(lagging.config(mover.config)) as reader:
+        await writer.apply(CONFIG_MAPS, _numbered(0))
+        seen = _Reads(writer, reader)
+        async with seen.running():
+            await mover.ask("Dedicated")
+            await mover.arrives("Dedicated")
+            await _more(seen, eventually)
+            assert (seen.stale, seen.errors) == ([], [])
+
+            # Its controller hangs when the home has changed. Envoy goes on, and leads to the former home.
+            await mover.ask("Virtual")
+            await mover.until(lambda: mover.step == "Retaining")
+            lagging.process.running.send_signal(signal.SIGSTOP)
+            try:
+                written = seen.acknowledged
+                await eventually(lambda: seen.acknowledged, lambda found: found > written + 5, timeout=10)
+                await eventually(lambda: seen.errors)
+                await mover.arrives("Virtual")
+            finally:
+                lagging.process.running.send_signal(signal.SIGCONT)
+            await _more(seen, eventually)
+        assert seen.stale == []
+
+
+async def _more(seen: _Reads, eventually: Callable[..., Any]) -> None:
+    reads = seen.reads
+    await eventually(lambda: seen.reads, lambda found: found > reads + 5, timeout=30)

@@ -216,7 +216,7 @@ GATEWAY_SECRET_KEYS: Final = {
 
 WRITES_HELD_UNTIL_ANNOTATION: Final = f"{GROUP}/writes-held-until"
 """On the Secret `gateway_secret_name(...)`, a time: until then the gateway has requests wait that change something. The
-write that takes it away also says where they continue."""
+operator removes it when every replica of the gateway leads to the address where they continue."""
 
 OPERATOR_LEASE: Final = "kplane-operator"
 """Lease of the operator that works on a management cluster."""

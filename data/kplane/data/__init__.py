@@ -44,7 +44,7 @@ from kplane.data.errors import (
     ValueEncrypted,
     ValueUnreadable,
 )
-from kplane.data.fence import fence, is_fenced, lift_fence, prepare_fence
+from kplane.data.fence import fence, is_fenced, lift_fence, prepare_fence, seal
 from kplane.data.follow import Comparison, Follower, Place, open_place
 from kplane.data.members import Member, Members
 from kplane.data.owner import (
@@ -143,6 +143,7 @@ __all__ = [
     "raise_revision",
     "release",
     "reset",
+    "seal",
     "take_over",
     "uid_of",
     "usage",

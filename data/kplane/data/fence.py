@@ -13,7 +13,7 @@ from kplane.data.access import Permission
 from kplane.data.client import Client
 from kplane.data.errors import AlreadyExists
 
-__all__ = ["fence", "is_fenced", "lift_fence", "prepare_fence"]
+__all__ = ["fence", "is_fenced", "lift_fence", "prepare_fence", "seal"]
 
 _ROOT: Final = "root"
 _READER: Final = "kplane-reader"
@@ -43,6 +43,12 @@ async def fence(client: Client, *, user: str) -> None:
     """
     await prepare_fence(client, user=user)
     await client.access.enable()
+
+
+async def seal(client: Client, *, user: str) -> None:
+    """Have a fenced user not even read from the return on; `fence` lets it read again. Raises DataError."""
+    for role in await client.access.roles_of(user) or ():
+        await client.access.revoke_role(user, role)
 
 
 async def lift_fence(client: Client) -> None:

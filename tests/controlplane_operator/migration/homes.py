@@ -45,6 +45,7 @@ class Home:
     exists: bool = False
     runs: bool = False
     may_write: bool = True
+    may_read: bool = True
     closed: bool = False
     """No copy may write there."""
     copied: bool = False
@@ -77,6 +78,8 @@ class World:
         """In the gateway's Secret: where it lives, and whether writes are to wait."""
         self.server, self.held = 0, False
         """At the gateway, which learns of its Secret later: so many calls of the operator."""
+        self.hangs = False
+        """The gateway learns nothing, until its Lease has expired; then the operator does not count it any more."""
         self._learns = -1
         self._lived_in = 0
         self.instance = True
@@ -195,15 +198,17 @@ class World:
         self.check()
 
     def read(self, now: str) -> None:
-        """A client reads. Nothing holds reads."""
-        if not self.homes[self.server].runs:
+        """A client reads. Nothing holds reads. Data that were changed in another home are never read."""
+        home = self.homes[self.server]
+        if home.runs and home.may_read:
+            assert home.data == self.acknowledged, f"a client reads old data at home {self.server}, at {now}"
+        elif not self.hangs:
             self.refused.append(f"read at home {self.server}, at {now}")
 
     def learn(self) -> None:
         """Let the gateway learn what its Secret says."""
-        self.held = self.asked
-        if not self.held:
-            self.server = self.published
+        if not self.hangs:
+            self.held, self.server = self.asked, self.published
 
     def control_controllers(self) -> None:
         """As registrations and mcm do."""
@@ -211,10 +216,10 @@ class World:
 
     async def write_gateway_secret(self, _: Any, control_plane: ControlPlane, **__: Any) -> None:
         def effect() -> None:
-            self.published, self.asked = control_plane.home.slot, False
+            self.published = control_plane.home.slot
             self._learns = self.calls + _LATE
 
-        if (self.published, self.asked) != (control_plane.home.slot, False):
+        if self.published != control_plane.home.slot:
             await self.call("publish", effect)
 
     def ask_for(self, home: str) -> None:
@@ -279,16 +284,32 @@ class _Holds:
     async def unconfirmed(self, _: ControlPlane) -> list[str]:
         return ["replica"]
 
+    async def followed(self, _: ControlPlane, *, seconds: float) -> bool:
+        for _ in range(_LATE + 1):
+            await self._world.call("look at the replicas")
+            if self._world.server == self._world.published:
+                return True
+        return False
+
+    def is_left(self, _: ControlPlane) -> bool:
+        return self._world.asked
+
+    async def redirect(self, control_plane: ControlPlane) -> None:
+        await self._world.write_gateway_secret(None, control_plane)
+
     async def end(self, _: ControlPlane) -> None:
         def effect() -> None:
-            self._world.asked = self._world.held = False
+            self._world.asked = False
+            if not self._world.hangs:
+                self._world.held = False
 
         await self._world.call("end hold", effect)
 
     async def are_over(self, _: ControlPlane) -> bool:
-        return bool(
-            await self._world.call("look at the gateway", lambda: not self._world.asked and not self._world.held)
-        )
+        def effect() -> bool:
+            return not self._world.asked and (self._world.hangs or not self._world.held)
+
+        return bool(await self._world.call("look at the gateway", effect))
 
 
 class _Keys:
@@ -336,7 +357,11 @@ class _Backend:
         home, slot = self._home(control_plane), control_plane.home.slot
         name = f"{'free' if writable else 'fence'} home {slot}"
         self._writable.discard(slot)
-        await self._world.call(name, lambda: setattr(home, "may_write", writable))
+
+        def effect() -> None:
+            home.may_write, home.may_read = writable, True
+
+        await self._world.call(name, effect)
         if writable:
             self._writable.add(slot)
 
@@ -352,6 +377,10 @@ class _Backend:
         await self._world.call(f"start API server {control_plane.home.slot}", effect)
         internal = f"https://home-{control_plane.home.slot}"
         return SimpleNamespace(addresses=SimpleNamespace(internal=internal))
+
+    async def seal(self, control_plane: ControlPlane) -> None:
+        home, slot = self._home(control_plane), control_plane.home.slot
+        await self._world.call(f"seal home {slot}", lambda: setattr(home, "may_read", False))
 
     async def retire(self, control_plane: ControlPlane) -> None:
         await self._world.call("retire", lambda: setattr(self._home(control_plane), "runs", False))

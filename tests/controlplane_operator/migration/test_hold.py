@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from kplane.api import ControlPlane
-from kplane.api.names import HOLDS_ANNOTATION
+from kplane.api.names import HOLDS_ANNOTATION, SERVED_ANNOTATION, gateway_secret_name
 from kplane.controlplane_operator.controlplanes.migration.cut import Cutter
 from kplane.controlplane_operator.controlplanes.migration.hold import Holds
 from kplane.controlplane_operator.gateway import Gateway
@@ -75,3 +75,21 @@ async def test_cutter_names_replicas_whose_hold_does_not_begin() -> None:
     control_plane = ControlPlane.model_validate({**body, "spec": {}})
     with pytest.raises(ConditionError, match="at replicas busy of the gateway, changes are still in flight"):
         await cutter.stop_writes(control_plane, cast("Any", None), seconds=0.1)
+
+
+@pytest.mark.parametrize(("served", "followed"), [([41], True), ([41, 40], False), ([40], False), ([], False)])
+async def test_gateways_follow_when_each_serves_the_secret(served: list[int], followed: bool) -> None:
+    leases = [lease() for _ in served]
+    for each, version in zip(leases, served, strict=True):
+        each["metadata"]["annotations"][SERVED_ANNOTATION] = json.dumps({"secrets": str(version)})
+
+    async def found(*_: Any, **__: Any) -> Any:
+        return SimpleNamespace(items=leases)
+
+    secrets = Store(SECRETS)
+    metadata = {"name": gateway_secret_name("acme"), "namespace": "kplane-gateway", "uid": "1", "resourceVersion": "41"}
+    secrets.apply({"metadata": metadata})
+    context: Any = SimpleNamespace(client=SimpleNamespace(list=found), stores=SimpleNamespace(secrets=secrets))
+    holds = Holds(context, Gateway(url="https://api.example.org", ca=b"", namespace="kplane-gateway"))
+    body = {"kind": "ControlPlane", "apiVersion": CONTROL_PLANES.api_version, "metadata": {"name": "acme", "uid": UID}}
+    assert await holds.followed(ControlPlane.model_validate({**body, "spec": {}}), seconds=0.0) is followed

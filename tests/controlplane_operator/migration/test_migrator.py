@@ -85,6 +85,24 @@ async def test_a_control_plane_moves_although_the_operator_dies_at_any_call(monk
     assert at > 40
 
 
+async def test_no_client_reads_old_data_while_a_gateway_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.set_spec(mode="Dedicated")
+
+    async def hang(_: int, name: str) -> None:
+        world.hangs |= name == "write status Retaining, done"
+        world.write(by="itself")
+
+    world.at = hang
+    operator = Operator(world)
+    for _ in range(20):
+        await operator.reconcile()
+        world.control_controllers()
+    assert (world.hangs, world.server, world.lives_in) == (True, 0, 1)
+    assert world.homes[1].takes_writes
+    assert not world.homes[0].runs
+
+
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     deaths=st.lists(st.integers(1, 60), min_size=1, max_size=4),

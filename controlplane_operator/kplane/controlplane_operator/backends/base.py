@@ -150,6 +150,10 @@ class Movable(Provisioner, Protocol):
         """Let the API server write, or only read, from the return on: etcd checks that. Raises ConditionError."""
         ...
 
+    async def seal(self, control_plane: ControlPlane) -> None:
+        """Let the API server of a former home not even read, from the return on. Raises ConditionError."""
+        ...
+
     async def retire(self, control_plane: ControlPlane) -> None:
         """End the API server of a former home; the data stay. Raises ConditionError while not done."""
         ...

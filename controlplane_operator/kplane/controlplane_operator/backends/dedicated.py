@@ -26,7 +26,7 @@ from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.tenant.bootstrap import TENANT_NAMESPACE
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.data import Client, DataError, HeldCredentials, RevisionTooFar, Usage
-from kplane.data.fence import fence, is_fenced, lift_fence
+from kplane.data.fence import fence, is_fenced, lift_fence, seal
 from kplane.data.follow import LARGEST_ANSWER, Place
 from kplane.data.revision import raise_revision
 from kplane.provider import ClusterConfig, NotFound
@@ -201,6 +201,12 @@ class DedicatedProvisioner:
                 if await is_fenced(place.client):
                     await lift_fence(place.client)
         self._writable.add(_place(control_plane))
+
+    async def seal(self, control_plane: ControlPlane) -> None:
+        """Take the right to read from the API server, which is behind the fence of etcd."""
+        async with self.connect(control_plane) as place:
+            with data_errors():
+                await seal(place.client, user=_ETCD_USER)
 
     async def _lift_former_fence(self, control_plane: ControlPlane) -> None:
         """Lift the fence that an operator has left that ended within a migration. Raises ConditionError."""

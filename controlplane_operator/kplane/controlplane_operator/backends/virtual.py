@@ -181,6 +181,11 @@ class VirtualProvisioner:
                 read_only=not writable,
             )
 
+    async def seal(self, control_plane: ControlPlane) -> None:
+        """Take its user in etcd away; the next start of an API server makes it again."""
+        with runtime_errors(Reason.MIGRATING):
+            await self._required().access.revoke(etcd_user(control_plane.metadata.uid))
+
     async def retire(self, control_plane: ControlPlane) -> None:
         """End the API server."""
         with runtime_errors(Reason.MIGRATING):

@@ -24,6 +24,7 @@ from kplane.api.names import (
     GATEWAY_LIMITS_KEY,
     GATEWAY_SECRET_KEYS,
     UID_ANNOTATION,
+    WRITES_HELD_UNTIL_ANNOTATION,
     gateway_secret_name,
 )
 from kplane.controlplane_operator.backends.base import Provision
@@ -39,6 +40,7 @@ from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import as_recorded
 from kplane.controlplane_operator.tenant.bootstrap import JOIN_ADDON
+from kplane.controlplane_operator.watch.cache import Object
 
 __all__ = [
     "at_gateway",
@@ -164,7 +166,8 @@ async def write_gateway_secret(
 ) -> None:
     """Have the gateway's Secret of a control plane if it is published under the gateway's address, and none otherwise.
 
-    The certificate in it is the gateway's own: the API server takes users from it, and it opens nothing else.
+    The certificate in it is the gateway's own: the API server takes users from it, and it opens nothing else. Writes
+    that are held stay held: a migration lets them continue when every replica leads to the new address.
     Raises ConditionError (SecretsNotReadable) while the operator may not read the gateway's namespace.
     """
     gateway, authorities = context.gateway, provision.authorities
@@ -201,9 +204,14 @@ async def write_gateway_secret(
             **optional,
             **entries(_PAIR, pair or issue_client(authorities.front_proxy, user=FRONT_PROXY_USER)),
         },
-        annotations={UID_ANNOTATION: control_plane.metadata.uid or ""},
+        annotations={UID_ANNOTATION: control_plane.metadata.uid or "", **_hold_of(known)},
         never=tuple({GATEWAY_HOST_KEY, GATEWAY_LIMITS_KEY, GATEWAY_AUTHENTICATION_KEY} - optional.keys()),
     )
+
+
+def _hold_of(secret: Object | None) -> dict[str, str]:
+    annotations = (secret["metadata"].get("annotations") or {}) if secret is not None else {}
+    return {key: value for key, value in annotations.items() if key == WRITES_HELD_UNTIL_ANNOTATION}
 
 
 def limits_entry(chosen: ControlPlaneClass | None) -> dict[str, bytes]:

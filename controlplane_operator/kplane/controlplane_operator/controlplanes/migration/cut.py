@@ -23,6 +23,8 @@ __all__ = ["Cut", "Cutter"]
 
 _RELEASE_SECONDS: Final = 20.0
 _LOOK_SECONDS: Final = 2.0
+_FOLLOW_SECONDS: Final = 2.0
+"""Maximum time that writes wait for replicas of the gateway which do not take up the new address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +103,43 @@ class Cutter:
             raise ConditionError(Reason.MIGRATING, f"the writes cannot continue: {error}") from error
 
     async def release(
-        self, control_plane: ControlPlane, *, provision: Provision, chosen: ControlPlaneClass | None
+        self,
+        control_plane: ControlPlane,
+        *,
+        former: ControlPlane,
+        provision: Provision,
+        chosen: ControlPlaneClass | None,
     ) -> None:
         """Let writes continue in the new home, which the status names already, at the API server of `provision`.
 
-        What fails here is done by the rest of the pass, or by the next one.
+        Not before every replica of the gateway leads there: otherwise clients of one would read in the former home
+        what clients of another have changed. What fails here is done by the rest of the pass, or by the next one.
         """
         async with asyncio.timeout(_RELEASE_SECONDS):
-            await self._homes(control_plane).set_writable(control_plane, writable=True)
             published = at_gateway(self._context, control_plane, provision=provision, chosen=chosen)
             await write_gateway_secret(self._context, control_plane, provision=published, chosen=chosen)
+            await self._let_continue(control_plane, former=former)
+
+    async def finish(self, control_plane: ControlPlane, *, former: ControlPlane) -> None:
+        """Do what is left of a `release` that was cut off. Raises ConditionError."""
+        if self._context.gateway is None or not self._holds().is_left(control_plane):
+            return
+        try:
+            async with asyncio.timeout(_RELEASE_SECONDS):
+                await self._holds().redirect(control_plane)
+                await self._let_continue(control_plane, former=former)
+        except (ProviderError, TimeoutError) as error:
+            raise ConditionError(Reason.MIGRATING, f"the writes cannot continue: {error}") from error
+
+    async def _let_continue(self, control_plane: ControlPlane, *, former: ControlPlane) -> None:
+        # While a control plane sleeps, no write waits, and no API server runs in the former home.
+        holds = self._holds() if control_plane.status.hibernation is None else None
+        if holds is not None and not await holds.followed(control_plane, seconds=_FOLLOW_SECONDS):
+            # Clients that are still led there get an error, and read nothing that is old.
+            await self._homes(former).seal(former)
+        await self._homes(control_plane).set_writable(control_plane, writable=True)
+        if holds is not None:
+            await holds.end(control_plane)
 
     async def is_over(self, control_plane: ControlPlane) -> bool:
         """Tell whether every gateway leads to the home that the status names. Raises ConditionError."""

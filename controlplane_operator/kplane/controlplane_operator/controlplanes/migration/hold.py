@@ -8,15 +8,18 @@ A hold ends by itself, much later than any migration needs it: if the operator d
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import time
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from kplane.api import ControlPlane
 from kplane.api.names import WRITES_HELD_UNTIL_ANNOTATION, gateway_secret_name
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.gateway_replicas import list_replicas
 from kplane.controlplane_operator.gateway import Gateway
+from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import NotFound
 from kplane.provider.client.resources import SECRETS
 
@@ -51,6 +54,33 @@ class Holds:
         uid, replicas = control_plane.metadata.uid, await list_replicas(self._context, self._gateway)
         return sorted(replica.name for replica in replicas if uid not in replica.holds)
 
+    async def followed(self, control_plane: ControlPlane, *, seconds: float) -> bool:
+        """Wait until every replica leads all requests to where the gateway's Secret says; tell whether they do in time.
+
+        Raises what the client raises.
+        """
+        secret, deadline = self._secret(control_plane), time.monotonic() + seconds
+        if secret is None:
+            return False
+        wanted = {"secrets": int(secret["metadata"]["resourceVersion"])}
+        while True:
+            replicas = await list_replicas(self._context, self._gateway)
+            if replicas and all(replica.serves(wanted) for replica in replicas):
+                return True
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(_POLL_SECONDS)
+
+    def is_left(self, control_plane: ControlPlane) -> bool:
+        """Tell whether an operator that was cut off has left a hold behind."""
+        return WRITES_HELD_UNTIL_ANNOTATION in self._annotations(control_plane)
+
+    async def redirect(self, control_plane: ControlPlane) -> None:
+        """Have the gateway's Secret lead to the address in the status, and still hold the writes."""
+        server = base64.b64encode((control_plane.status.endpoint or "").encode()).decode()
+        if (self._secret(control_plane) or {}).get("data", {}).get("server") != server:
+            await self._patch(control_plane, {"data": {"server": server}})
+
     async def end(self, control_plane: ControlPlane) -> None:
         """Let the writes continue where the gateway's Secret says. It may be repeated."""
         with contextlib.suppress(NotFound):
@@ -58,15 +88,22 @@ class Holds:
 
     async def are_over(self, control_plane: ControlPlane) -> bool:
         """Tell whether no gateway holds writes any more: then all lead to where the Secret says."""
-        secret = self._context.stores.secrets.get((self._gateway.namespace, gateway_secret_name(control_plane.name)))
-        annotations = (secret["metadata"].get("annotations") or {}) if secret is not None else {}
-        if WRITES_HELD_UNTIL_ANNOTATION in annotations:
+        if self.is_left(control_plane):
             return False
         uid, replicas = control_plane.metadata.uid, await list_replicas(self._context, self._gateway)
         return bool(replicas) and all(uid not in replica.holds for replica in replicas)
 
+    def _secret(self, control_plane: ControlPlane) -> Object | None:
+        return self._context.stores.secrets.get((self._gateway.namespace, gateway_secret_name(control_plane.name)))
+
+    def _annotations(self, control_plane: ControlPlane) -> dict[str, str]:
+        secret = self._secret(control_plane)
+        return (secret["metadata"].get("annotations") or {}) if secret is not None else {}
+
     async def _annotate(self, control_plane: ControlPlane, value: str | None) -> None:
-        body = {"metadata": {"annotations": {WRITES_HELD_UNTIL_ANNOTATION: value}}}
+        await self._patch(control_plane, {"metadata": {"annotations": {WRITES_HELD_UNTIL_ANNOTATION: value}}})
+
+    async def _patch(self, control_plane: ControlPlane, body: dict[str, Any]) -> None:
         name, namespace = gateway_secret_name(control_plane.name), self._gateway.namespace
         self._context.stores.secrets.apply(await self._context.client.patch(SECRETS, name, body, namespace=namespace))
 

@@ -91,6 +91,8 @@ class Migrator:
             control_plane = await self._recover(control_plane)
         target = wanted_home(control_plane, chosen=chosen)
         try:
+            if known is not None and known.step is MigrationStep.RETAINING:
+                await self._cutter.finish(control_plane, former=control_plane.at(known.source))
             if target == control_plane.home:
                 return await self._stay(control_plane)
             control_plane = await self._make_way(control_plane, target=target)
@@ -322,7 +324,8 @@ class Migrator:
             await self._recover(control_plane)
             raise
         control_plane = await self._report.commit(control_plane, endpoint=provision.addresses.internal)
-        await self._cutter.release(control_plane, provision=provision, chosen=chosen)
+        former = control_plane.at(migration.source)
+        await self._cutter.release(control_plane, former=former, provision=provision, chosen=chosen)
         return await self._arrive(control_plane, cut, held_seconds=time.monotonic() - cut.began)
 
     async def _forget_history(self, control_plane: ControlPlane) -> None:
