@@ -167,6 +167,54 @@ def test_a_clone_leaves_out_what_was_issued_and_what_ends_by_itself(nodes: bool)
     assert cloned(kept | left_out | of_nodes, nodes=nodes).keys() == expected.keys()
 
 
+def owned(*owners: str) -> bytes:
+    references = [field(13, field(1, b"Lease") + field(3, b"a") + field(4, owner.encode())) for owner in owners]
+    return protobuf(field(1, b"mine") + field(5, str(uuid.uuid4()).encode()) + b"".join(references), field(2, b"data"))
+
+
+@pytest.mark.parametrize("nodes", [False, True])
+def test_clone_has_no_reference_to_an_owner_that_is_left_out(nodes: bool) -> None:
+    """The garbage collector deletes an object whose owners are all absent."""
+    lease, token, node, kept = (str(uuid.uuid4()) for _ in range(4))
+    custom = {"metadata": {"uid": UID, "ownerReferences": [{"uid": node}, {"uid": kept}]}, "spec": {"size": 1.5}}
+    found = cloned(
+        {
+            b"configmaps/a/of-lease": owned(lease),
+            b"configmaps/a/of-two": owned(token, kept),
+            b"pods/kube-system/mirror": owned(node),
+            b"shop.example.org/carts/a/b": json.dumps(custom).encode(),
+            b"configmaps/a/kept": stored(kept),
+            b"configmaps/a/says-it": stored(str(uuid.uuid4()), rest=lease.encode()),
+            b"leases/a/b": stored(lease),
+            b"secrets/a/token": protobuf(field(5, token.encode()), field(3, b"kubernetes.io/service-account-token")),
+            b"minions/a": stored(node),
+        },
+        nodes=nodes,
+    )
+    fresh = uid_of(found[b"configmaps/a/kept"]) or ""
+    assert owners_in(found[b"configmaps/a/of-lease"]) == 0
+    assert (owners_in(found[b"configmaps/a/of-two"]), fresh.encode() in found[b"configmaps/a/of-two"]) == (1, True)
+    assert owners_in(found[b"pods/kube-system/mirror"]) == (1 if nodes else 0)
+    cart = json.loads(found[b"shop.example.org/carts/a/b"])
+    assert [each["uid"] for each in cart["metadata"]["ownerReferences"]][-1] == fresh
+    assert (len(cart["metadata"]["ownerReferences"]), cart["spec"]) == (2 if nodes else 1, {"size": 1.5})
+    # All else is as it was.
+    assert uid_of(found[b"configmaps/a/of-lease"])
+    assert found[b"configmaps/a/of-lease"].endswith(field(2, b"data") + field(3, b"") + field(4, b""))
+
+
+def owners_in(value: bytes) -> int:
+    return value.count(field(1, b"Lease"))
+
+
+def test_clone_counts_the_references_that_it_removes() -> None:
+    lease, cloning = str(uuid.uuid4()), Cloning()
+    pairs = {b"configmaps/a/b": owned(lease, lease), b"leases/a/b": stored(lease), b"leases/a/c": b"k8s:enc:x"}
+    cloning.learn(pairs.items())
+    cloning.copied(pairs.items())
+    assert cloning.references_removed == 2
+
+
 def test_what_is_encrypted_is_not_cloned(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueEncrypted, match="secrets/default/a is encrypted at rest"):
         cloned({b"secrets/default/a": b"k8s:enc:secretbox:v1:kplane:\x00"})

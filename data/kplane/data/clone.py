@@ -6,6 +6,7 @@ includes the owner references of other objects.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import uuid
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator
@@ -19,7 +20,7 @@ from kplane.data.copying import write_copy
 from kplane.data.errors import DataError, ValueEncrypted, ValueUnreadable
 from kplane.data.owner import Owner
 from kplane.data.template import Template, is_mark, is_transient
-from kplane.data.uids import secret_type_of, uid_of
+from kplane.data.uids import secret_type_of, uid_of, without_owners
 from kplane.data.usage import Usage
 
 __all__ = ["MOST_CLONED", "Cloning", "Original", "clone"]
@@ -89,21 +90,29 @@ class Original:
 class Cloning:
     """A control plane's keys made those of another one: `learn` all of them, then have each `copied`.
 
-    Left out is what was issued there, what says where its API server is, what ends by itself, and its nodes.
+    Left out is what was issued there, what says where its API server is, what ends by itself, and its nodes. References
+    to owners that are left out are removed: the garbage collector of the clone would delete objects without any owner.
     """
 
     def __init__(self, *, nodes: bool = False, replaced: tuple[str, str] | None = None) -> None:
         """With `nodes`, these stay. `replaced` is a further string in the form of a uid, and what takes its place."""
         self._nodes = nodes
+        self.references_removed = 0
+        """References to owners that are left out."""
+        self._left_out: set[bytes] = set()
+        """Uids of objects that are left out."""
         self._fresh: dict[bytes, bytes] = {_checked(replaced[0]): _checked(replaced[1])} if replaced is not None else {}
 
     def learn(self, pairs: Iterable[Pair]) -> None:
         """Read the uids. Raises ValueEncrypted, ValueUnreadable, and DataError if there are more than `MOST_CLONED`."""
         for key, value in pairs:
             if _is_of_no_use(key):
+                self._note_left_out(value)
                 continue
             try:
                 uid = _uid_in(value)
+                if uid is not None and self._is_left_out(key, value):
+                    self._left_out.add(uid)
             except ValueEncrypted:
                 raise ValueEncrypted(f"{key.decode(errors='replace')} is encrypted at rest") from None
             except ValueUnreadable as error:
@@ -115,7 +124,21 @@ class Cloning:
 
     def copied(self, pairs: Iterable[Pair]) -> list[Pair]:
         """Return what the clone has of them."""
-        return [(self._renewed(key), self._renewed(value)) for key, value in pairs if not self._is_left_out(key, value)]
+        kept = ((key, value) for key, value in pairs if not self._is_left_out(key, value))
+        return [(self._renewed(key), self._renewed(self._without_owners(value))) for key, value in kept]
+
+    def _note_left_out(self, value: bytes) -> None:
+        # Such a value may be encrypted or empty, and then it is no object's owner that a clone could know.
+        with contextlib.suppress(ValueUnreadable):
+            if (uid := _uid_in(value)) is not None:
+                self._left_out.add(uid)
+
+    def _without_owners(self, value: bytes) -> bytes:
+        if len(_cut(value, self._left_out)) == 1:
+            return value
+        value, removed = without_owners(value, self._left_out)
+        self.references_removed += removed
+        return value
 
     def _is_left_out(self, key: bytes, value: bytes) -> bool:
         if _is_of_no_use(key) or key in _OF_ONE_API_SERVER or key == _OF_ONE_AUTHORITY or _ROOT_CA.fullmatch(key):

@@ -1,15 +1,15 @@
-"""The uids of stored objects, and the types of Secrets, read from the bytes that an API server keeps in etcd."""
+"""The uids of stored objects, their owners, and the types of Secrets, in the bytes that an API server keeps in etcd."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
 from kplane.data.errors import ValueEncrypted, ValueUnreadable
 
-__all__ = ["secret_type_of", "uid_of"]
+__all__ = ["secret_type_of", "uid_of", "without_owners"]
 
 _ENVELOPE: Final = b"k8s\0"
 """What a protobuf value begins with; a message `Unknown` of k8s.io/apimachinery follows."""
@@ -19,6 +19,10 @@ _METADATA: Final = 1
 """Field of each stored object: its ObjectMeta."""
 _UID: Final = 5
 """Field of ObjectMeta."""
+_OWNER_REFERENCES: Final = 13
+"""Field of ObjectMeta: each is a message OwnerReference."""
+_OWNER_UID: Final = 4
+"""Field of OwnerReference."""
 _SECRET_TYPE: Final = 3
 """Field of Secret."""
 _ENCRYPTED: Final = b"k8s:enc:"
@@ -49,6 +53,45 @@ def secret_type_of(value: bytes) -> str:
         return str(json.loads(value).get("type") or "")
 
 
+def without_owners(value: bytes, uids: Collection[bytes]) -> tuple[bytes, int]:
+    """Remove the owner references to these uids from a stored object, and return it with the number of them.
+
+    Raises as `uid_of` does.
+    """
+    with _reading(value):
+        if not value.startswith(_ENVELOPE):
+            return _json_without_owners(value, uids)
+        removed = 0
+
+        def kept(reference: bytes) -> bytes | None:
+            nonlocal removed
+            if _field(reference, _OWNER_UID) not in uids:
+                return reference
+            removed += 1
+            return None
+
+        def metadata(message: bytes) -> bytes:
+            return _replaced(message, _OWNER_REFERENCES, kept)
+
+        def stored(message: bytes) -> bytes:
+            return _replaced(message, _METADATA, metadata)
+
+        return _ENVELOPE + _replaced(value[len(_ENVELOPE) :], _RAW, stored), removed
+
+
+def _json_without_owners(value: bytes, uids: Collection[bytes]) -> tuple[bytes, int]:
+    found = json.loads(value)
+    metadata = found.get("metadata") or {}
+    references = metadata.get("ownerReferences") or []
+    kept = [each for each in references if str(each.get("uid")).encode() not in uids]
+    if len(kept) == len(references):
+        return value, 0
+    metadata["ownerReferences"] = kept
+    if not kept:
+        del metadata["ownerReferences"]
+    return json.dumps(found, separators=(",", ":"), ensure_ascii=False).encode(), len(references) - len(kept)
+
+
 @contextlib.contextmanager
 def _reading(value: bytes) -> Iterator[None]:
     if value.startswith(_ENCRYPTED):
@@ -65,16 +108,33 @@ def _raw(value: bytes) -> bytes:
 
 def _field(message: bytes, number: int) -> bytes:
     """Return a field that is a message or a string, at its first place; empty if the message lacks it."""
-    return next((content for found, content in _fields(message) if found == number), b"")
+    return next((content for found, content, _ in _fields(message) if found == number), b"")
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+def _replaced(message: bytes, number: int, replace: Callable[[bytes], bytes | None]) -> bytes:
+    """Replace the content of a field at each of its places; None removes it there."""
+    pieces = list[bytes]()
+    for found, content, whole in _fields(message):
+        replaced = replace(content) if found == number else content
+        if replaced is None:
+            continue
+        if replaced == content:
+            pieces.append(whole)
+        else:
+            pieces.append(_encoded(number << 3 | _BYTES) + _encoded(len(replaced)) + replaced)
+    return b"".join(pieces)
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+    """Give the number of each field, its content if that is a message or a string, and all of its bytes."""
     at = 0
     while at < len(message):
+        start = at
         tag, at = _varint(message, at)
         number, kind = tag >> 3, tag & 7
         if kind == _VARINT:
             _, at = _varint(message, at)
+            yield number, b"", message[start:at]
             continue
         if kind == _BYTES:
             size, at = _varint(message, at)
@@ -84,8 +144,9 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
             raise ValueError(f"protobuf has no wire type {kind} here")
         if at + size > len(message):
             raise ValueError("a field ends after its message")
-        yield number, message[at : at + size] if kind == _BYTES else b""
+        content = message[at : at + size] if kind == _BYTES else b""
         at += size
+        yield number, content, message[start:at]
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
@@ -98,3 +159,11 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
             return value, at
         if shift >= 64:
             raise ValueError("a number has more than 64 bits")
+
+
+def _encoded(number: int) -> bytes:
+    digits = bytearray()
+    while number >= 0x80:
+        digits.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*digits, number])

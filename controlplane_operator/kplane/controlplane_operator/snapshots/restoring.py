@@ -115,9 +115,11 @@ class SnapshotRestorer:
 
         async def work() -> None:
             async with Client(endpoint, credentials=credentials, timeout_seconds=_CALL_SECONDS) as client:
-                keys = await self._write(control_plane, client=client, prefix=prefix)
+                keys, removed = await self._write(control_plane, client=client, prefix=prefix)
             done = "Cloned" if _source(control_plane).clone else "Restored"
             said = f"{done.lower()} {keys} keys of {_origin_name(control_plane)}"
+            if removed:
+                said += f", without {removed} references to owners that a clone leaves out"
             self._context.events.record(control_plane, reason=done, message=said)
 
         self._begin(control_plane, what="data", work=work)
@@ -169,18 +171,22 @@ class SnapshotRestorer:
         if origin.archived is not None:
             self._read[control_plane.metadata.uid or ""] = _keys_in(origin.archived.header)
 
-    async def _write(self, control_plane: ControlPlane, *, client: Client, prefix: str) -> int:
-        """Write all data, and say in etcd that they are there; returns the number of keys."""
+    async def _write(self, control_plane: ControlPlane, *, client: Client, prefix: str) -> tuple[int, int]:
+        """Write all data, and say in etcd that they are there.
+
+        Returns the number of keys, and how many references to owners were removed.
+        """
         restore = _restore(control_plane)
         if restore.begins_at is not None:
             await raise_revision(client, above=restore.begins_at - 1)
             # At earlier revisions, which clients of the former control plane know, this etcd lacks its data.
             await client.compact(restore.begins_at)
+        removed = 0
         if _source(control_plane).clone:
-            await self._clone(control_plane, client=client, prefix=prefix)
+            removed = await self._clone(control_plane, client=client, prefix=prefix)
         else:
             await self._restore(control_plane, client=client, prefix=prefix)
-        return (await digest(client, prefix)).count
+        return (await digest(client, prefix)).count, removed
 
     async def _restore(self, control_plane: ControlPlane, *, client: Client, prefix: str) -> None:
         origin = await self._saved(control_plane)
@@ -191,7 +197,8 @@ class SnapshotRestorer:
 
         await _written(client, origin.pairs(), prefix, control_plane=control_plane, check=check)
 
-    async def _clone(self, control_plane: ControlPlane, *, client: Client, prefix: str) -> None:
+    async def _clone(self, control_plane: ControlPlane, *, client: Client, prefix: str) -> int:
+        """Write the clone, and return how many references to owners were removed."""
         former, uid = _restore(control_plane).control_plane_uid, control_plane.metadata.uid
         cloning = Cloning(nodes=_source(control_plane).nodes, replaced=(former, uid) if former and uid else None)
         async with self._origin(control_plane) as origin:
@@ -199,6 +206,7 @@ class SnapshotRestorer:
             async for pairs in origin.pairs():
                 await asyncio.to_thread(cloning.learn, pairs)
             await _written(client, _cloned(origin, cloning), prefix, control_plane=control_plane)
+        return cloning.references_removed
 
     @contextlib.asynccontextmanager
     async def _origin(self, control_plane: ControlPlane) -> AsyncIterator[Origin]:
