@@ -33,6 +33,7 @@ class Etcd:
     port: int
     authority: KeyPair = field(default_factory=lambda: create_authority("test-etcd"))
     process: subprocess.Popen[bytes] | None = None
+    flags: tuple[str, ...] = ()
 
     @property
     def url(self) -> str:
@@ -56,6 +57,7 @@ class Etcd:
             "--listen-peer-urls=http://127.0.0.1:0",
             "--unsafe-no-fsync",
             "--log-level=error",
+            *self.flags,
         ]
         self.process = subprocess.Popen([str(self.program), *arguments])
 
@@ -106,13 +108,13 @@ async def other(binaries: Binaries, tmp_path: Path, hold_port: Callable[[], int]
     etcd.start()
     try:
         async with Client(etcd.url, credentials=etcd.credentials("root", tmp_path / "root")) as client:
-            await _answering(client)
+            await answering(client)
         yield etcd
     finally:
         etcd.stop()
 
 
-async def _answering(client: Client) -> None:
+async def answering(client: Client) -> None:
     deadline = time.monotonic() + 60
     while (problem := await client.problem()) is not None:
         assert time.monotonic() < deadline, problem
@@ -121,7 +123,7 @@ async def _answering(client: Client) -> None:
 
 async def _prepare(etcd: Etcd) -> None:
     async with Client(etcd.url, credentials=etcd.credentials("root", etcd.directory / "root")) as client:
-        await _answering(client)
+        await answering(client)
         await client.access.add_user("root")
         await client.access.add_role("root")
         await client.access.grant_role("root", "root")

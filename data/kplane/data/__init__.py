@@ -33,6 +33,7 @@ from kplane.data.errors import (
     EtcdError,
     InvalidPrefix,
     LearnerBehind,
+    NoRoom,
     NotFound,
     NotOwned,
     PermissionDenied,
@@ -59,6 +60,7 @@ from kplane.data.owner import (
     take_over,
 )
 from kplane.data.revision import MOST_RAISED, raise_revision
+from kplane.data.room import check_room, disarm
 from kplane.data.snapshot import Snapshot
 from kplane.data.template import Reset, Template, reset
 from kplane.data.uids import uid_of
@@ -98,6 +100,7 @@ __all__ = [
     "LearnerBehind",
     "Member",
     "Members",
+    "NoRoom",
     "NotFound",
     "NotOwned",
     "Operation",
@@ -123,10 +126,12 @@ __all__ = [
     "ValueUnreadable",
     "Weight",
     "archive",
+    "check_room",
     "claim",
     "clone",
     "delete_owned",
     "digest",
+    "disarm",
     "discard_unfinished",
     "estimate",
     "fence",

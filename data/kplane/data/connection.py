@@ -20,6 +20,7 @@ from kplane.data.errors import (
     DataError,
     EtcdError,
     LearnerBehind,
+    NoRoom,
     NotFound,
     PermissionDenied,
     TimedOut,
@@ -62,6 +63,7 @@ _BY_MESSAGE: Final[tuple[tuple[str, type[EtcdError]], ...]] = (
     ("user name is empty", PermissionDenied),
     ("message larger than max", TooLarge),
     ("request is too large", TooLarge),
+    ("database space exceeded", NoRoom),
 )
 _BY_CODE: Final[dict[grpc.StatusCode, type[EtcdError]]] = {
     grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,

@@ -10,8 +10,9 @@ from typing import Final
 from kplane.data import prefix as prefixes
 from kplane.data.archive import Pair
 from kplane.data.client import MAX_OPERATIONS, Client, Condition, DeleteRange, Empty, Equals, Operation, Put, Unchanged
-from kplane.data.errors import ConditionNotMet, NotOwned
+from kplane.data.errors import ConditionNotMet, NoRoom, NotOwned
 from kplane.data.owner import Owner, owned_by, owner_of
+from kplane.data.room import RoomWatch
 from kplane.data.template import COPY_MARK, batches, is_large
 
 __all__ = ["discard_unfinished", "is_copy", "lacks_data", "write_copy"]
@@ -32,9 +33,10 @@ async def write_copy(
 
     The prefix is the owner's; nothing else may write there before this has returned. A copy that was cut off has a
     mark, and is begun again. A finished one has a mark with the owner's uid, and is left as it is. A `check` that
-    raises, or a group, keeps the copy unfinished. Raises NotOwned, and DataError.
+    raises, or a group, keeps the copy unfinished. Raises NotOwned, NoRoom, and DataError.
     """
     head = prefixes.checked(prefix)
+    room, begun = RoomWatch(client), None
     mark, unfinished = head + COPY_MARK, _unfinished(owner) + uuid.uuid4().hex.encode()
     guard: list[Condition] = [owned_by(prefix, owner)]
     try:
@@ -51,6 +53,7 @@ async def write_copy(
             short = [Unchanged(mark, begun)]
             async for batch in cut:
                 if last:
+                    await room.before(last)
                     await client.apply(last, only_if=short if is_large(last) else guard)
                 last = batch
         if last and (check is not None or is_large(last)):
@@ -61,6 +64,11 @@ async def write_copy(
         await client.apply([*last, Put(mark, _FINISHED + owner.uid.encode())], only_if=guard)
     except ConditionNotMet:
         await _check_owner(client, prefix, owner=owner)
+        raise
+    except NoRoom:
+        if begun is not None:
+            # Others need the room. Not the mark: a full etcd takes deletions only, and the next call begins again.
+            await client.apply(_all_but(head, mark), only_if=guard)
         raise
     return True
 
@@ -114,14 +122,14 @@ async def _begin(client: Client, prefix: str, first: list[Operation], *, owner: 
             await _check_owner(client, prefix, owner=owner)
             return None
         # From here on, a late call of the attempt that was cut off changes nothing more.
-        again: list[Operation] = [
-            DeleteRange(head, mark),
-            DeleteRange(mark + b"\0", prefixes.range_end(head)),
-            Put(mark, unfinished),
-        ]
+        again = [*_all_but(head, mark), Put(mark, unfinished)]
         revision = (await client.apply(again, only_if=[owned, Equals(mark, found.value)])).revision
         await client.apply(first, only_if=[owned, Equals(mark, unfinished)])
         return revision
+
+
+def _all_but(head: bytes, mark: bytes) -> list[Operation]:
+    return [DeleteRange(head, mark), DeleteRange(mark + b"\0", prefixes.range_end(head))]
 
 
 async def _batched(head: bytes, groups: AsyncIterable[Iterable[Pair]]) -> AsyncGenerator[list[Operation], None]:

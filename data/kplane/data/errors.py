@@ -17,6 +17,7 @@ __all__ = [
     "EtcdError",
     "InvalidPrefix",
     "LearnerBehind",
+    "NoRoom",
     "NotFound",
     "NotOwned",
     "PermissionDenied",
@@ -112,6 +113,10 @@ class LearnerBehind(EtcdError):
 
 class Compacted(EtcdError):
     """Etcd no longer has the revision."""
+
+
+class NoRoom(EtcdError):
+    """Etcd is full and refuses all writes, or a copy has stopped before that."""
 
 
 class TooLarge(EtcdError):

@@ -31,6 +31,7 @@ from kplane.data.client import (
 )
 from kplane.data.compare import Digest
 from kplane.data.errors import ConditionNotMet, DataError
+from kplane.data.room import RoomWatch, check_room
 from kplane.data.tally import Tally
 from kplane.data.tasks import task_group
 from kplane.data.template import COPY_MARK, batches, is_large
@@ -120,6 +121,7 @@ class Follower:
         """In the target, by those in the source."""
         self._shown = 0
         """The revision of the target that `_written` is of."""
+        self._room = RoomWatch(target.client)
         self._mark = _MARKS + self._name
         """Its own, so that a follower that ended and one that begins do not hide each other's."""
         self._marked = 0
@@ -148,9 +150,10 @@ class Follower:
     async def copy(self) -> None:
         """Have the target have what the source has at one revision. Keys that the source lacks are deleted there.
 
-        Raises DataError: ConditionNotMet if the target is closed or another owner's, and Compacted if etcd compacted
-        the revision meanwhile; then call it again.
+        Raises DataError: ConditionNotMet if the target is closed or another owner's, NoRoom if its etcd is nearly full,
+        and Compacted if etcd compacted the revision meanwhile; then call it again.
         """
+        await check_room(self._target.client)
         await self._take()
         self._copied, (self._written, self._shown) = Tally(), await self._target.read()
         wrong, revision = self._written.keys(), 0
@@ -308,6 +311,7 @@ class Follower:
         return put or Delete(self._to + key)
 
     async def _write(self, batch: list[Operation]) -> None:
+        await self._room.before(batch)
         await self._target.client.apply(batch, only_if=self._held_shortly if is_large(batch) else self._held)
         self.keys += len(batch)
         self.size += sum(len(each.key) + len(each.value) for each in batch if isinstance(each, Put))

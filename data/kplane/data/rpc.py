@@ -15,6 +15,7 @@ __all__ = [
     "AUTH_ENABLE",
     "AUTH_STATUS",
     "COMPACT",
+    "DEFRAGMENT",
     "DELETE_RANGE",
     "LEASE_GRANT",
     "LEASE_TIME_TO_LIVE",
@@ -69,6 +70,7 @@ LEASE_TIME_TO_LIVE: Final = Method(
 )
 
 ALARM: Final = Method("/etcdserverpb.Maintenance/Alarm", pb.AlarmRequest, pb.AlarmResponse)
+DEFRAGMENT: Final = Method("/etcdserverpb.Maintenance/Defragment", pb.DefragmentRequest, pb.DefragmentResponse)
 STATUS: Final = Method("/etcdserverpb.Maintenance/Status", pb.StatusRequest, pb.StatusResponse)
 # The response is a stream of messages.
 SNAPSHOT: Final = Method("/etcdserverpb.Maintenance/Snapshot", pb.SnapshotRequest, pb.SnapshotResponse)

@@ -16,6 +16,7 @@ from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.data.revision import MOST_RAISED
+from kplane.data.room import Room
 from kplane.data.usage import Usage
 
 GATEWAY = Gateway(url="https://api.example.org", ca=b"", namespace="kplane-gateway")
@@ -23,11 +24,15 @@ BEHIND = f"{GATEWAY.url}/clusters/acme/control-plane"
 VIRTUAL, DEDICATED = Home(mode=ControlPlaneMode.VIRTUAL), Home(mode=ControlPlaneMode.DEDICATED, slot=1)
 
 
+_ROOM = Room(used=10 << 20, quota=100 << 20)
+
+
 class Homes:
     """Two etcds, each at a revision."""
 
-    def __init__(self, revisions: dict[ControlPlaneMode, int]) -> None:
+    def __init__(self, revisions: dict[ControlPlaneMode, int], *, room: Room) -> None:
         self._revisions = revisions
+        self._room = room
 
     def __call__(self, control_plane: ControlPlane) -> Any:
         return SimpleNamespace(connect=self._connect)
@@ -41,7 +46,7 @@ class Homes:
         async def revision() -> int:
             return self._revisions[mode]
 
-        yield SimpleNamespace(client=SimpleNamespace(revision=revision), prefix="/registry/")
+        yield SimpleNamespace(client=SimpleNamespace(revision=revision, room=self._room), prefix="/registry/")
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +55,11 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
         return Usage(5000, 3 << 20)
 
     monkeypatch.setattr(plan, "estimate", estimate)
+
+    async def room(client: Any) -> Room:
+        return client.room  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(plan, "room_in", room)
 
 
 async def planned(
@@ -62,18 +72,22 @@ async def planned(
     chosen: dict[str, Any] | None = None,
     revisions: dict[ControlPlaneMode, int] | None = None,
     taken: bool = False,
+    room: Room = _ROOM,
+    returns: bool = False,
 ) -> MigrationPlan:
     former = VIRTUAL if target.mode is ControlPlaneMode.DEDICATED else DEDICATED
+    there, here = target.model_dump(by_alias=True), former.model_dump(by_alias=True)
     control_plane = ControlPlane.model_validate(
         {
             "metadata": {"name": "acme", "uid": "uid", "annotations": annotations or {}},
             "spec": {"mode": target.mode},
             "status": {
-                "home": former.model_dump(by_alias=True),
+                "home": here,
                 "endpoint": BEHIND,
                 "clusterPath": "acme",
                 "endpoints": [{"type": kind, "url": address} for kind in (EndpointType.EXTERNAL, EndpointType.JOIN)],
                 "conditions": conditions,
+                "migration": {"from": there, "to": here, "step": "Retaining"} if returns else None,
             },
         }
     )
@@ -83,7 +97,7 @@ async def planned(
             raise ConditionError(Reason.CLUSTER_PATH_IN_USE, "path acme is that of another control plane")
 
     both = revisions if revisions is not None else {ControlPlaneMode.VIRTUAL: 9000, ControlPlaneMode.DEDICATED: 9000}
-    planner = Planner(cast("Any", SimpleNamespace(gateway=gateway)), homes=Homes(both), claim=claim)
+    planner = Planner(cast("Any", SimpleNamespace(gateway=gateway)), homes=Homes(both, room=room), claim=claim)
     settled = ControlPlaneClass.model_validate({"metadata": {"name": "small"}, "spec": chosen}) if chosen else None
     return await planner.plan(control_plane, target=target, chosen=settled)
 
@@ -95,6 +109,12 @@ async def test_a_plan_without_blockers_says_what_it_takes(target: Home) -> None:
     assert (found.keys, found.bytes) == (5000, 3 << 20)
     assert found.seconds > 0
     assert found.hold_milliseconds == 720
+
+
+async def test_plan_of_a_return_counts_the_data_that_are_there_once() -> None:
+    """The former home keeps its data until the rollback window ends."""
+    nearly_full = Room(used=89 << 20, quota=100 << 20)
+    assert (await planned(VIRTUAL, room=nearly_full, returns=True)).blockers == []
 
 
 @pytest.mark.parametrize(
@@ -131,6 +151,12 @@ async def test_a_plan_without_blockers_says_what_it_takes(target: Home) -> None:
             {"chosen": {"virtual": {"storage": {"quota": "1Mi"}}}},
             "StorageQuota",
             "raise spec.virtual.storage.quota of the class",
+        ),
+        (
+            VIRTUAL,
+            {"room": Room(used=89 << 20, quota=100 << 20)},
+            "EtcdQuota",
+            "uses 93323264 of its quota of 104857600",
         ),
         (VIRTUAL, {"revisions": {ControlPlaneMode.DEDICATED: 9000}}, "NoSharedEtcd", "it does not answer"),
         (

@@ -9,13 +9,13 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pyrage
 import pytest
 from typing_extensions import override
 
-from kplane.api import ControlPlane
+from kplane.api import ControlPlane, ControlPlaneClass
 from kplane.controlplane_operator.backup.archive import Readable
 from kplane.controlplane_operator.backup.storage import Volume
 from kplane.controlplane_operator.reasons import Reason
@@ -140,3 +140,60 @@ async def test_keys_are_read_by_a_job(tmp_path: Path, monkeypatch: pytest.Monkey
     operator.keys = None
     assert (await told())[0] is Reason.PROVISIONING
     await operator.woken.get()
+
+
+async def test_restore_fails_when_the_data_exceed_the_quota_of_the_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Etcd:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            pass
+
+        async def __aenter__(self) -> Self:
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            pass
+
+    async def nothing(*_: Any, **__: Any) -> bool:
+        return False
+
+    monkeypatch.setattr(restoring, "Client", Etcd)
+    for call in ("claim", "is_copy"):
+        monkeypatch.setattr(restoring, call, nothing)
+    operator = Operator()
+    snapshot = {"metadata": {"name": "ashes", "uid": "2"}, "spec": {}, "status": {"bytes": 5 << 20}}
+    small = ControlPlaneClass.model_validate(
+        {"metadata": {"name": "small"}, "spec": {"virtual": {"storage": {"quota": "1Mi"}}}}
+    )
+    operator.stores = SimpleNamespace(  # type: ignore[attr-defined]
+        snapshots={("", "ashes"): snapshot}, classes=SimpleNamespace(read=lambda *_: small)
+    )
+    control_plane = ControlPlane.model_validate(
+        {
+            "metadata": {"name": "acme", "uid": "1"},
+            "spec": {
+                "mode": "Virtual",
+                "classRef": {"name": "small"},
+                "source": {"snapshotRef": {"name": "ashes"}, "identitySecretRef": {"name": "identity"}},
+            },
+            "status": {"restore": {"snapshot": "ashes", "location": NAME, "sha256": "0"}},
+        }
+    )
+    restorer = SnapshotRestorer(
+        operator,  # type: ignore[arg-type]
+        jobs=SnapshotJobs(),
+        storage=SnapshotStorage(Volume(tmp_path), []),
+        sources=operator,  # type: ignore[arg-type]
+    )
+
+    async def restore() -> None:
+        credentials: Any = None
+        await restorer.restore_data(control_plane, endpoint="", credentials=credentials, prefix="/clusters/acme/")
+
+    with pytest.raises(ConditionError, match="restoring the data of snapshot ashes"):
+        await restore()
+    async with asyncio.timeout(20):
+        await operator.woken.get()
+    with pytest.raises(ConditionError, match=r"it has 5242880 bytes, and its class allows 1048576 in the shared etcd"):
+        await restore()

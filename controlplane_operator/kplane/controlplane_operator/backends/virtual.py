@@ -27,6 +27,7 @@ from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.access_control import AccessControl
+from kplane.controlplane_operator.shared_etcd.alarms import SpaceAlarms
 from kplane.controlplane_operator.shared_etcd.health import EtcdHealth
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
 from kplane.controlplane_operator.shared_etcd.learners import LearnerPromoter
@@ -119,6 +120,7 @@ class VirtualProvisioner:
         async with asyncio.TaskGroup() as group:
             for part in (self._etcd.health, self._etcd.access, self._etcd.meter, self._etcd.templates):
                 group.create_task(part.run())
+            group.create_task(SpaceAlarms(self._etcd.shared).run())
             if self._etcd.shared.namespace is not None:
                 group.create_task(LearnerPromoter(self._etcd.shared).run())
 

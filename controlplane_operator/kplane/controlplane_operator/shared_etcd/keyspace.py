@@ -26,6 +26,7 @@ from kplane.data import (
     claim,
     clone,
     delete_owned,
+    disarm,
     discard_unfinished,
     is_copy,
     lacks_data,
@@ -143,6 +144,12 @@ class Keyspace:
         """Measure the keys of a prefix, with pauses: calls take at most this share of the time."""
         with _told():
             return await usage(self._meter, _checked(prefix), share=share)
+
+    async def disarm(self) -> bool:
+        """Have an etcd that was full take writes again, if it has room now; tell whether that was needed and done."""
+        credentials = Credentials.in_directory(self.credentials)
+        with _told():
+            return await disarm(self._client, member=lambda url: Client(url, credentials=credentials))
 
     async def promote_learners(self) -> list[str]:
         """Give each learner its vote that has started and has the data; returns their names."""

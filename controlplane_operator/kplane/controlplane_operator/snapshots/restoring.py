@@ -12,8 +12,9 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, NoReturn
 
-from kplane.api import ControlPlane, RestoreStatus, SourceSpec
+from kplane.api import ControlPlane, ControlPlaneMode, RestoreStatus, SourceSpec
 from kplane.controlplane_operator.backup.archive import identities
+from kplane.controlplane_operator.class_policy import class_in_force
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import BackupFailed, OperatorError
 from kplane.controlplane_operator.pki.secrets import data_of
@@ -24,7 +25,7 @@ from kplane.controlplane_operator.snapshots.origins import LivingOrigin, Origin,
 from kplane.controlplane_operator.snapshots.source import Sources
 from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.status.partial import as_recorded
+from kplane.controlplane_operator.status.partial import PartialSnapshot, as_recorded
 from kplane.data import (
     Client,
     Cloning,
@@ -37,8 +38,10 @@ from kplane.data import (
     Pair,
     RevisionTooFar,
     ValueEncrypted,
+    check_room,
     claim,
     digest,
+    discard_unfinished,
     is_copy,
     raise_revision,
     write_copy,
@@ -190,6 +193,9 @@ class SnapshotRestorer:
 
     async def _restore(self, control_plane: ControlPlane, *, client: Client, prefix: str) -> None:
         origin = await self._saved(control_plane)
+        saved = self._context.stores.snapshots.get(("", _restore(control_plane).snapshot or ""))
+        size = (PartialSnapshot.of(saved).status.bytes or 0) if saved is not None else 0
+        await self._check_size(control_plane, client=client, prefix=prefix, size=size)
 
         async def check() -> None:
             if origin.archived is None or await digest(client, prefix) != origin.archived.digest:
@@ -202,11 +208,28 @@ class SnapshotRestorer:
         former, uid = _restore(control_plane).control_plane_uid, control_plane.metadata.uid
         cloning = Cloning(nodes=_source(control_plane).nodes, replaced=(former, uid) if former and uid else None)
         async with self._origin(control_plane) as origin:
+            size = 0
             # In threads, because to read a large page takes longer than others may wait.
             async for pairs in origin.pairs():
+                size += sum(len(key) + len(value) for key, value in pairs)
                 await asyncio.to_thread(cloning.learn, pairs)
+            await self._check_size(control_plane, client=client, prefix=prefix, size=size)
             await _written(client, _cloned(origin, cloning), prefix, control_plane=control_plane)
         return cloning.references_removed
+
+    async def _check_size(self, control_plane: ControlPlane, *, client: Client, prefix: str, size: int) -> None:
+        """Raise BackupFailed or NoRoom if data of this size are too large for the class, or for the etcd."""
+        followed = class_in_force(control_plane, classes=self._context.stores.classes).chosen
+        virtual = control_plane.home.mode is ControlPlaneMode.VIRTUAL
+        quota = followed.spec.storage_quota_bytes if virtual and followed is not None else None
+        if quota is not None and size > quota:
+            raise BackupFailed(
+                f"it has {size} bytes, and its class allows {quota} in the shared etcd: raise"
+                " spec.virtual.storage.quota of the class"
+            )
+        # Otherwise an attempt that was cut off would count twice.
+        await discard_unfinished(client, prefix, owner=_owner(control_plane))
+        await check_room(client, size=size)
 
     @contextlib.asynccontextmanager
     async def _origin(self, control_plane: ControlPlane) -> AsyncIterator[Origin]:

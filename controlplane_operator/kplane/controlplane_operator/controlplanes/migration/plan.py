@@ -14,6 +14,7 @@ from kplane.api import (
     Home,
     MigrationBlocker,
     MigrationPlan,
+    MigrationStep,
     find_condition,
 )
 from kplane.api.conditions import UP_TO_DATE
@@ -26,6 +27,7 @@ from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.data import estimate
 from kplane.data.follow import Place
 from kplane.data.revision import MOST_RAISED
+from kplane.data.room import COPIED_SHARE, room_in
 
 __all__ = ["REVISIONS_BETWEEN", "Planner"]
 
@@ -69,7 +71,9 @@ class Planner:
                 each async for each in self._blockers(control_plane, target=target, chosen=chosen, size=found.bytes)
             ]
             if target.mode is ControlPlaneMode.VIRTUAL and not blockers:
-                blockers += [each async for each in self._revisions(control_plane, source, target=target)]
+                blockers += [
+                    each async for each in self._shared_etcd(control_plane, source, target=target, size=found.bytes)
+                ]
         seconds = _FIXED_SECONDS + found.keys // _KEYS_A_SECOND
         hold = _FIXED_HOLD_MILLISECONDS + found.keys // _KEYS_COMPARED_A_MILLISECOND
         return MigrationPlan(
@@ -123,17 +127,29 @@ class Planner:
             " spec.endpointPolicy to Gateway and spec.endpointStyle to Path, and give them the new kubeconfig"
         )
 
-    async def _revisions(
-        self, control_plane: ControlPlane, source: Place, *, target: Home
+    async def _shared_etcd(
+        self, control_plane: ControlPlane, source: Place, *, target: Home, size: int
     ) -> AsyncIterator[MigrationBlocker]:
         there = control_plane.at(target)
         try:
             async with self._homes(there).connect(there) as place:
                 with data_errors():
+                    room = await room_in(place.client)
                     here, wanted = await place.client.revision(), await source.client.revision() + REVISIONS_BETWEEN
         except ConditionError as unreachable:
             yield MigrationBlocker(reason="NoSharedEtcd", message=unreachable.message)
             return
+        migration = control_plane.status.migration
+        if migration is not None and migration.step is MigrationStep.RETAINING and migration.source == target:
+            # It returns: its data are there, and count already.
+            size = 0
+        if not room.has(size):
+            said = (
+                f"it has {size} bytes, and the shared etcd uses {room.used} of its quota of {room.quota}: a copy may"
+                f" fill {COPIED_SHARE:.0%} of it: a full etcd refuses the writes of all tenants. Delete objects,"
+                " or raise --quota-backend-bytes of the shared etcd (etcd.quotaBytes of the chart)"
+            )
+            yield MigrationBlocker(reason="EtcdQuota", message=said)
         if wanted - here > MOST_RAISED:
             said = (
                 f"the shared etcd is at revision {here}, and has to be above {wanted}, which takes more writes than"

@@ -1,0 +1,123 @@
+"""The room in an etcd: how much of its quota is in use, and how an etcd that was full takes writes again.
+
+An etcd that reaches its quota raises the alarm NOSPACE and refuses the writes of all tenants until an administrator
+disarms it. So a copy stops before that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kplane.data import rpc
+from kplane.data._proto import etcd_pb2 as pb
+from kplane.data.client import Client, Delete, Operation, Put
+from kplane.data.errors import Compacted, NoRoom
+
+__all__ = ["COPIED_SHARE", "Room", "RoomWatch", "check_room", "disarm", "room_in"]
+
+COPIED_SHARE: Final = 0.9
+"""Share of the quota that a copy may fill. The rest is for what others write meanwhile."""
+
+_OVERHEAD: Final = 1.3
+"""Bytes of the database for each byte of keys and values."""
+_ROUND_BYTES: Final = 8 << 20
+"""So much is written between two looks at the room. A follower has as much under way at once."""
+_COMMIT_SECONDS: Final = 0.2
+"""etcd commits every 100 ms, and tells the size of the last commit."""
+_COMMITS: Final = 3
+_NO_KEY: Final = b"/kplane.dev/room"
+"""It lies outside of every prefix of a control plane, and is never written."""
+_CALL_SECONDS: Final = 10.0
+_DEFRAGMENT_SECONDS: Final = 300.0
+"""A member answers nothing meanwhile. It takes some 10 s for each GB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How much the database of an etcd has in use, history included, and its quota; in bytes."""
+
+    used: int
+    quota: int
+    """0: the member does not tell it, as before etcd 3.6."""
+
+    def has(self, size: int) -> bool:
+        """Tell whether so many bytes of keys and values may be copied there."""
+        return not self.quota or self.used + size * _OVERHEAD <= self.quota * COPIED_SHARE
+
+
+async def room_in(client: Client) -> Room:
+    """Ask the member that answers. Raises DataError."""
+    status = await client.connection.call(rpc.STATUS, pb.StatusRequest(), timeout_seconds=_CALL_SECONDS)
+    return Room(status.dbSizeInUse, status.dbSizeQuota)
+
+
+async def check_room(client: Client, *, size: int = 0) -> None:
+    """Raise NoRoom if a copy of so many bytes of keys and values would fill the etcd. Raises DataError."""
+    found = await room_in(client)
+    if not found.has(size):
+        raise NoRoom(
+            f"failed to copy the data: etcd at {client.endpoint} uses {found.used} bytes of its quota of {found.quota},"
+            f" and a copy of {size} more bytes may fill {COPIED_SHARE:.0%} of it; delete data there, or raise its quota"
+        )
+
+
+class RoomWatch:
+    """Looks at the room in an etcd while a copy is written there."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._written = 0
+        """Bytes since the last look."""
+        self._lock = asyncio.Lock()
+
+    async def before(self, batch: Sequence[Operation]) -> None:
+        """Look before a transaction is written, if much was written since the last look. Raises NoRoom."""
+        async with self._lock:
+            self._written += sum(len(each.key) + len(each.value) for each in batch if isinstance(each, Put))
+            if self._written >= _ROUND_BYTES:
+                await self._look()
+                self._written = 0
+
+    async def _look(self) -> None:
+        # Writes of the last round may still be under way, and those of the next one come without a look.
+        rounds = 2 * _ROUND_BYTES
+        if not (await room_in(self._client)).has(rounds):
+            await asyncio.sleep(_COMMIT_SECONDS)
+            await check_room(self._client, size=rounds)
+
+
+async def disarm(client: Client, *, member: Callable[[str], Client]) -> bool:
+    """Have an etcd with the alarm NOSPACE take writes again, if most of its database is free; tell whether it does.
+
+    The history is compacted and each member defragmented, because etcd compares its quota with the size of the file.
+    Without that, it raises the alarm again. `member` returns a client of the member at a URL. Raises DataError.
+    """
+    get = pb.AlarmRequest(action=pb.AlarmRequest.GET)
+    alarms = (await client.connection.call(rpc.ALARM, get, timeout_seconds=_CALL_SECONDS)).alarms
+    full = [each.memberID for each in alarms if each.alarm == pb.NOSPACE]
+    if not full:
+        return False
+    # etcd refuses all writes, so their authors gain more by this than readers of the history lose.
+    compact = pb.CompactionRequest(revision=await client.revision(), physical=True)
+    with contextlib.suppress(Compacted):
+        await client.connection.call(rpc.COMPACT, compact, timeout_seconds=_DEFRAGMENT_SECONDS)
+    # Pages that one commit frees count as free after later ones, and a full etcd has no other reason to commit.
+    for _ in range(_COMMITS):
+        await client.apply([Delete(_NO_KEY)])
+        await asyncio.sleep(_COMMIT_SECONDS)
+    if not (await room_in(client)).has(0):
+        return False
+    leader = await client.members.leader()
+    # The leader last: while it answers nothing, another member takes its place.
+    for each in sorted(await client.members.list(), key=lambda found: found.id == leader):
+        async with member(each.client_url) as own:
+            request = pb.DefragmentRequest()
+            await own.connection.call(rpc.DEFRAGMENT, request, timeout_seconds=_DEFRAGMENT_SECONDS)
+    for number in full:
+        lift = pb.AlarmRequest(action=pb.AlarmRequest.DEACTIVATE, memberID=number, alarm=pb.NOSPACE)
+        await client.connection.call(rpc.ALARM, lift, timeout_seconds=_CALL_SECONDS)
+    return True

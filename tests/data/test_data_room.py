@@ -1,0 +1,114 @@
+"""Copies into an etcd with a small quota: they stop before other tenants could not write any more."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kplane.data import Client, Credentials, Follower, NoRoom, Owner, Pair, Place, check_room, claim, disarm, write_copy
+from kplane.data.room import Room, room_in
+
+from .conftest import Etcd, answering
+
+if TYPE_CHECKING:
+    from kplane.binaries.programs import Binaries
+
+pytestmark = pytest.mark.integration
+
+_NUMBERS = itertools.count()
+_QUOTA = 64 << 20
+_OWNER = Owner("5b1c4b8e-7a0e-4b8e-9d55-0a6d2f1c7e11", "copy")
+_TARGET, _NEIGHBOUR = "/clusters/copy/", b"/clusters/other/configmaps/a/b"
+
+
+@pytest.fixture
+async def small(binaries: Binaries, tmp_path: Path, hold_port: Callable[[], int]) -> AsyncIterator[Client]:
+    """A client of an etcd with a quota of 64 MiB."""
+    etcd = Etcd(binaries.path("etcd"), tmp_path, hold_port(), flags=(f"--quota-backend-bytes={_QUOTA}",))
+    etcd.start()
+    try:
+        async with Client(etcd.url, credentials=etcd.credentials("root", tmp_path / "root")) as client:
+            await answering(client)
+            yield client
+    finally:
+        etcd.stop()
+
+
+async def _fill(client: Client, prefix: str, *, count: int) -> None:
+    for _ in range(count):
+        await client.put(f"{prefix}configmaps/a/{next(_NUMBERS):04}".encode(), bytes(1 << 20))
+
+
+async def _pairs(*, count: int) -> AsyncIterator[Iterable[Pair]]:
+    for number in range(count):
+        yield [(f"configmaps/a/{number:03}".encode(), bytes(1 << 20))]
+
+
+async def test_follower_stops_before_the_etcd_is_full(small: Client, client: Client, prefix: str) -> None:
+    await _fill(client, prefix, count=70)
+    follower = Follower(Place(client, prefix), Place(small, _TARGET))
+    with pytest.raises(NoRoom, match=r"uses \d+ bytes of its quota of 67108864.*may fill 90% of it; delete data there"):
+        await follower.copy()
+    # A next try stops before it writes anything, and the neighbour still can.
+    written = follower.keys
+    assert 0 < written < 60
+    await small.put(_NEIGHBOUR, b"written")
+    assert await small.problem() is None
+    await client.delete_prefix(prefix)
+
+
+async def test_copy_that_finds_no_room_leaves_none_of_it_used(small: Client) -> None:
+    await claim(small, _TARGET, owner=_OWNER)
+    for _ in range(2):
+        with pytest.raises(NoRoom):
+            await write_copy(small, _pairs(count=70), _TARGET, owner=_OWNER)
+        # The mark of the unfinished copy.
+        assert await small.count(_TARGET) == 1
+        assert await small.problem() is None
+        await small.compact(await small.revision())
+    with pytest.raises(NoRoom, match="a copy of 52428800 more bytes"):
+        await check_room(small, size=50 << 20)
+    await check_room(small, size=1 << 20)
+
+
+async def test_etcd_that_was_full_takes_writes_again_when_it_has_room(small: Client, tmp_path: Path) -> None:
+    def member(url: str) -> Client:
+        assert url == small.endpoint
+        return Client(url, credentials=Credentials.in_directory(tmp_path / "root"))
+
+    async def fill() -> None:
+        with pytest.raises(NoRoom, match="database space exceeded"):
+            await _fill(small, _TARGET, count=70)
+        assert "NOSPACE" in (await small.problem() or "")
+
+    await fill()
+    # A file has free pages, and is smaller without them. An etcd whose data take the room stays as it is.
+    for _ in range(5):
+        if not await disarm(small, member=member):
+            break
+        await fill()
+    assert "NOSPACE" in (await small.problem() or "")
+
+    await small.delete_prefix(_TARGET)
+    assert await disarm(small, member=member)
+    assert await small.problem() is None
+    await _fill(small, _TARGET, count=8)
+    assert not await disarm(small, member=member)
+    assert (await room_in(small)).quota == _QUOTA
+
+
+@pytest.mark.parametrize(
+    ("room", "size", "fits"),
+    [
+        (Room(used=50, quota=100), 30, True),
+        (Room(used=50, quota=100), 31, False),
+        (Room(used=91, quota=100), 0, False),
+        (Room(used=91, quota=0), 1000, True),
+    ],
+)
+def test_copy_may_fill_nine_tenths_of_the_quota(room: Room, size: int, fits: bool) -> None:
+    assert room.has(size) is fits
