@@ -115,6 +115,15 @@ async def test_an_instance_that_goes_to_and_fro_is_told_of_less_and_less_often(
         assert await desk.running() == ("False", "Ended")
 
 
+async def test_reporter_writes_running_soon_after_many_quick_changes(desk: Desk, eventually: Eventually) -> None:
+    async with desk.reports.running():
+        for _ in range(5):
+            await desk.reports.announce(desk.cluster)
+            desk.reports.update(desk.name, Reason.INSTANCE_RUNNING)
+            await eventually(desk.running, lambda found: found[0] == "True", timeout=5)
+            await desk.reports.end(desk.name)
+
+
 @pytest.mark.parametrize("silent", [False, True], ids=["refused", "silent"])
 async def test_a_management_api_in_trouble_keeps_no_instance_from_running_or_ending(
     desk: Desk, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, *, silent: bool

@@ -40,6 +40,8 @@ _REFRESH_SECONDS: Final = 300.0
 """So long a condition keeps a message that is no longer the last one."""
 _CALM_SECONDS: Final = 120.0
 """After so long without a change the next one is written at once; frequent changes are written less often."""
+_LAG_SECONDS: Final = 10.0
+"""Maximum time that the condition of an instance which goes to and fro is behind."""
 
 
 class _Subject:
@@ -58,7 +60,7 @@ class _Subject:
         self.written_at = 0.0
         """0: this run has written nothing."""
         self.not_before = 0.0
-        self.pace = Backoff(initial_seconds=0.5, maximum_seconds=60.0)
+        self.pace = Backoff(initial_seconds=0.5, maximum_seconds=_LAG_SECONDS)
 
 
 class StatusReporter:
@@ -147,6 +149,8 @@ class StatusReporter:
         reason = Reason.CANNOT_START if subject.failure else Reason.STARTING
         message = subject.failure or f"{instance_kinds(cluster)[0].program} is starting"
         subject.live = Report(reason=reason, message=message, instance=subject.announced)
+        # Another instance: what the one before went through does not keep back what this one does.
+        subject.pace.reset()
         if await self._write_announcement(name):
             self._check_wanted(name, uid=uid, services=services)
 
