@@ -21,6 +21,7 @@ from kplane.cli.doctor import examine
 from kplane.cli.doctor.survey import KINDS, Survey, look
 from kplane.cli.installation import NAMESPACE
 from kplane.cli.kubeconfigs import Management
+from kplane.cli.printable import printable_lines
 from kplane.cli.programs import Program, Programs, Replica
 from kplane.cli.scrubbing import scrub_object, scrub_text
 from kplane.client.watching import served
@@ -50,7 +51,7 @@ class Bundle:
 
     def add_text(self, name: str, text: str) -> None:
         """Add a text."""
-        self.files[name] = scrub_text(text)
+        self.files[name] = printable_lines(scrub_text(text))
 
     def add_json(self, name: str, content: Any) -> None:
         """Add an object, or a list of objects."""

@@ -6,7 +6,8 @@ from kplane.api import READY, RUNNING, ControlPlane, ControlPlaneRegistration, f
 from kplane.api.conditions import MIGRATING, PAUSED, UP_TO_DATE
 from kplane.cli.advice import addressed, command_for
 from kplane.cli.kubeconfigs import Management
-from kplane.cli.output import age, coloured
+from kplane.cli.output import age
+from kplane.cli.printable import printable
 from kplane.client import ControlPlanes
 
 __all__ = ["describe_control_plane"]
@@ -17,7 +18,7 @@ async def describe_control_plane(control_planes: ControlPlanes, name: str, *, cl
     found = await control_planes.get(name)
     registrations = await control_planes.registrations(name)
     snapshots = await control_planes.snapshots(name)
-    lines = [f"{name}  {coloured(str(found.status.phase or 'Pending'))}  {age(found.metadata.creation_timestamp)}"]
+    lines = [f"{name}  {found.status.phase or 'Pending'}  {age(found.metadata.creation_timestamp)}"]
     branches = [*_own(found), *(_registration(each) for each in registrations)]
     if not registrations:
         register = addressed(f"kplane register {name}", cluster=cluster)
@@ -25,7 +26,8 @@ async def describe_control_plane(control_planes: ControlPlanes, name: str, *, cl
     branches.append(f"snapshots     {len(snapshots)}" + (f", newest {snapshots[-1].name}" if snapshots else ""))
     lines += [f"├─ {each}" for each in branches[:-1]]
     lines.append(f"└─ {branches[-1]}")
-    return [*lines, *_why(found, cluster=cluster)]
+    # A message with a line feed would look like a line of this description.
+    return [printable(each) for each in (*lines, *_why(found, cluster=cluster))]
 
 
 def _own(found: ControlPlane) -> list[str]:
@@ -37,7 +39,7 @@ def _own(found: ControlPlane) -> list[str]:
     if spec.endpoint_ref is not None:
         home = f"not run by kplane: ControlPlaneEndpoint {spec.endpoint_ref.name}"
     elif status.storage is not None:
-        home += f", {status.storage.keys} keys, {status.storage.bytes >> 10} KiB"
+        home += f", {status.storage.keys} keys, {status.storage.bytes >> 10} KiB when last measured"
     branches.append(f"data          {home}")
     branches.append(f"API server    {_api_server(found)}")
     branches += [f"{each.type.lower():<12}  {each.url}" for each in status.endpoints]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import base64
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
+import yaml
+
+from kplane.api import ControlPlane, EndpointType
 from kplane.cli.errors import Refused
 from kplane.controlplane_operator.addons.kubeadm_join import new_token, token_secret
-from kplane.provider import Client, NotFound
+from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import CONFIG_MAPS, SECRETS
 
 __all__ = ["join_commands"]
@@ -19,24 +23,47 @@ _FILE: Final = "discovery.conf"
 _DESCRIPTION: Final = "Made by kplane join-token."
 
 
-async def join_commands(tenant: Client, *, name: str, lifetime: timedelta) -> str:
+async def join_commands(
+    tenant: Client, *, control_plane: ControlPlane, kubeconfigs: Sequence[str], lifetime: timedelta
+) -> str:
     """Make a bootstrap token in a control plane, and return the commands to run on the machine that joins.
 
-    Raises Refused if the control plane has not what kubeadm reads before it joins.
+    The address is that of the status, and the CAs are those of the published `kubeconfigs`. ConfigMap `cluster-info` of
+    the control plane has the same, but its tenant can edit it, and root runs these commands.
+    Raises Refused if the control plane does not have what kubeadm reads before it joins.
     """
-    try:
-        info = await tenant.get(CONFIG_MAPS, "cluster-info", namespace="kube-public")
-        discovery = info["data"]["kubeconfig"]
-    except (NotFound, KeyError):
+    name = control_plane.name
+    if not await tenant.exists(CONFIG_MAPS, "cluster-info", namespace="kube-public"):
         raise Refused(
             f"{name} has nothing that kubeadm could join by: add kubeadm-join to spec.addons of its class, and wait for"
             " condition AddonsReady"
-        ) from None
+        )
+    discovery = yaml.safe_dump(_discovery(control_plane, [ClusterConfig.from_kubeconfig(each) for each in kubeconfigs]))
     token = replace(new_token(now=datetime.now(UTC)), expires_at=datetime.now(UTC) + lifetime)
     secret = token_secret(token)
     secret["data"]["description"] = base64.b64encode(_DESCRIPTION.encode()).decode()
     await tenant.create(SECRETS, secret)
+    # Base64 has no character that a shell obeys.
     return (
-        f"cat > {_FILE} <<'END'\n{discovery.rstrip()}\nEND\n"
+        f"echo {base64.b64encode(discovery.encode()).decode()} | base64 -d > {_FILE}\n"
         f"kubeadm join --discovery-file {_FILE} --tls-bootstrap-token {shlex.quote(f'{token.id}.{token.secret}')}\n"
     )
+
+
+def _discovery(control_plane: ControlPlane, published: Sequence[ClusterConfig]) -> dict[str, Any]:
+    """Return the file that kubeadm discovers a control plane by: a kubeconfig without credentials."""
+    urls = {endpoint.type: endpoint.url for endpoint in control_plane.status.endpoints}
+    server = urls.get(EndpointType.JOIN) or urls.get(EndpointType.EXTERNAL) or published[0].server
+    authorities = dict.fromkeys(each.ca_data for each in published if each.ca_data is not None)
+    if not authorities:
+        raise Refused(f"the kubeconfig of {control_plane.name} names no CA, and a machine joins by it")
+    ca = b"".join(each if each.endswith(b"\n") else each + b"\n" for each in authorities)
+    cluster = {"certificate-authority-data": base64.b64encode(ca).decode(), "server": server}
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"cluster": cluster, "name": ""}],
+        "contexts": [],
+        "current-context": "",
+        "users": [],
+    }

@@ -10,7 +10,9 @@ from typing import Any
 
 import typer
 
-__all__ = ["Format", "age", "coloured", "print_objects", "print_row", "print_table"]
+from kplane.cli.printable import printable, printable_lines
+
+__all__ = ["Format", "age", "print_objects", "print_row", "print_table", "print_text"]
 
 _GAP = "   "
 _COLOURS = {
@@ -39,21 +41,27 @@ class Format(StrEnum):
     NAME = "name"
 
 
+def print_text(text: str, *, highlighted: str = "", nl: bool = True) -> None:
+    """Print text of one or several lines. `highlighted` is a phase or a status in it, coloured on a terminal."""
+    safe = printable_lines(text)
+    typer.echo(safe.replace(highlighted, _coloured(highlighted), 1) if highlighted else safe, nl=nl)
+
+
 def print_objects(kind: str, objects: Sequence[dict[str, Any]], *, form: Format, single: bool = False) -> None:
     """Print objects as JSON, YAML or names: one as it is, several as a List."""
     if form is Format.NAME:
         for each in objects:
-            typer.echo(f"{kind}/{each['metadata']['name']}")
+            print_text(f"{kind}/{each['metadata']['name']}")
         return
     content: Any = objects[0] if single else {"apiVersion": "v1", "kind": "List", "items": list(objects)}
     if form is Format.JSON:
         import json
 
-        typer.echo(json.dumps(content, indent=2))
+        print_text(json.dumps(content, indent=2))
     else:
         import yaml
 
-        typer.echo(yaml.safe_dump(content, sort_keys=False), nl=False)
+        print_text(yaml.safe_dump(content, sort_keys=False), nl=False)
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -70,7 +78,7 @@ def print_row(row: Sequence[object], *, widths: Sequence[int]) -> None:
     typer.echo(_line([_cell(value) for value in row], widths, colours=True))
 
 
-def coloured(text: str) -> str:
+def _coloured(text: str) -> str:
     """Return a phase or a status in its colour, on a terminal."""
     colour = _COLOURS.get(text)
     return typer.style(text, fg=colour) if colour is not None and sys.stdout.isatty() else text
@@ -88,12 +96,12 @@ def age(since: datetime | None) -> str:
 
 
 def _cell(value: object) -> str:
-    return "" if value is None else str(value)
+    return "" if value is None else printable(str(value))
 
 
 def _line(row: Sequence[str], widths: Sequence[int], *, colours: bool = False) -> str:
     padded = [
-        (coloured(text) if colours else text) + " " * (width - len(text))
+        (_coloured(text) if colours else text) + " " * (width - len(text))
         for text, width in zip(row, widths, strict=True)
     ]
     return _GAP.join(padded).rstrip()

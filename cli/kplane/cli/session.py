@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kplane.cli.errors import CliError, ExitCode
+from kplane.cli.printable import printable_lines
 
 if TYPE_CHECKING:  # loaded when a command runs, so that --help stays fast
     from kplane.client import ControlPlanes
@@ -69,4 +70,4 @@ def run(command: Callable[[], Any]) -> None:
 
 def say(text: str, *, error: bool = False) -> None:
     """Tell a person something on standard error; standard output is for results."""
-    typer.secho(text, err=True, fg="red" if error else None)
+    typer.secho(printable_lines(text), err=True, fg="red" if error else None)

@@ -6,14 +6,14 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from kplane.cli.choices import Order
-from kplane.cli.output import print_table
+from kplane.cli.output import print_table, print_text
+from kplane.cli.printable import printable
 from kplane.cli.session import say
 from kplane.cli.usage import HEADS, Usage, UsageMeter, cells, in_order
 
@@ -39,7 +39,7 @@ async def show_often(meter: UsageMeter, *, order: Order, interval_seconds: float
     if not sys.stdout.isatty():
         while True:
             print_table(HEADS, [cells(each) for each in in_order(await meter.look(), order)])
-            typer.echo("")
+            print_text("")
             await asyncio.sleep(interval_seconds)
     with Live(console=Console(), auto_refresh=False) as live:
         while True:
@@ -53,8 +53,10 @@ def render(usages: Sequence[Usage], *, problems: Sequence[str]) -> Group:
     for number, head in enumerate(HEADS):
         table.add_column(head, justify="left" if number < 2 else "right", no_wrap=True)
     for usage in usages:
-        name, state, *rest = cells(usage)
-        table.add_row(name, Text(state, style=_STYLES.get(state, "")), *rest)
+        name, state, *rest = map(printable, cells(usage))
+        table.add_row(Text(name), Text(state, style=_STYLES.get(state, "")), *map(Text, rest))
     awake = sum(usage.state == "awake" for usage in usages)
     summary = f"{len(usages)} control planes, {awake} awake; Ctrl-C ends this"
-    return Group(table, Text(summary, style="dim"), *(Text(f"warning: {each}", style="yellow") for each in problems))
+    return Group(
+        table, Text(summary, style="dim"), *(Text(printable(f"warning: {each}"), style="yellow") for each in problems)
+    )

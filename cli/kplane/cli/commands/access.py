@@ -11,6 +11,7 @@ import typer
 
 from kplane.cli.commands.options import ContextOption, NameArgument, TimeoutOption
 from kplane.cli.errors import Refused
+from kplane.cli.output import print_text
 from kplane.cli.session import run, say, work_on
 
 if TYPE_CHECKING:
@@ -53,17 +54,17 @@ def kubeconfig(
             raise Refused("--static and --merge do not go together: what is merged has to stay valid")
         published = await control_planes.kubeconfig(name, internal=internal)
         if static:
-            typer.echo(published, nl=False)
+            print_text(published, nl=False)
             return
         uid = (await control_planes.get(name)).metadata.uid
         document = with_exec_credential(published, name=name, uid=uid, context=context, internal=internal)
         _renew_plugins()
         if not merge:
-            typer.echo(to_text(document), nl=False)
+            print_text(to_text(document), nl=False)
             return
         path = add_context(document)
         say(f"context kplane-{name} is in {path}, and is the current one; back: kubectl config use-context NAME")
-        typer.echo(f"kplane-{name}")
+        print_text(f"kplane-{name}")
 
     work_on(context, work)
 
@@ -109,9 +110,9 @@ def credential(
             if kept is None:
                 raise
             say(f"warning: {error}; the credential that was kept is used until it ends")
-            typer.echo(kept)
+            print_text(kept)
             return
-        typer.echo(print_credential(config, uid=uid))
+        print_text(print_credential(config, uid=uid))
 
     work_on(context, work)
 
@@ -140,13 +141,13 @@ def token(
 
     async def work(control_planes: ControlPlanes) -> None:
         if lifetime is None:
-            typer.echo(await control_planes.token(name, internal=internal))
+            print_text(await control_planes.token(name, internal=internal))
             return
         from kplane.cli.tenants import reached
         from kplane.client.tokens import issue_token
 
         async with reached(control_planes, name, internal=internal, context=context) as tenant:
-            typer.echo(await issue_token(tenant, seconds=round(lifetime.total_seconds())))
+            print_text(await issue_token(tenant, seconds=round(lifetime.total_seconds())))
 
     work_on(context, work)
 
@@ -170,8 +171,13 @@ def join_token(
         from kplane.cli.tenants import reached
 
         async with reached(control_planes, name, internal=internal, context=context) as tenant:
-            commands = await join_commands(tenant, name=name, lifetime=lifetime)
-        typer.echo(commands, nl=False)
+            commands = await join_commands(
+                tenant,
+                control_plane=await control_planes.get(name),
+                kubeconfigs=[await control_planes.kubeconfig(name, internal=inside) for inside in (True, False)],
+                lifetime=lifetime,
+            )
+        print_text(commands, nl=False)
         say(f"run this as root on the machine, within {ttl}; it is a secret")
         if not await control_planes.registrations(name):
             say(f"no controllers run for {name}, so no certificate of a node is signed: kplane register {name}")

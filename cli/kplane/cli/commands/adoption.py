@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kplane.cli.commands.options import ContextOption, NameArgument, TimeoutOption, WaitOption
+from kplane.cli.output import print_text
 from kplane.cli.session import say, work_on
 
 if TYPE_CHECKING:
@@ -57,11 +58,11 @@ def adopt(
 
         config = ClusterConfig.load(kubeconfig, context=kubeconfig_context, exec_plugins=True)
         await control_planes.adopt(name, config, namespace=namespace, external=external)
-        typer.echo(f"controlplane/{name} created")
+        print_text(f"controlplane/{name} created")
         if not wait:
             return
         found = await control_planes.wait(name, timeout_seconds=timeout)
-        typer.echo(f"controlplane/{name} is {found.status.phase}")
+        print_text(f"controlplane/{name} is {found.status.phase}")
         say(f"run controllers for it, if it has none: kplane register {name}")
 
     work_on(context, work)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kplane.cli.commands.options import ContextOption, NameArgument, TimeoutOption, WaitOption
+from kplane.cli.output import print_text
 from kplane.cli.session import say, work_on
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def create(
         chosen = snapshot or f"{name}-{datetime.now(UTC):%Y%m%d%H%M%S}"
         saved = await control_planes.snapshot(chosen, of=name, wait=wait, timeout_seconds=timeout)
         size = f": {saved.status.keys} keys, {(saved.status.bytes or 0) >> 10} KiB" if wait else ""
-        typer.echo(f"controlplanesnapshot/{chosen} {'completed' if wait else 'created'}{size}")
+        print_text(f"controlplanesnapshot/{chosen} {'completed' if wait else 'created'}{size}")
 
     work_on(context, work)
 
@@ -86,7 +87,7 @@ def delete(
 
     async def work(control_planes: ControlPlanes) -> None:
         await control_planes.delete_snapshot(snapshot)
-        typer.echo(f"controlplanesnapshot/{snapshot} is being deleted")
+        print_text(f"controlplanesnapshot/{snapshot} is being deleted")
 
     work_on(context, work)
 
@@ -119,7 +120,7 @@ def restore(
             snapshot, name, identity_secret=identity_secret, clone=clone, class_name=class_name
         )
         found = await control_planes.wait(name, timeout_seconds=timeout)
-        typer.echo(f"controlplane/{name} is {found.status.phase}")
+        print_text(f"controlplane/{name} is {found.status.phase}")
         say(f"delete the private key: kubectl delete secret {identity_secret} -n kplane-system")
 
     work_on(context, work)

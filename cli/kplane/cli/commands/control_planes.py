@@ -18,7 +18,7 @@ from kplane.cli.commands.options import (
     YesOption,
 )
 from kplane.cli.errors import Refused
-from kplane.cli.output import Format
+from kplane.cli.output import Format, print_text
 from kplane.cli.session import say, work_on
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def create(
         begin = await _beginning(control_planes, origin, identity_secret)
         chosen = mode.value if mode is not None else None
         await begin(name, class_name=class_name, mode=chosen, annotations=annotations)
-        typer.echo(f"controlplane/{name} created")
+        print_text(f"controlplane/{name} created")
         if fake_nodes is not None:
             await control_planes.register(name, services=("controllers", "scheduler"), profile="Full")
         if not wait:
@@ -89,7 +89,7 @@ def create(
         if fake_nodes is not None:
             await control_planes.wait_for_nodes(name, fake_nodes, timeout_seconds=timeout)
             found = await control_planes.get(name)
-        typer.echo(f"controlplane/{name} is {found.status.phase}")
+        print_text(f"controlplane/{name} is {found.status.phase}")
         say(f"use it: kplane connect {name} -- kubectl get namespaces")
 
     work_on(context, work)
@@ -162,7 +162,7 @@ def delete(
             _ask_for(name)
         await control_planes.delete(name, wait=wait, timeout_seconds=timeout)
         forget(found.metadata.uid or "")
-        typer.echo(f"controlplane/{name} deleted" if wait else f"controlplane/{name} is being deleted")
+        print_text(f"controlplane/{name} deleted" if wait else f"controlplane/{name} is being deleted")
         if found.spec.endpoint_ref is not None:
             endpoint = found.spec.endpoint_ref.name
             say(f"the endpoint stays, with the credentials: kubectl delete controlplaneendpoint {endpoint}")
@@ -179,7 +179,8 @@ async def _consequences(control_planes: ControlPlanes, control_plane: ControlPla
     name, storage = control_plane.name, control_plane.status.storage
     if control_plane.spec.endpoint_ref is not None:
         return f"{name} is an API server that kplane does not run: it stays, and kplane's access to it ends."
-    size = f" ({storage.keys} keys)" if storage is not None else ""
+    # The operator measures every ten minutes, and writes down large changes only.
+    size = f" ({storage.keys} keys when last measured, minutes ago)" if storage is not None else ""
     if policy is DeletionPolicy.RETAIN:
         kept_by = management_namespace(name)
         return f"The API of {name} ends. Its data{size} stay, and its keys in namespace {kept_by}: policy Retain."
@@ -237,8 +238,9 @@ def describe(name: NameArgument, *, context: ContextOption = None) -> None:
         from kplane.cli.description import describe_control_plane
         from kplane.cli.kubeconfigs import management
 
-        for line in await describe_control_plane(control_planes, name, cluster=management(context)):
-            typer.echo(line)
+        head, *rest = await describe_control_plane(control_planes, name, cluster=management(context))
+        print_text(head, highlighted=head.split()[1])
+        print_text("\n".join(rest))
 
     work_on(context, work)
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kplane.cli.commands.options import ContextOption
+from kplane.cli.output import print_text
+from kplane.cli.printable import printable
 from kplane.cli.session import say, work_on
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ def doctor(
         survey = await look(control_planes.client, cluster=management(context))
         examination = await examine(survey)
         if output is _Form.JSON:
-            typer.echo(json.dumps(examination.to_json(), indent=2))
+            print_text(json.dumps(examination.to_json(), indent=2))
         else:
             _print(examination)
         if examination.failed:
@@ -57,13 +59,13 @@ def doctor(
 
 
 def _print(examination: Examination) -> None:
-    from kplane.cli.output import coloured
-
     for _, finding in examination.findings:
-        typer.echo(f"{coloured(finding.severity)}: {finding.object}: {finding.problem}")
-        typer.echo(f"  {finding.command}")
+        # A message with a line feed would look like a finding, with a command.
+        problem = printable(f"{finding.severity}: {finding.object}: {finding.problem}")
+        print_text(problem, highlighted=finding.severity)
+        print_text(printable(f"  {finding.command}"))
     if not examination.findings:
-        typer.echo("nothing is wrong")
+        print_text("nothing is wrong")
 
 
 @app.command(short_help="Collect what support needs, without secrets.")
@@ -91,6 +93,6 @@ def support_bundle(
         chosen = file or Path(f"kplane-support-{datetime.now(UTC):%Y%m%d%H%M%S}.tar.gz")
         bundle = await collect(control_planes.client, cluster=management(context), report=say)
         bundle.write(chosen)
-        typer.echo(str(chosen))
+        print_text(str(chosen))
 
     work_on(context, work)

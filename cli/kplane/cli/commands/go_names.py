@@ -8,6 +8,7 @@ import typer
 
 from kplane.cli.commands import access, control_planes
 from kplane.cli.commands.options import ContextOption, NameArgument
+from kplane.cli.output import print_text
 from kplane.cli.session import run
 
 __all__ = ["app", "config", "translated"]
@@ -74,6 +75,6 @@ def use_context(name: NameArgument) -> None:
     def use() -> None:
         from kplane.cli.kubeconfigs import choose_context
 
-        typer.echo(choose_context(f"kplane-{name}", name))
+        print_text(choose_context(f"kplane-{name}", name))
 
     run(use)

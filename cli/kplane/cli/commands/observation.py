@@ -8,7 +8,7 @@ import typer
 
 from kplane.cli.choices import Order, Part
 from kplane.cli.commands.options import ContextOption, NameArgument, OutputOption
-from kplane.cli.output import Format
+from kplane.cli.output import Format, print_text
 from kplane.cli.session import say, work_on
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def logs(
                 is_silent = False
                 if reminder is not None:
                     reminder.cancel()
-                typer.echo(line)
+                print_text(line)
         if silence and is_silent and not follow and tail != 0:
             say(silence)
 

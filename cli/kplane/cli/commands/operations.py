@@ -9,6 +9,8 @@ import typer
 
 from kplane.cli.commands.options import ContextOption, Mode, NameArgument, TimeoutOption, WaitOption
 from kplane.cli.errors import Refused
+from kplane.cli.output import print_text
+from kplane.cli.printable import printable
 from kplane.cli.session import say, work_on
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ def move(
             _print_plan(_plan_of(planned))
             return
         if not wait:
-            typer.echo(f"controlplane/{name} begins to move")
+            print_text(f"controlplane/{name} begins to move")
             return
         step = ""
 
@@ -81,7 +83,7 @@ def move(
             done = await control_planes.wait(name, _is_told, timeout_seconds=_HOLD_SECONDS)
         held = done.status.migration.hold_milliseconds if done.status.migration is not None else None
         waited = f"; writes waited for {held} ms" if held is not None else ""
-        typer.echo(f"controlplane/{name} is {mode}{waited}")
+        print_text(f"controlplane/{name} is {mode}{waited}")
 
     work_on(context, work)
 
@@ -116,9 +118,9 @@ def _print_plan(plan: MigrationPlan | None) -> None:
     if plan is None:
         return
     hold = f", writes wait about {plan.hold_milliseconds} ms" if plan.hold_milliseconds is not None else ""
-    typer.echo(f"{plan.keys} keys, {plan.bytes >> 10} KiB, about {plan.seconds} s{hold}")
+    print_text(f"{plan.keys} keys, {plan.bytes >> 10} KiB, about {plan.seconds} s{hold}")
     for each in plan.blockers:
-        typer.echo(f"blocked: {each.message} ({each.reason})")
+        print_text(printable(f"blocked: {each.message} ({each.reason})"))
     if plan.blockers:
         raise typer.Exit(1)
 
@@ -154,7 +156,7 @@ def _turn(context: str | None, name: str, *, to_sleep: bool, timeout: float | No
         if timeout is not None:
             await control_planes.wait(name, asleep if to_sleep else awake, timeout_seconds=timeout)
         done, asked = ("sleeps", "is to sleep") if to_sleep else ("is awake", "is to wake")
-        typer.echo(f"controlplane/{name} {done if timeout is not None else asked}")
+        print_text(f"controlplane/{name} {done if timeout is not None else asked}")
 
     work_on(context, work)
 
@@ -202,6 +204,6 @@ def unregister(name: NameArgument, *, context: ContextOption = None) -> None:
 def _ask(context: str | None, what: Callable[[ControlPlanes], Awaitable[object]], done: str) -> None:
     async def work(control_planes: ControlPlanes) -> None:
         await what(control_planes)
-        typer.echo(done)
+        print_text(done)
 
     work_on(context, work)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from kplane.cli.choices import Driver
+from kplane.cli.output import print_text
 from kplane.cli.session import run, say
 
 __all__ = ["app"]
@@ -51,7 +52,7 @@ def up(
             from kplane.cli.local import CONTEXT, start_local
 
             start_local(directory, fake_nodes=fake_nodes, report=say)
-        typer.echo(CONTEXT)
+        print_text(CONTEXT)
 
     run(start)
 
@@ -87,4 +88,4 @@ def version() -> None:
 
     from kplane.binaries.upstreams import KUBERNETES
 
-    typer.echo(f"kplane {installed('kplane')}, Kubernetes {KUBERNETES.version}")
+    print_text(f"kplane {installed('kplane')}, Kubernetes {KUBERNETES.version}")

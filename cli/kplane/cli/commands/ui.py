@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kplane.cli.commands.options import ContextOption
+from kplane.cli.output import print_text
 from kplane.cli.session import say, work_on
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def ui(
         with contextlib.ExitStack() as stack:
 
             def ready(address: str) -> None:
-                typer.echo(address)
+                print_text(address)
                 say("serving until Ctrl-C")
                 if open_browser:
                     typer.launch(str(stack.enter_context(redirecting(address))))

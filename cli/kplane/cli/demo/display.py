@@ -12,6 +12,8 @@ from rich.markup import escape
 from rich.status import Status
 from rich.text import Text
 
+from kplane.cli.printable import printable
+
 __all__ = ["Display", "Proof"]
 
 _WIDTH: Final = 88
@@ -70,13 +72,15 @@ class Display:
 
     def line(self, text: str = "", *, style: str = "") -> None:
         """Print a line unchanged."""
-        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(text), style=style, markup=False, highlight=False, soft_wrap=True)
 
     def _running(self, label: str) -> contextlib.AbstractContextManager[Status | None]:
         if not self._console.is_terminal:
             return contextlib.nullcontext()
-        return self._console.status(f"[bold]{escape(label)}[/]", spinner="dots")
+        return self._console.status(f"[bold]{escape(printable(label))}[/]", spinner="dots")
 
     def _ended(self, mark: str, text: str, *, style: str, begun: float) -> None:
-        line = Text.assemble((mark, style), f" {text:<{_WIDTH - 2}}", (f"{time.monotonic() - begun:6.1f} s", "dim"))
+        line = Text.assemble(
+            (mark, style), f" {printable(text):<{_WIDTH - 2}}", (f"{time.monotonic() - begun:6.1f} s", "dim")
+        )
         self._console.print(line, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -41,7 +42,7 @@ def _retained(metadata: dict[str, Any]) -> Finding:
         f"it keeps the data and keys of the deleted control plane {former}; take them over, and to destroy them, delete"
         " the control plane then with policy Destroy"
     )
-    made = f"kplane create {former}{f' --mode {mode}' if mode else ''} --no-wait"
+    made = f"kplane create {former}{f' --mode {shlex.quote(mode)}' if mode else ''} --no-wait"
     return warning(f"Namespace {name}", problem, f"{made} && {command_for(_RETAINED, name=former)}")
 
 

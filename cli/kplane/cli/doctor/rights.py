@@ -151,6 +151,6 @@ def _grant(needed: Needed, verbs: Sequence[str], *, user: str, namespace: str | 
             f" && kubectl create clusterrolebinding {role} --clusterrole={role} {subject}"
         )
     return (
-        f"kubectl create role {role} -n {namespace} {rule}"
-        f" && kubectl create rolebinding {role} -n {namespace} --role={role} {subject}"
+        f"kubectl create role {role} -n {shlex.quote(namespace)} {rule}"
+        f" && kubectl create rolebinding {role} -n {shlex.quote(namespace)} --role={role} {subject}"
     )

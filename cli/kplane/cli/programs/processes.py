@@ -103,7 +103,7 @@ class Processes:
                 name=_COMPONENTS[program],
                 problem=problem,
                 version=version("kplane") if program is not Program.ETCD else "",
-                look=f"tail -n 20 {self._directory(program).log}",
+                look=f"tail -n 20 {shlex.quote(str(self._directory(program).log))}",
             )
             for program, problem in zip(self.required, problems, strict=True)
         ]
