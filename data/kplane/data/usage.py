@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,17 +42,31 @@ async def usage(client: Client, prefix: str, *, share: float) -> Usage:
 
 
 async def estimate(client: Client, prefix: str, *, seconds: float) -> Usage:
-    """Count the keys of a prefix, and measure them for so long. What is left then counts like what was measured.
+    """Count the keys of a prefix, and measure them for this number of seconds. The rest is estimated.
 
-    Raises DataError.
+    Each key of the rest counts as the median of those measured: a few large objects come first in their namespace, and
+    a mean would give their size to all others. The sum is at most what the whole database uses. Raises DataError.
     """
     keys, ends, found = await client.count(prefix), time.monotonic() + seconds, Usage(0, 0)
+    steps: list[Usage] = []
     async with contextlib.aclosing(_measured(client, prefix, share=1.0)) as measured:
         async for each in measured:
+            steps.append(Usage(each.keys - found.keys, each.bytes - found.bytes))
             found = each
             if time.monotonic() > ends and found.keys < keys:
-                return Usage(keys, found.bytes * keys // found.keys)
+                estimated = found.bytes + round(_median_size(steps) * (keys - found.keys))
+                return Usage(keys, max(found.bytes, min(estimated, await client.size_in_use())))
     return found
+
+
+def _median_size(steps: Sequence[Usage]) -> float:
+    """Return the median of the bytes of a key. All keys of a step count as their mean."""
+    left = sum(step.keys for step in steps) / 2
+    for step in sorted((step for step in steps if step.keys), key=lambda step: step.bytes / step.keys):
+        left -= step.keys
+        if left <= 0:
+            return step.bytes / step.keys
+    return 0.0
 
 
 async def _measured(client: Client, prefix: str, *, share: float) -> AsyncGenerator[Usage]:
