@@ -85,9 +85,13 @@ class Mover:
 
     async def ask(self, mode: str) -> None:
         """Begin a migration, or go back."""
+        self.forget_steps()
+        await self.patch(mode=mode)
+
+    def forget_steps(self) -> None:
+        """Note the steps of the next migration only."""
         self.former = self.migration.get("startedTime")
         self.steps.clear()
-        await self.patch(mode=mode)
 
     async def arrives(self, mode: str, *, step: str = "Completed", timeout: float = 120.0) -> dict[str, Any]:
         """Wait until it lives there; returns `status.migration`."""

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from kplane.api import StartPolicy
+from kplane.api.control_plane import VirtualSpec
 from kplane.binaries.programs import Binaries
+from kplane.client import ControlPlanes
 from kplane.controlplane_operator.component_names import apiserver_name, etcd_name
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
@@ -115,15 +118,20 @@ async def test_an_abort_before_the_cut_leaves_everything_as_it_was(mover: Mover,
 
 
 async def test_a_roll_back_loses_nothing_and_copies_only_what_differs(mover: Mover, ledger: Ledger) -> None:
+    control_planes = ControlPlanes(mover.cluster.client)
+    await mover.patch(virtual={"start": "Always"})
     async with ledger.written():
-        await mover.ask("Dedicated")
+        mover.forget_steps()
+        await control_planes.move(NAME, mode="Dedicated")
         await mover.arrives("Dedicated", step="Retaining")
         await mover.controllers_work()
     assert await keys_below(mover, key_prefix(NAME)) > SIZE // 2
     # Without writers: what they write is counted, too.
-    await mover.ask("Virtual")
+    mover.forget_steps()
+    await control_planes.roll_back(NAME)
     migration = await mover.arrives("Virtual", step="Retaining")
     assert migration["returns"]
+    assert (await control_planes.get(NAME)).spec.virtual == VirtualSpec(start=StartPolicy.ALWAYS)
     assert migration["keys"] < migration["plan"]["keys"]
     async with ledger.written():
         await mover.controllers_work()

@@ -26,6 +26,7 @@ __all__ = [
     "FAKE_NODE_LABEL",
     "FINALIZER",
     "FINISH_ROTATION_ANNOTATION",
+    "FORMER_SETTINGS_ANNOTATION",
     "GATEWAY_AUTHENTICATION_KEY",
     "GATEWAY_HOST_KEY",
     "GATEWAY_LEASE_LABEL",
@@ -178,6 +179,9 @@ SLEEP_REQUESTED_ANNOTATION: Final = f"{GROUP}/sleep-requested"
 
 LAST_USED_ANNOTATION: Final = f"{GROUP}/last-used"
 """On a control plane: when it was last used. The gateway writes this, once a minute at most."""
+
+FORMER_SETTINGS_ANNOTATION: Final = f"{GROUP}/former-settings"
+"""On a control plane: `spec.virtual` or `spec.dedicated` as JSON by mode, which a move to the other mode set aside."""
 
 FAKE_NODES_ANNOTATION: Final = f"{GROUP}/fake-nodes"
 """On a control plane: how many nodes kwok plays there, if `kplane up --fake-nodes` started the management cluster."""

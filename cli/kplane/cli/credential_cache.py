@@ -82,7 +82,7 @@ def render(status: str, *, expires: float | None = None) -> str:
 
 
 def _remove_old(directory: str) -> None:
-    """Remove the files of control planes that nobody has used for long."""
+    """Remove the files of control planes that were last used long ago."""
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             if time.time() - entry.stat(follow_symlinks=False).st_mtime > _KEPT_SECONDS:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from kplane.client.control_planes import ControlPlanes
 from kplane.client.errors import ClientError, NoControlPlane, NoKubeconfig, NotSettled
 from kplane.client.events import KubernetesEvent
-from kplane.client.settled import Settled, asleep, awake, moved, ready
+from kplane.client.settled import Settled, arrived, asleep, awake, moved, ready
 from kplane.client.watching import Change
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "NoKubeconfig",
     "NotSettled",
     "Settled",
+    "arrived",
     "asleep",
     "awake",
     "moved",

@@ -35,6 +35,7 @@ from kplane.api.names import (
 from kplane.client.adoption import adopt
 from kplane.client.errors import ClientError, NoControlPlane, NoKubeconfig, NotSettled
 from kplane.client.events import ControlPlaneEvents, KubernetesEvent
+from kplane.client.moves import former_home, home_of_mode, patch_for
 from kplane.client.settled import Settled, asleep, awake, ready
 from kplane.client.tokens import issue_token
 from kplane.client.watching import Change, follow, read_as, served
@@ -280,19 +281,22 @@ class ControlPlanes:
     async def move(self, name: str, *, mode: ControlPlaneMode | str, plan: bool = False) -> ControlPlane:
         """Ask for a move of the data to a home of another mode, or with `plan` for what it would take. Does not wait.
 
-        The same mode as that of `status.home` aborts a move, or moves back after it.
+        The settings of that mode are those of the present or the former home, and those that a move set aside.
         """
-        wanted = ControlPlaneMode(mode)
+        found, wanted = await self.get(name), ControlPlaneMode(mode)
+        home = home_of_mode(found, wanted)
+        return await self._patch(name, patch_for(found, mode=wanted, home=home, plan=plan))
+
+    async def abort_move(self, name: str) -> ControlPlane:
+        """Ask that the data stay in their present home, or that an intended move is given up. Does not wait."""
         found = await self.get(name)
-        spec: dict[str, Any] = {"mode": str(wanted), "migration": {"plan": plan}}
-        # The API server refuses settings of the other mode.
-        if wanted is ControlPlaneMode.DEDICATED and found.spec.virtual is not None:
-            spec["virtual"] = None
-        if wanted is ControlPlaneMode.VIRTUAL:
-            spec["dedicated"] = None
-            if (path := found.status.cluster_path) is not None and path != name:
-                spec["virtual"] = {"clusterPath": path}
-        return await self._patch(name, {"spec": spec})
+        return await self._patch(name, patch_for(found, mode=found.home.mode, home=found.home, plan=False))
+
+    async def roll_back(self, name: str) -> ControlPlane:
+        """Ask that the data go back to their former home. Before the cut this aborts the move. Does not wait."""
+        found = await self.get(name)
+        home = former_home(found)
+        return await self._patch(name, patch_for(found, mode=home.mode, home=home, plan=False))
 
     async def sleep(self, name: str) -> ControlPlane:
         """Ask that the API server ends until a client needs it."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kplane.api import READY, ControlPlane, ControlPlaneMode, ControlPlanePhase, is_true
+from kplane.api import READY, ControlPlane, ControlPlaneMode, ControlPlanePhase, Home, is_true
 
-__all__ = ["Settled", "asleep", "awake", "moved", "ready"]
+__all__ = ["Settled", "arrived", "asleep", "awake", "moved", "ready"]
 
 Settled = Callable[[ControlPlane], bool]
 """Whether a control plane is where it was waited for."""
@@ -33,5 +33,16 @@ def moved(mode: ControlPlaneMode) -> Settled:
 
     def settled(control_plane: ControlPlane) -> bool:
         return control_plane.home.mode is mode and ready(control_plane)
+
+    return settled
+
+
+def arrived(home: Home) -> Settled:
+    """Whether its data live in this home and go to no other one, and it can be used there."""
+
+    def settled(control_plane: ControlPlane) -> bool:
+        moving = control_plane.status.migration
+        is_still = moving is None or (moving.step is not None and moving.step.is_cut)
+        return control_plane.home.is_like(home) and is_still and ready(control_plane)
 
     return settled

@@ -303,8 +303,8 @@ async def test_another_volume_waits_until_the_former_home_is_gone(monkeypatch: p
     assert str(world.control_plane.home) == "Dedicated"
     message = world.object["status"]["migration"]["message"]
     assert message == (
-        "moves to Dedicated (20Gi) when the former home, Virtual, is gone: wait, or set spec.migration.rollbackWindow"
-        " to 0s"
+        "moves to Dedicated (20Gi) when the former home, Virtual, is gone, which keeps data for a way back: to go back"
+        " there, ask for its mode, volume and data store; to continue, wait for the rollback window"
     )
     world.set_spec(migration={"rollbackWindow": "0s"})
     await moved(world, to="Dedicated (20Gi)", until="Completed")

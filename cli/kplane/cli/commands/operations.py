@@ -14,8 +14,8 @@ from kplane.cli.printable import printable
 from kplane.cli.session import say, work_on
 
 if TYPE_CHECKING:
-    from kplane.api import ControlPlane, ControlPlaneMode, MigrationPlan
-    from kplane.client import ControlPlanes
+    from kplane.api import ControlPlane, MigrationPlan
+    from kplane.client import ControlPlanes, Settled
 
 __all__ = ["app"]
 
@@ -32,68 +32,96 @@ def move(
         Mode | None, typer.Option("--to", help="Virtual: shared etcd. Dedicated: own etcd.", show_default=False)
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Only say what it would take.")] = False,
-    back: Annotated[
-        bool, typer.Option("--abort", "--rollback", help="Abort a move, or move back after it; nothing is lost.")
+    abort: Annotated[bool, typer.Option("--abort", help="Stay in the present home, and give up a move.")] = False,
+    rollback: Annotated[
+        bool, typer.Option("--rollback", help="Move back to the former home; before the cut, abort.")
     ] = False,
     wait: WaitOption = True,
     timeout: TimeoutOption = 900.0,
     context: ContextOption = None,
 ) -> None:
-    """Move a control plane to another etcd while it is in use. Its address and credentials stay valid."""
-    if (to is None) is not back:
-        raise typer.BadParameter("give one of --to and --abort/--rollback")
+    """Move a control plane to another etcd while it is in use. Its address and credentials stay valid.
+
+    The settings of the other mode are kept for the way back. No write is lost, also by --abort and --rollback.
+    """
+    if [to is not None, abort, rollback].count(True) != 1:
+        raise typer.BadParameter("give one of --to, --abort and --rollback")
+    if plan and to is None:
+        raise typer.BadParameter("--plan is for --to")
 
     async def work(control_planes: ControlPlanes) -> None:
-        import contextlib
-
         from kplane.api import ControlPlaneMode
-        from kplane.client import NotSettled, moved
+        from kplane.client import arrived, asleep, moved
+        from kplane.client.moves import former_home
 
         found = await control_planes.get(name)
-        mode = ControlPlaneMode(to) if to is not None else _former(found)
-        if found.home.mode == mode and found.spec.mode == mode:
-            say(f"{name} is {mode} already")
-            return
-        await control_planes.move(name, mode=mode, plan=plan)
+        if to is not None:
+            mode = ControlPlaneMode(to)
+            if found.home.mode == mode and found.spec.mode == mode:
+                say(f"{name} is {mode} already")
+                return
+            if plan and asleep(found):
+                say(f"{name} sleeps, and wakes: a plan changes its spec")
+            await control_planes.move(name, mode=mode, plan=plan)
+            settled = moved(mode)
+        else:
+            asked = await (control_planes.abort_move(name) if abort else control_planes.roll_back(name))
+            settled = arrived(asked.home if abort else former_home(asked))
         if plan:
             planned = await control_planes.wait(name, _is_planned, timeout_seconds=min(timeout, 120.0))
             _print_plan(_plan_of(planned))
             return
         if not wait:
-            print_text(f"controlplane/{name} begins to move")
+            print_text(f"controlplane/{name} begins to move" if not abort else f"controlplane/{name} is to stay")
             return
-        step = ""
-
-        def arrived(each: ControlPlane) -> bool:
-            nonlocal step
-            moving = each.status.migration
-            told = f"{moving.step} {moving.percent} %" if moving is not None and moving.step is not None else ""
-            if told and told != step:
-                step = told
-                say(f"{name}: {told}")
-            plan = _plan_of(each) if _is_planned(each) and not told else None
-            if plan is not None and plan.blockers:
-                why = "; ".join(f"{blocker.message} ({blocker.reason})" for blocker in plan.blockers)
-                raise Refused(f"{name} does not move yet: {why}; give it up by `kplane move {name} --abort`")
-            return moved(mode)(each)
-
-        done = await control_planes.wait(name, arrived, timeout_seconds=timeout)
-        # The operator says how long writes waited a moment after the change of the address.
-        with contextlib.suppress(NotSettled):
-            done = await control_planes.wait(name, _is_told, timeout_seconds=_HOLD_SECONDS)
-        held = done.status.migration.hold_milliseconds if done.status.migration is not None else None
+        done = await _wait_for_move(control_planes, name, settled, timeout_seconds=timeout)
+        moving = done.status.migration
+        held = moving.hold_milliseconds if moving is not None and not abort else None
         waited = f"; writes waited for {held} ms" if held is not None else ""
-        print_text(f"controlplane/{name} is {mode}{waited}")
+        print_text(f"controlplane/{name} is {done.home.mode}{waited}")
 
     work_on(context, work)
 
 
-def _former(control_plane: ControlPlane) -> ControlPlaneMode:
-    """Return the mode to go back to: the present home before the cut, the former one after it."""
+async def _wait_for_move(
+    control_planes: ControlPlanes, name: str, settled: Settled, *, timeout_seconds: float
+) -> ControlPlane:
+    """Wait until a move has settled, and say how far it is. Raises Refused if something stands in its way."""
+    import contextlib
+
+    from kplane.client import NotSettled
+
+    step = ""
+
+    def is_there(each: ControlPlane) -> bool:
+        nonlocal step
+        if settled(each):
+            return True
+        moving, told = each.status.migration, _progress(each)
+        if told and told != step:
+            step = told
+            say(f"{name}: {told}")
+        plan = _plan_of(each) if _is_planned(each) and (moving is None or moving.step is None) else None
+        if plan is not None and plan.blockers:
+            why = "; ".join(f"{blocker.message} ({blocker.reason})" for blocker in plan.blockers)
+            raise Refused(f"{name} does not move yet: {why}; give it up by `kplane move {name} --abort`")
+        return False
+
+    done = await control_planes.wait(name, is_there, timeout_seconds=timeout_seconds)
+    # The operator says how long writes waited a moment after the change of the address.
+    with contextlib.suppress(NotSettled):
+        done = await control_planes.wait(name, _is_told, timeout_seconds=_HOLD_SECONDS)
+    return done
+
+
+def _progress(control_plane: ControlPlane) -> str:
+    """Return the step of a migration; after the cut, what the next one waits for."""
     moving = control_plane.status.migration
-    if moving is None or moving.step is None or not moving.step.is_cut:
-        return control_plane.home.mode
-    return moving.source.mode
+    if moving is None or moving.step is None:
+        return ""
+    if moving.step.is_cut:
+        return moving.message or ""
+    return f"{moving.step} {moving.percent} %"
 
 
 def _is_planned(control_plane: ControlPlane) -> bool:

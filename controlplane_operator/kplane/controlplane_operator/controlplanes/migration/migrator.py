@@ -202,8 +202,9 @@ class Migrator:
         control_plane = await self._stay(control_plane)
         if required(control_plane).step is MigrationStep.COMPLETED:
             return control_plane
-        said = f"moves to {target} when the former home, {migration.source}, is gone"
-        raise ConditionError(Reason.MIGRATING, f"{said}: wait, or set spec.migration.rollbackWindow to 0s")
+        said = f"moves to {target} when the former home, {migration.source}, is gone, which keeps data for a way back"
+        remedy = "to go back there, ask for its mode, volume and data store; to continue, wait for the rollback window"
+        raise ConditionError(Reason.MIGRATING, f"{said}: {remedy}")
 
     async def _abort(self, control_plane: ControlPlane, *, why: str) -> ControlPlane:
         """Delete what was made of a new home."""

@@ -1,0 +1,222 @@
+"""A move restores the settings of the mode that it goes to, and a way back leads to the former home itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kplane.api import ControlPlane, ControlPlaneMode
+from kplane.api.names import FORMER_SETTINGS_ANNOTATION
+from kplane.client import arrived
+from kplane.client.moves import former_home, home_of_mode, patch_for
+
+VIRTUAL, DEDICATED = ControlPlaneMode.VIRTUAL, ControlPlaneMode.DEDICATED
+VOLUME = {"size": "20Gi", "storageClassName": "fast"}
+
+
+def merged(target: Any, patch: Any) -> Any:
+    """Apply a merge patch (RFC 7386)."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = merged(result.get(name), value)
+    return result
+
+
+class Acme:
+    """A control plane as the API server keeps it, and the operator that moves it."""
+
+    def __init__(self, spec: dict[str, Any], **status: Any) -> None:
+        self.object: dict[str, Any] = {"metadata": {"name": "acme", "generation": 1}, "spec": spec, "status": status}
+        self.object["status"].setdefault("home", self.wanted(slot=0))
+
+    @property
+    def model(self) -> ControlPlane:
+        return ControlPlane.model_validate(self.object)
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        return {name: value for name, value in self.object["spec"].items() if name != "migration"}
+
+    def wanted(self, *, slot: int) -> dict[str, Any]:
+        asked = self.model.home_asked_for()
+        return asked.model_copy(update={"slot": slot}).model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    def ask(self, mode: ControlPlaneMode, *, home: bool = True) -> None:
+        found = home_of_mode(self.model, mode) if home else None
+        self.object = merged(self.object, patch_for(self.model, mode=mode, home=found, plan=False))
+        # The API server refuses what does not go together.
+        assert self.model.spec.mode is mode
+
+    def abort(self) -> None:
+        here = self.model.home
+        self.object = merged(self.object, patch_for(self.model, mode=here.mode, home=here, plan=False))
+
+    def roll_back(self) -> None:
+        former = former_home(self.model)
+        self.object = merged(self.object, patch_for(self.model, mode=former.mode, home=former, plan=False))
+
+    def begin(self, step: str = "Copying") -> None:
+        status = self.object["status"]
+        target = self.wanted(slot=1 - status["home"].get("slot", 0))
+        self.object["status"] = {**status, "migration": {"from": status["home"], "to": target, "step": step}}
+
+    def cut(self) -> None:
+        self.begin("Retaining")
+        self.object["status"] = {**self.object["status"], "home": self.object["status"]["migration"]["to"]}
+
+    def asks_for_former_home(self) -> bool:
+        found = self.model
+        return found.status.migration is not None and found.home_asked_for().is_like(found.status.migration.source)
+
+    def asks_for_present_home(self) -> bool:
+        return self.model.home_asked_for().is_like(self.model.home)
+
+
+def test_rollback_to_dedicated_asks_for_the_former_volume() -> None:
+    dedicated = {"volume": VOLUME, "etcd": {"members": 3}}
+    acme = Acme({"mode": "Dedicated", "dedicated": dedicated})
+    acme.ask(VIRTUAL)
+    assert acme.spec == {"mode": "Virtual"}
+    acme.cut()
+    acme.roll_back()
+    assert acme.spec == {"mode": "Dedicated", "dedicated": dedicated}
+    assert acme.asks_for_former_home()
+
+
+def test_rollback_works_after_a_move_by_kubectl() -> None:
+    acme = Acme({"mode": "Dedicated", "dedicated": {"volume": VOLUME}})
+    # Nothing was set aside.
+    acme.object["spec"] = {"mode": "Virtual"}
+    acme.cut()
+    acme.roll_back()
+    assert acme.spec == {"mode": "Dedicated", "dedicated": {"volume": VOLUME}}
+    assert acme.asks_for_former_home()
+
+
+@pytest.mark.parametrize(
+    "virtual",
+    [
+        {"start": "OnDemand"},
+        {"dataStoreRef": {"name": "east"}},
+        {"start": "Always", "dataStoreRef": {"name": "east"}},
+        {},
+    ],
+)
+def test_round_trip_from_virtual_keeps_its_settings(virtual: dict[str, Any]) -> None:
+    spec = {"mode": "Virtual", **({"virtual": virtual} if virtual else {})}
+    acme = Acme(spec)
+    acme.ask(DEDICATED)
+    assert acme.spec == {"mode": "Dedicated"}
+    acme.cut()
+    acme.ask(VIRTUAL)
+    assert acme.spec == spec
+    assert acme.asks_for_former_home()
+    # There and back once more.
+    acme.cut()
+    acme.ask(DEDICATED)
+    acme.cut()
+    acme.roll_back()
+    assert acme.spec == spec
+
+
+def test_move_restores_settings_after_the_former_home_is_forgotten() -> None:
+    acme = Acme({"mode": "Virtual", "virtual": {"start": "OnDemand", "dataStoreRef": {"name": "east"}}})
+    acme.ask(DEDICATED)
+    acme.cut()
+    del acme.object["status"]["migration"]
+    acme.ask(VIRTUAL)
+    assert acme.spec["virtual"] == {"start": "OnDemand", "dataStoreRef": {"name": "east"}}
+
+
+def test_abort_before_the_cut_restores_what_the_move_set_aside() -> None:
+    virtual = {"start": "OnDemand", "dataStoreRef": {"name": "east"}}
+    acme = Acme({"mode": "Virtual", "virtual": virtual})
+    acme.ask(DEDICATED)
+    acme.begin()
+    acme.abort()
+    assert acme.spec == {"mode": "Virtual", "virtual": virtual}
+    assert acme.asks_for_present_home()
+
+
+def test_abort_after_the_cut_stays_in_the_present_home() -> None:
+    acme = Acme({"mode": "Dedicated", "dedicated": {"volume": VOLUME}})
+    acme.ask(VIRTUAL)
+    acme.cut()
+    acme.roll_back()
+    acme.abort()
+    assert acme.spec == {"mode": "Virtual"}
+    assert acme.asks_for_present_home()
+
+
+def test_abort_of_another_volume_removes_what_the_former_one_did_not_have() -> None:
+    acme = Acme({"mode": "Dedicated", "dedicated": {"volume": {"size": "20Gi"}}})
+    acme.object["spec"]["dedicated"] = {"volume": {"storageClassName": "fast"}}
+    acme.begin()
+    acme.abort()
+    assert acme.spec == {"mode": "Dedicated", "dedicated": {"volume": {"size": "20Gi"}}}
+    acme = Acme({"mode": "Dedicated"})
+    acme.object["spec"]["dedicated"] = {"volume": VOLUME}
+    acme.begin()
+    acme.abort()
+    assert acme.asks_for_present_home()
+
+
+def test_rollback_to_the_default_data_store_names_it_if_the_class_has_another() -> None:
+    acme = Acme({"mode": "Virtual"})
+    acme.object["status"]["rememberedClass"] = {"name": "x", "spec": {"virtual": {"dataStoreRef": {"name": "west"}}}}
+    acme.ask(DEDICATED)
+    acme.cut()
+    acme.roll_back()
+    assert acme.spec["virtual"] == {"dataStoreRef": {"name": "default"}}
+    # It was in the store of the class: that stays a choice of the class.
+    acme = Acme({"mode": "Virtual"}, home={"mode": "Virtual", "dataStore": "west"})
+    acme.object["status"]["rememberedClass"] = {"name": "x", "spec": {"virtual": {"dataStoreRef": {"name": "west"}}}}
+    acme.ask(DEDICATED)
+    acme.cut()
+    acme.roll_back()
+    assert acme.spec == {"mode": "Virtual"}
+
+
+def test_path_of_another_name_is_kept() -> None:
+    acme = Acme({"mode": "Virtual", "virtual": {"clusterPath": "acme-corp"}}, clusterPath="acme-corp")
+    acme.ask(DEDICATED)
+    acme.cut()
+    # Somebody removed the annotation.
+    acme.object["metadata"]["annotations"] = {}
+    acme.ask(VIRTUAL)
+    assert acme.spec["virtual"] == {"clusterPath": "acme-corp"}
+
+
+@pytest.mark.parametrize("annotation", ["", "{", "[]", "null", '{"Virtual": 1}', '{"Dedicated": {}}'])
+def test_bad_annotation_is_ignored(annotation: str) -> None:
+    acme = Acme({"mode": "Dedicated"})
+    acme.object["metadata"]["annotations"] = {FORMER_SETTINGS_ANNOTATION: annotation}
+    acme.ask(VIRTUAL)
+    assert acme.spec == {"mode": "Virtual"}
+
+
+def test_arrived_waits_until_the_move_is_given_up() -> None:
+    acme = Acme({"mode": "Virtual"}, observedGeneration=1)
+    ready = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "R",
+        "message": "",
+        "lastTransitionTime": "2026-11-26T01:00:00Z",
+    }
+    acme.object["status"]["conditions"] = [ready]
+    home = acme.model.home
+    assert arrived(home)(acme.model)
+    acme.ask(DEDICATED)
+    acme.begin()
+    assert not arrived(home)(acme.model)
+    acme.object["status"]["migration"]["step"] = None
+    assert not arrived(home)(acme.model)
+    del acme.object["status"]["migration"]
+    assert arrived(home)(acme.model)
