@@ -190,7 +190,7 @@ async def test_deletion_goes_by_chunks_and_takes_the_owner_key_last(
     for each in (prefix, beside):
         await claim(client, each, owner=ACME)
         await fill(client, each, count=300)
-    last = frozen(before=3)
+    last = frozen(before=4)
     deleting = asyncio.create_task(delete_owned(last, prefix, owner=ACME))
     await last.reached.wait()
     assert await client.count(prefix) == 100
@@ -203,7 +203,7 @@ async def test_deletion_goes_by_chunks_and_takes_the_owner_key_last(
     assert await owner_of(client, beside) == ACME
 
 
-@pytest.mark.parametrize("before", [1, 2, 3])
+@pytest.mark.parametrize("before", [1, 2, 3, 4])
 async def test_who_was_frozen_in_a_deletion_deletes_nothing_of_a_namesake(
     client: Client, prefix: str, frozen: Any, monkeypatch: pytest.MonkeyPatch, before: int
 ) -> None:

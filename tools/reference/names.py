@@ -14,6 +14,7 @@ __all__ = ["names"]
 
 _FOR_USERS: Final = frozenset(
     {
+        "accept-data-loss",
         "addon",
         "adopt",
         "allow-endpoint",

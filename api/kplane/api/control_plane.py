@@ -474,6 +474,8 @@ class ControlPlaneStatus(ApiModel):
     """The version that the API server reports."""
     home: Home | None = None
     """Where the data live; absent for those of an API server that kplane does not run."""
+    data_identity: Annotated[str, StringConstraints(max_length=64)] | None = None
+    """A random id that the data have in their etcd. No API server starts on data without it: see reason DataLost."""
     migration: MigrationStatus | None = None
     """The latest move of the data to another home; absent where there was none."""
     storage: StorageStatus | None = None

@@ -7,6 +7,7 @@ import re
 from typing import Final
 
 __all__ = [
+    "ACCEPT_DATA_LOSS_ANNOTATION",
     "ADDON_LABEL",
     "ADOPTION_TOKEN_ANNOTATION",
     "ADOPT_ANNOTATION",
@@ -19,6 +20,7 @@ __all__ = [
     "CLUSTER_PATH_ANNOTATION",
     "CONTROLLERS_SECRET_KEYS",
     "CONTROL_PLANE_LABEL",
+    "DATA_IDENTITY_ANNOTATION",
     "DATA_MARK_ANNOTATION",
     "DESTROY_DATA_ANNOTATION",
     "FAKE_NODES_ANNOTATION",
@@ -123,6 +125,9 @@ CLAIMED_ADDRESS_ANNOTATION: Final = f"{GROUP}/claimed-address"
 SERVICE_CIDR_ANNOTATION: Final = f"{GROUP}/service-cidr"
 """On a management namespace with keys in it: the network of Services, which the data are of."""
 
+DATA_IDENTITY_ANNOTATION: Final = f"{GROUP}/data-identity"
+"""On a management namespace whose control plane was deleted: the identity that its data have in etcd."""
+
 RETAINED_LABEL: Final = f"{GROUP}/retained"
 """`"true"` on a management namespace whose control plane was deleted and whose data were kept."""
 
@@ -140,6 +145,9 @@ NAMESPACE_TOKEN_ANNOTATION: Final = f"{GROUP}/namespace-token"
 
 DESTROY_DATA_ANNOTATION: Final = f"{GROUP}/destroy-data"
 """On a control plane: names data in a shared etcd that are not its own, and that its deletion is to destroy."""
+
+ACCEPT_DATA_LOSS_ANNOTATION: Final = f"{GROUP}/accept-data-loss"
+"""On a control plane whose data are lost: the value that condition Ready names. It continues with what is there."""
 
 SCHEDULED_FOR_ANNOTATION: Final = f"{GROUP}/scheduled-for"
 """On a ControlPlaneSnapshot that the operator made by the schedule of a class: the uid of its control plane."""

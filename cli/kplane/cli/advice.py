@@ -18,6 +18,7 @@ _COMMANDS: Final = {
     "ClassInvalid": "kubectl get controlplaneclasses",
     "ClassNotFound": "kubectl get controlplaneclasses",
     "ClusterPathInUse": "kubectl get controlplanes -o custom-columns=NAME:.metadata.name,PATH:.status.clusterPath",
+    "DataLost": "kubectl get controlplane {name} -o jsonpath='{{.status.conditions[?(@.type==\"Ready\")].message}}'",
     "DataRetained": (
         "kubectl annotate controlplane {name} controlplane.kplane.dev/adopt="
         '"$(kubectl get namespace {namespace} -o jsonpath='

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from kplane.data import NotOwned, Owner
+    from kplane.data import DataLost, NotOwned, Owner
 
 __all__ = [
     "BackupFailed",
@@ -14,6 +14,7 @@ __all__ = [
     "CredentialsInvalid",
     "KeyspaceError",
     "OperatorError",
+    "PrefixLost",
     "PrefixNotOwned",
     "RoleMissing",
     "TemplateFailed",
@@ -60,6 +61,13 @@ class PrefixNotOwned(KeyspaceError):
         super().__init__(str(error))
         self.prefix: Final = error.prefix
         self.owner: Final[Owner | None] = error.owner
+
+
+class PrefixLost(KeyspaceError):
+    """The data below a key prefix are not those that were served before."""
+
+    def __init__(self, error: DataLost) -> None:
+        super().__init__(str(error))
 
 
 class TemplateFailed(OperatorError):

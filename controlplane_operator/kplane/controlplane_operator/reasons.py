@@ -254,6 +254,11 @@ class Reason(StrEnum):
         "[say what becomes of the data](../troubleshoot/data-of-another-owner.md), or choose another path",
         _in(_READY, phase=_PENDING),
     )
+    DATA_LOST = (
+        "DataLost",
+        "[restore the data, or accept the loss](../troubleshoot/lost-data.md); no API server runs meanwhile",
+        _in(_READY),
+    )
     NAMESPACE_CONFLICT = ("NamespaceConflict", "delete that namespace, or choose another name", _in(_READY))
     NAMESPACE_DELETED = (
         "NamespaceDeleted",

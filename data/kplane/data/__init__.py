@@ -30,6 +30,7 @@ from kplane.data.errors import (
     ConditionNotMet,
     CredentialsUnusable,
     DataError,
+    DataLost,
     EtcdError,
     InvalidPrefix,
     LearnerBehind,
@@ -47,6 +48,7 @@ from kplane.data.errors import (
 )
 from kplane.data.fence import fence, is_fenced, lift_fence, prepare_fence, seal
 from kplane.data.follow import Comparison, Follower, Place, open_place
+from kplane.data.identity import identify, identity_key, identity_of, set_identity
 from kplane.data.members import Member, Members
 from kplane.data.owner import (
     Owner,
@@ -87,6 +89,7 @@ __all__ = [
     "Credentials",
     "CredentialsUnusable",
     "DataError",
+    "DataLost",
     "Delete",
     "DeleteRange",
     "Digest",
@@ -135,6 +138,9 @@ __all__ = [
     "discard_unfinished",
     "estimate",
     "fence",
+    "identify",
+    "identity_key",
+    "identity_of",
     "is_copy",
     "is_fenced",
     "lacks_data",
@@ -149,6 +155,7 @@ __all__ = [
     "release",
     "reset",
     "seal",
+    "set_identity",
     "take_over",
     "uid_of",
     "usage",

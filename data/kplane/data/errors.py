@@ -14,6 +14,7 @@ __all__ = [
     "ConditionNotMet",
     "CredentialsUnusable",
     "DataError",
+    "DataLost",
     "EtcdError",
     "InvalidPrefix",
     "LearnerBehind",
@@ -50,6 +51,17 @@ class NotOwned(DataError):
         super().__init__(f"{prefix} belongs to {owner.label}" if owner else f"{prefix} has keys, and no owner")
         self.prefix: Final = prefix
         self.owner: Final = owner
+
+
+class DataLost(DataError):
+    """The data of a prefix are not those that were served before: they have another identity, or are gone."""
+
+    def __init__(self, prefix: str, *, expected: str | None, found: str | None) -> None:
+        if found is None:
+            said = "no data" if expected is None else f"no data of identity {expected}"
+        else:
+            said = "no data" if expected in {None, found} else f"data of identity {found} instead of {expected}"
+        super().__init__(f"{prefix} has {said}")
 
 
 class CredentialsUnusable(DataError):

@@ -12,6 +12,7 @@ from typing import Final, Self
 from kplane.data import prefix as prefixes
 from kplane.data.client import Absent, Client, Delete, DeleteRange, Empty, Equals, Operation, Put
 from kplane.data.errors import ConditionNotMet, NotOwned
+from kplane.data.identity import identity_key
 
 __all__ = ["Owner", "claim", "delete_owned", "owned_below", "owned_by", "owner_key", "owner_of", "release", "take_over"]
 
@@ -94,22 +95,27 @@ async def take_over(client: Client, prefix: str, *, former: Owner | None, owner:
 
 
 async def release(client: Client, prefix: str, *, owner: Owner) -> bool:
-    """Delete the owner key if it is the owner's and the prefix has no key; tell whether it did. Raises DataError."""
+    """Delete owner key and identity if the prefix is the owner's and has no key; tell whether it did.
+
+    Raises DataError.
+    """
     try:
-        await client.apply([Delete(owner_key(prefix))], only_if=[owned_by(prefix, owner), Empty(prefix)])
+        both: list[Operation] = [Delete(owner_key(prefix)), Delete(identity_key(prefix))]
+        await client.apply(both, only_if=[owned_by(prefix, owner), Empty(prefix)])
     except ConditionNotMet:
         return False
     return True
 
 
 async def delete_owned(client: Client, prefix: str, *, owner: Owner) -> int:
-    """Delete the keys of a prefix, and with the last of them the owner key; returns their number.
+    """Delete the keys of a prefix, first their identity, and with the last of them the owner key; returns their number.
 
     Each transaction compares the owner key: from the moment at which another owner has the prefix, nothing is deleted.
     Raises NotOwned, and DataError.
     """
     start, guard, deleted = prefixes.checked(prefix), [owned_by(prefix, owner)], 0
     try:
+        await client.apply([Delete(identity_key(prefix))], only_if=guard)
         while (last := await client.last_of_first(prefix, count=_CHUNK)) is not None:
             deleted += (await client.apply([DeleteRange(start, last + b"\0")], only_if=guard)).deleted
         rest: list[Operation] = [DeleteRange(start, prefixes.range_end(start)), Delete(owner_key(prefix))]

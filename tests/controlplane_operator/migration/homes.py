@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +28,7 @@ from kplane.provider import Conflict, ProviderError
 __all__ = ["Home", "Killed", "Operator", "World"]
 
 _LATE = 7
+_IDENTITY = "5f0c"
 NAME, UID = "mover", "b1946ac9-2f3a-4a3e-8d4c-6a5f0c7b8e11"
 
 
@@ -52,6 +54,8 @@ class Home:
     """A copy wrote there."""
     oldest: int = 0
     """The lowest revision at which etcd still answers lists."""
+    identity: str | None = None
+    """Of the data."""
     cached_from: int = 0
     """The revision at which the API server started: it answers lists of this and later ones itself."""
 
@@ -73,7 +77,7 @@ class World:
     """What outlives an operator."""
 
     def __init__(self, monkeypatch: Any, *, window: str = "10m") -> None:
-        self.homes = {0: Home(exists=True, runs=True), 1: Home()}
+        self.homes = {0: Home(exists=True, runs=True, identity=_IDENTITY), 1: Home()}
         self.published, self.asked = 0, False
         """In the gateway's Secret: where it lives, and whether writes are to wait."""
         self.server, self.held = 0, False
@@ -99,6 +103,7 @@ class World:
             "spec": {"mode": "Virtual", "migration": {"rollbackWindow": window}},
             "status": {
                 "endpoint": "https://home-0",
+                "dataIdentity": _IDENTITY,
                 "clusterPath": NAME,
                 "home": {"mode": "Virtual", "slot": 0},
             },
@@ -114,6 +119,8 @@ class World:
         monkeypatch.setattr(cut, "Holds", lambda *_: _Holds(self))
         monkeypatch.setattr(cut, "at_gateway", lambda *_, provision, **__: provision)
         monkeypatch.setattr(cut, "write_gateway_secret", self.write_gateway_secret)
+        monkeypatch.setattr(migrator, "identify", _identify)
+        monkeypatch.setattr(migrator, "set_identity", _set_identity)
         monkeypatch.setattr(migrator, "TenantKeys", lambda _: _Keys())
         monkeypatch.setattr(migrator, "registrations_of", lambda *_, **__: [])
         monkeypatch.setattr(migrator, "instances_of", lambda *_, **__: [NAME] if self.instance else [])
@@ -171,6 +178,7 @@ class World:
         home = self.homes[self.lives_in]
         for key, version in home.versions.items():
             assert self.seen.setdefault((key, version), home.data[key]) == home.data[key]
+        assert home.identity == _IDENTITY
         assert home.revision >= self.newest
         if self._lived_in != self.lives_in:
             # A list that began in the former home would miss keys if it continued here.
@@ -349,9 +357,8 @@ class _Backend:
         async def open_place(_: Any) -> None:
             await self._world.call("open", lambda: setattr(self._home(control_plane), "closed", False))
 
-        yield SimpleNamespace(
-            client=SimpleNamespace(revision=revision, compact=compact), prefix="/registry/", apply=open_place
-        )
+        client = SimpleNamespace(revision=revision, compact=compact, home=partial(self._home, control_plane))
+        yield SimpleNamespace(client=client, prefix="/registry/", apply=open_place, only_if=())
 
     async def set_writable(self, control_plane: ControlPlane, *, writable: bool) -> None:
         home, slot = self._home(control_plane), control_plane.home.slot
@@ -419,6 +426,15 @@ class _Follower:
 
     async def close(self) -> None:
         await self._world.call("close", lambda: setattr(self._world.homes[self._target], "closed", True))
+
+
+async def _identify(client: Any, _: str, *, expected: str | None, **__: Any) -> str:
+    assert client.home().identity == expected
+    return str(expected)
+
+
+async def _set_identity(client: Any, _: str, identity: str, **__: Any) -> None:
+    client.home().identity = identity
 
 
 _DIGEST = SimpleNamespace(count=1, sha256="0" * 64)

@@ -71,6 +71,8 @@ class Provision:
     """Its keys are a copy of a template that was made for it: no credentials of anybody were ever issued there."""
     account_uid: AccountUid | None = None
     """Reads the uid of a ServiceAccount, for which kplane signs tokens; None if only the API server issues tokens."""
+    data_identity: str | None = None
+    """Of the data in their etcd; None where kplane does not keep them, or could not look."""
     asleep_as: str | None = None
     """No API server runs: the version that one will have, or had; None while one runs."""
 

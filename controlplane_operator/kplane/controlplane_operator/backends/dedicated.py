@@ -13,6 +13,7 @@ from kplane.controlplane_operator.backends.api_server_runner import ApiServerRun
 from kplane.controlplane_operator.backends.base import Provision, VersionLag, data_errors, runtime_errors
 from kplane.controlplane_operator.backends.class_settings import scheduling_of, takes_our_tokens
 from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url
+from kplane.controlplane_operator.backends.lost_data import data_lost, expected_identity, is_used
 from kplane.controlplane_operator.backends.members import DedicatedEtcd, EtcdKeys, EtcdMembers
 from kplane.controlplane_operator.backends.proxy import PROXY_PROCESS, ProxyProgram
 from kplane.controlplane_operator.backends.restore import Restorer
@@ -25,7 +26,7 @@ from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.tenant.bootstrap import TENANT_NAMESPACE
 from kplane.controlplane_operator.tenant.client import tenant_client
-from kplane.data import Client, DataError, HeldCredentials, RevisionTooFar, Usage
+from kplane.data import Client, DataError, DataLost, HeldCredentials, RevisionTooFar, Usage, identify
 from kplane.data.fence import fence, is_fenced, lift_fence, seal
 from kplane.data.follow import LARGEST_ANSWER, Place
 from kplane.data.revision import raise_revision
@@ -39,6 +40,8 @@ _ETCD_USER: Final = "kube-apiserver"
 _ETCD_ROOT: Final = "root"
 """May do everything while a fence is there."""
 _PREFIX: Final = "/registry"
+_LOOK_SECONDS: Final = 3.0
+"""Deadline of each call that looks for the identity of the data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,8 @@ class DedicatedProvisioner:
             await self._restorer.restore_data(control_plane, endpoint=urls[0], credentials=held, prefix=f"{_PREFIX}/")
             if begins_at is not None or not members.settled:
                 raise ConditionError(Reason.PROVISIONING, "the data are restored; waiting until etcd has restarted")
+        # The identity of data that come from another home comes with the last of them.
+        identity = await self._identify(control_plane, etcd=etcd) if writes else None
         if not writes:
             await self.set_writable(control_plane, writable=False)
         elif _place(control_plane) not in self._writable:
@@ -112,6 +117,7 @@ class DedicatedProvisioner:
             settled=found.settled and members.settled,
             lag=found.lag or members.lag or _more_than_asked(etcd.wanted, asked=etcd.asked),
             again_seconds=members.again_seconds,
+            data_identity=identity,
         )
 
     async def _account_uid(self, administrator: ClusterConfig, account: str) -> str | None:
@@ -122,6 +128,31 @@ class DedicatedProvisioner:
             except NotFound:
                 return None
         return str(found["metadata"]["uid"])
+
+    async def _identify(self, control_plane: ControlPlane, *, etcd: _Etcd) -> str | None:
+        """Return the identity of the data; None if etcd does not answer and the API server runs on data with one.
+
+        Raises ConditionError (DataLost) after the end of the API server if the data are not those that were served.
+        """
+        published, phase = control_plane.status.endpoint is not None, self._api_servers.phase(control_plane)
+        pair = issue_client(etcd.ground.authorities.etcd, user=_ETCD_ROOT)
+        credentials = HeldCredentials(ca=etcd.keys.ca, certificate=pair.certificate, key=pair.key)
+        expected, used = expected_identity(control_plane), is_used(control_plane)
+        for address in etcd.members.voters:
+            endpoint = client_url(address)
+            async with Client(endpoint, credentials=credentials, timeout_seconds=_LOOK_SECONDS) as client:
+                try:
+                    return await identify(client, f"{_PREFIX}/", expected=expected, used=used)
+                except DataLost as error:
+                    if phase is not Phase.ABSENT:
+                        with runtime_errors(Reason.DATA_LOST):
+                            await self._api_servers.stop(control_plane)
+                    raise data_lost(control_plane, told=f"etcd at {endpoint}: {error}") from error
+                except DataError as error:
+                    if address is etcd.members.voters[-1] and (not published or phase is not Phase.READY):
+                        reason = Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING
+                        raise ConditionError(reason, str(error)) from error
+        return None
 
     async def _run_etcd(self, control_plane: ControlPlane, *, begins_at: int | None) -> _Etcd:
         """Have etcd run, with keys and addresses for the API server on it. Raises ConditionError while it does not."""

@@ -15,6 +15,7 @@ from kplane.controlplane_operator.backends.apiserver import API_SERVER
 from kplane.controlplane_operator.backends.base import AccountUid, Provision, data_errors, runtime_errors
 from kplane.controlplane_operator.backends.class_settings import takes_our_tokens
 from kplane.controlplane_operator.backends.etcd import EtcdAccess
+from kplane.controlplane_operator.backends.lost_data import data_lost, expected_identity, is_used
 from kplane.controlplane_operator.backends.prefix_claims import PrefixClaims, etcd_user, owner_of, prefix_of, whose
 from kplane.controlplane_operator.backends.proxy import PROXY_PROCESS, ProxyProgram
 from kplane.controlplane_operator.backends.restore import Restorer
@@ -22,7 +23,7 @@ from kplane.controlplane_operator.backends.templates import Templates
 from kplane.controlplane_operator.backends.versions import ApiServerPlan, ApiServerPlanner
 from kplane.controlplane_operator.component_names import template_name
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.errors import KeyspaceError, PrefixNotOwned, ValueNotRead
+from kplane.controlplane_operator.errors import KeyspaceError, PrefixLost, PrefixNotOwned, ValueNotRead
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
@@ -135,6 +136,8 @@ class VirtualProvisioner:
         prefix, user = key_prefix(control_plane.cluster_path), etcd_user(control_plane.metadata.uid)
         published = control_plane.status.endpoint is not None
         ground, fresh = await self._prepare(control_plane)
+        # The identity of data that come from another home comes with the last of them.
+        identity = await self._identify(control_plane) if writes else None
         with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
             await etcd.access.grant(user, prefix=prefix, owner=owner_of(control_plane), read_only=not writes)
             await self._api_servers.ensure(
@@ -150,7 +153,8 @@ class VirtualProvisioner:
                 etcd_shared=True,
             )
         found = await self._api_servers.provision(control_plane, ground=ground, fresh=fresh, writes=writes)
-        return replace(found, fresh=fresh, account_uid=self._accounts(control_plane, plan=ground.plan))
+        accounts = self._accounts(control_plane, plan=ground.plan)
+        return replace(found, fresh=fresh, account_uid=accounts, data_identity=identity)
 
     async def prepare_home(self, control_plane: ControlPlane, *, begins_at: int | None, new: bool) -> None:
         """Claim the prefix, and have the revision of the shared etcd exceed `begins_at`."""
@@ -201,6 +205,7 @@ class VirtualProvisioner:
         etcd = self._required()
         published = control_plane.status.endpoint is not None
         ground, fresh = await self._prepare(control_plane)
+        identity = await self._identify(control_plane)
         if not published:
             with runtime_errors(Reason.PROVISIONING):
                 if not fresh or await self.needs_api_server(control_plane) is not None:
@@ -215,6 +220,7 @@ class VirtualProvisioner:
             ground.provision(asleep_as=control_plane.status.version or await self._version(ground.plan)),
             lag=ground.plan.refused,
             fresh=fresh,
+            data_identity=identity,
             account_uid=self._accounts(control_plane, plan=ground.plan),
         )
 
@@ -271,6 +277,29 @@ class VirtualProvisioner:
                 )
             fresh = not published and not restored and await self._copy(control_plane, ground=ground)
             return ground, fresh
+
+    async def _identify(self, control_plane: ControlPlane) -> str | None:
+        """Return the identity of the data; None if etcd does not answer and the API server runs on data with one.
+
+        Raises ConditionError (DataLost) after the end of the API server if the data are not those that were served.
+        """
+        published, phase = control_plane.status.endpoint is not None, self._api_servers.phase(control_plane)
+        with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
+            try:
+                return await self._required().shared.keyspace.identify(
+                    prefix_of(control_plane),
+                    owner=owner_of(control_plane),
+                    expected=expected_identity(control_plane),
+                    used=is_used(control_plane),
+                )
+            except PrefixLost as error:
+                if phase is not Phase.ABSENT:
+                    await self._api_servers.stop(control_plane)
+                raise data_lost(control_plane, told=str(error)) from error
+            except KeyspaceError:
+                if not published or phase is not Phase.READY:
+                    raise
+                return None
 
     def _accounts(self, control_plane: ControlPlane, *, plan: ApiServerPlan) -> AccountUid | None:
         """Return what reads the uids of ServiceAccounts, if tokens that kplane signs for them are good."""

@@ -213,6 +213,7 @@ class ControlPlaneReconciler:
             "cluster_path": control_plane.cluster_path if virtual else control_plane.status.cluster_path,
             "home": one.home,
             "claimed_address": one.claimed,
+            "data_identity": control_plane.status.data_identity or self._adopted_identity(one),
             "service_cidr": self._service_cidr(one),
             "restore": restore_status(one.in_its_home, stores=self._context.stores),
             "deletion_policy": policy_of(control_plane, chosen=one.followed.chosen),
@@ -247,6 +248,12 @@ class ControlPlaneReconciler:
             return kept
         # A version that wrote no homes made what is published. What is asked for now may be another one.
         return asked if control_plane.status.endpoint is None else Home(mode=control_plane.spec.mode)
+
+    def _adopted_identity(self, one: Pass) -> str | None:
+        """Return the identity of the data that the control plane takes over from an earlier one; None if it is new."""
+        namespace = self._known_namespace(one.control_plane)
+        record = RetainedDataRecord.of(namespace) if namespace is not None else None
+        return record.data_identity if record is not None and not record.is_of(one.control_plane) else None
 
     async def _recall(self, key: Key, control_plane: ControlPlane, *, followed: ClassInForce) -> ControlPlane:
         """Write down before a removal what a pass has begun that was cut off before its status."""

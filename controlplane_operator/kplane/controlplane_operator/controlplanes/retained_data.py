@@ -19,6 +19,7 @@ from kplane.api.names import (
     ADOPTION_TOKEN_ANNOTATION,
     CLUSTER_PATH_ANNOTATION,
     CONTROL_PLANE_LABEL,
+    DATA_IDENTITY_ANNOTATION,
     HOME_DATA_STORE_ANNOTATION,
     HOME_SLOT_ANNOTATION,
     HOME_VOLUME_ANNOTATION,
@@ -77,6 +78,8 @@ class RetainedDataRecord:
     """Of that home."""
     data_store: str | None = None
     """Of that home."""
+    data_identity: str | None = None
+    """Of the data of a control plane that is gone; None if it was not known."""
     service_cidr: str = DEFAULT_SERVICE_CIDR
     adoption_token: str | None = field(default=None, repr=False)
     """Who names it may take the data over; None while the control plane lives, and no control plane may."""
@@ -100,6 +103,7 @@ class RetainedDataRecord:
             slot=1 if annotations.get(HOME_SLOT_ANNOTATION) == "1" else 0,
             volume=_volume(annotations.get(HOME_VOLUME_ANNOTATION)),
             data_store=annotations.get(HOME_DATA_STORE_ANNOTATION) or None,
+            data_identity=annotations.get(DATA_IDENTITY_ANNOTATION) or None,
             created=datetime.fromisoformat(created) if created else datetime.max.replace(tzinfo=UTC),
             adoption_token=annotations.get(ADOPTION_TOKEN_ANNOTATION) or None,
         )
@@ -127,6 +131,7 @@ def owned_metadata(control_plane: ControlPlane) -> dict[str, Any]:
             UID_ANNOTATION: control_plane.metadata.uid,
             RETAINED_UID_ANNOTATION: None,
             ADOPTION_TOKEN_ANNOTATION: None,
+            DATA_IDENTITY_ANNOTATION: None,
             **_home_annotations(control_plane),
             SERVICE_CIDR_ANNOTATION: control_plane.status.service_cidr,
         },
@@ -146,6 +151,7 @@ def retained_metadata(record: RetainedDataRecord, *, home: ControlPlane | None =
             # Not the uid, which is no secret: it was in lists of control planes, in Events and in registrations.
             ADOPTION_TOKEN_ANNOTATION: record.adoption_token or secrets.token_urlsafe(_TOKEN_BYTES),
             **(_home_annotations(home) if home is not None else {}),
+            **({DATA_IDENTITY_ANNOTATION: home.status.data_identity} if home is not None else {}),
         },
     }
 

@@ -8,12 +8,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from kplane.controlplane_operator.errors import KeyspaceError, PrefixNotOwned, ValueNotRead
+from kplane.controlplane_operator.errors import KeyspaceError, PrefixLost, PrefixNotOwned, ValueNotRead
 from kplane.data import (
     AlreadyExists,
     Client,
     Credentials,
     DataError,
+    DataLost,
     LearnerBehind,
     NotFound,
     NotOwned,
@@ -28,9 +29,11 @@ from kplane.data import (
     delete_owned,
     disarm,
     discard_unfinished,
+    identify,
     is_copy,
     lacks_data,
     owned_below,
+    owned_by,
     owner_of,
     release,
     take_over,
@@ -231,6 +234,13 @@ class Keyspace:
         with _told():
             await claim(self._client, _checked(prefix), owner=owner, known=known)
 
+    async def identify(self, prefix: str, *, owner: Owner, expected: str | None, used: bool) -> str:
+        """Return the identity of the owner's data, which get one if they have none. Raises PrefixLost."""
+        with _told():
+            checked = _checked(prefix)
+            guard = [owned_by(checked, owner)]
+            return await identify(self._client, checked, expected=expected, used=used, only_if=guard)
+
     async def take_over(self, prefix: str, *, former: Owner | None, owner: Owner) -> None:
         """Make a prefix with its keys the owner's, if `former` has it still. Raises PrefixNotOwned."""
         with _told():
@@ -310,6 +320,8 @@ def _told() -> Iterator[None]:
         yield
     except NotOwned as error:
         raise PrefixNotOwned(error) from error
+    except DataLost as error:
+        raise PrefixLost(error) from error
     except ValueUnreadable as error:
         raise ValueNotRead(str(error)) from error
     except DataError as error:

@@ -16,7 +16,7 @@ from kplane.controlplane_operator.errors import BackupFailed
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
-from kplane.data import Client, Credentials, HeldCredentials, owner_of
+from kplane.data import Client, Credentials, HeldCredentials, identity_of, owner_of
 from kplane.workloads import Phase, Runtime
 
 __all__ = ["DEDICATED_PREFIX", "Source", "Sources"]
@@ -60,6 +60,9 @@ class Sources:
         virtual = control_plane.home.mode is ControlPlaneMode.VIRTUAL
         opened = self._virtual(control_plane) if virtual else self._dedicated(control_plane)
         async with opened as (client, prefix):
+            expected = control_plane.status.data_identity
+            if expected is not None and await identity_of(client, prefix) != expected:
+                raise BackupFailed(f"the etcd does not have its data, of identity {expected}: see condition Ready")
             yield Source(client, prefix, _header(control_plane, keys=found))
         if await self._keys.exported(control_plane) != found:
             raise BackupFailed("the keys of the control plane changed while its data were read")

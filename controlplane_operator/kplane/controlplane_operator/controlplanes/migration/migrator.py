@@ -35,7 +35,7 @@ from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.consumers import instances_of, registrations_of
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.data import RevisionTooFar
+from kplane.data import RevisionTooFar, identify, set_identity
 from kplane.data.follow import open_place
 
 __all__ = ["Migrator"]
@@ -311,7 +311,7 @@ class Migrator:
         migration, follower = required(control_plane), copy.follower
         if follower is None or not copy.complete:
             raise _waiting(copy.problem or "the data are copied")
-        await self._forget_history(control_plane)
+        await self._complete_home(control_plane)
         control_plane = await self._report.step(
             control_plane, MigrationStep.CUTTING, "writes wait", attempts=migration.attempts + 1
         )
@@ -329,17 +329,28 @@ class Migrator:
         await self._cutter.release(control_plane, former=former, provision=provision, chosen=chosen)
         return await self._arrive(control_plane, cut, held_seconds=time.monotonic() - cut.began)
 
-    async def _forget_history(self, control_plane: ControlPlane) -> None:
-        """Remove the new home's history up to `begins_at`, which exceeds each revision of the former home.
+    async def _complete_home(self, control_plane: ControlPlane) -> None:
+        """Give the new home the identity of the data, and remove its history up to `begins_at`.
 
-        A `continue` token or an `Exact` list of the former home names a revision at which the new home did not have all
-        data. It gets 410 Expired instead of a part of the list. A repeated call changes nothing. Raises ConditionError.
+        That exceeds each revision of the former home. A `continue` token or an `Exact` list of the former home names a
+        revision at which the new home did not have all data. It gets 410 Expired instead of a part of the list. A
+        repeated call changes nothing. Raises ConditionError, also if the data are lost.
         """
         there, begins_at = control_plane.at(required(control_plane).target), required(control_plane).begins_at
         if begins_at is None:
             raise _waiting("the status does not name the revision at which the new home begins")
+        async with self._homes(control_plane).connect(control_plane) as place:
+            with data_errors():
+                identity = await identify(
+                    place.client,
+                    place.prefix,
+                    expected=control_plane.status.data_identity,
+                    used=True,
+                    only_if=place.only_if,
+                )
         async with self._homes(there).connect(there) as place:
             with data_errors():
+                await set_identity(place.client, place.prefix, identity, only_if=place.only_if)
                 await place.client.compact(begins_at)
 
     async def _arrive(self, control_plane: ControlPlane, cut: Cut, *, held_seconds: float) -> ControlPlane:
