@@ -9,7 +9,6 @@ from typing import Final
 from kplane.controlplane_operator.backends.empty_etcd import empty_snapshot
 from kplane.controlplane_operator.pki.authorities import ETCD_SERVER_USER
 from kplane.controlplane_operator.pki.primitives import KeyPair
-from kplane.data import MAX_REQUEST_BYTES
 from kplane.workloads import (
     DATA,
     FILES,
@@ -110,6 +109,9 @@ def etcd_component(
     components that use it, `peers` those of the other members. Health and metrics are plain HTTP on a port of their
     own: they tell no data. `storage` is the volume for the data, None for that of the runtime's settings.
     """
+    # Here, because it loads grpc, which a cluster for tests without control planes does not need.
+    from kplane.data import MAX_REQUEST_BYTES
+
     listen = {port: f"{address.listen}:{address.ports[port]}" for port in ETCD_PORTS}
     client, peer = client_url(address), peer_url(address)
     alone = ("--name=member", f"--initial-cluster=member={peer}")
