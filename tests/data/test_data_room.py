@@ -48,7 +48,6 @@ async def _pairs(*, count: int) -> AsyncIterator[Iterable[Pair]]:
         yield [(f"configmaps/a/{number:03}".encode(), bytes(1 << 20))]
 
 
-@pytest.mark.slow
 async def test_follower_stops_before_the_etcd_is_full(small: Client, client: Client, prefix: str) -> None:
     await _fill(client, prefix, count=70)
     follower = Follower(Place(client, prefix), Place(small, _TARGET))
@@ -62,7 +61,6 @@ async def test_follower_stops_before_the_etcd_is_full(small: Client, client: Cli
     await client.delete_prefix(prefix)
 
 
-@pytest.mark.slow
 async def test_copy_that_finds_no_room_leaves_none_of_it_used(small: Client) -> None:
     await claim(small, _TARGET, owner=_OWNER)
     for _ in range(2):
@@ -77,7 +75,6 @@ async def test_copy_that_finds_no_room_leaves_none_of_it_used(small: Client) -> 
     await check_room(small, size=1 << 20)
 
 
-@pytest.mark.slow
 async def test_etcd_that_was_full_takes_writes_again_when_it_has_room(small: Client, tmp_path: Path) -> None:
     def member(url: str) -> Client:
         assert url == small.endpoint

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kplane.data import rpc
 from kplane.data._proto import etcd_pb2 as pb
-from kplane.data.client import Client, Delete, Operation, Put
+from kplane.data.client import Client, Operation, Put
 from kplane.data.errors import Compacted, NoRoom
 
 __all__ = ["COPIED_SHARE", "Room", "RoomWatch", "check_room", "disarm", "room_in"]
@@ -28,9 +28,8 @@ _ROUND_BYTES: Final = 8 << 20
 """So much is written between two looks at the room. A follower has as much under way at once."""
 _COMMIT_SECONDS: Final = 0.2
 """etcd commits every 100 ms, and tells the size of the last commit."""
-_COMMITS: Final = 3
-_NO_KEY: Final = b"/kplane.dev/room"
-"""It lies outside of every prefix of a control plane, and is never written."""
+_COMMITS: Final = 10
+"""Commits to wait for: a busy etcd takes long for each."""
 _CALL_SECONDS: Final = 10.0
 _DEFRAGMENT_SECONDS: Final = 300.0
 """A member answers nothing meanwhile. It takes some 10 s for each GB."""
@@ -66,28 +65,47 @@ async def check_room(client: Client, *, size: int = 0) -> None:
 
 
 class RoomWatch:
-    """Looks at the room in an etcd while a copy is written there."""
+    """Looks at the room in an etcd while a copy is written there.
+
+    etcd tells the size of its last commit, and a busy etcd commits late. So the watch adds what was written since a
+    look that had all writes.
+    """
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._known: int | None = None
+        """Bytes in use at a look that had all writes; None before the first look."""
         self._written = 0
-        """Bytes since the last look."""
+        """Bytes of keys and values since then."""
+        self._looked = 0
+        """How many of these were written before the last look."""
         self._lock = asyncio.Lock()
 
     async def before(self, batch: Sequence[Operation]) -> None:
         """Look before a transaction is written, if much was written since the last look. Raises NoRoom."""
         async with self._lock:
             self._written += sum(len(each.key) + len(each.value) for each in batch if isinstance(each, Put))
-            if self._written >= _ROUND_BYTES:
+            if self._written - self._looked >= _ROUND_BYTES:
                 await self._look()
-                self._written = 0
+                self._looked = self._written
 
     async def _look(self) -> None:
         # Writes of the last round may still be under way, and those of the next one come without a look.
         rounds = 2 * _ROUND_BYTES
-        if not (await room_in(self._client)).has(rounds):
+        found = await room_in(self._client)
+        if self._known is None:
+            self._known = max(0, found.used - self._written)
+        expected = self._known + int(self._written * _OVERHEAD)
+        if replace(found, used=max(found.used, expected)).has(rounds):
+            return
+        for _ in range(_COMMITS):
             await asyncio.sleep(_COMMIT_SECONDS)
-            await check_room(self._client, size=rounds)
+            found = await room_in(self._client)
+            if found.used >= self._known + self._written - _ROUND_BYTES:
+                break
+            # Else a commit is late, or a compaction has freed more than was written.
+        await check_room(self._client, size=rounds)
+        self._known, self._written = found.used, 0
 
 
 async def disarm(client: Client, *, member: Callable[[str], Client]) -> bool:
@@ -105,11 +123,15 @@ async def disarm(client: Client, *, member: Callable[[str], Client]) -> bool:
     compact = pb.CompactionRequest(revision=await client.revision(), physical=True)
     with contextlib.suppress(Compacted):
         await client.connection.call(rpc.COMPACT, compact, timeout_seconds=_DEFRAGMENT_SECONDS)
-    # Pages that one commit frees count as free after later ones, and a full etcd has no other reason to commit.
+    # Pages that one commit frees count as free after later ones. A full etcd takes no write that would make it commit,
+    # and commits a change of the alarm. It raises the alarm itself if it takes a write meanwhile that has no room.
     for _ in range(_COMMITS):
-        await client.apply([Delete(_NO_KEY)])
+        await _set_alarms(client, pb.AlarmRequest.DEACTIVATE, members=full)
+        await _set_alarms(client, pb.AlarmRequest.ACTIVATE, members=full)
         await asyncio.sleep(_COMMIT_SECONDS)
-    if not (await room_in(client)).has(0):
+        if (await room_in(client)).has(0):
+            break
+    else:
         return False
     leader = await client.members.leader()
     # The leader last: while it answers nothing, another member takes its place.
@@ -117,7 +139,12 @@ async def disarm(client: Client, *, member: Callable[[str], Client]) -> bool:
         async with member(each.client_url) as own:
             request = pb.DefragmentRequest()
             await own.connection.call(rpc.DEFRAGMENT, request, timeout_seconds=_DEFRAGMENT_SECONDS)
-    for number in full:
-        lift = pb.AlarmRequest(action=pb.AlarmRequest.DEACTIVATE, memberID=number, alarm=pb.NOSPACE)
-        await client.connection.call(rpc.ALARM, lift, timeout_seconds=_CALL_SECONDS)
+    await _set_alarms(client, pb.AlarmRequest.DEACTIVATE, members=full)
     return True
+
+
+async def _set_alarms(client: Client, action: pb.AlarmRequest.AlarmAction, *, members: Iterable[int]) -> None:
+    """Raise or disarm the alarm NOSPACE of these members."""
+    for number in members:
+        request = pb.AlarmRequest(action=action, memberID=number, alarm=pb.NOSPACE)
+        await client.connection.call(rpc.ALARM, request, timeout_seconds=_CALL_SECONDS)
