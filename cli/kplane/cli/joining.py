@@ -13,7 +13,7 @@ import yaml
 
 from kplane.api import ControlPlane, EndpointType
 from kplane.cli.errors import Refused
-from kplane.controlplane_operator.addons.kubeadm_join import new_token, token_secret
+from kplane.controlplane_operator.addons.kubeadm_join import discovery_kubeconfig, new_token, token_secret
 from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import CONFIG_MAPS, SECRETS
 
@@ -58,12 +58,4 @@ def _discovery(control_plane: ControlPlane, published: Sequence[ClusterConfig]) 
     if not authorities:
         raise Refused(f"the kubeconfig of {control_plane.name} names no CA, and a machine joins by it")
     ca = b"".join(each if each.endswith(b"\n") else each + b"\n" for each in authorities)
-    cluster = {"certificate-authority-data": base64.b64encode(ca).decode(), "server": server}
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"cluster": cluster, "name": ""}],
-        "contexts": [],
-        "current-context": "",
-        "users": [],
-    }
+    return discovery_kubeconfig(server, ca=ca)

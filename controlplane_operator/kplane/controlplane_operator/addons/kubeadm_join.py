@@ -30,6 +30,7 @@ __all__ = [
     "JoinToken",
     "current_tokens",
     "detached_signature",
+    "discovery_kubeconfig",
     "join_objects",
     "new_token",
     "read_token",
@@ -174,19 +175,24 @@ def join_objects(facts: ClusterFacts, *, tokens: Sequence[JoinToken]) -> list[di
     ]
 
 
+def discovery_kubeconfig(server: str, *, ca: bytes) -> dict[str, Any]:
+    """Return the kubeconfig by which kubeadm finds a control plane: one cluster without a name, and no credentials.
+
+    `ca` is PEM.
+    """
+    cluster = {"certificate-authority-data": base64.b64encode(ca).decode(), "server": server}
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"cluster": cluster, "name": ""}],
+        "contexts": [],
+        "current-context": "",
+        "users": [],
+    }
+
+
 def _cluster_info(join_url: str, *, ca: bytes, tokens: Sequence[JoinToken]) -> list[dict[str, Any]]:
-    # As kubeadm writes it: one cluster without a name, and no credentials.
-    cluster = {"certificate-authority-data": base64.b64encode(ca).decode(), "server": join_url}
-    kubeconfig = _yaml(
-        {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"cluster": cluster, "name": ""}],
-            "contexts": [],
-            "current-context": "",
-            "users": [],
-        }
-    )
+    kubeconfig = _yaml(discovery_kubeconfig(join_url, ca=ca))
     signatures = {f"jws-kubeconfig-{token.id}": detached_signature(kubeconfig, token=token) for token in tokens}
     name = "kubeadm:bootstrap-signer-clusterinfo"
     return [
