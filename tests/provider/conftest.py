@@ -50,8 +50,10 @@ class Authority:
         )
         self.pem = certificate.public_bytes(serialization.Encoding.PEM)
 
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, hours: int = 1) -> Any:
-        now = dt.datetime.now(dt.UTC)
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, hours: int = 1, ahead_hours: int = 0
+    ) -> Any:
+        now = dt.datetime.now(dt.UTC) + dt.timedelta(hours=ahead_hours)
         return (
             x509.CertificateBuilder()
             .subject_name(subject)
@@ -62,13 +64,17 @@ class Authority:
             .not_valid_after(now + dt.timedelta(hours=hours))
         )
 
-    def issue(self, name: str = "server", *, address: str = "127.0.0.1", hours: int = 1) -> Issued:
+    def issue(
+        self, name: str = "server", *, address: str = "127.0.0.1", hours: int = 1, ahead_hours: int = 0
+    ) -> Issued:
+        """Return a certificate that ends in `hours`; `ahead_hours` is how far the clock of its issuer is ahead."""
         key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         names = x509.SubjectAlternativeName(
             [x509.IPAddress(ipaddress.ip_address(address)), x509.DNSName("served.test")]
         )
         certificate = (
-            self._builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), key, hours=hours)
+            self._builder(subject, key, hours=hours, ahead_hours=ahead_hours)
             .add_extension(names, critical=False)
             .sign(self._key, hashes.SHA256())
         )

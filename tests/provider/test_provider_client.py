@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import datetime as dt
 import gzip
 import os
+import re
 import socket
 import time
 
@@ -142,6 +144,32 @@ async def test_certificates_are_verified(fault_server, tools):
     other_host.answer = always(tools.http(OBJECT))
     async with Client(named) as client:
         assert (await client.get(NAMESPACES, "a"))["kind"] == "Namespace"
+
+
+async def test_certificate_of_unknown_ca_names_the_trust_store_without_a_ca(fault_server, tools):
+    server = await fault_server(always(tools.http(OBJECT)))
+    error = await failure(dataclasses.replace(server, config=dataclasses.replace(server.config, ca_data=None)))
+    assert str(error).endswith("certificate not signed by a CA of this system, and the kubeconfig has no CA")
+    assert (error.kind, error.reason) == ("tls", "CertificateInvalid")
+
+
+async def test_certificate_from_the_future_names_both_clocks(fault_server, tools):
+    authority = tools.Authority()
+    # Certificates of this authority begin three hours before the clock of their issuer.
+    server = await fault_server(always(tools.http(OBJECT)), issued=authority.issue(ahead_hours=24))
+    before = dt.datetime.now(dt.UTC)
+    trusting = dataclasses.replace(server.config, ca_data=authority.pem, token="secret")
+    error = await failure(dataclasses.replace(server, config=trusting))
+    told = re.search(r"valid from (\S+) only, and the clock of this machine says (\S+); compare the clocks", str(error))
+    assert told is not None, str(error)
+    begins, present = (dt.datetime.strptime(each, "%Y-%m-%dT%H:%MZ").replace(tzinfo=dt.UTC) for each in told.groups())
+    assert abs(begins - before - dt.timedelta(hours=21)) < dt.timedelta(minutes=2)
+    assert abs(present - before) < dt.timedelta(minutes=2)
+    assert (error.kind, error.reason) == ("tls", "CertificateInvalid")
+    assert server.asked == []
+
+    stranger = dataclasses.replace(trusting, ca_data=tools.Authority().pem)
+    assert "not signed" in str(await failure(dataclasses.replace(server, config=stranger)))
 
 
 async def test_a_server_without_tls_is_not_mistaken_for_a_wrong_certificate(fault_server):

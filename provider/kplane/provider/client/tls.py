@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import os
 import ssl
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Final
+from urllib.parse import urlsplit
 
 from kplane.provider.access.config import ClusterConfig
 from kplane.provider.errors import KubeconfigError
 
-__all__ = ["fingerprint", "require_usable", "ssl_context"]
+__all__ = ["beginning_of_certificate", "fingerprint", "require_usable", "ssl_context"]
+
+_NO_CHECK_TIME: Final = 0x200000
+"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which `ssl` has no name for."""
 
 
 def fingerprint(config: ClusterConfig) -> bytes:
@@ -38,6 +46,30 @@ def ssl_context(config: ClusterConfig) -> ssl.SSLContext:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
     _load(context, config)
     return context
+
+
+async def beginning_of_certificate(config: ClusterConfig, *, timeout_seconds: float | None) -> datetime | None:
+    """Return when the certificate of a server begins to be valid; None if that has passed, or cannot be found out.
+
+    For messages only: OpenSSL does not tell the certificate that it refused. A second handshake, in which times alone
+    are not checked, sends neither a request nor a token. It does not go through proxies.
+    """
+    if config.proxy is not None:
+        return None
+    url = urlsplit(config.server)
+    try:
+        context = await asyncio.to_thread(ssl_context, replace(config, client_certificate=None, client_key=None))
+        context.verify_flags |= _NO_CHECK_TIME
+        async with asyncio.timeout(timeout_seconds):
+            _, writer = await asyncio.open_connection(
+                url.hostname, url.port or 443, ssl=context, server_hostname=config.tls_server_name or url.hostname
+            )
+            certificate = writer.get_extra_info("peercert")
+            writer.transport.abort()
+        begins = datetime.fromtimestamp(ssl.cert_time_to_seconds(certificate["notBefore"]), UTC)
+    except (OSError, ValueError, LookupError, KubeconfigError):
+        return None
+    return begins if begins > datetime.now(UTC) else None
 
 
 def require_usable(config: ClusterConfig) -> None:

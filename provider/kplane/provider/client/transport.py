@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from http import HTTPStatus
+from typing import Final
 
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
@@ -17,10 +19,13 @@ from yarl import URL
 from kplane.provider.access.config import ClusterConfig
 from kplane.provider.access.credentials import Credentials
 from kplane.provider.client.connections import Connections, Peer
-from kplane.provider.client.wire import translated
+from kplane.provider.client.tls import beginning_of_certificate
+from kplane.provider.client.wire import NOT_YET_VALID_CODE, translated
 from kplane.provider.errors import ProviderError, Unreachable
 
 __all__ = ["HttpRequest", "Transport"]
+
+_TIME: Final = "%Y-%m-%dT%H:%MZ"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +101,8 @@ class Transport:
         exchange = _Exchange()
         self._exchanges.add(exchange)
         try:
-            with translated(server=self._config.server, asked=str(request)):
+            has_ca = self._config.ca_data is not None
+            with translated(server=self._config.server, asked=str(request), has_ca=has_ca):
                 response = exchange.response = await self._begin(request, exchange)
                 try:
                     yield response
@@ -176,14 +182,29 @@ class Transport:
         if shown.impersonation is not None:
             headers.extend(shown.impersonation.headers())
         query = f"?{request.query}" if request.query else ""
-        return await self._connections.request(
-            peer,
-            request.method,
-            URL(f"{shown.server}{request.path}{query}", encoded=True),
-            timeout=self._timeout,
-            headers=headers,
-            data=_payload(request),
-        )
+        try:
+            return await self._connections.request(
+                peer,
+                request.method,
+                URL(f"{shown.server}{request.path}{query}", encoded=True),
+                timeout=self._timeout,
+                headers=headers,
+                data=_payload(request),
+            )
+        except aiohttp.ClientConnectorCertificateError as error:
+            certificate_error = error.certificate_error
+            if getattr(certificate_error, "verify_code", 0) != NOT_YET_VALID_CODE:
+                raise
+            begins = await beginning_of_certificate(shown, timeout_seconds=self._timeout.sock_connect)
+            if begins is None:
+                raise
+            # To the minute: a message that differs each time makes each probe write a status.
+            raise Unreachable(
+                f"{request}: {shown.server}: certificate is valid from {begins:{_TIME}} only, and the clock of this"
+                f" machine says {datetime.now(UTC):{_TIME}}; compare the clocks of both machines",
+                kind="tls",
+                reason="CertificateInvalid",
+            ) from error
 
     def _join(self, exchange: _Exchange, *, shown: ClusterConfig) -> Peer:
         """Add an exchange to the users of the server's connections; the client itself is one, so that they stay."""

@@ -14,6 +14,7 @@ from kplane.provider.client.limits import Intake
 from kplane.provider.errors import ApiError, ProviderError, Unreachable, api_error
 
 __all__ = [
+    "NOT_YET_VALID_CODE",
     "decode",
     "drop_body",
     "error_of",
@@ -25,6 +26,7 @@ __all__ = [
 
 _SHOWN: Final = 300
 _ISSUER_CODES: Final = frozenset({2, 7, 18, 19, 20, 21})
+NOT_YET_VALID_CODE: Final = 9
 _EXPIRED_CODE: Final = 10
 _HOST_CODES: Final = frozenset({62, 64})
 
@@ -123,25 +125,28 @@ def _retry_after(response: aiohttp.ClientResponse) -> float | None:
 
 
 @contextlib.contextmanager
-def translated(*, server: str, asked: str) -> Iterator[None]:
-    """Raise every transport failure inside of this context as Unreachable."""
+def translated(*, server: str, asked: str, has_ca: bool = True) -> Iterator[None]:
+    """Raise every transport failure inside of this context as Unreachable.
+
+    `has_ca` tells whether the kubeconfig has a CA; without one, the system's CAs are trusted.
+    """
     try:
         yield
     except ProviderError:
         raise
     except aiohttp.ClientConnectorCertificateError as error:
-        raise _certificate_refused(error.certificate_error, server=server, asked=asked) from error
+        raise _certificate_refused(error.certificate_error, server=server, asked=asked, has_ca=has_ca) from error
     except aiohttp.ConnectionTimeoutError as error:
         raise Unreachable(f"{asked}: no connection to {server} in time", kind="timeout") from error
     except (aiohttp.ClientError, OSError, ValueError, EOFError) as error:
         # OSError holds TimeoutError and ssl.SSLError as well.
-        raise _failure(error, server=server, asked=asked) from error
+        raise _failure(error, server=server, asked=asked, has_ca=has_ca) from error
 
 
-def _failure(error: Exception, *, server: str, asked: str) -> Unreachable:
+def _failure(error: Exception, *, server: str, asked: str, has_ca: bool) -> Unreachable:
     cause = next((link for link in reversed([*_chain(error)]) if isinstance(link, ssl.SSLError)), None)
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return _certificate_refused(cause, server=server, asked=asked)
+        return _certificate_refused(cause, server=server, asked=asked, has_ca=has_ca)
     if cause is not None:
         return Unreachable(f"{asked}: TLS with {server} failed: {getattr(cause, 'reason', None) or cause}", kind="tls")
     if isinstance(error, TimeoutError):
@@ -162,10 +167,14 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = inner if isinstance(inner, BaseException) and inner is not error else error.__cause__
 
 
-def _certificate_refused(error: Exception, *, server: str, asked: str) -> Unreachable:
+def _certificate_refused(error: Exception, *, server: str, asked: str, has_ca: bool) -> Unreachable:
     code = getattr(error, "verify_code", 0)
-    if code in _ISSUER_CODES:
+    if code in _ISSUER_CODES and has_ca:
         why = "certificate not signed by the CA of the kubeconfig"
+    elif code in _ISSUER_CODES:
+        why = "certificate not signed by a CA of this system, and the kubeconfig has no CA"
+    elif code == NOT_YET_VALID_CODE:
+        why = "certificate is not yet valid: compare this machine's clock with that of the machine that issued it"
     elif code == _EXPIRED_CODE:
         why = "certificate has expired"
     elif code in _HOST_CODES:
