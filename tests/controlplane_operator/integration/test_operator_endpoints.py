@@ -6,16 +6,19 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from aiohttp import web
 
 from kplane.api.names import ALLOW_ENDPOINT_LABEL
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
 from kplane.provider import Client, ClusterConfig
-from kplane.provider.client.resources import NAMESPACES, SECRETS
+from kplane.provider.client.resources import EVENTS, NAMESPACES, SECRETS
 from tests.silent_server import silent_server
+from tests.tls_server import serve_over_tls
 
 from .conftest import clean, keep_kubeconfig
 
@@ -179,6 +182,43 @@ async def test_ready_is_about_what_is_written_and_reachable_about_who_answers(
         assert (await says(field, "good", "Reachable", "True"))["reason"] == "Answered"
         assert (await says(field, "empty", "Ready", "False"))["reason"] == "EndpointPending"
         assert (await condition(field, "empty", "Reachable"))["status"] == "Unknown"
+
+
+async def test_api_server_that_starts_is_no_failure(field: Any, tmp_path: Path) -> None:
+    answer = 500
+    asked = 0
+
+    async def readyz(_: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        return web.Response(status=answer, text="[-]poststarthook/rbac/bootstrap-roles failed: not finished")
+
+    async def warnings() -> list[str]:
+        events = (await field.client.list(EVENTS, namespace="default")).items
+        return [
+            event["reason"]
+            for event in events
+            if event["involvedObject"]["name"] == "starting" and event["type"] == "Warning"
+        ]
+
+    app = web.Application()
+    app.router.add_get("/readyz", readyz)
+    async with serve_over_tls(app, tmp_path) as config, followed(field, "starting") as seen:
+        reference = await keep_kubeconfig(field, "starting", config=config)
+        await field.create("ControlPlaneEndpoint", "starting", endpoint=config.server, credentialsSecretRef=reference)
+        await field.eventually(lambda: asked >= 2)
+        assert (await says(field, "starting", "Reachable", "Unknown"))["reason"] == "Probing"
+        answer = 200
+        assert (await says(field, "starting", "Reachable", "True"))["reason"] == "Answered"
+        assert "EndpointUnreachable" not in {reachable for _, reachable in seen}
+        assert await warnings() == []
+
+        # The same answer of one that was ready is a failure.
+        answer = 500
+        await field.client.patch(CONTROL_PLANE_ENDPOINTS, "starting", {"spec": {"endpoint": f"{config.server}/"}})
+        await says(field, "starting", "Reachable", "False")
+        await field.eventually(warnings, lambda found: found == ["EndpointUnreachable"])
+    await clean(field)
 
 
 async def test_what_somebody_observed_wins_over_the_spec_and_what_nobody_wants_goes(

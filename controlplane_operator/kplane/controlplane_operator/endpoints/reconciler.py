@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Final
 
 from kplane.api import READY, ConditionStatus, ControlPlane, ControlPlaneEndpoint, find_condition
@@ -36,6 +37,8 @@ _PROMPT_SECONDS: Final = 2.0
 _PERIOD_SECONDS: Final = 60.0
 _FRESH_SECONDS: Final = 30.0
 """So long an answer counts for an endpoint that is woken again, such as by the status that tells of the answer."""
+_START_SECONDS: Final = 60.0
+"""An API server that has not been reached yet may answer 500 for so long: its post-start hooks have not run."""
 _URLS: Final = ("endpoint", "external_endpoint", "join_endpoint")
 
 
@@ -46,12 +49,17 @@ class _Told:
     status: ConditionStatus
     reason: str
     message: str
+    not_ready: bool = False
+    """The API server answered that it is not ready."""
 
 
 _USABLE: Final = _Told("True", Reason.RECONCILED, "usable as it is written")
 _ANSWERED: Final = _Told("True", Reason.ANSWERED, "/readyz answered")
 _ASLEEP: Final = _Told("False", Reason.HIBERNATED, "its control plane sleeps")
 _PROBING: Final = _Told("Unknown", Reason.PROBING, "/readyz is asked for the first time")
+_STARTING: Final = _Told(
+    "Unknown", Reason.PROBING, "the API server starts: /readyz answers 500 until its post-start hooks have run"
+)
 
 
 class ControlPlaneEndpointReconciler:
@@ -73,6 +81,8 @@ class ControlPlaneEndpointReconciler:
         self._credentials = EndpointCredentials(context, default=default_credentials)
         self._backoff: KeyedBackoff[Key] = KeyedBackoff(first_seconds=1.0)
         self._answered: dict[Key, tuple[ClusterConfig, float]] = {}
+        self._starting_since: dict[Key, float] = {}
+        """By endpoint: when its API server first answered that it is not ready yet, until another answer."""
 
     async def reconcile(self, key: Key) -> Result | None:
         """Publish the URLs of one endpoint and probe it."""
@@ -80,6 +90,7 @@ class ControlPlaneEndpointReconciler:
         if obj is None:
             self._backoff.forget(key)
             self._answered.pop(key, None)
+            self._starting_since.pop(key, None)
             return None
         with log_fields(object=f"ControlPlaneEndpoint/{key[1]}"):
             endpoint = ControlPlaneEndpoint.model_validate(obj)
@@ -99,6 +110,8 @@ class ControlPlaneEndpointReconciler:
                 await self._publish(endpoint, ready=_Told("False", *why), reachable=_Told("Unknown", *why))
                 return None if failure.waits_for_event else Result(self._backoff.next(key))
             found = _ANSWERED if self._is_fresh(key, target) else await self._probe(endpoint, target=target)
+            if self._starts(key, endpoint, found=found):
+                found = _STARTING
             await self._publish(endpoint, ready=_USABLE, reachable=found)
             await self.failures.over(key)
             if found is not _ANSWERED:
@@ -112,6 +125,17 @@ class ControlPlaneEndpointReconciler:
         owner = next((ref for ref in endpoint.metadata.owner_references if ref.name == endpoint.name), None)
         obj = self._context.stores.control_planes.get(("", endpoint.name)) if owner is not None else None
         return obj if obj is not None and owner is not None and obj["metadata"]["uid"] == owner.uid else None
+
+    def _starts(self, key: Key, endpoint: ControlPlaneEndpoint, *, found: _Told) -> bool:
+        """Tell whether an API server that is not ready is new or has just been woken, and so has not failed."""
+        if not found.not_ready:
+            self._starting_since.pop(key, None)
+            return False
+        known = find_condition(endpoint.status.conditions, REACHABLE)
+        if known is not None and known.reason not in (_PROBING.reason, _ASLEEP.reason, Reason.ENDPOINT_PENDING):
+            return False
+        now = time.monotonic()
+        return now - self._starting_since.setdefault(key, now) < _START_SECONDS
 
     def _is_fresh(self, key: Key, target: ClusterConfig) -> bool:
         known, until = self._answered.get(key, (None, 0.0))
@@ -203,7 +227,10 @@ async def _ask(target: ClusterConfig, *, connections: Connections) -> _Told:
         return _Told("False", error.reason, str(error))
     except ApiError as error:
         return _Told(
-            "False", Reason.ENDPOINT_UNREACHABLE, f"{target.server}/readyz answered {error.status}: {error.message}"
+            "False",
+            Reason.ENDPOINT_UNREACHABLE,
+            f"{target.server}/readyz answered {error.status}: {error.message}",
+            not_ready=error.status == HTTPStatus.INTERNAL_SERVER_ERROR,
         )
     except KubeconfigError as error:
         return _Told("False", Reason.CERTIFICATE_INVALID, str(error))
