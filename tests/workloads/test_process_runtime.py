@@ -21,6 +21,8 @@ from kplane.workloads import (
     find_processes,
 )
 
+from .conftest import FAST
+
 FOREVER = "exec sleep 1000"
 STUBBORN = "trap '' TERM; sleep 1000 & echo $! > data/child; while :; do wait; done"
 
@@ -118,6 +120,29 @@ async def test_a_component_that_is_frozen_gets_unready_and_ready_again(runtime, 
     assert "no answer after 0.2 s" in frozen.message
     os.kill(pid, signal.SIGCONT)
     await sandbox.phase(runtime, "web", Phase.READY, pid=pid)
+
+
+async def test_component_that_hangs_is_killed_and_started_again(sandbox, caplog) -> None:
+    async with sandbox.runtime(pace=replace(FAST, live_probe=0.1, live_failures=3)) as runtime:
+        probe = {"timeout_seconds": 0.2}
+        await runtime.apply(await sandbox.web(runtime, "web", probe=probe, liveness_path="/livez"))
+        pid = (await sandbox.phase(runtime, "web", Phase.READY)).pid
+        os.kill(pid, signal.SIGSTOP)
+        again = await sandbox.phase(runtime, "web", Phase.READY, restarts=1)
+        assert again.pid != pid
+        assert "Component web hangs and is killed: GET http://127.0.0.1:" in caplog.text
+        assert "/livez has no answer after 0.2 s, 3 times in a row" in caplog.text
+        assert "was killed, because it hung (GET" in caplog.text
+
+
+async def test_component_that_fails_between_good_answers_is_not_killed(sandbox) -> None:
+    async with sandbox.runtime(pace=replace(FAST, live_probe=0.02, live_failures=1000)) as runtime:
+        await runtime.apply(await sandbox.web(runtime, "web", liveness_path="/livez"))
+        pid = (await sandbox.phase(runtime, "web", Phase.READY)).pid
+        (sandbox.directory / "web/broken").touch()
+        await sandbox.phase(runtime, "web", Phase.UNREADY)
+        (sandbox.directory / "web/broken").unlink()
+        await sandbox.phase(runtime, "web", Phase.READY, pid=pid, restarts=0)
 
 
 async def test_the_message_says_what_the_probe_was_told(runtime, sandbox) -> None:

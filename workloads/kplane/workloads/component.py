@@ -182,7 +182,7 @@ class Component:
     readiness: Probe | None = None
     """None: ready as soon as it runs."""
     liveness_path: str | None = None
-    """On the port of `readiness`: what does not answer 200 there hangs, and is started again by a runtime of pods."""
+    """On the port of `readiness`. A component that does not answer 200 there for a minute hangs, and is restarted."""
     resources: Resources | None = None
     scheduling: Scheduling | None = None
     """None: any node, as for other pods."""

@@ -9,7 +9,6 @@ import logging
 import os
 import resource
 import signal
-import ssl
 import subprocess
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -17,18 +16,18 @@ from dataclasses import dataclass
 import aiohttp
 
 from kplane.provider.aio.backoff import Backoff
-from kplane.workloads.component import Component, Lifetime, Probe, RestartPolicy
+from kplane.workloads.component import Lifetime, RestartPolicy
 from kplane.workloads.errors import RuntimeFailure
 from kplane.workloads.processes.directory import ComponentDirectory
 from kplane.workloads.processes.launch import Launch
 from kplane.workloads.processes.log import LogFile
+from kplane.workloads.processes.probing import HttpProbe, Liveness
 from kplane.workloads.processes.process import Process
 from kplane.workloads.processes.proctable import ProcessEntry
 from kplane.workloads.runtime import ComponentState, Phase
 
 __all__ = ["Pace", "Supervision"]
 
-_SHOWN_BYTES = 300
 _UNDESCRIBED_GRACE_SECONDS = 30.0
 """Grace for a component of an earlier run whose description, with the grace, has not been given again."""
 
@@ -46,6 +45,11 @@ class Pace:
     """A component that ran for so long starts over with its first wait. Less than the limit would undo the limit."""
     ready_probe: float = 5.0
     """Between probes of a ready component."""
+    live_probe: float = 10.0
+    """Between probes of whether a component hangs, which is killed after `live_failures` of them in a row."""
+    live_failures: int = 6
+    start_limit: float = 600.0
+    """So long a component may take until it first answers that it lives."""
     log_check: float = 1.0
     """Between looks at the size of a log."""
 
@@ -81,6 +85,8 @@ class Supervision:
         self._digest = ""
         """Of what is kept up now; empty if nothing is."""
         self._process: Process | None = None
+        self._hung = ""
+        """Why the process was killed; empty if it was not."""
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
         self._wake = asyncio.Event()
@@ -211,32 +217,34 @@ class Supervision:
 
     async def _watch(self, process: Process) -> None:
         """Probe and keep the log bounded until the process has ended or shall end."""
+        liveness = Liveness(failures=self._pace.live_failures, start_seconds=self._pace.start_limit)
+        self._hung = ""
         while not (process.ended or self._stopping):
             self._wake.clear()
             async with asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(self._log.keep_bounded(interval_seconds=self._pace.log_check)),
-                    group.create_task(self._follow_readiness()),
+                    group.create_task(self._follow_readiness(liveness)),
+                    group.create_task(self._follow_liveness(process, liveness)),
                 ]
                 await self._wake.wait()
                 for task in tasks:
                     task.cancel()
 
-    async def _follow_readiness(self) -> None:
+    async def _follow_readiness(self, liveness: Liveness) -> None:
         if self._launch is None:
             return
         component, probe = self._launch.component, self._launch.component.readiness
         if probe is None:
             self._judge(None)
             return
-        readiness = ReadinessProbe(
-            self._session, component=component, probe=probe, host=self._host, tls=self._launch.tls
-        )
+        readiness = HttpProbe(self._session, component=component, probe=probe, host=self._host, tls=self._launch.tls)
         failures = 0
         began = asyncio.get_running_loop().time()
         while not self._stopping:
             problem = await readiness.check()
             failures = 0 if problem is None else failures + 1
+            liveness.started = liveness.started or problem is None
             self._judge(problem, lasting=failures >= probe.failure_threshold)
             if self.state.phase is Phase.READY and not failures:
                 wait = self._pace.ready_probe
@@ -244,6 +252,22 @@ class Supervision:
                 elapsed = asyncio.get_running_loop().time() - began
                 wait = min(max(probe.interval_seconds, elapsed / 20), self._pace.ready_probe)
             await asyncio.sleep(wait)
+
+    async def _follow_liveness(self, process: Process, liveness: Liveness) -> None:
+        """Kill the process once it hangs. It is started again then, as after any other end."""
+        if self._launch is None:
+            return
+        component, probe = self._launch.component, self._launch.component.readiness
+        if probe is None or component.liveness_path is None:
+            return
+        asked = dataclasses.replace(probe, path=component.liveness_path)
+        alive = HttpProbe(self._session, component=component, probe=asked, host=self._host, tls=self._launch.tls)
+        while not self._stopping:
+            problem = await liveness.watch(alive, interval_seconds=self._pace.live_probe)
+            if problem is not None and not self._stopping:
+                self._hung = problem
+                logger.warning("Component %s hangs and is killed: %s", self.state.name, problem)
+                process.kill()
 
     def _judge(self, problem: str | None, *, lasting: bool = False) -> None:
         if self._stopping:
@@ -296,7 +320,9 @@ class Supervision:
 
     def _tell_end(self, process: Process) -> str:
         code = process.exit_code
-        if code is None:
+        if self._hung:
+            how = f"was killed, because it hung ({self._hung})"
+        elif code is None:
             how = "ended (its exit code is not known, as an earlier supervisor had started it)"
         elif code < 0:
             how = f"was ended by signal {_signal_name(-code)}"
@@ -346,40 +372,3 @@ class RestartBackoff:
         if ran_seconds >= self._stable:
             self._backoff.reset()
         return self._backoff.next_delay()
-
-
-class ReadinessProbe:
-    """One component's readiness probe."""
-
-    def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        *,
-        component: Component,
-        probe: Probe,
-        host: str,
-        tls: ssl.SSLContext | None,
-    ) -> None:
-        number = next(port.number for port in component.ports if port.name == probe.port)
-        shown_host = f"[{host}]" if ":" in host else host
-        self._url = f"{'https' if probe.ca else 'http'}://{shown_host}:{number}/{probe.path.removeprefix('/')}"
-        self._session = session
-        self._tls = tls
-        self._timeout_seconds = probe.timeout_seconds
-
-    async def check(self) -> str | None:
-        """Ask once. Returns None if the component is ready, else a sentence that says why it is not."""
-        try:
-            async with (
-                asyncio.timeout(self._timeout_seconds),
-                self._session.get(self._url, ssl=self._tls or True, allow_redirects=False) as response,
-            ):
-                if response.status == 200:
-                    await response.read()  # so that the connection can be used again
-                    return None
-                shown = (await response.content.read(_SHOWN_BYTES)).decode(errors="replace").strip()
-                return f"GET {self._url} answers {response.status}: {shown}"
-        except TimeoutError:
-            return f"GET {self._url} has no answer after {self._timeout_seconds:g} s"
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            return f"GET {self._url} fails: {str(error) or type(error).__name__}"
