@@ -301,6 +301,8 @@ async def test_what_was_refused_comes_back_neither_after_a_removal_nor_over_what
     ("given", "same", "flags"),
     [
         ({"services": "Controllers,Workloads"}, {"services": "Controllers"}, NO_FLAGS),
+        # Another engagement would restart the controllers.
+        ({"services": "Controllers,Scheduler"}, {"services": "Controllers"}, NO_FLAGS),
         ({"profile": ""}, {"profile": "Nodeless"}, NO_FLAGS),
         ({"version": "1.37"}, {"version": "1.36"}, NO_FLAGS),
     ],
@@ -317,7 +319,6 @@ async def test_what_comes_to_the_same_is_the_same(
 @pytest.mark.parametrize(
     ("given", "other", "flags"),
     [
-        ({"services": "Controllers,Scheduler"}, {"services": "Controllers"}, NO_FLAGS),
         ({"profile": ""}, {"profile": "Nodeless"}, Flags(controllers=("namespace-controller",))),
         ({"profile": "", "controllers": "namespace-controller"}, {"profile": "Nodeless", "controllers": ""}, NO_FLAGS),
         ({"version": "1.35"}, {"version": "1.36"}, NO_FLAGS),

@@ -10,8 +10,11 @@ import aiohttp
 import pytest
 
 from kplane.api.configuration import HostPort
+from kplane.mcm.describe.programs import Programs
 from kplane.mcm.serving.server import serve_status
+from kplane.mcm.source.debounce import effective
 from kplane.provider import Cluster
+from kplane.workloads import RuntimeFailure
 
 from .instances_world import Heard, World, alive, cluster, program
 
@@ -129,6 +132,73 @@ async def test_each_service_has_a_process_and_both_end_together(world: World, ev
     assert not alive(alone.pid)
     assert not world.runtime.names()
     assert [what for what, _ in world.observer.told].count("ended") == 2
+
+
+async def serve(world: World, services: str) -> None:
+    """Have the cluster `a` ask for services, as mcm describes it."""
+    described = cluster("a", attributes={"services": services})
+    await world.clusters.add_or_replace(await effective(described, programs=Programs(runtime=world.runtime)))
+
+
+async def test_added_and_removed_services_restart_no_other(world: World, eventually: Eventually) -> None:
+    program(world.directory, name="kube-scheduler")
+    await serve(world, "Controllers")
+    controllers = await eventually(lambda: world.pid("a"))
+    await serve(world, "Controllers,Scheduler")
+    [both] = await eventually(world.overview.summaries, lambda found: len(found[0].pids) == 2)
+    assert both.pid == controllers
+    scheduler = dict(both.others)["kube-scheduler"]
+    # They follow what changes of the cluster, each by itself.
+    described = cluster("a", token="second", attributes={"services": "Controllers,Scheduler"})
+    await world.clusters.add_or_replace(await effective(described, programs=Programs(runtime=world.runtime)))
+    files = [world.file("a", "token"), world.directory / "state/ksc-a/files/token"]
+    await eventually(lambda: [path.read_bytes() for path in files] == [b"second"] * 2)
+    assert [world.runtime.state(name).pid for name in ("kcm-a", "ksc-a")] == [controllers, scheduler]
+
+    await serve(world, "Controllers")
+    await eventually(lambda: world.runtime.names() == ["kcm-a"])
+    assert not alive(scheduler)
+    assert world.pid("a") == controllers
+    await eventually(lambda: [what for what, _ in world.observer.told].count("announced") == 3)
+
+    # Of an exchange, the former one ends first.
+    alive_at_announcement = []
+    announce = world.observer.announce
+
+    async def note(*args: Any, **more: Any) -> None:
+        alive_at_announcement.append(alive(controllers))
+        await announce(*args, **more)
+
+    world.observer.announce = note
+    await serve(world, "Scheduler")
+    await eventually(lambda: world.runtime.names() == ["ksc-a"])
+    assert alive_at_announcement == [False]
+    await world.clusters.remove("a")
+    assert not world.runtime.names()
+    assert [what for what, _ in world.observer.told].count("ended") == 1
+
+
+async def test_service_that_cannot_be_added_is_told_and_tried_again(
+    world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(world.directory, name="kube-scheduler")
+    await serve(world, "Controllers")
+    controllers = await eventually(lambda: world.pid("a"))
+    refused = iter([RuntimeFailure("no port is free")])
+    reserve = world.runtime.reserve
+
+    async def refuse_one(name: str, **more: Any) -> Any:
+        if name == "ksc-a":
+            for failure in refused:
+                raise failure
+        return await reserve(name, **more)
+
+    monkeypatch.setattr(world.runtime, "reserve", refuse_one)
+    await serve(world, "Controllers,Scheduler")
+    await eventually(lambda: ("failed", "no port is free") in world.observer.told)
+    assert alive(controllers)
+    await eventually(lambda: world.runtime.state("ksc-a").pid)
+    assert world.pid("a") == controllers
 
 
 async def test_what_is_wrong_with_the_scheduler_is_told_though_controllers_run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
@@ -39,8 +39,8 @@ class Instances(Aware):
     """Starts the instances of a cluster when it is engaged, and ends them, awaited, with the engagement.
 
     The next engagement of a cluster begins only after the end of the one before, so one cluster never has two instances
-    of a kind. The observer gets one report for all instances of a cluster: before the first start, when one of them
-    changes, and when all have ended.
+    of a kind. Another set of services ends and starts instances within an engagement. The observer gets one report for
+    all instances of a cluster: before the first start, when one of them changes, and when all have ended.
     """
 
     def __init__(
@@ -77,6 +77,10 @@ class Instances(Aware):
         self._oom_kills = OomKills()
         self._admit = admit
         self._instances: dict[str, tuple[Instance, ...]] = {}
+        self._works: dict[str, Engagement] = {}
+        """By component: what starts the instance and has it follow its cluster, from its announcement to its end."""
+        self._announced: dict[str, tuple[InstanceKind, ...]] = {}
+        """What runs by the last announcement of a cluster; absent while that changes."""
         self._leftovers = leftovers or Leftovers(runtime)
         runtime.before_restart(self._wait_to_restart)
 
@@ -105,19 +109,43 @@ class Instances(Aware):
             instances = tuple(self._create(engagement, kind) for kind in instance_kinds(cluster))
             self._instances[cluster.name] = instances
             engagement.on_close(lambda: self._end(cluster.name))
-            try:
-                for instance in instances:
-                    await instance.check()
-                await self._observer.announce(cluster, version=instances[0].version)
-            except (RegistrationWithdrawn, NotAnnounced):
-                raise
-            except (McmError, WorkloadsError, OSError) as error:
-                self._observer.report_failure(cluster, str(error))
-                raise
-            for instance in instances:
-                gate = StartGate(instance, lease=instance.lease, pace=self._gate_pace or GatePace(), admit=self._admit)
-                self._keep(engagement, f"start gate: {instance.kind.program}", partial(gate.keep, engagement))
-                self._keep(engagement, f"follow changes: {instance.kind.program}", partial(instance.follow, engagement))
+            await self._bring_up(engagement)
+            self._keep(engagement, "follow services", partial(self._follow_services, engagement))
+
+    async def _bring_up(self, engagement: Engagement) -> None:
+        """Announce the instances of a cluster and start those that have not been. Raises if they may not or cannot."""
+        cluster = engagement.cluster
+        instances = self._instances[cluster.name]
+        waiting = [instance for instance in instances if instance.component not in self._works]
+        try:
+            for instance in waiting:
+                await instance.check()
+            await self._observer.announce(cluster, version=instances[0].version)
+        except (RegistrationWithdrawn, NotAnnounced):
+            raise
+        except (McmError, WorkloadsError, OSError) as error:
+            self._observer.report_failure(cluster, str(error))
+            raise
+        self._announced[cluster.name] = tuple(instance.kind for instance in instances)
+        for instance in waiting:
+            work = self._works[instance.component] = engagement.inner()
+            gate = StartGate(instance, lease=instance.lease, pace=self._gate_pace or GatePace(), admit=self._admit)
+            self._keep(work, f"start gate: {instance.kind.program}", partial(gate.keep, work))
+            self._keep(work, f"follow changes: {instance.kind.program}", partial(instance.follow, work))
+
+    async def _follow_services(self, engagement: Engagement) -> None:
+        """End and start instances as the services of the cluster change; the others continue."""
+        async for cluster in engagement.changes():
+            name, wanted = cluster.name, instance_kinds(cluster)
+            if self._announced.get(name) == wanted:
+                continue
+            self._announced.pop(name, None)
+            known = {instance.kind: instance for instance in self._instances[name]}
+            # The announcement names their services until they have ended: another registration may get them then.
+            await self._end_instances(name, [known.pop(kind) for kind in [*known] if kind not in wanted])
+            self._instances[name] = tuple(known.get(kind) or self._create(engagement, kind) for kind in wanted)
+            await self._bring_up(engagement)
+            self._update(name)
 
     @staticmethod
     def _keep(engagement: Engagement, what: str, run: Callable[[], Awaitable[None]]) -> None:
@@ -156,22 +184,29 @@ class Instances(Aware):
             self._observer.update(name, summary.reason, message=summary.message)
 
     async def _end(self, name: str) -> None:
-        backoff = Backoff(initial_seconds=1.0, maximum_seconds=60.0)
         with log_fields(cluster=name):
             try:
-                instances = self._instances[name]
-                while failures := await _close(instances):
-                    # No other instance may begin for this registration, nor its control plane go, until that is done.
-                    message, delay = " ".join(map(str, failures)), backoff.next_delay()
-                    self._observer.update(name, Reason.STOP_FAILED, message=message)
-                    logger.error("failed to stop the instances of %s, retry in %.1f s: %s", name, delay, message)
-                    await asyncio.sleep(delay)
-                if problem := await self._leftovers.remove(instance.component for instance in instances):
-                    # Nothing works any more. To wait would keep other clusters of its shard from moving.
-                    self._observer.update(name, Reason.STOP_FAILED, message=problem)
+                await self._end_instances(name, self._instances[name])
             finally:
                 del self._instances[name]
+                self._announced.pop(name, None)
             await self._observer.end(name)
+
+    async def _end_instances(self, name: str, instances: Sequence[Instance]) -> None:
+        """End some instances of a cluster, and return when they have ended and their files are gone."""
+        backoff = Backoff(initial_seconds=1.0, maximum_seconds=60.0)
+        for instance in instances:
+            if (work := self._works.pop(instance.component, None)) is not None:
+                await work.aclose()
+        while failures := await _close(instances):
+            # No other instance may begin for this registration, nor its control plane go, until that is done.
+            message, delay = " ".join(map(str, failures)), backoff.next_delay()
+            self._observer.update(name, Reason.STOP_FAILED, message=message)
+            logger.error("failed to stop the instances of %s, retry in %.1f s: %s", name, delay, message)
+            await asyncio.sleep(delay)
+        if problem := await self._leftovers.remove(instance.component for instance in instances):
+            # Nothing works any more. To wait would keep other clusters of its shard from moving.
+            self._observer.update(name, Reason.STOP_FAILED, message=problem)
 
 
 async def _close(instances: Iterable[Instance]) -> list[BaseException]:

@@ -187,6 +187,8 @@ async def effective(cluster: Cluster, *, programs: Programs, flags: Flags = NO_F
     if not (attributes.get(PROFILE_ATTRIBUTE) or controllers_named(cluster) or flags.controllers):
         attributes[PROFILE_ATTRIBUTE] = ControllersProfile.NODELESS
     compared = dict(attributes)
+    # `Instances` follows services within an engagement, so that one more restarts none of the others.
+    compared[SERVICES_ATTRIBUTE] = ""
     if attributes.get(VERSION_ATTRIBUTE) and (version := await _version(cluster, programs=programs)):
         compared[VERSION_ATTRIBUTE] = version
     return Effective(cluster, attributes=attributes, compared=compared)
