@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import os
-import signal
 from typing import Any
 
 import pytest
 
 from kplane.api.names import CONTROL_PLANE_LABEL, PAUSED_ANNOTATION
-from kplane.controlplane_operator.backends import apiserver
-from kplane.controlplane_operator.component_names import apiserver_name
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
 from kplane.provider import Invalid, NotFound
 from kplane.provider.client.resources import EVENTS, NAMESPACES, SECRETS
-from kplane.workloads import Pace, Probe, find_processes
-from kplane.workloads.processes import runtime
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -105,24 +98,3 @@ async def test_a_class_that_says_retain_is_heard_in_a_pause_and_where_it_refuses
     await field.client.delete(NAMESPACES, "kplane-cp-kept")
     async with field.handle.tenants_etcd.client() as etcd:
         await etcd.delete_prefix("/clusters/kept/")
-
-
-@pytest.fixture
-def quick_liveness(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a process count as hanging after some two seconds instead of a minute."""
-    monkeypatch.setattr(runtime, "Pace", functools.partial(Pace, live_probe=0.5, live_failures=3))
-    monkeypatch.setattr(apiserver, "Probe", functools.partial(Probe, timeout_seconds=1.0))
-
-
-async def test_api_server_that_is_stopped_is_started_again(quick_liveness: None, own_field: Any) -> None:
-    await own_field.create("ControlPlane", "stopped", deletionPolicy="Destroy")
-    await own_field.becomes("ControlPlane", "stopped", "Reconciled")
-    tenant = await own_field.tenant("stopped")
-    (pid,) = find_processes(own_field.state / apiserver_name("stopped"))
-    os.kill(pid, signal.SIGSTOP)
-
-    async def processes() -> list[int]:
-        return find_processes(own_field.state / apiserver_name("stopped"))
-
-    await own_field.eventually(processes, lambda found: found and pid not in found)
-    await own_field.lets_in(tenant)

@@ -1,0 +1,35 @@
+"""An API server that hangs, as a process beside the operator."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from kplane.controlplane_operator.backends import apiserver
+from kplane.controlplane_operator.component_names import apiserver_name
+from kplane.workloads import Pace, Probe, find_processes
+from kplane.workloads.processes import runtime
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def quick_liveness(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a process count as hanging after some four seconds instead of a minute."""
+    monkeypatch.setattr(runtime, "Pace", functools.partial(Pace, live_probe=0.5, live_failures=3))
+    monkeypatch.setattr(apiserver, "Probe", functools.partial(Probe, timeout_seconds=1.0))
+
+
+async def test_api_server_that_is_stopped_is_started_again(quick_liveness: None, own_field: Any) -> None:
+    await own_field.create("ControlPlane", "stopped", deletionPolicy="Destroy")
+    await own_field.becomes("ControlPlane", "stopped", "Reconciled")
+    tenant = await own_field.tenant("stopped")
+    directory = own_field.state / apiserver_name("stopped")
+    (pid,) = find_processes(directory)
+    os.kill(pid, signal.SIGSTOP)
+    await own_field.eventually(lambda: find_processes(directory), lambda found: found and pid not in found)
+    await own_field.lets_in(tenant)
