@@ -41,6 +41,7 @@ def reconciler() -> ControlPlaneReconciler:
     parts: Any = SimpleNamespace(stores=Stores(), runs_pods=True, virtual=None, gateway=None, again=lambda _: None)
     return ControlPlaneReconciler(
         parts,
+        probes=parts,
         provisioners=parts,
         namespaces=parts,
         claims=parts,

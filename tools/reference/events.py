@@ -17,6 +17,7 @@ __all__ = ["events", "recorded"]
 _MEANINGS: Final[Mapping[str, str]] = {
     "Cloned": "a new control plane has the objects of its source, with fresh uids",
     "CredentialsNotRevoked": "credentials stay valid at an adopted API server until they expire",
+    "CredentialsRejected": "the API server refuses the published credentials, and the operator repairs them",
     "DataAdopted": "the control plane took over retained data",
     "DataDeleted": "the keys of a deleted control plane are deleted",
     "DataLeft": "the data belong to another owner, and stay",

@@ -22,6 +22,7 @@ from kplane.controlplane_operator.component_names import place
 from kplane.controlplane_operator.config import EtcdAt, EtcdService, OperatorConfig
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
+from kplane.controlplane_operator.controlplanes.credential_probes import CredentialProbes
 from kplane.controlplane_operator.controlplanes.deletion import Removal
 from kplane.controlplane_operator.controlplanes.migration.following import Copies
 from kplane.controlplane_operator.controlplanes.migration.migrator import Migrator
@@ -80,6 +81,7 @@ _CALL_SECONDS: Final = 10.0
 _ADDONS: Final = "controlplaneaddons"
 _MCMS: Final = "dedicatedmcm"
 _SCHEDULES: Final = "snapshotschedule"
+_PROBES: Final = "credentialprobe"
 _RECONCILE_SECONDS: Final = 90.0
 _RELIST_SECONDS: Final = 600.0
 _WAITING_FOR_EACH_WORKER: Final = 8
@@ -281,8 +283,10 @@ class _Assembly:
         planner = Planner(context, homes=provisioners.home, claim=claims.check)
         migrator = Migrator(context, homes=provisioners.home, planner=planner, copies=self._copies, claim=claims.take)
         switch = EndpointSwitch(context.stores, queues=context.queues)
+        probes = CredentialProbes(context)
         control_planes = ControlPlaneReconciler(
             context,
+            probes=probes,
             provisioners=provisioners,
             namespaces=namespaces,
             removal=Removal(
@@ -326,6 +330,7 @@ class _Assembly:
         }
         addons = ControlPlaneAddonsReconciler(context, bundles=bundles)
         self._reconcilers[_ADDONS] = CONTROL_PLANES.kind, addons.reconcile, self._counting(_ADDONS)
+        self._reconcilers[_PROBES] = CONTROL_PLANES.kind, probes.reconcile, self._counting(_PROBES)
         scheduler = SnapshotScheduler(context)
         self._reconcilers[_SCHEDULES] = CONTROL_PLANES.kind, scheduler.reconcile, self._counting(_SCHEDULES)
         self._dedicated = DedicatedMcmReconciler(

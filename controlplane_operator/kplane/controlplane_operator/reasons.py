@@ -206,7 +206,7 @@ class Reason(StrEnum):
     )
     CREDENTIALS_REJECTED = (
         "CredentialsRejected",
-        "replace the kubeconfig in the endpoint's Secret",
+        "do what the message says; of an adopted API server, replace the kubeconfig in the endpoint's Secret",
         _in(_READY, _ADDONS),
     )
     SECRET_NOT_ALLOWED = (

@@ -12,6 +12,7 @@ import pytest
 from kplane.api import AuthSpec, ControlPlane
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.controlplanes.credential_probes import CredentialProbes
 from kplane.controlplane_operator.controlplanes.credentials import CredentialIssuer
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.pki.issuing import Identity, issue_certificate, sign_token
@@ -69,7 +70,8 @@ async def test_refused_renewal_names_the_end_of_what_is_published(monkeypatch: p
     ends = {"controlplane.kplane.dev/expires-at": "2099-01-02T03:04:05+00:00"}
     metadata = {"name": "controlplane-acme-kubeconfig", "namespace": "kplane-cp-acme", "uid": "s", "annotations": ends}
     stores.secrets.apply({"metadata": {**metadata, "resourceVersion": "1"}, "data": {}})
-    issuer = CredentialIssuer(cast("OperatorContext", SimpleNamespace(stores=stores)))
+    context = cast("OperatorContext", SimpleNamespace(stores=stores))
+    issuer = CredentialIssuer(context, probes=CredentialProbes(context))
     monkeypatch.setattr(issuer, "_set_up", set_up)
     url = "https://a.example"
     provision = Provision(Addresses(url, url, url), administrator=ClusterConfig(url), authorities=None)

@@ -14,6 +14,7 @@ from kplane.api import ControlPlane
 from kplane.api.names import saved_keys_name
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
+from kplane.controlplane_operator.controlplanes.credential_probes import CredentialProbes
 from kplane.controlplane_operator.controlplanes.migration.following import Copies
 from kplane.controlplane_operator.controlplanes.migration.migrator import Migrator
 from kplane.controlplane_operator.controlplanes.provisioners import Provisioners
@@ -73,6 +74,7 @@ class Run:
         claims = AddressClaims(context.stores, address=self.data.address)
         reconciler = ControlPlaneReconciler(
             context,
+            probes=CredentialProbes(context),
             provisioners=provisioners,
             namespaces=self.operator.namespaces,
             claims=claims,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from kplane.api.names import (
 )
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.controlplanes.credential_probes import CredentialProbes, ProbedCredentials
 from kplane.controlplane_operator.errors import BootstrapFailed, RoleMissing
 from kplane.controlplane_operator.pki.issuing import (
     Identity,
@@ -38,11 +39,14 @@ from kplane.controlplane_operator.tenant.bootstrap import (
     CONTROLLERS_ACCOUNT,
     TENANT_NAMESPACE,
     Subject,
+    admin_binding,
     administrator,
     bootstrap,
+    controllers_binding,
 )
 from kplane.controlplane_operator.tenant.client import reported_version, tenant_client
 from kplane.controlplane_operator.watch.backoff import jittered
+from kplane.controlplane_operator.watch.cache import Key
 from kplane.controlplane_operator.watch.event_routing import refused_since
 from kplane.provider import Client, ClusterConfig, ProviderError
 from kplane.provider.errors import Unauthorized
@@ -79,8 +83,9 @@ class Credentials:
 class CredentialIssuer:
     """Reuses published credentials while they are good, and issues others in their place."""
 
-    def __init__(self, context: OperatorContext) -> None:
+    def __init__(self, context: OperatorContext, *, probes: CredentialProbes) -> None:
         self._context = context
+        self._probes = probes
         self._verified: dict[str, tuple[str, float, frozenset[str]]] = {}
         """By uid: of what, until when, and what mcm had reported before."""
         self._unsettled: set[str] = set()
@@ -99,10 +104,17 @@ class CredentialIssuer:
         admin, controllers = self._reusable(control_plane, provision=provision, auth=auth)
         version, refusals = control_plane.status.version, self._refusals(uid)
         ready = is_true(control_plane.status.conditions, "Ready")
-        if ready and admin and controllers and version and self._is_verified(uid, fingerprint, refusals):
-            return Credentials(admin, controllers, version)
+        refused = self._probes.refusal(uid) is not None
+        verified = ready and not refused and self._is_verified(uid, fingerprint, refusals)
+        if verified and admin and controllers and version:
+            made = Credentials(admin, controllers, version)
+            self._probes.follow(_key(control_plane), self._probed(control_plane, provision, made, auth=auth))
+            return made
         try:
             made = await self._set_up(control_plane, provision, auth=auth, admin=admin, controllers=controllers)
+            probed = self._probed(control_plane, provision, made, auth=auth)
+            if refused and made.incomplete is None:
+                made = await self._confirm_repair(made, probed)
         except ProviderError as error:
             self.forget(uid)
             raise _naming_end(tenant_error("setting up the control plane", error), self._ends(control_plane)) from error
@@ -112,13 +124,37 @@ class CredentialIssuer:
             raise ConditionError(reason, str(error)) from error
         if made.incomplete is None:
             self._verified[uid] = fingerprint, time.monotonic() + jittered(_VERIFIED_SECONDS) * 0.75, refusals
+            self._probes.follow(_key(control_plane), probed)
         return made
+
+    def _probed(
+        self, control_plane: ControlPlane, provision: Provision, issued: Credentials, *, auth: AuthSpec
+    ) -> ProbedCredentials:
+        admin, controllers = _subjects(control_plane, provision, auth=auth)
+        return ProbedCredentials(
+            control_plane.metadata.uid or "",
+            administrator=provision.administrator,
+            identities=(
+                (issued.admin, admin_binding(admin, role=auth.default_role)),
+                (issued.controllers, controllers_binding(controllers)),
+            ),
+        )
+
+    async def _confirm_repair(self, made: Credentials, probed: ProbedCredentials) -> Credentials:
+        """Return the credentials, as incomplete if the API server refuses them after the repair."""
+        refusal = await probed.refusal_after_repair(self._context.connections)
+        if refusal is None:
+            return made
+        remedy = "find out what changes it inside the control plane; the operator retries"
+        said = f"failed to repair the published credentials: {refusal}; {remedy}"
+        return replace(made, incomplete=ConditionError(Reason.CREDENTIALS_REJECTED, said))
 
     async def _issue_asleep(
         self, control_plane: ControlPlane, provision: Provision, *, auth: AuthSpec, version: str
     ) -> Credentials:
         """Renew by keys alone. The inside is set up, and the credentials are tried, when an API server runs."""
         self.forget(control_plane.metadata.uid or "")
+        self._probes.stop(_key(control_plane))
         admin, controllers = self._reusable(control_plane, provision=provision, auth=auth)
         if admin is None and auth.model is AuthModel.X509:
             admin = self._certificate(control_plane, provision, lifetime=auth.lifetime_asked)
@@ -171,10 +207,8 @@ class CredentialIssuer:
         admin: Identity | None,
         controllers: Identity | None,
     ) -> Credentials:
-        by_certificate = auth.model is AuthModel.X509
-        user = administrator(control_plane.metadata.uid or "", by_certificate=by_certificate)
-        certificate, lifetime = provision.controllers, auth.lifetime_asked
-        bound = Subject("User", user_of(certificate.certificate)) if certificate else CONTROLLERS_ACCOUNT
+        by_certificate, lifetime = auth.model is AuthModel.X509, auth.lifetime_asked
+        user, bound = _subjects(control_plane, provision, auth=auth)
         incomplete = None
         async with self._client(provision.administrator) as client:
             try:
@@ -274,6 +308,17 @@ class CredentialIssuer:
         found = self._context.stores.registrations.by("served", uid)
         since = ((obj["metadata"]["uid"], refused_since(obj)) for obj in found)
         return frozenset(f"{registration}/{time}" for registration, time in since if time is not None)
+
+
+def _key(control_plane: ControlPlane) -> Key:
+    return "", control_plane.name
+
+
+def _subjects(control_plane: ControlPlane, provision: Provision, *, auth: AuthSpec) -> tuple[Subject, Subject]:
+    """Return who the administrator and the controllers are inside the control plane."""
+    by_certificate, certificate = auth.model is AuthModel.X509, provision.controllers
+    controllers = Subject("User", user_of(certificate.certificate)) if certificate else CONTROLLERS_ACCOUNT
+    return administrator(control_plane.metadata.uid or "", by_certificate=by_certificate), controllers
 
 
 def _naming_end(failure: ConditionError, end: datetime | None) -> ConditionError:

@@ -42,6 +42,7 @@ from kplane.controlplane_operator.controlplanes.beginning import (
     with_managed,
 )
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
+from kplane.controlplane_operator.controlplanes.credential_probes import CredentialProbes
 from kplane.controlplane_operator.controlplanes.credentials import CredentialIssuer, Credentials
 from kplane.controlplane_operator.controlplanes.deletion import Removal
 from kplane.controlplane_operator.controlplanes.gateway import (
@@ -102,6 +103,7 @@ class ControlPlaneReconciler:
         self,
         context: OperatorContext,
         *,
+        probes: CredentialProbes,
         provisioners: Provisioners,
         namespaces: ManagementNamespaces,
         claims: AddressClaims,
@@ -120,7 +122,8 @@ class ControlPlaneReconciler:
         self._sleeper = Sleeper(context, backend=provisioners.virtual, room=room)
         self._namespaces = namespaces
         self._claims = claims
-        self._issuer = CredentialIssuer(context)
+        self._issuer = CredentialIssuer(context, probes=probes)
+        self._probes = probes
         self._routes = RouteConfirmation(context)
         self._switch = switch
         self._rotator = Rotator(context)
@@ -411,6 +414,7 @@ class ControlPlaneReconciler:
             self._claims.release(former)
             self._sleeper.forget(former)
             self._issuer.forget(former)
+            self._probes.stop(key)
             self._routes.forget(former)
             self._monitors.forget(former)
             self._provisioners.let_go(former)

@@ -25,9 +25,12 @@ __all__ = [
     "MANAGED_LABELS",
     "REVISION",
     "TENANT_NAMESPACE",
+    "Binding",
     "Subject",
+    "admin_binding",
     "administrator",
     "bootstrap",
+    "controllers_binding",
 ]
 
 TENANT_NAMESPACE: Final = "kplane-system"
@@ -47,6 +50,7 @@ ADMIN_BINDING: Final = "controlplane-admin"
 CONTROLLERS_BINDING: Final = "controlplane-controllers"
 _CONTROLLERS_ROLE: Final = "cluster-admin"
 """Garbage collection and namespace deletion need every resource that the tenant may add."""
+_RBAC: Final = "rbac.authorization.k8s.io"
 MANAGED_LABELS: Final = {"app.kubernetes.io/managed-by": "kplane"}
 
 
@@ -56,6 +60,36 @@ class Subject:
 
     kind: Literal["ServiceAccount", "User"]
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A ClusterRoleBinding that gives one subject one ClusterRole."""
+
+    name: str
+    role: str
+    subject: Subject
+
+    def body(self) -> dict[str, Any]:
+        """Return the object to apply."""
+        subject_ref: dict[str, Any] = {"kind": self.subject.kind, "name": self.subject.name}
+        if self.subject.kind == "ServiceAccount":
+            subject_ref["namespace"] = TENANT_NAMESPACE
+        else:
+            subject_ref["apiGroup"] = _RBAC
+        return {
+            "metadata": {"name": self.name, "labels": MANAGED_LABELS},
+            "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": self.role},
+            "subjects": [subject_ref],
+        }
+
+    def is_in(self, stored: Any) -> bool:
+        """Tell whether a stored object gives the subject this role. The answer is a tenant's, and may be anything."""
+        if not isinstance(stored, dict):
+            return False
+        wanted, subjects = self.body(), stored.get("subjects")
+        has_subject = isinstance(subjects, list) and wanted["subjects"][0] in subjects
+        return has_subject and stored.get("roleRef") == wanted["roleRef"]
 
 
 ADMIN_ACCOUNT: Final = Subject("ServiceAccount", "controlplane-admin")
@@ -69,6 +103,16 @@ def administrator(uid: str, *, by_certificate: bool) -> Subject:
     data and CAs this one adopted, is another user then.
     """
     return Subject("User", f"kplane:admin:{uid}") if by_certificate else ADMIN_ACCOUNT
+
+
+def admin_binding(admin: Subject, *, role: str) -> Binding:
+    """Return what gives the administrator its role in every namespace."""
+    return Binding(ADMIN_BINDING, role, admin)
+
+
+def controllers_binding(controllers: Subject) -> Binding:
+    """Return what allows the controllers everything."""
+    return Binding(CONTROLLERS_BINDING, _CONTROLLERS_ROLE, controllers)
 
 
 async def bootstrap(client: Client, *, admin: Subject, admin_role: str, controllers: Subject) -> None:
@@ -88,14 +132,14 @@ async def bootstrap(client: Client, *, admin: Subject, admin_role: str, controll
         if subject.kind == "ServiceAccount":
             await _apply_account(client, subject.name)
     # First of the bindings: the controllers serve the tenant whatever is wrong with the administrator's role.
-    await _bind(client, CONTROLLERS_BINDING, role=_CONTROLLERS_ROLE, subject=controllers)
+    await _bind(client, controllers_binding(controllers))
     if not await client.exists(CLUSTER_ROLES, admin_role):
         await _unbind_former(client, role=admin_role)
         raise RoleMissing(
             f"ClusterRole {admin_role} does not exist in the control plane; create it there, or correct"
             " spec.auth.defaultRole of its class"
         )
-    await _bind(client, ADMIN_BINDING, role=admin_role, subject=admin)
+    await _bind(client, admin_binding(admin, role=admin_role))
 
 
 async def _first_namespaces(client: Client) -> set[str]:
@@ -126,15 +170,5 @@ async def _apply_account(client: Client, name: str) -> None:
     await client.apply(SERVICE_ACCOUNTS, body, field_manager=_FIELD_MANAGER)
 
 
-async def _bind(client: Client, name: str, *, role: str, subject: Subject) -> None:
-    subject_ref: dict[str, Any] = {"kind": subject.kind, "name": subject.name}
-    if subject.kind == "ServiceAccount":
-        subject_ref["namespace"] = TENANT_NAMESPACE
-    else:
-        subject_ref["apiGroup"] = "rbac.authorization.k8s.io"
-    body = {
-        "metadata": {"name": name, "labels": MANAGED_LABELS},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
-        "subjects": [subject_ref],
-    }
-    await apply_rbac(client, CLUSTER_ROLE_BINDINGS, body, field_manager=_FIELD_MANAGER)
+async def _bind(client: Client, binding: Binding) -> None:
+    await apply_rbac(client, CLUSTER_ROLE_BINDINGS, binding.body(), field_manager=_FIELD_MANAGER)

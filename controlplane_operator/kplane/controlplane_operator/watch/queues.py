@@ -30,6 +30,8 @@ class Queues:
     snapshots: FairQueue[Key] = field(default_factory=_queue)
     schedules: FairQueue[Key] = field(default_factory=_queue)
     """Of control planes, whose class may have snapshots made."""
+    probes: FairQueue[Key] = field(default_factory=_queue)
+    """Of control planes, whose published credentials are tried."""
 
     def by_name(self) -> dict[str, FairQueue[Key]]:
         """Return them by the names of their controllers."""
@@ -42,4 +44,5 @@ class Queues:
             "dedicatedmcm": self.mcms,
             "controlplanesnapshot": self.snapshots,
             "snapshotschedule": self.schedules,
+            "credentialprobe": self.probes,
         }

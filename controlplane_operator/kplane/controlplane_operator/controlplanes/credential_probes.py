@@ -1,0 +1,159 @@
+"""Tries the published credentials of each awake control plane, and has those repaired that its API server refuses.
+
+A user inside a control plane may delete the ServiceAccount or the ClusterRoleBinding of a published kubeconfig. The
+published kubeconfig is worthless from then on. A probe costs one request for each of the two identities.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kplane.api.names import PAUSED_ANNOTATION
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.pki.issuing import Identity
+from kplane.controlplane_operator.status.partial import as_recorded
+from kplane.controlplane_operator.tenant.bootstrap import Binding
+from kplane.controlplane_operator.tenant.client import tenant_client
+from kplane.controlplane_operator.watch.cache import Key, Object
+from kplane.controlplane_operator.watch.event_routing import is_hibernated
+from kplane.provider import Client, ClusterConfig, NotFound, ProviderError, Result
+from kplane.provider.client.connections import Connections
+from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES
+from kplane.provider.errors import Forbidden, Unauthorized
+
+__all__ = ["CredentialProbes", "ProbedCredentials"]
+
+_log: Final = logging.getLogger(__name__)
+
+_PERIOD_SECONDS: Final = 20.0
+"""Maximum time between two probes. API servers accept the token of a deleted ServiceAccount for 10 s longer, because
+they remember successful authentication (TokenSuccessCacheTTL of pkg/kubeapiserver/authenticator)."""
+_SHORTEST: Final = 0.75
+"""As a share of the period, so that control planes are not probed in step."""
+_SETTLING_SECONDS: Final = (0.1, 0.3, 1.0)
+"""Waits after a repair. The authorizer of an API server hears of a new binding by a watch."""
+_FROM_MEMORY: Final = {"resourceVersion": "0"}
+"""The API server answers from its watch cache, without a read of etcd."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedCredentials:
+    """The published credentials of one control plane, each with the binding that gives it its rights."""
+
+    uid: str
+    """Of the control plane."""
+    administrator: ClusterConfig
+    identities: tuple[tuple[Identity, Binding], ...]
+
+    async def refusal(self, connections: Connections) -> str | None:
+        """Return why the API server refuses one of the credentials; None if it accepts all.
+
+        Raises ProviderError if the API server does not answer, or answers with an error that says nothing about them.
+        """
+        for identity, binding in self.identities:
+            refusal = await self._refusal_of(identity, binding, connections)
+            if refusal is not None:
+                return refusal
+        return None
+
+    async def refusal_after_repair(self, connections: Connections) -> str | None:
+        """Return what `refusal` does, and give the API server a moment to hear of what was repaired."""
+        for seconds in _SETTLING_SECONDS:
+            if await self.refusal(connections) is None:
+                return None
+            await asyncio.sleep(seconds)
+        return await self.refusal(connections)
+
+    async def _refusal_of(self, identity: Identity, binding: Binding, connections: Connections) -> str | None:
+        who = f"{binding.subject.kind} {binding.subject.name}"
+        try:
+            async with tenant_client(identity.config(self.administrator), connections=connections) as client:
+                stored = await _read(client, binding)
+        except Unauthorized as error:
+            return f"the API server refuses the published credentials of {who}: {error}"
+        except Forbidden:
+            # A role that may not read bindings, or no binding any more: the administrator sees which.
+            async with tenant_client(self.administrator, connections=connections) as client:
+                stored = await _read(client, binding)
+                if stored is not None and not await client.exists(CLUSTER_ROLES, binding.role):
+                    return f"ClusterRole {binding.role} of {who} does not exist in the control plane"
+        if stored is None:
+            return f"ClusterRoleBinding {binding.name} of {who} does not exist in the control plane"
+        if not binding.is_in(stored):
+            return f"ClusterRoleBinding {binding.name} does not give role {binding.role} to {who} any more"
+        return None
+
+
+async def _read(client: Client, binding: Binding) -> Any:
+    try:
+        return await client.request("GET", CLUSTER_ROLE_BINDINGS.path(binding.name), params=_FROM_MEMORY)
+    except NotFound:
+        return None
+
+
+class CredentialProbes:
+    """Probes control planes from `follow` to `stop`, at most 20 s apart. Those that sleep or are paused are left alone.
+
+    A refusal wakes the control plane's reconciler, which repairs its inside. An API server that does not answer changes
+    nothing here.
+    """
+
+    def __init__(self, context: OperatorContext) -> None:
+        self._context = context
+        self._probed: dict[Key, ProbedCredentials] = {}
+        self._refusals: dict[str, str] = {}
+        """Why an API server refuses published credentials, by uid of the control plane, until they are repaired."""
+
+    def follow(self, key: Key, probed: ProbedCredentials) -> None:
+        """Probe these credentials, which are good now, in place of those of before."""
+        self._refusals.pop(probed.uid, None)
+        self._probed[key] = probed
+        self._context.queues.probes.add_after(key, _delay())
+
+    def stop(self, key: Key) -> None:
+        """Probe this control plane no longer."""
+        probed = self._probed.pop(key, None)
+        if probed is not None:
+            self._refusals.pop(probed.uid, None)
+
+    def refusal(self, uid: str) -> str | None:
+        """Return why the API server of a control plane refused what is published, if the last probe was refused."""
+        return self._refusals.get(uid)
+
+    async def reconcile(self, key: Key) -> Result | None:
+        """Probe one control plane."""
+        probed, control_plane = self._probed.get(key), self._context.stores.control_planes.get(key)
+        if probed is None:
+            return None
+        if control_plane is None or control_plane["metadata"]["uid"] != probed.uid or _is_left_alone(control_plane):
+            self.stop(key)
+            return None
+        try:
+            refusal = await probed.refusal(self._context.connections)
+        except ProviderError as error:
+            # It starts, ends, or is ill: who looks after its process and its endpoint says so.
+            _log.debug("failed to probe the published credentials: %s", error)
+            refusal = None
+        # A refusal that is known already is repaired at the reconciler's own pace, which no tenant makes faster.
+        if refusal is not None and self._probed.get(key) == probed and probed.uid not in self._refusals:
+            self._refusals[probed.uid] = refusal
+            said = f"{refusal}; the operator repairs it"
+            about = as_recorded(control_plane)
+            self._context.events.record(about, reason="CredentialsRejected", message=said, warning=True)
+            _log.warning("%s", said)
+            self._context.queues.control_planes.add(key)
+        return Result(_delay())
+
+
+def _is_left_alone(control_plane: Object) -> bool:
+    metadata = control_plane["metadata"]
+    paused = (metadata.get("annotations") or {}).get(PAUSED_ANNOTATION) == "true"
+    return paused or "deletionTimestamp" in metadata or is_hibernated(control_plane)
+
+
+def _delay() -> float:
+    return _PERIOD_SECONDS * random.uniform(_SHORTEST, 1.0)  # noqa: S311 - spreads load, guards nothing

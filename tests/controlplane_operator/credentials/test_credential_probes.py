@@ -1,0 +1,115 @@
+"""Probes of published credentials: whom they wake, and whom they leave alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.controlplanes.credential_probes import CredentialProbes, ProbedCredentials
+from kplane.controlplane_operator.watch.queues import Queues
+from kplane.controlplane_operator.watch.stores import Stores
+from kplane.provider import ClusterConfig, Unreachable
+
+_KEY = ("", "acme")
+
+
+class World:
+    """One control plane whose API server answers as a test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answer: str | Exception | None = None
+        self.asked = 0
+        self.said: list[str] = []
+        self.stores, self.queues = Stores(), Queues()
+        events = SimpleNamespace(record=lambda _, *, message, **__: self.said.append(message))
+        context = SimpleNamespace(stores=self.stores, queues=self.queues, events=events, connections=None)
+        self.probes = CredentialProbes(cast("OperatorContext", context))
+        self.probed = ProbedCredentials("1", ClusterConfig("https://acme.example"), ())
+        self._version = 0
+
+        async def refusal(*_: object) -> str | None:
+            self.asked += 1
+            if isinstance(self.answer, Exception):
+                raise self.answer
+            return self.answer
+
+        monkeypatch.setattr(ProbedCredentials, "refusal", refusal)
+        self.store()
+
+    def store(self, *, uid: str = "1", status: dict[str, Any] | None = None, **metadata: Any) -> None:
+        self._version += 1
+        named = {"name": "acme", "uid": uid, "resourceVersion": str(self._version), **metadata}
+        self.stores.control_planes.apply({"metadata": named, "spec": {}, "status": status or {}})
+
+    async def probe(self) -> bool:
+        """Probe once; returns whether the control plane is probed again."""
+        return await self.probes.reconcile(_KEY) is not None
+
+    @property
+    def woken(self) -> int:
+        return len(self.queues.control_planes)
+
+
+@pytest.fixture
+async def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+async def test_probe_wakes_reconciler_once_until_repair(world: World) -> None:
+    world.probes.follow(_KEY, world.probed)
+    world.answer = "ClusterRoleBinding controlplane-admin does not exist"
+    assert await world.probe()
+    assert world.probes.refusal("1") == world.answer
+    assert (world.woken, len(world.said)) == (1, 1)
+    key = world.queues.control_planes.take()
+    assert key == _KEY
+    world.queues.control_planes.done(key)
+    assert await world.probe()
+    assert (world.woken, len(world.said)) == (0, 1)
+    world.probes.follow(_KEY, world.probed)
+    assert world.probes.refusal("1") is None
+    assert await world.probe()
+    assert (world.woken, len(world.said)) == (1, 2)
+
+
+async def test_silent_api_server_is_no_refusal(world: World) -> None:
+    world.probes.follow(_KEY, world.probed)
+    world.answer = Unreachable("no answer", kind="timeout")
+    assert await world.probe()
+    assert world.probes.refusal("1") is None
+    assert world.woken == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda world: world.store(status={"hibernation": {"reason": "Idle"}}),
+        lambda world: world.store(annotations={"controlplane.kplane.dev/paused": "true"}),
+        lambda world: world.store(deletionTimestamp="2026-11-27T00:00:00Z"),
+        lambda world: world.store(uid="2"),
+        lambda world: world.probes.stop(_KEY),
+    ],
+    ids=["asleep", "paused", "deleting", "another", "stopped"],
+)
+async def test_probes_leave_control_plane_alone(world: World, change: Callable[[World], None]) -> None:
+    world.probes.follow(_KEY, world.probed)
+    change(world)
+    assert not await world.probe()
+    assert world.asked == 0
+
+
+async def test_probe_of_credentials_that_were_replaced_meanwhile_wakes_nobody(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refusal(*_: object) -> str:
+        world.probes.follow(_KEY, ProbedCredentials("1", ClusterConfig("https://other.example"), ()))
+        return "refused"
+
+    monkeypatch.setattr(ProbedCredentials, "refusal", refusal)
+    world.probes.follow(_KEY, world.probed)
+    assert await world.probe()
+    assert world.woken == 0
