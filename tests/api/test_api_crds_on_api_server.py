@@ -213,6 +213,62 @@ async def test_a_path_in_use_cannot_be_changed(virtual: Any, control_plane: str,
         await patch(control_plane, {"spec": {"virtual": virtual}})
 
 
+@pytest.mark.parametrize(
+    ("name", "virtual"),
+    [("root", {}), ("clusters", {}), ("a.b", {}), ("x" * 64, {}), ("fits", {"clusterPath": "root"})],
+)
+async def test_path_that_cannot_be_served_is_refused_at_creation(name: str, virtual: Any, create: Create) -> None:
+    with pytest.raises(Invalid, match=r"spec\.virtual\.clusterPath.*choose another name"):
+        await create(manifest("ControlPlane", name, {"virtual": virtual}), dry_run=True)
+    await create(manifest("ControlPlane", name, {"virtual": {"clusterPath": "fits"}}), dry_run=True)
+    await create(manifest("ControlPlane", name, {"mode": "Dedicated"}), dry_run=True)
+
+
+async def test_path_that_cannot_be_served_is_refused_of_an_edit(
+    control_plane: str, client: Client, create: Create, patch: Patch
+) -> None:
+    with pytest.raises(Invalid, match="are reserved"):
+        await patch(control_plane, {"spec": {"virtual": {"clusterPath": "clusters"}}})
+    await create(manifest("ControlPlane", "crd.test", {"mode": "Dedicated"}))
+    try:
+        with pytest.raises(Invalid, match="must have no dot"):
+            await patch("crd.test", {"spec": {"mode": "Virtual"}})
+    finally:
+        await client.delete(CONTROL_PLANES, "crd.test")
+
+
+async def test_control_plane_that_had_such_a_name_before_can_be_deleted(
+    client: Client, create: Create, patch: Patch, eventually: Callable[..., Any]
+) -> None:
+    definition = Resource("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", False)
+    name = "controlplanes.controlplane.kplane.dev"
+    present = await client.get(definition, name)
+    schema = "/spec/versions/0/schema/openAPIV3Schema/x-kubernetes-validations"
+    validations = present["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["x-kubernetes-validations"]
+    await client.json_patch(definition, name, [{"op": "remove", "path": schema}])
+    try:
+        body = manifest("ControlPlane", "crd.former", {})
+        body["metadata"]["finalizers"] = ["kplane.dev/test"]
+        await eventually(lambda: create(body))  # the API server takes up the change a moment later
+    finally:
+        await client.json_patch(definition, name, [{"op": "add", "path": schema, "value": validations}])
+
+    async def is_refused() -> bool:
+        try:
+            await create(manifest("ControlPlane", "crd.other", {}), dry_run=True)
+        except Invalid:
+            return True
+        return False
+
+    await eventually(is_refused)
+    await patch("crd.former", {"status": {"phase": "Failed"}}, subresource="status")
+    await patch("crd.former", {"metadata": {"labels": {"a": "b"}}})
+    await client.delete(CONTROL_PLANES, "crd.former")
+    await patch("crd.former", {"metadata": {"finalizers": None}})
+    with pytest.raises(NotFound):
+        await client.get(CONTROL_PLANES, "crd.former")
+
+
 async def test_a_path_cannot_be_given_to_one_that_uses_its_name(control_plane: str, patch: Patch) -> None:
     await patch(control_plane, {"spec": {"virtual": None}})
     await patch(control_plane, {"status": {"clusterPath": control_plane}}, subresource="status")

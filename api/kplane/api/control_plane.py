@@ -114,6 +114,19 @@ _CLUSTER_PATH_RULE = Rule(
 )
 
 
+_EFFECTIVE_PATH_FITS: Final = (
+    "self.spec.mode != 'Virtual' || [self.spec.?virtual.?clusterPath.orValue(self.metadata.name)].all(path,"
+    f" !(path in [{', '.join(map(repr, sorted(RESERVED_CLUSTER_PATHS)))}])"
+    # A name is a DNS subdomain, so these two make it a label. A regular expression would exceed the cost budget.
+    f" && !path.contains('.') && path.size() <= {_LONGEST_CLUSTER_PATH})"
+)
+_EFFECTIVE_PATH_MESSAGE: Final = (
+    "the clusterPath, which is the name unless spec.virtual.clusterPath is set, must have no dot and at most"
+    f" {_LONGEST_CLUSTER_PATH} characters, and {' and '.join(sorted(RESERVED_CLUSTER_PATHS))} are reserved: choose"
+    " another name, or set spec.virtual.clusterPath"
+)
+
+
 class VirtualSpec(ApiModel):
     """Settings of a control plane of mode Virtual."""
 
@@ -127,8 +140,9 @@ class VirtualSpec(ApiModel):
     ) = None
     """The name of the control plane in the URL of a shared endpoint, `/clusters/<clusterPath>/control-plane`, and in
     the keys of a shared etcd. The default is the name of the object. No two control planes may share it, and it cannot
-    be changed once it is in the status. `root` and `clusters` are reserved: a control plane of such a path, set here or
-    by its name, does not become Ready and says so in its conditions.
+    be changed once it is in the status. `root` and `clusters` are reserved: the API server refuses them, and names
+    with a dot or of more than 63 characters where no path is set. A control plane that had such a path before does not
+    become Ready, and says so in its conditions.
     """
     data_store_ref: DataStoreReference | None = None
     """The shared etcd that has the data. A change moves them while the control plane is in use, see `spec.migration`.
@@ -530,6 +544,18 @@ class ControlPlane(ResourceModel):
                 ),
                 field_path=".spec",
                 reason="FieldValueForbidden",
+            ),
+            # A rule without oldSelf counts at creation too, and has to let pass what had such a name before. Edits of
+            # the spec need a rule of their own. The models accept these names, because the operator reads such objects.
+            Rule(
+                rule=f"has(self.status) || {_EFFECTIVE_PATH_FITS}",
+                message=_EFFECTIVE_PATH_MESSAGE,
+                field_path=".spec.virtual.clusterPath",
+            ),
+            Rule(
+                rule=f"self.spec == oldSelf.spec || {_EFFECTIVE_PATH_FITS}",
+                message=_EFFECTIVE_PATH_MESSAGE,
+                field_path=".spec.virtual.clusterPath",
             ),
         )
     )

@@ -70,17 +70,12 @@ async def test_each_mistake_has_its_reason_and_harms_nobody(
         specs: dict[str, tuple[dict[str, Any], str]] = {
             name: ({"endpointRef": {"name": name}}, reason) for name, reason in adopted.items()
         }
-        long = "x" * 64
         specs |= {
             "no-class": ({"classRef": {"name": "absent"}}, "ClassNotFound"),
             "wrong-mode": ({"classRef": {"name": "strict"}}, "ModeNotAllowed"),
             "no-gateway": ({"endpointPolicy": "Gateway"}, "NoGateway"),
             "no-name": ({"endpointStyle": "HostName"}, "NoGateway"),
             "second": ({"virtual": {"clusterPath": "house"}}, "ClusterPathInUse"),
-            "root": ({}, "ClusterPathReserved"),
-            "clusters": ({}, "ClusterPathReserved"),
-            "with.dots": ({}, "InvalidClusterPath"),
-            long: ({}, "InvalidClusterPath"),
             "foreign": ({}, "NamespaceConflict"),
             "good.name": ({"virtual": {"clusterPath": "good"}, "endpointRef": {"name": "good"}}, "Reconciled"),
         }
