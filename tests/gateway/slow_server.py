@@ -45,6 +45,8 @@ class SlowServer:
     """Queries of requests whose connection ends instead of an answer."""
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
+        if request.path == "/readyz":
+            return web.Response()
         query = request.raw_path.partition("?")[2]
         await self.answers.setdefault(query, asyncio.Event()).wait()
         if query in self.lost:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kplane.gateway.envoy import routing
+from kplane.gateway.envoy import readiness, routing
 from kplane.gateway.routes import Hold, Limits
 
 from .attacker import http1, statuses
@@ -93,8 +93,9 @@ async def test_change_that_was_sent_gets_504_without_retry_after(
 
 
 async def test_request_that_was_not_sent_gets_503_with_retry_after(
-    slow: SlowServer, hold_port: Callable[[], int]
+    slow: SlowServer, hold_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(readiness, "_MAX_RETRIES", 2)
     assert slow.route.upstream is not None
     await slow.serve(replace(slow.route, upstream=replace(slow.route.upstream, port=hold_port())))
     answer = await slow.send("refused", "Authorization: Bearer t", "Content-Length: 0")

@@ -23,6 +23,7 @@ from kplane.gateway.files import Publisher, Validator, Versions
 from kplane.gateway.holder import Holder
 from kplane.gateway.program import ENVOY, envoy_component
 from kplane.gateway.routes import Hold, Route
+from kplane.gateway.waiting_room import waiting_room
 from kplane.gateway.waker import Waker
 from kplane.workloads import Runtime
 
@@ -79,6 +80,7 @@ class DataPlane:
             Administration(layout.administration) as self._administration,
             self._authorizer.listening(Path(layout.authorizer)),
             self._holder.listening(Path(layout.holder)),
+            waiting_room(Path(layout.waiting_room)),
         ):
             await self._start()
             yield

@@ -161,7 +161,7 @@ class Publisher:
 
     def _write_clusters(self, routes: list[Route]) -> str:
         """Write the clusters of these routes; returns the version of the file."""
-        found = clusters(routes, holder=self.layout.holder)
+        found = clusters(routes, holder=self.layout.holder, waiting_room=self.layout.waiting_room)
         content = discovery_response(typed("envoy.config.cluster.v3.Cluster", **cluster) for cluster in found)
         _replace(self.layout.clusters, content)
         return version_of(content)

@@ -107,6 +107,11 @@ class Layout:
         return self.directory / "run" / "holder.sock"
 
     @property
+    def waiting_room(self) -> PurePosixPath:
+        """Socket of the service that has requests wait while their API server is not ready."""
+        return self.directory / "run" / "waiting-room.sock"
+
+    @property
     def administration(self) -> PurePosixPath:
         """Socket on which Envoy answers the controller alone."""
         return self.directory / "run" / "envoy.sock"
@@ -130,7 +135,8 @@ def candidate(layout: Layout, *, serving: Serving, routes: Iterable[Route]) -> b
     """Return one file with all that the files would say, by which Envoy can be asked whether it would take them."""
     listed = list(routes)
     listeners = [listener(serving, routes=routing(listed), secrets=None, domains=domains_of(listed))]
-    upstreams = [_authorizer(layout), *clusters(listed, holder=layout.holder)]
+    known = clusters(listed, holder=layout.holder, waiting_room=layout.waiting_room)
+    upstreams = [_authorizer(layout), *known]
     common = _common(layout, memory_bytes=MEMORY_BYTES)
     return _text({**common, "static_resources": {"listeners": listeners, "clusters": upstreams}})
 

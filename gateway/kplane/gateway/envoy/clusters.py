@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Final
 
 from kplane.gateway.envoy.host_names import host_cluster
-from kplane.gateway.envoy.messages import TLS, Message, certificate, typed
+from kplane.gateway.envoy.messages import HTTP_OPTIONS, TLS, Message, certificate, typed
 from kplane.gateway.envoy.names import by_certificate, by_nobody, by_token
+from kplane.gateway.envoy.readiness import with_readiness
 from kplane.gateway.routes import Route, Upstream
 
 __all__ = ["changes_in_flight", "clusters"]
 
-_CONNECT_TIMEOUT: Final = "10s"
-"""With the handshake of TLS, for which an API server that has just started on a busy machine takes seconds."""
+_CONNECT_TIMEOUT: Final = "3s"
+"""With the handshake of TLS. An API server that starts may take connections for seconds before it answers. A request
+that waits there must come to the waiting room before the API server answers it with 403.
+"""
 _IDLE_TIMEOUT: Final = "60s"
 """kube-apiserver closes after 90 s (net/http's IdleTimeout there); a request must not meet that."""
 _MANY: Final = 16384
@@ -23,14 +26,14 @@ _MANY: Final = 16384
 _MAX_ANONYMOUS: Final = 8
 """Requests without a credential in flight. They read one ConfigMap, and are no part of the limit of the class."""
 _KEEPALIVE: Final = {"keepalive_time": 30, "keepalive_interval": 10, "keepalive_probes": 3}
-_HTTP: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _STREAM_WINDOW: Final = 256 << 10
 _CONNECTION_BUFFER: Final = 256 << 10
 _CONNECTION_WINDOW: Final = 4 << 20
 
 
-def clusters(routes: Iterable[Route], *, holder: PurePosixPath) -> list[Message]:
-    """Return the clusters of all routes. `holder` is the socket for connections to control planes that sleep.
+def clusters(routes: Iterable[Route], *, holder: PurePosixPath, waiting_room: PurePosixPath) -> list[Message]:
+    """Return the clusters of all routes. `holder` is the socket for connections to control planes that sleep, and
+    `waiting_room` that for requests to API servers that are not ready.
 
     Address, CA and certificate are in the cluster itself. In files of their own, Envoy would watch each by an inotify
     instance, of which a user has 128, and it aborts if there are no more. A cluster that changes is replaced: streams
@@ -43,16 +46,27 @@ def clusters(routes: Iterable[Route], *, holder: PurePosixPath) -> list[Message]
         if route.host:
             found.append(host_cluster(route, route.upstream, holder=holder))
             continue
-        most, front_proxy = route.limits.requests_in_flight or _MANY, route.upstream.front_proxy
-        for change in (False, True):
-            found.append(_cluster(by_token(route.key, change=change), route.upstream, most=most))
-            if front_proxy is not None:
-                own = {"tls_certificates": [certificate(front_proxy.certificate)]}
-                name = by_certificate(route.key, change=change)
-                found.append(_cluster(name, route.upstream, most=most, own=own))
-        if route.upstream.trust.cluster_info:
-            found.append(_cluster(by_nobody(route.key), route.upstream, most=_MAX_ANONYMOUS))
+        found.extend(_by_path(route, route.upstream, waiting_room=waiting_room))
     return found
+
+
+def _by_path(route: Route, upstream: Upstream, *, waiting_room: PurePosixPath) -> Iterator[Message]:
+    most, front_proxy = route.limits.requests_in_flight or _MANY, upstream.front_proxy
+    if upstream.trust.cluster_info:
+        yield _cluster(by_nobody(route.key), upstream, most=_MAX_ANONYMOUS)
+    for change in (False, True):
+        by_users = _cluster(by_token(route.key, change=change), upstream, most=most)
+        if front_proxy is None:
+            yield by_users
+            continue
+        own = {"tls_certificates": [certificate(front_proxy.certificate)]}
+        verified = _cluster(by_certificate(route.key, change=change), upstream, most=most, own=own)
+        if upstream.is_address:
+            socket = verified["transport_socket"]
+            yield from (with_readiness(each, checked_by=socket, room=waiting_room) for each in (by_users, verified))
+        else:
+            # A name is that of a Service, which leads to ready pods alone.
+            yield from (by_users, verified)
 
 
 def changes_in_flight(route: Route, numbers: Mapping[str, int]) -> int:
@@ -78,11 +92,8 @@ def _cluster(name: str, upstream: Upstream, *, most: int, own: Message | None = 
         "load_assignment": _assignment(name, upstream),
         "circuit_breakers": {"thresholds": [{**many, "max_requests": most}]},
         "upstream_connection_options": {"tcp_keepalive": _KEEPALIVE},
-        "typed_extension_protocol_options": {_HTTP: typed(_HTTP, **_protocols())},
-        "transport_socket": {
-            "name": "tls",
-            "typed_config": typed(f"{TLS}.UpstreamTlsContext", **_tls(upstream, own=own or {})),
-        },
+        "typed_extension_protocol_options": {HTTP_OPTIONS: typed(HTTP_OPTIONS, **_protocols())},
+        "transport_socket": _tls(upstream, own=own or {}),
     }
 
 
@@ -114,7 +125,8 @@ def _tls(upstream: Upstream, *, own: Message) -> Message:
         **own,
     }
     sni = {} if upstream.is_address else {"sni": upstream.host}
-    return {"common_tls_context": common, **sni}
+    context = typed(f"{TLS}.UpstreamTlsContext", common_tls_context=common, **sni)
+    return {"name": "tls", "typed_config": context}
 
 
 def _subject(upstream: Upstream) -> Message:

@@ -12,6 +12,7 @@ from kplane.gateway.routes import KeyPair
 
 __all__ = [
     "FILTERS",
+    "HTTP_OPTIONS",
     "TLS",
     "Message",
     "certificate",
@@ -27,6 +28,7 @@ Message = dict[str, Any]
 
 _TYPES: Final = "type.googleapis.com"
 FILTERS: Final = "envoy.extensions.filters"
+HTTP_OPTIONS: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 TLS: Final = "envoy.extensions.transport_sockets.tls.v3"
 
 

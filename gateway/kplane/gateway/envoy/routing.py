@@ -28,6 +28,7 @@ from kplane.gateway.envoy.names import (
     by_token,
 )
 from kplane.gateway.envoy.rates import rate_by_address, rates
+from kplane.gateway.envoy.readiness import RETRIED
 from kplane.gateway.envoy.replies import FULL, TOO_LONG, UNREADABLE, direct_reply, refusing, unauthorized
 from kplane.gateway.envoy.requests import CHANGES, GROWS, every, header_input, header_is, negated
 from kplane.gateway.routes import Route
@@ -50,12 +51,12 @@ _TENANT_PREFIX: Final = r"^/clusters/[^/?]+/control-plane/?"
 _AUTHORIZATION: Final = f"{FILTERS}.http.ext_authz.v3"
 
 _RETRIES: Final = {
-    "retry_on": "connect-failure,refused-stream,reset-before-request",
+    "retry_on": RETRIED,
     "num_retries": 2,
     "retry_back_off": {"base_interval": "0.02s", "max_interval": "0.02s"},
 }
-"""Only of requests that no API server has seen. While one waits for its next try, Envoy does not count it as in flight.
-So both waits together are shorter than the time between two looks (`presence.py`).
+"""While a request waits for its next try, Envoy does not count it as in flight. So both waits together are shorter than
+the time between two looks (`presence.py`). Clusters with a waiting room have a policy of their own (`readiness.py`).
 """
 
 _STREAMING: Final = {"timeout": "0s", "idle_timeout": "0s", "retry_policy": _RETRIES}

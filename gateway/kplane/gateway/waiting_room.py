@@ -1,0 +1,56 @@
+"""Takes the connections of requests whose API server is not ready, and closes each after a moment.
+
+Envoy then tries the request again (`envoy/readiness.py`). It connects by TLS, which the waiting room never answers. So
+no part of a request comes here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+from typing_extensions import override
+
+from kplane.gateway.envoy.names import BACKLOG
+
+__all__ = ["waiting_room"]
+
+_SECONDS: Final = 0.5
+
+
+@contextlib.asynccontextmanager
+async def waiting_room(path: Path) -> AsyncIterator[None]:
+    """Listen on a Unix socket, which only this user may connect to."""
+    # The socket of a killed controller is in the way.
+    path.unlink(missing_ok=True)
+    loop, guests = asyncio.get_running_loop(), set[asyncio.BaseTransport]()
+    server = await loop.create_unix_server(lambda: _Guest(guests), str(path), backlog=BACKLOG)
+    try:
+        path.chmod(0o600)
+        yield
+    finally:
+        server.close()
+        for transport in tuple(guests):
+            transport.close()
+
+
+class _Guest(asyncio.Protocol):
+    """One connection of Envoy."""
+
+    def __init__(self, guests: set[asyncio.BaseTransport]) -> None:
+        self._guests = guests
+        self._transport: asyncio.BaseTransport | None = None
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._guests.add(transport)
+        asyncio.get_running_loop().call_later(_SECONDS, transport.close)
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._transport is not None:
+            self._guests.discard(self._transport)
