@@ -36,11 +36,21 @@ async def test_changes_of_a_cluster_that_was_replaced_are_in_flight(
     await slow.serve(replace(slow.route, limits=Limits(requests_in_flight=300)))
     until = datetime.now(UTC) + timedelta(minutes=5)
     await slow.serve(replace(slow.route, held=Hold(until=until, asked="later")))
+
+    async def named() -> list[str]:
+        assert await slow.plane.quiet() == {}
+        in_flight = slow.plane.in_flight["uid-one"]
+        assert in_flight["count"] == 2
+        return [f"{each['method']} {each['path']} {each['client']}" for each in in_flight["oldest"]]
+
+    path = "/api/v1/namespaces/default/configmaps 127.0.0.1"
+    await eventually(named, lambda found: sorted(found) == [f"DELETE {path}", f"POST {path}"])
     for query in ("token", "certificate"):
         assert await slow.plane.quiet() == {}
         slow.answers[query].set()
         assert b" 201 " in await sent[query]
     assert await eventually(slow.plane.quiet) == {"uid-one": "later"}
+    assert slow.plane.in_flight == {}
     assert not sent["watch"].done()
     slow.answers["watch"].set()
     await sent["watch"]
@@ -62,12 +72,20 @@ async def test_silent_change_gets_408_and_all_that_continues_stays(
             yield b"x"
 
     uploading = asyncio.create_task(slow.exchange(upload()))
-    silent = http1(f"{PATH}?silent", "Content-Length: 1000", method="POST")
-    with_token = http1(f"{PATH}?silent", token, "Content-Length: 1000", method="POST")
-    answers = await asyncio.gather(slow.exchange(silent, certificate=True), slow.exchange(with_token))
-    assert [statuses(answer) for answer in answers] == [[408], [408]]
+    lasting = http1(f"{PATH}?watch=true", token, "Content-Length: 1000")
+    with_body = asyncio.create_task(slow.exchange(lasting))
+    requests = [
+        http1(f"{PATH}?silent", *headers, body, method=method)
+        for method in ("POST", "GET")
+        for headers in ((), (token,))
+        for body in ("Content-Length: 1000", "Transfer-Encoding: chunked")
+    ]
+    answers = await asyncio.gather(*(slow.exchange(sent, certificate=token.encode() not in sent) for sent in requests))
+    assert [statuses(answer) for answer in answers] == [[408]] * len(requests)
     assert statuses(await uploading) == [201]
     assert not watch.done()
+    assert not with_body.done()
+    with_body.cancel()
     slow.may_answer("watch")
     assert statuses(await watch) == [201]
 

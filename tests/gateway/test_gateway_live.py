@@ -19,6 +19,7 @@ import pytest
 from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
 from kplane.controlplane_operator.pki.primitives import create_authority, issue_client
 from kplane.gateway import routes
+from kplane.gateway.envoy import readiness
 from kplane.gateway.routes import Route, Upstream
 from kplane.provider import ApiError, Client, Resource
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, PODS, SERVICE_ACCOUNTS
@@ -123,7 +124,11 @@ async def test_each_request_is_a_line_of_json_that_tells_no_secret(
     assert (refused["method"], refused["path"], refused["controlPlane"]) == ("GET", "/api/v1/namespaces", "one")
 
 
-async def test_it_answers_as_an_api_server_where_there_is_none(gateway: Gateway) -> None:
+async def test_it_answers_as_an_api_server_where_there_is_none(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A request to an API server that does not answer waits for a short time.
+    monkeypatch.setattr(readiness, "_MAX_RETRIES", 2)
     absent = Route(key="uid-gone", cluster_path="gone", upstream=None, why_absent="it failed, and the reason is this")
     nobody = await _upstream_of_nobody(gateway)
     await gateway.serve(*gateway.routes, absent, Route(key="uid-dead", cluster_path="dead", upstream=nobody))

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from kplane.api.names import SERVED_ANNOTATION
+from kplane.api.names import IN_FLIGHT_ANNOTATION, SERVED_ANNOTATION
 from kplane.gateway.control_planes import Progress
 from kplane.gateway.data_plane import DataPlane
 from kplane.gateway.presence import Presence, replica_of
@@ -40,6 +40,7 @@ class Leases:
 
 class Plane:
     held: Mapping[str, Any] = {}
+    in_flight: Mapping[str, Any] = {}
 
     async def quiet(self) -> Mapping[str, str]:
         return {}
@@ -67,5 +68,23 @@ async def test_presence_says_what_is_served_once_for_many_changes(eventually: Ca
         told = {"controlplanes": "7", "secrets": "100"}
         await eventually(lambda: json.loads(leases.written[-1].get(SERVED_ANNOTATION, "{}")), lambda last: last == told)
         assert len(leases.written) <= 3
+    finally:
+        await end_tasks([running])
+
+
+async def test_presence_names_changes_in_flight_until_there_are_none(eventually: Callable[..., Any]) -> None:
+    leases, plane = Leases(), Plane()
+    presence = Presence(cast("Client", leases), cast("DataPlane", plane), namespace="kplane-gateway", replica="replica")
+    running = asyncio.create_task(presence.run())
+    try:
+        await eventually(lambda: leases.written)
+        assert IN_FLIGHT_ANNOTATION not in leases.written[-1]
+        plane.in_flight = {"uid-one": {"count": 1, "oldest": []}}
+        presence.look()
+        told = await eventually(lambda: leases.written[-1].get(IN_FLIGHT_ANNOTATION))
+        assert json.loads(told) == plane.in_flight
+        plane.in_flight = {}
+        presence.look()
+        await eventually(lambda: IN_FLIGHT_ANNOTATION not in leases.written[-1])
     finally:
         await end_tasks([running])

@@ -40,6 +40,7 @@ __all__ = [
     "HOME_DATA_STORE_ANNOTATION",
     "HOME_SLOT_ANNOTATION",
     "HOME_VOLUME_ANNOTATION",
+    "IN_FLIGHT_ANNOTATION",
     "KUBECONFIG_EXTERNAL_KEY",
     "KUBECONFIG_KEY",
     "LAST_USED_ANNOTATION",
@@ -242,6 +243,10 @@ GATEWAY_LEASE_LABEL: Final = f"{GROUP}/gateway"
 HOLDS_ANNOTATION: Final = f"{GROUP}/holds"
 """On these Leases, JSON: by uid of a control plane, the `WRITES_HELD_UNTIL_ANNOTATION` that the replica has in force.
 Then no request is in flight that changes something."""
+
+IN_FLIGHT_ANNOTATION: Final = f"{GROUP}/in-flight"
+"""On these Leases, JSON: by uid of a control plane, the `count` of changes in flight that a hold waits for. The
+`oldest` of them have `method`, `path`, `client` and `began`, as a tenant chose them."""
 
 SERVED_ANNOTATION: Final = f"{GROUP}/served"
 """On these Leases, JSON: `controlplanes` and `secrets`, the resourceVersions up to which the replica serves what the

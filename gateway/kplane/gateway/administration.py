@@ -58,6 +58,11 @@ class Administration:
         text = await self._get("/stats", filter=pattern, usedonly="")
         return {name: int(value) for name, value in _NUMBER.findall(text)}
 
+    async def set_runtime(self, key: str, value: int) -> None:
+        """Set a value of Envoy's runtime, until Envoy ends."""
+        async with self._session.post("http://envoy/runtime_modify", params={key: str(value)}) as answer:
+            answer.raise_for_status()
+
     async def _get(self, path: str, **query: str) -> str:
         async with self._session.get(f"http://envoy{path}", params=query) as answer:
             answer.raise_for_status()

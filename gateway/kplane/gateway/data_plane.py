@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 
@@ -21,6 +21,7 @@ from kplane.gateway.envoy.clusters import changes_in_flight
 from kplane.gateway.envoy.listener import Serving
 from kplane.gateway.files import Publisher, Validator, Versions
 from kplane.gateway.holder import Holder
+from kplane.gateway.in_flight import ChangesInFlight
 from kplane.gateway.program import ENVOY, envoy_component
 from kplane.gateway.routes import Hold, Route
 from kplane.gateway.waiting_room import waiting_room
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 _CONFIRMED_SECONDS: Final = 15.0
 _POLL_SECONDS: Final = 0.05
+_MAX_NAMED: Final = 20
+"""Control planes whose changes in flight are named at one time: they are in one Lease."""
 
 
 class DataPlane:
@@ -68,6 +71,8 @@ class DataPlane:
         """By key, those of which Envoy has the authorizer asked about changes."""
         self._confirmed: Sequence[Route] = ()
         self._told: Callable[[], None] = lambda: None
+        self._changes: ChangesInFlight | None = None
+        self._in_flight: Mapping[str, Mapping[str, Any]] = {}
         self._instead: Mapping[str, Route] = {}
         """By key, what is served of those whose route Envoy refuses."""
 
@@ -82,6 +87,7 @@ class DataPlane:
             self._holder.listening(Path(layout.holder)),
             waiting_room(Path(layout.waiting_room)),
         ):
+            self._changes = ChangesInFlight(Path(layout.changes), administration=self._administration)
             await self._start()
             yield
 
@@ -175,13 +181,23 @@ class DataPlane:
         # By host name, the gateway cannot tell what changes something.
         held = [route for route in self._confirmed if route.held is not None and not route.host]
         if not held or not await self.ready():
+            await self._name_changes({}, recording=False)
             return {}
         numbers, present = await self.numbers(), self.held
-        return {
-            route.key: route.held.asked
+        counts = {
+            route.key: (route.held, changes_in_flight(route, numbers))
             for route in held
-            if route.held == present.get(route.key) and route.held and not changes_in_flight(route, numbers)
+            if route.held is not None and route.held == present.get(route.key)
         }
+        await self._name_changes({key: count for key, (_, count) in counts.items() if count}, recording=True)
+        return {key: hold.asked for key, (hold, count) in counts.items() if not count}
+
+    @property
+    def in_flight(self) -> Mapping[str, Mapping[str, Any]]:
+        """By key, what is in flight of control planes whose changes are held, as of the last `quiet`: the number of
+        changes, and the oldest of them. Of many control planes, some.
+        """
+        return self._in_flight
 
     @property
     def held(self) -> Mapping[str, Hold]:
@@ -207,6 +223,20 @@ class DataPlane:
         """End Envoy, if it runs by this data plane's runtime."""
         if self._runtime is not None:
             await self._runtime.stop(ENVOY)
+
+    async def _name_changes(self, counts: Mapping[str, int], *, recording: bool) -> None:
+        """Take up which changes are in flight, given how many there are by key of the control plane."""
+        if self._changes is None:
+            return
+        # Names are for people. A hold counts without them.
+        with contextlib.suppress(OSError, aiohttp.ClientError, TimeoutError):
+            await self._changes.record(wanted=recording)
+        self._changes.look()
+        named = sorted(counts)[:_MAX_NAMED]
+        self._in_flight = {
+            key: {"count": counts[key], "oldest": [change.described for change in self._changes.oldest(key)]}
+            for key in named
+        }
 
     def _served(self, route: Route) -> Route:
         instead = self._instead.get(route.key)

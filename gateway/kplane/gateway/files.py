@@ -143,7 +143,13 @@ class Publisher:
         layout = self.layout
         for name, content in serving_files(serving).items():
             _replace(layout.serving / name, content)
-        listening = listener(serving, routes=str(layout.routes), secrets=layout.serving, domains=domains_of(routes))
+        listening = listener(
+            serving,
+            routes=str(layout.routes),
+            secrets=layout.serving,
+            changes=layout.changes,
+            domains=domains_of(routes),
+        )
         table = typed("envoy.config.route.v3.RouteConfiguration", **routing(routes, bodies=bodies))
         files = {
             layout.routes: discovery_response([table]),

@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 import aiohttp
 import orjson
 
-from kplane.api.names import GATEWAY_LEASE_LABEL, HOLDS_ANNOTATION, SERVED_ANNOTATION
+from kplane.api.names import GATEWAY_LEASE_LABEL, HOLDS_ANNOTATION, IN_FLIGHT_ANNOTATION, SERVED_ANNOTATION
 from kplane.gateway.control_planes import Progress
 from kplane.gateway.data_plane import DataPlane
 from kplane.provider import Client, NotFound, ProviderError
@@ -26,6 +26,9 @@ from kplane.provider.client.resources import LEASES
 __all__ = ["Presence", "replica_of"]
 
 logger = logging.getLogger(__name__)
+
+InFlight = Mapping[str, Mapping[str, Any]]
+"""By key of a control plane, what is in flight there (`DataPlane.in_flight`)."""
 
 _RENEWED_SECONDS: Final = 5.0
 _DURATION_SECONDS: Final = 15
@@ -95,12 +98,16 @@ class Presence:
         loop = asyncio.get_running_loop()
         told: Mapping[str, str] | None = None
         told_served: Progress | None = None
+        told_in_flight: InFlight = {}
         renew, paced, swept = 0.0, 0.0, False
         while True:
             self._changed.clear()
             served, quiet = self._served(), await self._quiet()
-            if quiet != told or loop.time() >= (renew if served == told_served else paced):
-                told, told_served = (quiet, served) if await self._tell(quiet, served) else (None, served)
+            in_flight = self._plane.in_flight
+            is_same = (served, in_flight) == (told_served, told_in_flight)
+            if quiet != told or loop.time() >= (renew if is_same else paced):
+                told = quiet if await self._tell(quiet, served, in_flight) else None
+                told_served, told_in_flight = served, in_flight
                 renew, paced = loop.time() + _RENEWED_SECONDS, loop.time() + _PACE_SECONDS
             if told is not None and not swept:
                 await self._sweep()
@@ -108,7 +115,7 @@ class Presence:
             held = self._plane.held
             waits = told is not None and any(hold.asked != told.get(key) for key, hold in held.items())
             ends = [(hold.until - self._clock()).total_seconds() for hold in held.values()]
-            due = renew if served == told_served else paced
+            due = renew if (served, in_flight) == (told_served, told_in_flight) else paced
             delay = _LOOK_SECONDS if waits else max(0.0, min([due - loop.time(), *ends]))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):
@@ -128,8 +135,10 @@ class Presence:
         self._seen = now
         return {key: asked for key, asked in now.items() if before.get(key) == asked}
 
-    async def _tell(self, holds: Mapping[str, str], served: Progress | None) -> bool:
+    async def _tell(self, holds: Mapping[str, str], served: Progress | None, in_flight: InFlight) -> bool:
         annotations = {HOLDS_ANNOTATION: orjson.dumps(holds, option=orjson.OPT_SORT_KEYS).decode()}
+        if in_flight:
+            annotations[IN_FLIGHT_ANNOTATION] = orjson.dumps(in_flight, option=orjson.OPT_SORT_KEYS).decode()
         if served is not None:
             numbers = {"controlplanes": str(served.control_planes), "secrets": str(served.secrets)}
             annotations[SERVED_ANNOTATION] = orjson.dumps(numbers).decode()

@@ -48,6 +48,9 @@ def envoy_component(program: Path, *, layout: Layout, workers: int, memory_bytes
             str(workers),
             # Another Envoy of this machine may use the shared memory of hot restarts.
             "--disable-hot-restart",
+            # A hold that cannot drain names changes in flight from a file. Envoy's default is ten seconds.
+            "--file-flush-interval-msec",
+            "500",
             "--log-level",
             "warning",
         ),

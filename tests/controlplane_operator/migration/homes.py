@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from kplane.api import ControlPlane, DeletionPolicy, MigrationPlan
+from kplane.controlplane_operator.controlplanes.gateway_replicas import Replica
 from kplane.controlplane_operator.controlplanes.migration import cut, migrator, turns
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.status.errors import ConditionError
@@ -289,8 +290,8 @@ class _Holds:
 
         await self._world.call("hold", effect)
 
-    async def unconfirmed(self, _: ControlPlane) -> list[str]:
-        return ["replica"]
+    async def unconfirmed(self, _: ControlPlane) -> list[Replica]:
+        return [Replica("replica", holds={}, in_flight={}, served=None)]
 
     async def followed(self, _: ControlPlane, *, seconds: float) -> bool:
         for _ in range(_LATE + 1):

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from kplane.api import ControlPlane
-from kplane.api.names import HOLDS_ANNOTATION, SERVED_ANNOTATION, gateway_secret_name
+from kplane.api.names import HOLDS_ANNOTATION, IN_FLIGHT_ANNOTATION, SERVED_ANNOTATION, gateway_secret_name
 from kplane.controlplane_operator.controlplanes.migration.cut import Cutter
 from kplane.controlplane_operator.controlplanes.migration.hold import Holds
 from kplane.controlplane_operator.gateway import Gateway
@@ -22,9 +22,13 @@ from kplane.provider.client.resources import SECRETS
 UID = "b1946ac9-2f3a-4a3e-8d4c-6a5f0c7b8e11"
 
 
-def lease(*, age_seconds: float = 1.0, holds: bool = False, name: str = "replica") -> dict[str, Any]:
+def lease(
+    *, age_seconds: float = 1.0, holds: bool = False, name: str = "replica", in_flight: Any = None
+) -> dict[str, Any]:
     renewed = datetime.now(UTC) - timedelta(seconds=age_seconds)
     annotations = {HOLDS_ANNOTATION: json.dumps({UID: "2026-01-01"})} if holds else {}
+    if in_flight is not None:
+        annotations[IN_FLIGHT_ANNOTATION] = json.dumps({UID: in_flight})
     return {
         "metadata": {"name": name, "annotations": annotations},
         "spec": {"renewTime": renewed.isoformat(), "leaseDurationSeconds": 15},
@@ -52,10 +56,27 @@ async def test_a_hold_is_over_when_a_gateway_says_so_and_none_holds(leases: list
     assert await holds.are_over(ControlPlane.model_validate({**body, "spec": {}})) is over
 
 
-async def test_cutter_names_replicas_whose_hold_does_not_begin() -> None:
+def change(path: str, *, seconds: float) -> dict[str, str]:
+    began = datetime.now(UTC) - timedelta(seconds=seconds)
+    return {"method": "POST", "path": path, "client": "192.0.2.7", "began": began.isoformat()}
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "message"),
+    [
+        (None, "at replicas busy of the gateway, changes are still in flight"),
+        (
+            {"count": 3, "oldest": [change("/a", seconds=61), change(f"/x\x1b{'y' * 500}", seconds=3)]},
+            r"busy, 3 changes are in flight: POST /a of client 192\.0\.2\.7 for \d+ s, POST /x\?y{127} of .* 1 more",
+        ),
+        ({"count": 1, "oldest": []}, "at replica busy, 1 change is in flight, which began less than some seconds ago"),
+    ],
+    ids=["not named", "named", "too young"],
+)
+async def test_cutter_names_changes_that_keep_a_hold_from_its_begin(in_flight: Any, message: str) -> None:
     leases = [
         lease(name="quiet", holds=True),
-        lease(name="busy"),
+        lease(name="busy", in_flight=in_flight),
         lease(name="gone", age_seconds=60.0),
     ]
 
@@ -73,7 +94,7 @@ async def test_cutter_names_replicas_whose_hold_does_not_begin() -> None:
     cutter = Cutter(context, homes=cast("Any", None))
     body = {"kind": "ControlPlane", "apiVersion": CONTROL_PLANES.api_version, "metadata": {"name": "acme", "uid": UID}}
     control_plane = ControlPlane.model_validate({**body, "spec": {}})
-    with pytest.raises(ConditionError, match="at replicas busy of the gateway, changes are still in flight"):
+    with pytest.raises(ConditionError, match=message):
         await cutter.stop_writes(control_plane, cast("Any", None), seconds=0.1)
 
 

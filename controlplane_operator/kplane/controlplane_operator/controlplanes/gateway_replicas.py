@@ -12,7 +12,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from kplane.api import ControlPlane
-from kplane.api.names import GATEWAY_LEASE_LABEL, HOLDS_ANNOTATION, SERVED_ANNOTATION, gateway_secret_name
+from kplane.api.names import (
+    GATEWAY_LEASE_LABEL,
+    HOLDS_ANNOTATION,
+    IN_FLIGHT_ANNOTATION,
+    SERVED_ANNOTATION,
+    gateway_secret_name,
+)
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.reasons import Reason
@@ -38,6 +44,8 @@ class Replica:
     name: str
     holds: Mapping[str, str]
     """By uid of a control plane, the hold that is in force."""
+    in_flight: Mapping[str, Mapping[str, Any]]
+    """By uid of a control plane whose writes it cannot hold yet, the changes in flight."""
     served: Mapping[str, int] | None
     """By kind, the resourceVersion up to which it serves what objects say. None: it starts, or does not tell."""
 
@@ -62,7 +70,8 @@ def _replica(lease: Object) -> Replica:
     holds: dict[str, str] = json.loads(annotations.get(HOLDS_ANNOTATION, "{}"))
     served: dict[str, Any] | None = json.loads(annotations.get(SERVED_ANNOTATION, "null"))
     versions = {kind: int(version) for kind, version in served.items()} if served is not None else None
-    return Replica(lease["metadata"]["name"], holds, versions)
+    in_flight: dict[str, Any] = json.loads(annotations.get(IN_FLIGHT_ANNOTATION, "{}"))
+    return Replica(lease["metadata"]["name"], holds, in_flight, versions)
 
 
 def _is_expired(lease: Object) -> bool:

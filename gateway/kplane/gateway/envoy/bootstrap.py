@@ -32,6 +32,8 @@ _STATS: Final = (
     {"suffix": ".upstream_rq_total"},
     {"suffix": ".upstream_rq_active"},
     {"suffix": ".upstream_cx_active"},
+    # By this, Envoy knows which clusters are in use (`readiness.py`).
+    {"suffix": ".upstream_cx_total"},
     {"suffix": ".upstream_cx_connect_fail"},
     {"suffix": ".upstream_rq_completed"},
     {"suffix": ".upstream_rq_401"},
@@ -47,6 +49,9 @@ _STATS: Final = (
 
 _RUNTIME: Final = {"re2.max_program_size.error_level": 1000}
 """The patterns are the gateway's own, so that their size needs no limit."""
+
+_CHANGED: Final = {"name": "changed", "admin_layer": {}}
+"""Values that the controller sets while Envoy runs."""
 
 MEMORY_BYTES: Final = 1 << 30
 """Memory that Envoy may take, if nothing else is said."""
@@ -112,6 +117,11 @@ class Layout:
         return self.directory / "run" / "waiting-room.sock"
 
     @property
+    def changes(self) -> PurePosixPath:
+        """File in which Envoy names changes in flight."""
+        return self.directory / "run" / "changes.log"
+
+    @property
     def administration(self) -> PurePosixPath:
         """Socket on which Envoy answers the controller alone."""
         return self.directory / "run" / "envoy.sock"
@@ -134,11 +144,13 @@ def bootstrap(layout: Layout, *, memory_bytes: int = MEMORY_BYTES) -> bytes:
 def candidate(layout: Layout, *, serving: Serving, routes: Iterable[Route]) -> bytes:
     """Return one file with all that the files would say, by which Envoy can be asked whether it would take them."""
     listed = list(routes)
-    listeners = [listener(serving, routes=routing(listed), secrets=None, domains=domains_of(listed))]
+    listening = listener(
+        serving, routes=routing(listed), secrets=None, changes=layout.changes, domains=domains_of(listed)
+    )
     known = clusters(listed, holder=layout.holder, waiting_room=layout.waiting_room)
     upstreams = [_authorizer(layout), *known]
     common = _common(layout, memory_bytes=MEMORY_BYTES)
-    return _text({**common, "static_resources": {"listeners": listeners, "clusters": upstreams}})
+    return _text({**common, "static_resources": {"listeners": [listening], "clusters": upstreams}})
 
 
 def _common(layout: Layout, *, memory_bytes: int) -> Message:
@@ -146,7 +158,7 @@ def _common(layout: Layout, *, memory_bytes: int) -> Message:
         "node": _NODE,
         "admin": {"address": unix_socket(str(layout.administration))},
         "stats_config": {"stats_matcher": {"inclusion_list": {"patterns": list(_STATS)}}},
-        "layered_runtime": {"layers": [{"name": "static", "static_layer": _RUNTIME}]},
+        "layered_runtime": {"layers": [{"name": "static", "static_layer": _RUNTIME}, _CHANGED]},
         "overload_manager": _overload(memory_bytes),
     }
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
 
+from kplane.gateway.envoy.access_log import access_logs
 from kplane.gateway.envoy.bodies import body_limit, expectation
 from kplane.gateway.envoy.host_names import host_filter_chains, reading_host_names
 from kplane.gateway.envoy.messages import FILTERS, TLS, Message, certificate, discovery_response, file_source, typed
@@ -38,7 +39,6 @@ _MANAGER: Final = f"{FILTERS}.network.http_connection_manager.v3"
 _AUTHORIZATION: Final = f"{FILTERS}.http.ext_authz.v3"
 _ROUTER: Final = f"{FILTERS}.http.router.v3"
 _MUTATION: Final = "envoy.extensions.http.early_header_mutation.header_mutation.v3"
-_STDOUT: Final = "envoy.extensions.access_loggers.stream.v3.StdoutAccessLog"
 
 _HEADERS_KIB: Final = 96
 _CONNECTION_BUFFER: Final = 256 << 10
@@ -47,25 +47,9 @@ _STREAMS: Final = 250
 """As many as kube-apiserver allows on one connection; client-go opens another one then."""
 _STREAM_WINDOW: Final = 256 << 10
 _CONNECTION_WINDOW: Final = 4 << 20
+_REQUEST_TIMEOUT: Final = "3600s"
+"""For a whole request to arrive, if no answer begins. `bodies.py` has shorter times for requests that pause."""
 _UPGRADES: Final = ("websocket", "SPDY/3.1")
-
-_LOG: Final = {
-    "time": "%START_TIME%",
-    "controlPlane": "%ROUTE_NAME%",
-    "upstream": "%UPSTREAM_CLUSTER%",
-    "method": "%REQ(:METHOD)%",
-    # The rest of the path without the query: that of an exec has a command in it.
-    "path": "%PATH(NQ:PATH)%",
-    "protocol": "%PROTOCOL%",
-    "code": "%RESPONSE_CODE%",
-    "details": "%RESPONSE_CODE_DETAILS%",
-    "flags": "%RESPONSE_FLAGS%",
-    "received": "%BYTES_RECEIVED%",
-    "sent": "%BYTES_SENT%",
-    "milliseconds": "%DURATION%",
-    "client": "%DOWNSTREAM_REMOTE_ADDRESS%",
-    "userAgent": "%REQ(USER-AGENT)%",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,14 +79,19 @@ def _file(secret: str) -> str:
 
 
 def listener(
-    serving: Serving, *, routes: str | Message, secrets: PurePosixPath | None, domains: Iterable[str] = ()
+    serving: Serving,
+    *,
+    routes: str | Message,
+    secrets: PurePosixPath | None,
+    changes: PurePosixPath,
+    domains: Iterable[str] = (),
 ) -> Message:
     """Return the listener. `routes` is the table or its file, `secrets` the directory of `serving_files`; None: the
-    certificate is in the listener itself, for a configuration that is only validated. Connections to names below
-    `domains` pass through.
+    certificate is in the listener itself, for a configuration that is only validated. Envoy names changes in flight in
+    file `changes`. Connections to names below `domains` pass through.
     """
     transport = typed(f"{TLS}.DownstreamTlsContext", **_tls(serving, secrets=secrets))
-    manager = typed(f"{_MANAGER}.HttpConnectionManager", **_http(routes))
+    manager = typed(f"{_MANAGER}.HttpConnectionManager", **_http(routes, changes=changes))
     return {
         "name": LISTENER,
         "address": {"socket_address": {"address": serving.host, "port_value": serving.port}},
@@ -147,7 +136,7 @@ def _client_ca(serving: Serving) -> Message:
     return {"trusted_ca": {"inline_string": own}, "trust_chain_verification": "ACCEPT_UNTRUSTED"}
 
 
-def _http(routes: str | Message) -> Message:
+def _http(routes: str | Message, *, changes: PurePosixPath) -> Message:
     source = {"config_source": file_source(routes), "route_config_name": ROUTES} if isinstance(routes, str) else None
     return {
         "stat_prefix": LISTENER,
@@ -155,7 +144,7 @@ def _http(routes: str | Message) -> Message:
         **({"rds": source} if source is not None else {"route_config": routes}),
         "http_filters": [_authorizer(), rate_limit(), body_limit(), expectation(), _router()],
         "local_reply_config": local_replies(),
-        "access_log": [_access_log()],
+        **access_logs(changes),
         "early_header_mutation_extensions": [_stripping()],
         # Who the client is: its address, and its certificate for the authorizer.
         "use_remote_address": True,
@@ -179,7 +168,7 @@ def _http(routes: str | Message) -> Message:
         },
         "max_request_headers_kb": _HEADERS_KIB,
         "request_headers_timeout": "10s",
-        "request_timeout": "0s",
+        "request_timeout": _REQUEST_TIMEOUT,
         "stream_idle_timeout": "0s",
         "upgrade_configs": [{"upgrade_type": kind} for kind in _UPGRADES],
         "server_header_transformation": "PASS_THROUGH",
@@ -217,8 +206,3 @@ def _stripping() -> Message:
     chunked = {"key": CHUNKED_HEADER, "value": "%REQ(transfer-encoding)%"}
     mutations.append({"append": {"header": chunked, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}})
     return {"name": "strip", "typed_config": typed(f"{_MUTATION}.HeaderMutation", mutations=mutations)}
-
-
-def _access_log() -> Message:
-    line = {"json_format": _LOG}
-    return {"name": "stdout", "typed_config": typed(_STDOUT, log_format=line)}

@@ -33,6 +33,8 @@ _GROUP: Final = "system:masters"
 """Needs no role. So the answer does not depend on the roles that a tenant leaves to anonymous users."""
 _INTERVAL: Final = "1s"
 """Shorter than the time in which an API server that was killed listens again."""
+_UNUSED_INTERVAL: Final = "10s"
+"""For clusters that Envoy has not connected to yet. A check takes an API server a millisecond of processor time."""
 _UNREADY_INTERVAL: Final = "0.2s"
 _TIMEOUT: Final = "1s"
 """Envoy uses a new cluster after the first check, and the confirmation of all changes waits for that."""
@@ -40,8 +42,8 @@ _FAILURES: Final = 2
 """Checks in a row without an answer. An answer other than 200 counts at once."""
 _CHECKING: Final = {"check": True}
 _PRIORITY: Final = "envoy.extensions.retry.priority.previous_priorities.v3.PreviousPrioritiesConfig"
-_MAX_RETRIES: Final = 60
-"""The waiting room takes half a second of each. So a request waits for 30 s."""
+_MAX_RETRIES: Final = 50
+"""The waiting room takes half a second of each. So a request waits for 25 s: many clients give up after 30 s."""
 
 
 def with_readiness(cluster: Message, *, checked_by: Message, room: PurePosixPath) -> Message:
@@ -67,8 +69,7 @@ def _check() -> Message:
     return {
         "timeout": _TIMEOUT,
         "interval": _INTERVAL,
-        # Otherwise a cluster without a connection yet would be checked once a minute.
-        "no_traffic_interval": _INTERVAL,
+        "no_traffic_interval": _UNUSED_INTERVAL,
         "unhealthy_interval": _UNREADY_INTERVAL,
         "unhealthy_threshold": _FAILURES,
         "healthy_threshold": 1,

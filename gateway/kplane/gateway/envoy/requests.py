@@ -12,7 +12,18 @@ from typing import Final
 from kplane.gateway.envoy.messages import Message, typed
 from kplane.gateway.envoy.names import CHUNKED_HEADER
 
-__all__ = ["CARRIES", "CHANGES", "GROWS", "READS", "changes", "every", "header_input", "header_is", "negated"]
+__all__ = [
+    "CARRIES",
+    "CHANGES",
+    "ENDS_SOON",
+    "GROWS",
+    "READS",
+    "changes",
+    "every",
+    "header_input",
+    "header_is",
+    "negated",
+]
 
 READS: Final = "GET|HEAD|OPTIONS"
 """Methods that change nothing."""
@@ -33,6 +44,12 @@ _UNCHANGING: Final = (
     "|selfsubjectaccessreviews|selfsubjectrulesreviews)"
     f"){_END}"
 )
+
+_LASTING: Final = (
+    f"{_BEGINNING}/(?:{_IN_CORE_NAMESPACE}/(?:pods|services)/{_NAME}/(?:exec|attach|portforward|proxy|log)(?:[/?].*)?"
+    f"|api/v1/nodes/{_NAME}/proxy(?:[/?].*)?|(?:api/{_NAME}|apis/{_NAME}/{_NAME})/watch/.*|.*[?&](?:watch|follow)=.*)"
+)
+"""Requests that may be silent for hours, whether they have a body or not."""
 
 _CREATED_IN_SPITE: Final = (
     # An eviction deletes; a binding is a field; without a request for a certificate, a node loses its own.
@@ -87,6 +104,9 @@ CARRIES: Final = {
     "or_matcher": {"predicate": [header_is("content-length", "0*[1-9][0-9]*"), header_is(CHUNKED_HEADER, ".+")]}
 }
 """The predicate that a request of HTTP/1.1 has a body. Of HTTP/2, only those that say its length."""
+
+ENDS_SOON: Final = every(CARRIES, negated(header_is(":path", _LASTING)))
+"""The predicate that a request has a body, and is over soon after that has arrived."""
 
 CHANGES: Final = every(negated(header_is(":method", READS)), negated(header_is(":path", _UNCHANGING)))
 """The predicate that a request may change what the control plane keeps."""

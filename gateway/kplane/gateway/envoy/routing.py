@@ -30,7 +30,7 @@ from kplane.gateway.envoy.names import (
 from kplane.gateway.envoy.rates import rate_by_address, rates
 from kplane.gateway.envoy.readiness import RETRIED
 from kplane.gateway.envoy.replies import FULL, TOO_LONG, UNREADABLE, direct_reply, refusing, unauthorized
-from kplane.gateway.envoy.requests import CHANGES, GROWS, every, header_input, header_is, negated
+from kplane.gateway.envoy.requests import CHANGES, ENDS_SOON, GROWS, every, header_input, header_is, negated
 from kplane.gateway.routes import Route
 
 __all__ = ["AMBIGUOUS_PATH", "TENANT_PATH", "routing", "tenant_of"]
@@ -102,6 +102,8 @@ def _matcher(routes: Iterable[Route], *, bodies: Iterable[BodyLimit]) -> Message
     public = {route.path: _action([_public(route)]) for route in awake if _is_public(route)}
     full = {route.path: _action(_refused_as_full(route)) for route in awake if route.full}
     changing = {route.path: _action(_changing(route)) if route.held is None else held for route in awake}
+    reading = {route.path: _action(_reading(route)) for route in awake}
+    with_body = {route.path: _action(_reading(route, limited=True)) for route in awake}
     return _steps(
         _list(header_is(":path", AMBIGUOUS_PATH), _action([{**ambiguous, **_without_authorizer()}])),
         *([_list(every(_IS_ANONYMOUS, _READS_CLUSTER_INFO), _tree(public))] if public else []),
@@ -112,7 +114,7 @@ def _matcher(routes: Iterable[Route], *, bodies: Iterable[BodyLimit]) -> Message
         _list(with_certificate, _authorized("by-certificate", bodies=bodies)),
         *([_list(GROWS, _tree(full))] if full else []),
         *([_list(CHANGES, _tree(changing))] if awake else []),
-        *([_tree({route.path: _action(_reading(route)) for route in awake})] if awake else []),
+        *([_list(ENDS_SOON, _tree(with_body)), _tree(reading)] if awake else []),
         _list(header_is(":path", TENANT_PATH), _authorized("held", bodies=bodies)),
     )
 
@@ -137,12 +139,14 @@ def _tree(by_path: Mapping[str, Message]) -> Message:
     return {"matcher_tree": {"input": header_input(":path"), "prefix_match_map": {"map": actions}}}
 
 
-def _reading(route: Route) -> list[Message]:
+def _reading(route: Route, *, limited: bool = False) -> list[Message]:
     """Return the routes of a control plane that is awake, for requests that carry their own credentials, or none.
 
-    They are of its path with and without a slash at the end.
+    They are of its path with and without a slash at the end. `limited`: a request may pause as changes may.
     """
-    return [_to(route, match, change=False) for match in ({"prefix": f"{route.path}/"}, {"path": route.path})]
+    matches = ({"prefix": f"{route.path}/"}, {"path": route.path})
+    limit = idle(route.limits.request_idle_seconds) if limited else {}
+    return [_limited(_to(route, match, change=False), limit) for match in matches]
 
 
 def _changing(route: Route) -> list[Message]:
@@ -198,8 +202,10 @@ def _authorized(name: str, *, bodies: Iterable[BodyLimit]) -> Message:
     one's, a certificate that was verified for the one never leads to the other.
     """
     changing = _on_match(_authorized_changes(name, bodies=bodies))
+    limited = {"action": _action([_limited(_by_authorizer(name), idle(WAITING_IDLE_SECONDS))])}
+    matchers = [{"predicate": CHANGES, "on_match": changing}, {"predicate": ENDS_SOON, "on_match": limited}]
     return {
-        "matcher_list": {"matchers": [{"predicate": CHANGES, "on_match": changing}]},
+        "matcher_list": {"matchers": matchers},
         "on_no_match": {"action": _action([_by_authorizer(name)])},
     }
 

@@ -7,13 +7,16 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 
 from kplane.api import ControlPlane, ControlPlaneClass
 from kplane.controlplane_operator.backends.base import Movable, Provision, data_errors
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.gateway import at_gateway, write_gateway_secret
+from kplane.controlplane_operator.controlplanes.gateway_replicas import Replica
 from kplane.controlplane_operator.controlplanes.migration.hold import Holds
+from kplane.controlplane_operator.controlplanes.migration.in_flight import describe_waits
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.data.follow import Comparison, Follower
@@ -80,16 +83,15 @@ class Cutter:
 
     async def _not_held(self, control_plane: ControlPlane, *, seconds: float) -> ConditionError:
         """Return why the hold did not begin in time."""
-        replicas: list[str] = []
+        replicas: list[Replica] = []
         with contextlib.suppress(ProviderError, TimeoutError):
             async with asyncio.timeout(_LOOK_SECONDS):
                 replicas = await self._holds().unconfirmed(control_plane)
-        where = f"at replicas {', '.join(replicas)} of the gateway" if replicas else "at the gateway"
         return ConditionError(
             Reason.MIGRATING,
-            f"failed to hold the writes within {seconds:g} s, spec.migration.maxHold: {where}, changes are still in"
-            " flight, or the gateway does not answer; find long changes in the access log of Envoy there (method, path,"
-            " client, milliseconds). Writes continue where they were",
+            f"failed to hold the writes within {seconds:g} s, spec.migration.maxHold:"
+            f" {describe_waits(replicas, uid=control_plane.metadata.uid or '', now=datetime.now(UTC))}."
+            " Writes continue where they were",
         )
 
     async def resume(self, control_plane: ControlPlane) -> None:

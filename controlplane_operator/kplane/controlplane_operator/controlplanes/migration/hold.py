@@ -17,7 +17,7 @@ from typing import Any, Final
 from kplane.api import ControlPlane
 from kplane.api.names import WRITES_HELD_UNTIL_ANNOTATION, gateway_secret_name
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.controlplanes.gateway_replicas import list_replicas
+from kplane.controlplane_operator.controlplanes.gateway_replicas import Replica, list_replicas
 from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import NotFound
@@ -49,10 +49,11 @@ class Holds:
                 return
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def unconfirmed(self, control_plane: ControlPlane) -> list[str]:
-        """Return the names of the replicas that have no hold of it in force. Raises what the client raises."""
+    async def unconfirmed(self, control_plane: ControlPlane) -> list[Replica]:
+        """Return the replicas that have no hold of it in force, by name. Raises what the client raises."""
         uid, replicas = control_plane.metadata.uid, await list_replicas(self._context, self._gateway)
-        return sorted(replica.name for replica in replicas if uid not in replica.holds)
+        waited_for = (replica for replica in replicas if uid not in replica.holds)
+        return sorted(waited_for, key=lambda replica: replica.name)
 
     async def followed(self, control_plane: ControlPlane, *, seconds: float) -> bool:
         """Wait until every replica leads all requests to where the gateway's Secret says; tell whether they do in time.

@@ -1,0 +1,51 @@
+"""Says for people which changes keep a hold from its begin: the gateway names them in its Leases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from kplane.controlplane_operator.controlplanes.gateway_replicas import Replica
+
+__all__ = ["describe_waits"]
+
+_MAX_REPLICAS: Final = 3
+_MAX_CHANGES: Final = 3
+_MAX_LENGTH: Final = 130
+"""Characters of a method, path or address. The gateway cuts them already, and they come from a tenant."""
+
+
+def describe_waits(replicas: Iterable[Replica], *, uid: str, now: datetime) -> str:
+    """Return in a sentence which changes of a control plane are in flight at these replicas, and what to do."""
+    replicas = list(replicas)
+    named = [replica for replica in replicas if replica.in_flight.get(uid)]
+    if not named:
+        names = ", ".join(replica.name for replica in replicas)
+        where = f"at replicas {names} of the gateway" if names else "at the gateway"
+        return (
+            f"{where}, changes are still in flight, or the gateway does not answer; find long changes in the access log"
+            " of Envoy there (method, path, client, milliseconds)"
+        )
+    said = [f"at replica {replica.name}, {_changes(replica.in_flight[uid], now=now)}" for replica in named]
+    more = [f"{len(said) - _MAX_REPLICAS} more replicas have some"] if len(said) > _MAX_REPLICAS else []
+    return f"{'; '.join([*said[:_MAX_REPLICAS], *more])}; end these clients, or move when their requests have ended"
+
+
+def _changes(in_flight: Mapping[str, Any], *, now: datetime) -> str:
+    count, oldest = int(in_flight.get("count", 0)), list(in_flight.get("oldest") or ())[:_MAX_CHANGES]
+    many = f"{count} change{'s are' if count != 1 else ' is'} in flight"
+    if not oldest:
+        return f"{many}, which began less than some seconds ago"
+    more = f", and {count - len(oldest)} more" if count > len(oldest) else ""
+    return f"{many}: {', '.join(_change(change, now=now) for change in oldest)}{more}"
+
+
+def _change(change: Mapping[str, Any], *, now: datetime) -> str:
+    method, path, client = (_shown(change.get(field)) for field in ("method", "path", "client"))
+    seconds = max(0.0, (now - datetime.fromisoformat(str(change["began"]))).total_seconds())
+    return f"{method} {path} of client {client} for {seconds:.0f} s"
+
+
+def _shown(value: object) -> str:
+    return "".join(each if each.isprintable() else "?" for each in str(value)[:_MAX_LENGTH])
