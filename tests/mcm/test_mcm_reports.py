@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +13,9 @@ import pytest
 from kplane.api import RegistrationMode
 from kplane.mcm.errors import NotAnnounced, RegistrationWithdrawn
 from kplane.mcm.reasons import Reason
+from kplane.mcm.status.pace import WritePace
 from kplane.mcm.status.reporter import StatusReporter
 from kplane.provider import Cluster, Conflict
-from kplane.provider.aio.backoff import Backoff
 from kplane.provider.errors import Forbidden
 from kplane.provider.providers.kplane.registration import REGISTRATIONS
 
@@ -23,9 +24,8 @@ from .reports_desk import Desk
 pytestmark = pytest.mark.integration
 
 Eventually = Callable[..., Any]
-_SHORTEST_SECONDS = 0.02
-"""Between two writes about an instance that goes to and fro; 0.5 s in production."""
-_WRITES = 6
+_BURST, _PERIOD_SECONDS = 3, 0.5
+"""Of the writes about an instance that goes to and fro; 8 and 5 s in production."""
 
 
 async def test_an_instance_is_announced_before_it_starts_and_its_end_confirmed(
@@ -90,29 +90,65 @@ async def test_only_transitions_are_written(desk: Desk, eventually: Eventually) 
         assert desk.client.writes == 4
 
 
-async def test_an_instance_that_goes_to_and_fro_is_told_of_less_and_less_often(
+async def test_reporter_writes_first_changes_at_once_and_later_ones_in_their_pace(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn = itertools.count(1)
-
-    def the_last_one_is_long(_low: float, high: float) -> float:
-        return high if next(drawn) < _WRITES else 1e6
-
-    pace = {"initial_seconds": _SHORTEST_SECONDS, "maximum_seconds": 60.0, "uniform": the_last_one_is_long}
-    monkeypatch.setattr("kplane.mcm.status.reporter.Backoff", lambda **_: Backoff(**pace))
+    pace = functools.partial(WritePace, burst=_BURST, period_seconds=_PERIOD_SECONDS)
+    monkeypatch.setattr("kplane.mcm.status.reporter.WritePace", pace)
     async with desk.reports.running():
         await desk.reports.announce(desk.cluster)
         for number in itertools.count():
             desk.reports.update(desk.name, Reason.UNREADY if number % 2 else Reason.INSTANCE_RUNNING)
             await asyncio.sleep(0.01)
-            if desk.client.writes == _WRITES:
+            if desk.client.writes == _BURST + 3:
                 break
         gaps = [after - before for before, after in itertools.pairwise(desk.client.written_at)]
-        # It waits from the end of the write before, so that each gap is longer than the wait.
-        assert all(gap >= _SHORTEST_SECONDS * 2**number for number, gap in enumerate(gaps)), gaps
-        # And its end is told at once, though the next wait, of hours, has just begun.
+        assert max(gaps[: _BURST - 1]) < _PERIOD_SECONDS, gaps
+        # The rest of the allowance is spent when the burst is over.
+        assert desk.client.written_at[-1] - desk.client.written_at[0] >= 3 * _PERIOD_SECONDS, gaps
+        # Its end is told at once.
         await desk.reports.end(desk.name)
         assert await desk.running() == ("False", "Ended")
+
+
+async def test_held_reporter_leaves_condition_to_the_mcm_that_runs_the_instance(
+    desk: Desk, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = desk.another()
+    async with desk.reports.running(), held.running():
+        await desk.reports.announce(desk.cluster)
+        desk.reports.update(desk.name, Reason.INSTANCE_RUNNING)
+        await eventually(desk.running, lambda found: found[0] == "True")
+        await desk.caught_up()
+        await held.announce(desk.cluster)
+        assert await desk.running() == ("False", "Starting")
+
+        async def corrected() -> tuple[str, str]:
+            await desk.caught_up()
+            desk.reports.look(desk.name)
+            return await desk.running()
+
+        await eventually(corrected, lambda found: found[0] == "True")
+        before = desk.client.writes
+        held.update(desk.name, Reason.FOREIGN_CONTROLLER_MANAGER, message="'other' holds the Lease")
+        for _ in range(20):
+            await desk.caught_up()
+            desk.reports.look(desk.name)
+            held.look(desk.name)
+            await asyncio.sleep(0.05)
+        assert await desk.running() == ("True", "InstanceRunning")
+        assert desk.client.writes == before
+        assert caplog.text.count("another mcm runs the instance") == 1
+        # The end of an instance that never ran takes nothing away from the one that does.
+        await held.end(desk.name)
+        assert await desk.running() == ("True", "InstanceRunning")
+        # Its turn comes with the end of the other one.
+        await held.announce(desk.cluster)
+        held.update(desk.name, Reason.FOREIGN_CONTROLLER_MANAGER)
+        await desk.reports.end(desk.name)
+        await desk.caught_up()
+        held.update(desk.name, Reason.INSTANCE_RUNNING)
+        await eventually(desk.running, lambda found: found[0] == "True")
 
 
 async def test_reporter_writes_running_soon_after_many_quick_changes(desk: Desk, eventually: Eventually) -> None:

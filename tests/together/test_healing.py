@@ -83,6 +83,28 @@ async def test_a_killed_mcm_comes_back_with_its_instances(platform: Any, healed:
     await works(platform, healed, namespace="after-mcm")
 
 
+@pytest.mark.slow
+async def test_running_is_unknown_while_mcm_hangs_and_true_when_it_is_back(platform: Any, healed: str) -> None:
+    """The watchdog of mcm ends the instance when its Lease is over. The operator looks at the Lease every 20 s."""
+
+    async def condition() -> dict[str, Any]:
+        conditions = (await platform.status("ControlPlaneRegistration", healed))["conditions"]
+        return next(found for found in conditions if found["type"] == "Running")
+
+    await platform.eventually(condition, lambda found: found["status"] == "True")
+    [mcm] = pids_of(platform.handle.directory, "kplane.mcm.main")
+    os.kill(mcm, signal.SIGSTOP)
+    try:
+        found = await platform.eventually(condition, lambda found: found["status"] != "True", timeout=240.0)
+        assert (found["status"], found["reason"]) == ("Unknown", "HeartbeatStale")
+        assert "Lease kube-system/kube-controller-manager" in found["message"]
+        assert not pids_of(platform.handle.mcm_directory, "kube-controller-manager")
+    finally:
+        os.kill(mcm, signal.SIGCONT)
+    await platform.eventually(condition, lambda found: found["status"] == "True")
+    await works(platform, healed, namespace="after-hang")
+
+
 async def test_a_killed_instance_comes_back(platform: Any, healed: str) -> None:
     before = await platform.running(healed)
     os.kill(before, signal.SIGKILL)

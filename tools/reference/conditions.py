@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from kplane.controlplane_operator.reasons import reason_tables
 from kplane.mcm.reasons import Reason
@@ -10,6 +11,9 @@ from tools.reference.markdown import code, page, table
 from tools.reference.sources import ROOT, attributes, parsed
 
 __all__ = ["conditions"]
+
+_STATUSES: Final = {Reason.INSTANCE_RUNNING: "True", Reason.HEARTBEAT_STALE: "Unknown"}
+"""Of the condition Running, by reason of mcm; False otherwise."""
 
 
 def conditions() -> str:
@@ -33,4 +37,4 @@ def _running() -> Iterator[list[str]]:
     [kind] = [node for node in module.body if getattr(node, "name", "") == "Reason"]
     described = {each.name: each.documentation for each in attributes(getattr(kind, "body", []))}
     for reason in Reason:
-        yield [code(reason), str(reason is Reason.INSTANCE_RUNNING), described[reason.name]]
+        yield [code(reason), _STATUSES.get(reason, "False"), described[reason.name]]

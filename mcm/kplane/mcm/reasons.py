@@ -38,5 +38,8 @@ class Reason(StrEnum):
     """mcm cannot start it; the message says why, and mcm retries."""
     STOP_FAILED = "StopFailed"
     """Its process does not end, or its files cannot be removed; mcm retries."""
+    HEARTBEAT_STALE = "HeartbeatStale"
+    """It is not known whether it runs, because its mcm does not renew the Lease in the control plane. The operator says
+    so, in the place of mcm, which writes the condition again when it is back."""
     ENDED = "Ended"
     """Its process has ended, and nothing of it is left."""

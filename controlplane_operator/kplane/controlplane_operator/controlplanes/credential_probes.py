@@ -1,5 +1,7 @@
 """Tries the published credentials of each awake control plane, and has those repaired that its API server refuses.
 
+The same look sees whether the mcm of each instance lives (`registrations/heartbeats.py`).
+
 A user inside a control plane may delete the ServiceAccount or the ClusterRoleBinding of a published kubeconfig. The
 published kubeconfig is worthless from then on. A probe costs one request for each of the two identities.
 """
@@ -15,6 +17,7 @@ from typing import Any, Final
 from kplane.api.names import PAUSED_ANNOTATION
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.pki.issuing import Identity
+from kplane.controlplane_operator.registrations.heartbeats import InstanceHeartbeats
 from kplane.controlplane_operator.status.partial import as_recorded
 from kplane.controlplane_operator.tenant.bootstrap import Binding
 from kplane.controlplane_operator.tenant.client import tenant_client
@@ -48,6 +51,11 @@ class ProbedCredentials:
     """Of the control plane."""
     administrator: ClusterConfig
     identities: tuple[tuple[Identity, Binding], ...]
+    """The controllers are the last."""
+
+    def controllers(self, connections: Connections) -> Client:
+        """Make a client with the credentials of the controllers."""
+        return tenant_client(self.identities[-1][0].config(self.administrator), connections=connections)
 
     async def refusal(self, connections: Connections) -> str | None:
         """Return why the API server refuses one of the credentials; None if it accepts all.
@@ -104,6 +112,7 @@ class CredentialProbes:
 
     def __init__(self, context: OperatorContext) -> None:
         self._context = context
+        self._heartbeats = InstanceHeartbeats(context)
         self._probed: dict[Key, ProbedCredentials] = {}
         self._refusals: dict[str, str] = {}
         """Why an API server refuses published credentials, by uid of the control plane, until they are repaired."""
@@ -119,6 +128,7 @@ class CredentialProbes:
         probed = self._probed.pop(key, None)
         if probed is not None:
             self._refusals.pop(probed.uid, None)
+            self._heartbeats.forget(probed.uid)
 
     def refusal(self, uid: str) -> str | None:
         """Return why the API server of a control plane refused what is published, if the last probe was refused."""
@@ -134,6 +144,9 @@ class CredentialProbes:
             return None
         try:
             refusal = await probed.refusal(self._context.connections)
+            if refusal is None and self._heartbeats.concerns(probed.uid):
+                async with probed.controllers(self._context.connections) as client:
+                    await self._heartbeats.observe(probed.uid, client)
         except ProviderError as error:
             # It starts, ends, or is ill: who looks after its process and its endpoint says so.
             _log.debug("failed to probe the published credentials: %s", error)

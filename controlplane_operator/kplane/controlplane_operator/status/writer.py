@@ -72,6 +72,9 @@ _OURS: Final = frozenset(
 )
 """Conditions that the operator writes. Conditions of other types belong to other controllers."""
 _NOTHING: Final = ForeignParts()
+_HEARTBEAT_MANAGER: Final = "kplane-heartbeat"
+_HEARTBEAT_STALE: Final = "HeartbeatStale"
+"""A reason of mcm's condition."""
 _TRIES: Final = 5
 """Number of attempts if another writer is faster."""
 
@@ -229,6 +232,26 @@ class StatusWriter:
         self._say(
             current, reason="InstanceEnded", message="its instance ended with its mcm, which could not confirm that"
         )
+
+    async def doubt_instance(self, store: Store, current: ResourceModel, *, message: str) -> None:
+        """Say of a registration, as it was last seen, that it is not known whether its instance runs.
+
+        The field manager is one of its own, which takes the condition over from mcm. With its next write mcm takes it
+        back. Raises Conflict if the registration changed meanwhile: it may be mcm that wrote.
+        """
+        doubted = with_condition(
+            [each for each in _conditions(current) if each.type == RUNNING],
+            of=current,
+            type=RUNNING,
+            status="Unknown",
+            reason=_HEARTBEAT_STALE,
+            message=message,
+        )
+        status = {"conditions": [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in doubted]}
+        stored = await self._apply(store, current, status, manager=_HEARTBEAT_MANAGER, only_as_seen=True)
+        if stored is not None:
+            store.apply(stored)
+            self._say(current, reason=_HEARTBEAT_STALE, message=message, warning=True)
 
     async def _write_apart(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,9 +16,9 @@ from kplane.mcm.describe.kinds import instance_kinds, services_of
 from kplane.mcm.errors import NotAnnounced, RegistrationWithdrawn
 from kplane.mcm.reasons import Reason
 from kplane.mcm.status.observer import Object, check_wanted, wants_instance
+from kplane.mcm.status.pace import WritePace
 from kplane.mcm.status.report import Report, transition_of
 from kplane.provider import Client, Cluster, Conflict, NotFound, ProviderError, Result, Unreachable
-from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.running import kept_running
 from kplane.provider.controllers.queue import FairQueue
 from kplane.provider.controllers.rate_limiter import ItemBackoff
@@ -38,10 +39,8 @@ _TRIES: Final = 5
 _WORKERS: Final = 4
 _REFRESH_SECONDS: Final = 300.0
 """So long a condition keeps a message that is no longer the last one."""
-_CALM_SECONDS: Final = 120.0
-"""After so long without a change the next one is written at once; frequent changes are written less often."""
-_LAG_SECONDS: Final = 10.0
-"""Maximum time that the condition of an instance which goes to and fro is behind."""
+_YIELD_SECONDS: Final = 150.0
+"""How long the end of an instance that another mcm reports is left to that mcm. Its Lease has expired after 120 s."""
 
 
 class _Subject:
@@ -59,8 +58,11 @@ class _Subject:
         """The registration as the answer to our last write had it, or to a question of ours."""
         self.written_at = 0.0
         """0: this run has written nothing."""
-        self.not_before = 0.0
-        self.pace = Backoff(initial_seconds=0.5, maximum_seconds=_LAG_SECONDS)
+        self.wrote_running: bool | None = None
+        """Whether our last write said that the instance runs; None: this run has written nothing."""
+        self.yields_until = 0.0
+        """Until when another mcm writes the status, which runs the instance; infinite while ours is held for it."""
+        self.pace = WritePace()
 
 
 class StatusReporter:
@@ -151,6 +153,7 @@ class StatusReporter:
         subject.live = Report(reason=reason, message=message, instance=subject.announced)
         # Another instance: what the one before went through does not keep back what this one does.
         subject.pace.reset()
+        subject.yields_until = 0.0
         if await self._write_announcement(name):
             self._check_wanted(name, uid=uid, services=services)
 
@@ -176,6 +179,8 @@ class StatusReporter:
         subject = self._subject(name)
         subject.failure = ""
         subject.live = Report(reason=reason, message=message, instance=subject.announced)
+        if reason is not Reason.FOREIGN_CONTROLLER_MANAGER:
+            subject.yields_until = 0.0
         self._queue.add(name)
 
     def report_failure(self, cluster: Cluster, message: str) -> None:
@@ -185,8 +190,11 @@ class StatusReporter:
         self._queue.add(cluster.name)
 
     async def end(self, name: str) -> None:
-        """Say that the instance has ended."""
-        self._subject(name).live = None
+        """Say that the instance has ended, unless another mcm runs one and writes the status."""
+        subject = self._subject(name)
+        subject.live = None
+        if subject.yields_until:
+            subject.announced, subject.yields_until = None, time.monotonic() + _YIELD_SECONDS
         try:
             await self._write_now(name)
         except NotFound:
@@ -236,6 +244,8 @@ class StatusReporter:
             return None
         if is_occupied(registration, mode=self._mode):
             return None  # the other mcm writes its status
+        if (yielded := self._yielded(name, subject, registration)) is not None:
+            return yielded
         wanted = self._wanted(subject, registration)
         wait = _until(subject, wanted, registration=registration, at_once=at_once)
         if wait is not None and wait > 0:
@@ -248,6 +258,30 @@ class StatusReporter:
             # Only after the write, which is retried if it fails.
             subject.announced = None
         return None
+
+    def _yielded(self, name: str, subject: _Subject, registration: Object) -> Result | None:
+        """Return when to look again if another mcm writes the status of this registration; None: this one does.
+
+        Two mcm may follow one registration, because their selectors overlap. One holds the Lease in the control plane
+        and runs the instance. If both wrote the condition, it would change for ever. So the other one says once why it
+        is held, and leaves the condition alone when it finds there that an instance runs.
+        """
+        held = subject.live is not None and subject.live.reason is Reason.FOREIGN_CONTROLLER_MANAGER
+        said = transition_of(registration)
+        if held and not subject.yields_until and subject.wrote_running is False and said and said[0][0] == "True":
+            subject.yields_until = math.inf
+            logger.warning(
+                "another mcm runs the instance of registration %s and writes its status: %s;"
+                " have no two mcm select one registration",
+                name,
+                subject.live.sentence if subject.live is not None else "",
+            )
+        left = subject.yields_until - time.monotonic()
+        # What the other one says when its instance has ended is the sign that it makes way.
+        if left <= 0.0 or (held and (said is None or said[0][0] != "True")):
+            subject.yields_until = 0.0
+            return None
+        return Result(min(left, _REFRESH_SECONDS))
 
     async def _part(self, name: str, subject: _Subject) -> None:
         """Write that the instance has ended to a registration that is out of sight: it may have lost a label."""
@@ -311,10 +345,9 @@ class StatusReporter:
     async def _write(self, name: str, subject: _Subject, body: dict[str, Any]) -> None:
         async with self._turn(name):
             subject.answer = await self._client.apply(REGISTRATIONS, body, subresource="status", field_manager=_MANAGER)
-        now = time.monotonic()
-        if now - subject.written_at > _CALM_SECONDS:
-            subject.pace.reset()
-        subject.written_at, subject.not_before = now, now + subject.pace.next_delay()
+        subject.written_at = time.monotonic()
+        subject.wrote_running = body["status"]["conditions"][0]["status"] == "True"
+        subject.pace.note_write()
         self._queue.forget(name)
 
     def _latest(self, name: str) -> Object | None:
@@ -343,7 +376,7 @@ def _until(subject: _Subject, wanted: Report | None, *, registration: Object, at
     now, said = time.monotonic(), transition_of(registration) if fresh else None
     if said is not None and said[0] == wanted.transition:
         return max(0.0, subject.written_at + _REFRESH_SECONDS - now) if said[1] != wanted.sentence else None
-    return 0.0 if at_once else max(0.0, subject.not_before - now)
+    return 0.0 if at_once else subject.pace.delay()
 
 
 def _announces(registration: Object, instance: Mapping[str, Any]) -> bool:
