@@ -21,12 +21,15 @@ from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import NAMESPACES, VALIDATING_ADMISSION_POLICY_BINDINGS
 from kplane.workloads import ProcessRuntime
 
+from . import buckets
 from .reset import reset_api_server
 from .tenants import SharedEtcd, Tenant, delete_all, running_etcd, start_api_server, start_etcd, until_ready
 
 if TYPE_CHECKING:
     from kplane.binaries.programs import Binaries
     from kplane.embedded.handle import Handle
+
+bucket = buckets.bucket
 
 Answering = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 Eventually = Callable[..., Awaitable[Any]]

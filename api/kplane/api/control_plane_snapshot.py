@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Final
 from pydantic import AwareDatetime, Field, StringConstraints
 
 from kplane.api.conditions import Conditions
+from kplane.api.control_plane import DeletionPolicy
 from kplane.api.extensions import Extension, Rule, rules
 from kplane.api.home import ControlPlaneMode
 from kplane.api.references import ObjectReference
@@ -44,6 +45,10 @@ class ControlPlaneSnapshotSpec(ApiModel):
 
     control_plane_ref: Annotated[ObjectReference, _SAME]
     """The ControlPlane whose data and keys are saved. Its API server need not run."""
+    deletion_policy: DeletionPolicy = DeletionPolicy.DESTROY
+    """What happens to the file when the snapshot is deleted: Destroy deletes it, Retain keeps it in the storage. The
+    operator sets Retain where it makes a snapshot from a file of the storage.
+    """
 
 
 class ControlPlaneSnapshotStatus(ApiModel):
@@ -84,7 +89,7 @@ class ControlPlaneSnapshotStatus(ApiModel):
 class ControlPlaneSnapshot(ResourceModel):
     """The data and keys of a control plane at one revision, encrypted, in the storage of snapshots.
 
-    Its deletion deletes the file.
+    Its deletion deletes the file, unless spec.deletionPolicy is Retain.
     """
 
     resource: ClassVar[ResourceInfo] = ResourceInfo(

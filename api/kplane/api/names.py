@@ -40,6 +40,7 @@ __all__ = [
     "HOME_DATA_STORE_ANNOTATION",
     "HOME_SLOT_ANNOTATION",
     "HOME_VOLUME_ANNOTATION",
+    "IMPORTED_FROM_ANNOTATION",
     "IN_FLIGHT_ANNOTATION",
     "KUBECONFIG_EXTERNAL_KEY",
     "KUBECONFIG_KEY",
@@ -155,6 +156,9 @@ SCHEDULED_FOR_ANNOTATION: Final = f"{GROUP}/scheduled-for"
 
 SCHEDULED_AT_ANNOTATION: Final = f"{GROUP}/scheduled-at"
 """On such a ControlPlaneSnapshot: the time of the schedule that it was made for."""
+
+IMPORTED_FROM_ANNOTATION: Final = f"{GROUP}/imported-from"
+"""On a ControlPlaneSnapshot that was made again from the storage: the location of its file."""
 
 SNAPSHOT_FILE_LABEL: Final = f"{GROUP}/snapshot-file"
 """On a Secret in the operator's namespace: a digest of the name of the snapshot's file that it is a part of."""

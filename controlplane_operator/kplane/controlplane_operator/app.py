@@ -50,6 +50,7 @@ from kplane.controlplane_operator.registrations.reconciler import ControlPlaneRe
 from kplane.controlplane_operator.secret_access import SecretAccess
 from kplane.controlplane_operator.shared_etcd.access import SharedEtcd
 from kplane.controlplane_operator.shared_etcd.keeper import CredentialsKeeper, service_endpoint
+from kplane.controlplane_operator.snapshots.importer import SnapshotImporter
 from kplane.controlplane_operator.snapshots.jobs import SnapshotJobs
 from kplane.controlplane_operator.snapshots.metrics import SnapshotMetrics
 from kplane.controlplane_operator.snapshots.reconciler import ControlPlaneSnapshotReconciler
@@ -240,6 +241,7 @@ class _Assembly:
         for name, at in settings.data_stores.items():
             self._etcds[name] = SharedEtcd.from_directory(at.credentials, endpoint=at.endpoint)
         self._snapshot_jobs = SnapshotJobs()
+        self._importer = SnapshotImporter(context, storage=snapshots) if snapshots is not None else None
         # Of its own, so that a restore does not wait for all snapshots that are due.
         self._restore_jobs = SnapshotJobs()
         sources = Sources(context, runtime=runtime, data_stores=self._etcds)
@@ -406,6 +408,7 @@ class _Assembly:
                 "secrets": context.secrets.run(listed=self._grants_gc.synced),
                 "data stores": self._data_stores.run(),
                 "snapshots": self._snapshot_jobs.run(),
+                "imports of snapshots": self._import_snapshots(),
                 "restores": self._restore_jobs.run(),
                 "migrations": self._copies.run(),
                 **({"gateway's certificate": self._trust.run()} if self._trust is not None else {}),
@@ -420,6 +423,12 @@ class _Assembly:
         """Reconcile the objects that a changed component of the runtime belongs to."""
         wake_by_component(component, stores=self._context.stores, queues=self._context.queues)
         self._dedicated.wake(component)
+
+    async def _import_snapshots(self) -> None:
+        # A snapshot that is not in the cache yet would be imported besides.
+        await self._known.wait()
+        if self._importer is not None:
+            await self._importer.run()
 
     async def _control(self, name: str) -> None:
         # Half-filled stores would make objects seem to be missing. And only a list made since then shows what the

@@ -518,6 +518,16 @@ class Reason(StrEnum):
         _in(_READY, phase=_PROVISIONING),
     )
     SAVED = ("Saved", "nothing to do: the file was read again", _in(_SNAPSHOT))
+    IMPORTED = (
+        "Imported",
+        "nothing to do: the snapshot was made again from [its file in the storage](../how-to/import-snapshots.md)",
+        _in(_SNAPSHOT),
+    )
+    FILE_NOT_IMPORTED = (
+        "FileNotImported",
+        "the message says what is wrong with the file; mend the storage, or delete the snapshot",
+        _in(_SNAPSHOT),
+    )
     SAVING = ("Saving", "wait; at most two snapshots are made at once", _in(_SNAPSHOT, transient=True, expected=True))
     SNAPSHOT_FAILED = ("SnapshotFailed", "the message says what fails; the operator retries", _in(_SNAPSHOT))
     NO_SNAPSHOT_STORAGE = (

@@ -8,9 +8,9 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import obstore
@@ -21,7 +21,9 @@ from typing_extensions import override
 from kplane.controlplane_operator.backup.archive import Readable, Writable
 from kplane.controlplane_operator.errors import BackupFailed
 
-__all__ = ["ENCRYPTED", "PLAIN", "Bucket", "Hashing", "Storage", "Volume", "digest_of"]
+__all__ = ["ENCRYPTED", "PLAIN", "Bucket", "Hashing", "Storage", "Volume", "digest_of", "read_small"]
+
+_T = TypeVar("_T")
 
 PLAIN: Final = ".db"
 ENCRYPTED: Final = ".tar.age"
@@ -37,6 +39,8 @@ _PART_BYTES: Final = 16 << 20
 _TRUST: Final = "SSL_CERT_FILE"
 _UPLOADS: Final = 2
 """Parts that are in memory at once."""
+_MOST_FILES: Final = 200_000
+"""Of a listing. A user who may write to the storage decides how many files it has."""
 
 
 class Storage(Protocol):
@@ -44,6 +48,10 @@ class Storage(Protocol):
 
     def names(self) -> list[str]:
         """Return the names of all backups, from the oldest to the newest."""
+        ...
+
+    def files(self) -> dict[str, str]:
+        """Return the names of all files, backups or not, each with a text that is another one after a change."""
         ...
 
     def prepare(self) -> list[str]:
@@ -99,6 +107,17 @@ def digest_of(storage: Storage, name: str) -> str:
     return found.hexdigest()
 
 
+def read_small(storage: Storage, name: str, *, limit: int) -> bytes:
+    """Read a whole file. Raises BackupFailed if it has more than `limit` bytes."""
+    found = b""
+    with storage.reader(name) as file:
+        while chunk := file.read(limit + 1 - len(found)):
+            found += chunk
+            if len(found) > limit:
+                raise BackupFailed(f"{name} has more than {limit} bytes")
+    return found
+
+
 class Volume(Storage):
     """A directory."""
 
@@ -108,6 +127,18 @@ class Volume(Storage):
     @override
     def names(self) -> list[str]:
         return sorted(path.name for path in self._directory.iterdir() if _NAME.fullmatch(path.name))
+
+    @override
+    def files(self) -> dict[str, str]:
+        found = {}
+        with os.scandir(self._directory) as entries:
+            for entry in _bounded(entries):
+                # Another process may delete the file now.
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.is_file(follow_symlinks=False):
+                        status = entry.stat(follow_symlinks=False)
+                        found[entry.name] = f"{status.st_ino} {status.st_mtime_ns} {status.st_size}"
+        return found
 
     @override
     def prepare(self) -> list[str]:
@@ -206,6 +237,15 @@ class Bucket(Storage):
             )
 
     @override
+    def files(self) -> dict[str, str]:
+        with self._errors("list"):
+            listed = (found for page in obstore.list(self._store) for found in page)
+            return {
+                found["path"]: f"{found['e_tag']} {found['last_modified']} {found['size']}"
+                for found in _bounded(listed)
+            }
+
+    @override
     def prepare(self) -> list[str]:
         return []
 
@@ -237,6 +277,14 @@ class Bucket(Storage):
             # The library adds all fields of its error, on many lines.
             cause = str(error).partition("\n\nDebug source")[0]
             raise BackupFailed(f"failed to {what} {self._url}: {cause}") from error
+
+
+def _bounded(entries: Iterable[_T]) -> Iterator[_T]:
+    """Yield the entries of a listing. Raises BackupFailed after too many."""
+    for number, entry in enumerate(entries):
+        if number >= _MOST_FILES:
+            raise BackupFailed(f"the storage has more than {_MOST_FILES} files: delete some, or use another prefix")
+        yield entry
 
 
 @contextlib.contextmanager

@@ -11,10 +11,10 @@ from kplane.api import (
     ControlPlane,
     ControlPlaneMode,
     ControlPlaneSnapshot,
-    ControlPlaneSnapshotStatus,
     RestoreStatus,
     SnapshotPhase,
 )
+from kplane.api.names import IMPORTED_FROM_ANNOTATION
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import as_recorded
@@ -42,7 +42,9 @@ def restore_status(control_plane: ControlPlane, *, stores: Stores) -> RestoreSta
         return RestoreStatus(
             control_plane_uid=original.metadata.uid, kubernetes_version=original.status.version, begins_at=None
         )
-    name, status, home = source.snapshot_ref.name, _snapshot(control_plane, stores=stores), control_plane.home
+    name, home = source.snapshot_ref.name, control_plane.home
+    snapshot = _snapshot(control_plane, stores=stores)
+    status = snapshot.status
     if (
         not source.clone
         and status.mode is home.mode is ControlPlaneMode.VIRTUAL
@@ -61,7 +63,7 @@ def restore_status(control_plane: ControlPlane, *, stores: Stores) -> RestoreSta
         sha256=status.sha256,
         control_plane_uid=status.control_plane_uid,
         kubernetes_version=status.kubernetes_version,
-        begins_at=None if source.clone else status.revision + _above(status, mode=home.mode),
+        begins_at=None if source.clone else status.revision + _above(snapshot, mode=home.mode),
     )
 
 
@@ -74,16 +76,19 @@ def restored_service_cidr(control_plane: ControlPlane, *, stores: Stores) -> str
         return control_plane.status.service_cidr
     if source.snapshot_ref is None:
         return _original(control_plane, stores=stores).status.service_cidr
-    return _snapshot(control_plane, stores=stores).service_cidr
+    return _snapshot(control_plane, stores=stores).status.service_cidr
 
 
-def _above(status: ControlPlaneSnapshotStatus, *, mode: ControlPlaneMode) -> int:
+def _above(snapshot: ControlPlaneSnapshot, *, mode: ControlPlaneMode) -> int:
     if mode is ControlPlaneMode.DEDICATED:
         return _ABOVE
-    return 0 if status.mode is ControlPlaneMode.VIRTUAL else _ABOVE_IN_SHARED_ETCD
+    # An imported snapshot may be of the shared etcd of another management cluster.
+    imported = IMPORTED_FROM_ANNOTATION in snapshot.metadata.annotations
+    of_this_etcd = snapshot.status.mode is ControlPlaneMode.VIRTUAL and not imported
+    return 0 if of_this_etcd else _ABOVE_IN_SHARED_ETCD
 
 
-def _snapshot(control_plane: ControlPlane, *, stores: Stores) -> ControlPlaneSnapshotStatus:
+def _snapshot(control_plane: ControlPlane, *, stores: Stores) -> ControlPlaneSnapshot:
     source = control_plane.spec.source
     name = source.snapshot_ref.name if source is not None and source.snapshot_ref is not None else ""
     what = f"ControlPlaneSnapshot {name}"
@@ -96,7 +101,7 @@ def _snapshot(control_plane: ControlPlane, *, stores: Stores) -> ControlPlaneSna
         raise _not_ready(what, "this version of kplane does not understand it") from None
     if snapshot.status.phase is not SnapshotPhase.COMPLETED or snapshot.deleting:
         raise _not_ready(what, "it is not completed, or is being deleted")
-    return snapshot.status
+    return snapshot
 
 
 def _original(control_plane: ControlPlane, *, stores: Stores) -> ControlPlane:

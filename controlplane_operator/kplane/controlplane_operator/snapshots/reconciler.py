@@ -7,14 +7,16 @@ import logging
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from kplane.api import ControlPlane, ControlPlaneSnapshot, ControlPlaneSnapshotStatus, SnapshotPhase
-from kplane.api.names import FINALIZER
+from kplane.api import ControlPlane, ControlPlaneSnapshot, ControlPlaneSnapshotStatus, DeletionPolicy, SnapshotPhase
+from kplane.api.names import FINALIZER, IMPORTED_FROM_ANNOTATION
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import BackupFailed, OperatorError
 from kplane.controlplane_operator.failures import Failures
 from kplane.controlplane_operator.finalizers import add_finalizer, remove_finalizer
 from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.snapshots.catalog import ArchiveName, CatalogEntry
 from kplane.controlplane_operator.snapshots.jobs import SnapshotJobs
+from kplane.controlplane_operator.snapshots.locations import cluster_uid, file_name, imported_from, location_of
 from kplane.controlplane_operator.snapshots.saving import Saved, save_snapshot
 from kplane.controlplane_operator.snapshots.source import Sources
 from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
@@ -74,6 +76,8 @@ class ControlPlaneSnapshotReconciler:
             if snapshot.status.phase is SnapshotPhase.COMPLETED or self._jobs.has(uid):
                 await self.failures.over(key)
                 return None
+            if imported_from(obj) is not None:
+                return await self._import(snapshot)
             if (rest := self._not_before.get(uid, 0.0) - asyncio.get_running_loop().time()) > 0:
                 return Result(rest)
             try:
@@ -106,6 +110,40 @@ class ControlPlaneSnapshotReconciler:
             return Result(jittered(_TURN_SECONDS))
         return None
 
+    async def _import(self, snapshot: ControlPlaneSnapshot) -> Result | None:
+        """Take the status from the catalogue, and never write the file: the control plane has other data now."""
+        location, uid = snapshot.metadata.annotations[IMPORTED_FROM_ANNOTATION], snapshot.metadata.uid or ""
+        try:
+            archive, entry = await self._entry(snapshot, location)
+        except (BackupFailed, OSError) as error:
+            failure = ConditionError(Reason.FILE_NOT_IMPORTED, f"failed to import {location}: {error}")
+            self._context.metrics.condition_failed("controlplanesnapshot", reason=failure.reason)
+            await self._tell(snapshot, failure=failure, phase=SnapshotPhase.PENDING)
+            return Result(self._backoff.next(uid, reason="import"))
+        stored = await add_finalizer(self._context.client, snapshot, store=self._context.stores.snapshots)
+        if stored is not None:
+            snapshot = ControlPlaneSnapshot.model_validate(stored)
+        message = f"imported {archive.file}: {entry.keys} keys of revision {entry.revision}"
+        conditions = with_condition(
+            snapshot.status.conditions, of=snapshot, status="True", reason=Reason.IMPORTED, message=message
+        )
+        await self._write(
+            snapshot, phase=SnapshotPhase.COMPLETED, location=location, conditions=conditions, **entry.recorded()
+        )
+        self._backoff.forget(uid)
+        return None
+
+    async def _entry(self, snapshot: ControlPlaneSnapshot, location: str) -> tuple[ArchiveName, CatalogEntry]:
+        """Read what the catalogue has of a file. A user may have written the location. Raises BackupFailed, OSError."""
+        storage = self._required()
+        archive = ArchiveName.read(storage.name_at(location))
+        if archive is None or not storage.has_catalog:
+            raise BackupFailed(f"{location} is not the file of a snapshot in a bucket or volume")
+        entry = await storage.entry(archive)
+        if entry.control_plane != snapshot.spec.control_plane_ref.name:
+            raise BackupFailed(f"it is of control plane {entry.control_plane}")
+        return archive, entry
+
     def _control_plane(self, snapshot: ControlPlaneSnapshot) -> ControlPlane:
         name = snapshot.spec.control_plane_ref.name
         obj = self._context.stores.control_planes.get(("", name))
@@ -131,40 +169,20 @@ class ControlPlaneSnapshotReconciler:
                 await self._tell(snapshot, failure=saving, phase=SnapshotPhase.RUNNING)
                 async with self._sources.open(of) as source:
                     saved = await save_snapshot(source, to=storage, name=file_name(snapshot))
-                await self._completed(snapshot, of=of, saved=saved, location=storage.location(file_name(snapshot)))
+                status = _completed_status(snapshot, of=of, saved=saved, location=storage.location(file_name(snapshot)))
+                # Before the status: an object that says Completed is one that survives its management cluster.
+                archive = ArchiveName.read(file_name(snapshot))
+                if archive is not None and storage.has_catalog:
+                    recipients = [str(each) for each in storage.recipients]
+                    entry = CatalogEntry.of(archive, status, control_plane=of.name, recipients=recipients)
+                    await storage.describe(archive, entry)
+                await self._write(snapshot, **{name: getattr(status, name) for name in type(status).model_fields})
                 self._backoff.forget(uid)
             except _EXPECTED as error:
                 await self._failed(snapshot, str(error) or "an answer took too long")
             except Exception:  # noqa: BLE001 - the snapshot is tried again
                 _log.exception("failed to save control plane %s", of.name)
                 await self._failed(snapshot, "the operator failed; report it, with the operator's log")
-
-    async def _completed(
-        self, snapshot: ControlPlaneSnapshot, *, of: ControlPlane, saved: Saved, location: str
-    ) -> None:
-        archived = saved.archived
-        await self._write(
-            snapshot,
-            phase=SnapshotPhase.COMPLETED,
-            completion_time=datetime.now(UTC).replace(microsecond=0),
-            control_plane_uid=of.metadata.uid,
-            mode=of.home.mode,
-            data_store=of.home.data_store,
-            revision=archived.revision,
-            keys=archived.digest.count,
-            bytes=archived.size,
-            sha256=saved.sha256,
-            service_cidr=of.status.service_cidr,
-            kubernetes_version=of.status.version,
-            location=location,
-            conditions=with_condition(
-                snapshot.status.conditions,
-                of=snapshot,
-                status="True",
-                reason=Reason.SAVED,
-                message=f"saved {archived.digest.count} keys of revision {archived.revision}",
-            ),
-        )
 
     async def _failed(self, snapshot: ControlPlaneSnapshot, why: str) -> None:
         uid = snapshot.metadata.uid or ""
@@ -206,8 +224,7 @@ class ControlPlaneSnapshotReconciler:
         snapshot = PartialSnapshot.of(obj)
         uid = metadata["uid"]
         try:
-            storage = self._required()
-            await storage.remove(storage.name_at(snapshot.status.location or storage.location(file_name(snapshot))))
+            await self._remove_file(snapshot, obj)
         except (BackupFailed, OSError) as error:
             conditions = with_condition(
                 snapshot.status.conditions,
@@ -224,6 +241,37 @@ class ControlPlaneSnapshotReconciler:
         self._not_before.pop(uid, None)
         return None
 
+    async def _remove_file(self, snapshot: PartialSnapshot, obj: Object) -> None:
+        """Delete the file with its entry in the catalogue, or keep both and remember that the object is deleted.
+
+        Raises BackupFailed, OSError and ProviderError.
+        """
+        location, known = location_of(obj), snapshot.status.location
+        kept = (obj.get("spec") or {}).get("deletionPolicy") == DeletionPolicy.RETAIN
+        # Without a location in the status, the entry of an imported file was never found to be valid.
+        if location is not None and (kept or known is None):
+            await self._hide(location)
+            return
+        storage = self._required()
+        if location is None:
+            await storage.remove(file_name(snapshot))
+            return
+        others = (each for each in self._context.stores.snapshots if "deletionTimestamp" not in each["metadata"])
+        if not any(location_of(each) == location for each in others):
+            await storage.remove(storage.name_at(location))
+
+    async def _hide(self, location: str) -> None:
+        """Keep the file from being imported again at once. A file in another storage is not seen anyway."""
+        storage = self._storage
+        if storage is None or not storage.has_catalog:
+            return
+        try:
+            archive = ArchiveName.read(storage.name_at(location))
+        except BackupFailed:
+            return
+        if archive is not None:
+            await storage.hide(archive, cluster=await cluster_uid(self._context.client))
+
     def _is_restored(self, name: str) -> bool:
         """Tell whether a control plane is being restored from the snapshot, and so needs its file."""
         found = self._context.stores.control_planes.by("snapshot", name)
@@ -233,6 +281,29 @@ class ControlPlaneSnapshotReconciler:
         )
 
 
-def file_name(snapshot: ControlPlaneSnapshot | PartialSnapshot) -> str:
-    """Return the name of the file: by uid, so that no two snapshots have the same."""
-    return f"controlplane-{snapshot.name}-{snapshot.metadata.uid}.age"
+def _completed_status(
+    snapshot: ControlPlaneSnapshot, *, of: ControlPlane, saved: Saved, location: str
+) -> ControlPlaneSnapshotStatus:
+    archived = saved.archived
+    return ControlPlaneSnapshotStatus(
+        phase=SnapshotPhase.COMPLETED,
+        completion_time=datetime.now(UTC).replace(microsecond=0),
+        control_plane_uid=of.metadata.uid,
+        mode=of.home.mode,
+        data_store=of.home.data_store,
+        revision=archived.revision,
+        keys=archived.digest.count,
+        bytes=archived.size,
+        sha256=saved.sha256,
+        service_cidr=of.status.service_cidr,
+        kubernetes_version=of.status.version,
+        location=location,
+        observed_generation=snapshot.metadata.generation,
+        conditions=with_condition(
+            snapshot.status.conditions,
+            of=snapshot,
+            status="True",
+            reason=Reason.SAVED,
+            message=f"saved {archived.digest.count} keys of revision {archived.revision}",
+        ),
+    )

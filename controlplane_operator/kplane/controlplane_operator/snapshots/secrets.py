@@ -60,6 +60,11 @@ class SecretStorage(Storage):
         return sorted(_annotation(metadata, SNAPSHOT_FILE_ANNOTATION) for metadata in first)
 
     @override
+    def files(self) -> dict[str, str]:
+        # The Secrets are lost with the objects that name them, so nothing is to be imported from here.
+        return {}
+
+    @override
     def prepare(self) -> list[str]:
         return []
 

@@ -15,6 +15,7 @@ from typing_extensions import override
 from kplane.controlplane_operator.backup.archive import Readable, Writable
 from kplane.controlplane_operator.backup.storage import Storage
 from kplane.controlplane_operator.errors import BackupFailed
+from kplane.controlplane_operator.snapshots.catalog import ArchiveName, CatalogEntry, hidden_name, write_entry
 from kplane.controlplane_operator.snapshots.secrets import SecretStorage
 
 __all__ = ["SnapshotStorage"]
@@ -28,6 +29,7 @@ _IDLE_SECONDS: Final = 600.0
 """A bucket answers or fails within five minutes. A volume may take longer to write a large file to its disks."""
 _REMOVAL_SECONDS: Final = 60.0
 """Less than the time for one look at a snapshot."""
+_LISTING_SECONDS: Final = 300.0
 _END_SECONDS: Final = 10.0
 """So long a thread is waited for that was told to end."""
 
@@ -65,9 +67,48 @@ class SnapshotStorage:
             raise BackupFailed(f"{location} is in {former}, and the operator keeps snapshots in {present} now")
         return location.removeprefix(_IN_SECRETS)
 
+    @property
+    def has_catalog(self) -> bool:
+        """Whether the files have entries in a catalogue. Secrets have none: they are lost with the objects."""
+        return not isinstance(self._storage, SecretStorage)
+
     async def remove(self, name: str) -> None:
-        """Delete a file, and what a killed process left of it."""
-        await self.change(name, lambda storage: storage.remove(name), idle_seconds=_REMOVAL_SECONDS)
+        """Delete a file with its entry in the catalogue, and what a killed process left of it."""
+        archive = ArchiveName.read(name)
+
+        def work(storage: Storage) -> None:
+            # The entry first: without a file it would be imported.
+            if archive is not None and self.has_catalog:
+                storage.remove(archive.entry)
+            storage.remove(name)
+
+        await self.change(name, work, idle_seconds=_REMOVAL_SECONDS)
+
+    async def describe(self, archive: ArchiveName, entry: CatalogEntry) -> None:
+        """Write the entry of a file, while no other work changes the file."""
+        content = entry.encoded()
+        await self.change(
+            archive.file, lambda storage: write_entry(storage, archive, content), idle_seconds=_REMOVAL_SECONDS
+        )
+
+    async def entry(self, archive: ArchiveName) -> CatalogEntry:
+        """Read the entry of a file, and check it."""
+        return await self._run(lambda storage: CatalogEntry.read(storage, archive), idle_seconds=_REMOVAL_SECONDS)
+
+    async def files(self) -> dict[str, str]:
+        """List all files by name, each with a text that is another one after a change."""
+        return await self._run(lambda storage: storage.files(), idle_seconds=_LISTING_SECONDS)
+
+    async def hide(self, archive: ArchiveName, *, cluster: str) -> None:
+        """Keep the management cluster of this uid from importing the file again."""
+        name = hidden_name(archive, cluster=cluster)
+
+        def work(storage: Storage) -> None:
+            storage.remove(name)
+            with storage.writer(name) as file:
+                file.write(b"deleted in this management cluster\n")
+
+        await self.change(name, work, idle_seconds=_REMOVAL_SECONDS)
 
     async def change(
         self,
@@ -89,15 +130,15 @@ class SnapshotStorage:
 
     async def read(self, work: Callable[[Storage], _T], *, stop: Callable[[], None]) -> _T:
         """Do blocking work that changes nothing; ends as `change` does."""
-        return await self._run(work, stop=stop, idle_seconds=None, ended=lambda: None)
+        return await self._run(work, stop=stop)
 
     async def _run(
         self,
         work: Callable[[Storage], _T],
         *,
-        stop: Callable[[], None] | None,
-        idle_seconds: float | None,
-        ended: Callable[[], None],
+        stop: Callable[[], None] | None = None,
+        idle_seconds: float | None = None,
+        ended: Callable[[], None] = lambda: None,
     ) -> _T:
         limit = _IDLE_SECONDS if idle_seconds is None else idle_seconds
         watched = _Watched(self._storage)
@@ -147,6 +188,10 @@ class _Watched(Storage):
     @override
     def names(self) -> list[str]:
         return self._storage.names()
+
+    @override
+    def files(self) -> dict[str, str]:
+        return self._storage.files()
 
     @override
     def prepare(self) -> list[str]:
