@@ -40,6 +40,7 @@ from kplane.workloads import Component, Phase, ProcessRuntime
 __all__ = [
     "SECRETS_READER",
     "ApiServer",
+    "administrator_token",
     "free_port",
     "may_read",
     "open_namespace",
@@ -60,6 +61,8 @@ _POLL_SECONDS: Final = 0.05
 _LIFETIME: Final = dt.timedelta(hours=24)
 _ACCOUNT: Final = "benchmark"
 _ACCOUNT_NAMESPACE: Final = "kplane-system"
+_PATH_OF_IDENTITY: Final = "^/clusters/([^/]+)/control%-plane/api/v1/namespaces/kube%-system$"
+"""A pattern of Lua, with the name of the tenant."""
 SECRETS_READER: Final = "kplane-controlplane-operator-secrets-reader"
 """ClusterRole of an embedded cluster, and name of the RoleBindings of it."""
 
@@ -116,8 +119,9 @@ async def run_component(runtime: ProcessRuntime, component: Component) -> None:
 async def shared_address(backend: ClusterConfig, *, directory: Path) -> AsyncIterator[ClusterConfig]:
     """Serve an API server below each /clusters/<path>/control-plane with Envoy, and yield its address and credentials.
 
-    `backend` is the administrator's access, with the CA. The credentials are a token, because a client certificate does
-    not pass a proxy that ends TLS.
+    Each path answers with an identity of its own, the uid of namespace `kube-system`, as an API server of many tenants
+    does. All else is the same at all paths. `backend` is the administrator's access, with the CA. The credentials are a
+    token, because a client certificate does not pass a proxy that ends TLS.
     """
     authority = create_authority("shared-address")
     serving = issue_serving(authority, common_name="envoy", hosts=[_HOST])
@@ -135,7 +139,7 @@ async def shared_address(backend: ClusterConfig, *, directory: Path) -> AsyncIte
         )
     try:
         async with Client(backend) as client:
-            token = await _administrator(client)
+            token = await administrator_token(client)
         config = ClusterConfig(server=f"https://{_HOST}:{port}", ca_data=authority.certificate, token=token)
         await _answers(config.with_server(f"{config.server}/clusters/any/control-plane"))
         yield config
@@ -145,7 +149,8 @@ async def shared_address(backend: ClusterConfig, *, directory: Path) -> AsyncIte
         await process.wait()
 
 
-async def _administrator(client: Client) -> str:
+async def administrator_token(client: Client) -> str:
+    """Issue a token of an administrator, for proxies that end TLS."""
     with contextlib.suppress(AlreadyExists):
         await client.create(NAMESPACES, {"metadata": {"name": _ACCOUNT_NAMESPACE}})
     await client.apply(SERVICE_ACCOUNTS, {"metadata": {"name": _ACCOUNT, "namespace": _ACCOUNT_NAMESPACE}})
@@ -187,6 +192,23 @@ def free_port() -> int:
     raise OSError(f"failed to find a free port on {_HOST}: {_PORTS.start} to {_PORTS.stop - 1} are in use")
 
 
+def _identities(port: int) -> str:
+    """Return a filter that answers for namespace `kube-system` of each path, with a uid of its own."""
+    metadata = f"""'{{"name": "kube-system", "uid": "{port}-' .. tenant .. '"}}'"""
+    return "\n".join(
+        (
+            "function envoy_on_request(request)",
+            "  local headers = request:headers()",
+            f'  local tenant = headers:get(":path"):match("{_PATH_OF_IDENTITY}")',
+            '  if tenant and headers:get(":method") == "GET" then',
+            f"""    local body = '{{"apiVersion": "v1", "kind": "Namespace", "metadata": ' .. {metadata} .. '}}'""",
+            '    request:respond({[":status"] = "200", ["content-type"] = "application/json"}, body)',
+            "  end",
+            "end",
+        )
+    )
+
+
 def _envoy(port: int, *, backend: str, directory: Path) -> dict[str, Any]:
     host, _, backend_port = backend.removeprefix("https://").rpartition(":")
     filters = "type.googleapis.com/envoy.extensions.filters"
@@ -197,7 +219,16 @@ def _envoy(port: int, *, backend: str, directory: Path) -> dict[str, Any]:
         "@type": f"{filters}.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "tenants",
         "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
-        "http_filters": [{"name": "router", "typed_config": {"@type": f"{filters}.http.router.v3.Router"}}],
+        "http_filters": [
+            {
+                "name": "identities",
+                "typed_config": {
+                    "@type": f"{filters}.http.lua.v3.Lua",
+                    "default_source_code": {"inline_string": _identities(port)},
+                },
+            },
+            {"name": "router", "typed_config": {"@type": f"{filters}.http.router.v3.Router"}},
+        ],
     }
     certificate = {
         "certificate_chain": {"filename": f"{directory}/serving.crt"},

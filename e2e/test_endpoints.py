@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
+from e2e.api_server import api_server_as_pod, api_server_as_processes
 from e2e.kubectl import Kubectl
 from e2e.platform import Platform
 from e2e.shared_address import SharedAddress, as_pod, as_process
 from e2e.tenant import Tenant
+from e2e.waiting import eventually
 
 
 def test_kplane_writes_the_endpoint_of_what_it_runs(acme: Tenant, session_platform: Platform) -> None:
@@ -32,38 +34,47 @@ class Host:
     """Gives access to an API server that control planes adopt."""
 
     tenant: Tenant
-    """Kubeconfig of an administrator whose credentials the user made."""
-    kubeconfig: dict[str, Any]
+    """Its administrator, whose credentials the user made."""
+    token: str
+    """Of that administrator."""
     internal: str
     external: str
     ca: bytes
 
     def kubeconfig_at(self, url: str, *, ca: bytes) -> str:
         """Return the administrator's kubeconfig with another address."""
-        cluster = {"server": url, "certificate-authority-data": base64.b64encode(ca).decode()}
-        clusters = [{"name": self.kubeconfig["clusters"][0]["name"], "cluster": cluster}]
-        return str(yaml.safe_dump({**self.kubeconfig, "clusters": clusters}))
+        return _kubeconfig(url, ca=ca, token=self.token)
+
+
+def _kubeconfig(url: str, *, ca: bytes, token: str) -> str:
+    cluster = {"server": url, "certificate-authority-data": base64.b64encode(ca).decode()}
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "host", "cluster": cluster}],
+        "users": [{"name": "owner", "user": {"token": token}}],
+        "contexts": [{"name": "host", "context": {"cluster": "host", "user": "owner"}}],
+        "current-context": "host",
+    }
+    return str(yaml.safe_dump(document))
 
 
 @pytest.fixture(scope="module")
-def host(module_platform: Platform) -> Host:
-    """An API server with objects."""
+def host(module_platform: Platform, k8s: Any) -> Iterator[Host]:
+    """An API server with objects, which kplane does not run: it refuses to adopt its own."""
     platform, name = module_platform, module_platform.name("host")
-    platform.create("ControlPlane", name, mode="Dedicated", deletionPolicy="Destroy")
-    status = platform.becomes_ready("ControlPlane", name)
-    tenant = platform.tenant(name)
-    tenant.keep("owner", "somebody else")
-    tenant.kubectl("create", "serviceaccount", "owner", "-n", "default")
-    binding = ("create", "clusterrolebinding", "owner", "--clusterrole=cluster-admin")
-    tenant.kubectl(*binding, "--serviceaccount=default:owner")
-    published = platform.kubeconfigs(name)
-    kubeconfig = yaml.safe_load(published["kubeconfig-external"])
-    token = tenant.kubectl("create", "token", "owner", "-n", "default", "--duration=1h").strip()
-    kubeconfig["users"][0]["user"] = {"token": token}
-    file = platform.private_file("owner", content=yaml.safe_dump(kubeconfig).encode())
-    urls = {each["type"]: each["url"] for each in status["endpoints"]}
-    owner = Tenant(name, Kubectl(tenant.kubectl.program, file))
-    return Host(owner, kubeconfig, urls["Internal"], urls["External"], published["ca.crt"])
+    run = api_server_as_pod if "pods" in k8s.capabilities else api_server_as_processes
+    with run(platform) as server:
+        kubeconfig = _kubeconfig(server.external, ca=server.ca, token=server.token)
+        tenant = Tenant(
+            name, Kubectl(platform.kubectl.program, platform.private_file("owner", content=kubeconfig.encode()))
+        )
+        tenant.answers()
+        eventually("namespace default", lambda: tenant.kubectl.find("namespace", "default"))
+        tenant.keep("owner", "somebody else")
+        yield Host(tenant, server.token, server.internal, server.external, server.ca)
+        # First, while the API server still serves the deletion.
+        platform.clean_up()
 
 
 def _serves(platform: Platform, name: str, *, host: Host) -> None:

@@ -45,6 +45,7 @@ def reconciler() -> ControlPlaneReconciler:
         provisioners=parts,
         namespaces=parts,
         claims=parts,
+        clusters=parts,
         switch=parts,
         removal=parts,
         runtime=parts,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from benchmarks.surroundings import open_namespace
+from benchmarks.surroundings import administrator_token, open_namespace, start_api_server
 from kplane.api.names import ALLOW_ENDPOINT_LABEL
 from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
 from kplane.provider import Client, ClusterConfig
 from kplane.provider.client.resources import DEPLOYMENTS, REPLICA_SETS, SECRETS
+from kplane.workloads import ProcessRuntime
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 
@@ -113,13 +114,22 @@ def _envoy(port: int, *, backend: ClusterConfig, directory: Path) -> dict[str, A
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def shared_address(platform: Any, hold_port: Callable[[], int], tmp_path: Path) -> AsyncIterator[dict[str, Any]]:
-    """Envoy in front of an API server, and what an administrator would write down of it."""
+async def stack() -> AsyncIterator[contextlib.AsyncExitStack]:
+    async with contextlib.AsyncExitStack() as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def shared_address(
+    platform: Any, hold_port: Callable[[], int], tmp_path: Path, stack: contextlib.AsyncExitStack
+) -> AsyncIterator[dict[str, Any]]:
+    """Envoy in front of an API server that kplane does not run, and what an administrator would write down of it."""
     import envoy
 
-    await platform.create("ControlPlane", "backend", deletionPolicy="Destroy")
-    await platform.ready("ControlPlane", "backend")
-    backend = await platform.tenant("backend")
+    runtime = await stack.enter_async_context(ProcessRuntime(tmp_path / "runtime", programs=platform.handle.programs))
+    backend = (await start_api_server(runtime, "backend", directory=tmp_path)).administrator()
+    async with Client(backend) as client:
+        token = await administrator_token(client)
     authority = create_authority("shared-address")
     serving = issue_serving(authority, common_name="envoy", hosts=["127.0.0.1"])
     port = hold_port()
@@ -144,7 +154,7 @@ async def shared_address(platform: Any, hold_port: Callable[[], int], tmp_path: 
             stderr=log,
         )
     try:
-        config = replace(backend, server=f"https://127.0.0.1:{port}", ca_data=authority.certificate)
+        config = ClusterConfig(server=f"https://127.0.0.1:{port}", ca_data=authority.certificate, token=token)
         async with Client(config.with_server(f"https://127.0.0.1:{port}{_PATH}")) as client:
             await platform.eventually(lambda: client.request("GET", "/version"))
         kubeconfig = base64.b64encode(json.dumps(config.to_kubeconfig()).encode()).decode()

@@ -470,6 +470,10 @@ class ControlPlaneStatus(ApiModel):
     """The address, of an API server that kplane does not run, that is the control plane's own: written before anything
     is made there, and refused to others as long as it is here or in `endpoint`.
     """
+    cluster_uid: Annotated[str, StringConstraints(max_length=64)] | None = Field(default=None, alias="clusterUID")
+    """The uid of namespace `kube-system` in the control plane, which tells one cluster from another, whatever its
+    address. In an adopted cluster the operator writes nothing before it is here, and nothing if another uid is found.
+    """
     service_cidr: Annotated[str, StringConstraints(max_length=43)] | None = Field(default=None, alias="serviceCIDR")
     """The network that Services get their addresses from, where kplane runs the API server. It stays as it was when the
     control plane was made.

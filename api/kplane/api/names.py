@@ -20,6 +20,7 @@ __all__ = [
     "CLUSTER_PATH_ANNOTATION",
     "CONTROLLERS_SECRET_KEYS",
     "CONTROL_PLANE_LABEL",
+    "CONTROL_PLANE_UID_LABEL",
     "DATA_IDENTITY_ANNOTATION",
     "DATA_MARK_ANNOTATION",
     "DESTROY_DATA_ANNOTATION",
@@ -93,6 +94,11 @@ and a member that does not run gets others from its peers.
 
 CONTROL_PLANE_LABEL: Final = f"{GROUP}/name"
 """On everything in the management cluster that belongs to a control plane; its value is `label_value(name)`."""
+
+CONTROL_PLANE_UID_LABEL: Final = f"{GROUP}/control-plane-uid"
+"""On the ServiceAccounts and bindings that kplane makes inside a control plane: the uid of that control plane. The
+deletion of another control plane leaves them alone.
+"""
 
 REGISTRATION_LABEL: Final = f"{GROUP}/registration"
 """On everything in the management cluster that belongs to a registration; its value is `label_value(name)`."""

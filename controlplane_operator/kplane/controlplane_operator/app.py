@@ -14,6 +14,7 @@ from kplane.api.names import OPERATOR_LEASE
 from kplane.controlplane_operator.addons.bundles import Bundles
 from kplane.controlplane_operator.addons.reconciler import ControlPlaneAddonsReconciler
 from kplane.controlplane_operator.backends.adopted import AdoptedProvisioner
+from kplane.controlplane_operator.backends.cluster_claims import ClusterClaims
 from kplane.controlplane_operator.backends.data_stores import DataStores
 from kplane.controlplane_operator.backends.dedicated import DedicatedProvisioner
 from kplane.controlplane_operator.backends.virtual import VirtualProvisioner
@@ -262,6 +263,7 @@ class _Assembly:
             )
 
         self._data_stores = DataStores(self._etcds, make=make)
+        clusters = ClusterClaims(context.stores)
         provisioners = Provisioners(
             data_stores=self._data_stores,
             dedicated=DedicatedProvisioner(
@@ -271,7 +273,7 @@ class _Assembly:
                 restorer=restorer,
                 proxy=settings.egress_proxy,
             ),
-            adopted=AdoptedProvisioner(context, default_credentials=default_credentials),
+            adopted=AdoptedProvisioner(context, default_credentials=default_credentials, clusters=clusters),
         )
         identities = McmIdentities(context.client)
         self._mcms = DedicatedMcms(runtime, identities=identities)
@@ -301,6 +303,7 @@ class _Assembly:
             ),
             migrator=migrator,
             claims=claims,
+            clusters=clusters,
             switch=switch,
             runtime=runtime,
             monitors=ServiceMonitors(context, settings=settings.service_monitors),

@@ -148,7 +148,12 @@ class Reason(StrEnum):
     )
     ENDPOINT_IN_USE = (
         "EndpointInUse",
-        "correct the endpoint's URL, or delete the other control plane",
+        "adopt each cluster once: correct the endpoint, or delete the control plane that the message names",
+        _in(_READY, phase=_PENDING),
+    )
+    CLUSTER_CHANGED = (
+        "ClusterChanged",
+        "lead the endpoint back to the adopted cluster, or create another control plane for the other cluster",
         _in(_READY, phase=_PENDING),
     )
     CLASS_NOT_FOUND = (

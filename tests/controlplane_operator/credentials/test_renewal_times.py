@@ -65,6 +65,8 @@ async def test_refused_renewal_names_the_end_of_what_is_published(monkeypatch: p
     async def set_up(*_: object, **__: object) -> NoReturn:
         raise ServerError(500, "InternalError", 'failed calling webhook "a.b": no')
 
+    async def identified(_: str) -> None: ...
+
     control_plane = ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "u"}, "spec": {}})
     stores = Stores()
     ends = {"controlplane.kplane.dev/expires-at": "2099-01-02T03:04:05+00:00"}
@@ -76,4 +78,4 @@ async def test_refused_renewal_names_the_end_of_what_is_published(monkeypatch: p
     url = "https://a.example"
     provision = Provision(Addresses(url, url, url), administrator=ClusterConfig(url), authorities=None)
     with pytest.raises(ConditionError, match="the published credentials end at 2099-01-02 03:04 UTC"):
-        await issuer.ensure(control_plane, provision=provision, auth=AuthSpec())
+        await issuer.ensure(control_plane, provision=provision, auth=AuthSpec(), identified=identified)

@@ -1,4 +1,7 @@
-"""The first pass over a control plane is cut off before it writes a status: its namespace says what was begun."""
+"""The first pass over a control plane is cut off before its last status: its namespace says what was begun.
+
+Of an adopted control plane, the status says which cluster it has adopted.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,9 @@ async def test_what_was_issued_in_an_adopted_one_is_revoked(field: Any, adopt: A
     issued: list[ClusterConfig] = []
 
     async def delete() -> None:
-        assert not (await field.get("ControlPlane", "guest")).get("status")
+        status = (await field.get("ControlPlane", "guest"))["status"]
+        assert status["clusterUID"]
+        assert "endpoint" not in status
         for name in (kubeconfig_secret_name("guest"), controllers_secret_name("guest")):
             secret = await field.client.get(SECRETS, name, namespace=management_namespace("guest"))
             issued.append(config_of(secret))
@@ -79,7 +84,9 @@ async def test_what_was_issued_in_an_adopted_one_is_revoked(field: Any, adopt: A
 
 async def test_an_adopted_one_continues(field: Any, adopt: Adopt, cut: Any) -> None:
     async def nothing() -> None:
-        assert not (await field.get("ControlPlane", "visitor")).get("status")
+        status = (await field.get("ControlPlane", "visitor"))["status"]
+        assert status["clusterUID"]
+        assert "endpoint" not in status
 
     cut("visitor", nothing)
     await adopt("visitor")

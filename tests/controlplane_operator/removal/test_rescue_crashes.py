@@ -13,6 +13,7 @@ from typing_extensions import override
 from kplane.api import ControlPlane
 from kplane.api.names import saved_keys_name
 from kplane.controlplane_operator.backends.base import Provision
+from kplane.controlplane_operator.backends.cluster_claims import ClusterClaims
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
 from kplane.controlplane_operator.controlplanes.credential_probes import CredentialProbes
 from kplane.controlplane_operator.controlplanes.migration.following import Copies
@@ -78,6 +79,7 @@ class Run:
             provisioners=provisioners,
             namespaces=self.operator.namespaces,
             claims=claims,
+            clusters=ClusterClaims(context.stores),
             switch=EndpointSwitch(context.stores, queues=context.queues),
             removal=self.operator.removal,
             runtime=ProcessRuntime(Path("/nonexistent"), programs=()),

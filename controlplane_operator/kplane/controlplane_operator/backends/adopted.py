@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Final
 
@@ -9,21 +11,24 @@ from kplane.api import ControlPlane, ControlPlaneEndpoint, DeletionPolicy
 from kplane.api.addresses import normalized_address
 from kplane.api.names import controllers_secret_name, kubeconfig_secret_name, management_namespace
 from kplane.controlplane_operator.backends.base import Provision
+from kplane.controlplane_operator.backends.cluster_claims import ClusterClaims
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.endpoints.addresses import Addresses, addresses_of
 from kplane.controlplane_operator.endpoints.credentials import EndpointCredentials, check_trust
+from kplane.controlplane_operator.errors import BootstrapFailed
 from kplane.controlplane_operator.pki.kubeconfig import config_of
 from kplane.controlplane_operator.pki.secrets import find_secret
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
 from kplane.controlplane_operator.status.partial import validated_endpoint
 from kplane.controlplane_operator.tenant.client import tenant_client
-from kplane.controlplane_operator.tenant.revocation import revoke_as_controllers, revoke_issued
+from kplane.controlplane_operator.tenant.identity import find_cluster_uid
+from kplane.controlplane_operator.tenant.revocation import revoke, revoke_as_controllers
 from kplane.data import Usage
-from kplane.provider import ClusterConfig, ProviderError
-from kplane.provider.errors import KubeconfigError, Unauthorized
+from kplane.provider import Client, ClusterConfig, ProviderError
+from kplane.provider.errors import Forbidden, KubeconfigError, Unauthorized
 
-__all__ = ["AdoptedProvisioner", "revoke_as_published"]
+__all__ = ["AdoptedProvisioner"]
 
 _REVOKE_SECONDS: Final = 20.0
 """So long after the deletion was asked for it is tried to take our identities back."""
@@ -32,9 +37,12 @@ _REVOKE_SECONDS: Final = 20.0
 class AdoptedProvisioner:
     """Adopts an API server by its ControlPlaneEndpoint."""
 
-    def __init__(self, context: OperatorContext, *, default_credentials: ClusterConfig | None) -> None:
+    def __init__(
+        self, context: OperatorContext, *, default_credentials: ClusterConfig | None, clusters: ClusterClaims
+    ) -> None:
         """`default_credentials` are for endpoints that name no Secret themselves."""
         self._context = context
+        self._clusters = clusters
         self._credentials = EndpointCredentials(context, default=default_credentials)
 
     def address(self, control_plane: ControlPlane) -> str | None:
@@ -80,6 +88,8 @@ class AdoptedProvisioner:
 
     async def shut_down(self, control_plane: ControlPlane) -> None:
         """Take our identities back, with the credentials of the endpoint or else with what was published."""
+        if control_plane.status.cluster_uid is None and control_plane.status.endpoint is None:
+            return  # the operator records the cluster before it writes anything there
         try:
             await self._revoke_issued(control_plane)
         except ConditionError as failure:
@@ -102,22 +112,69 @@ class AdoptedProvisioner:
             )
 
     async def _revoke_issued(self, control_plane: ControlPlane) -> None:
+        # Not at the address that the endpoint has by now, which may be another control plane's.
+        urls = _addresses_held(control_plane)
+        failures: dict[str, ConditionError] = {}
+        reached = not urls
         try:
             provision = await self.ensure(control_plane)
-            # Not at what the endpoint says by now, which may be another control plane's.
-            for url in _addresses_held(control_plane):
-                check_trust(provision.administrator, url=url)
-                await revoke_issued(provision.administrator.with_server(url))
         except ConditionError as failure:
-            if control_plane.status.endpoint is None:
-                raise
+            failures = dict.fromkeys(urls, failure)
+        else:
+            for url in urls:
+                try:
+                    reached = await self._revoke_at(control_plane, provision.administrator, url=url) or reached
+                except ConditionError as failure:
+                    failures[url] = failure
+        at_published = failures.pop(control_plane.status.endpoint or "", None)
+        if at_published is not None:
             try:
-                await revoke_as_published(self._context, control_plane)
+                await self._revoke_as_published(control_plane)
             except ConditionError as other:
-                told = f"{failure.message}; and the published credentials fail as well: {other.message}"
-                raise ConditionError(failure.reason, told) from failure
-            if len(_addresses_held(control_plane)) > 1:
-                raise  # they are good at one of them only
+                told = f"{at_published.message}; and the published credentials fail as well: {other.message}"
+                raise ConditionError(at_published.reason, told) from at_published
+            reached = True
+        if failures:
+            raise next(iter(failures.values()))
+        if not reached:
+            raise ConditionError(
+                Reason.CLUSTER_CHANGED,
+                f"another cluster than the adopted one (uid {control_plane.status.cluster_uid}) answers at"
+                f" {', '.join(urls)}",
+            )
+
+    async def _revoke_at(self, control_plane: ControlPlane, administrator: ClusterConfig, *, url: str) -> bool:
+        """Take our identities back at an address; returns False if another cluster than the adopted one answers."""
+        check_trust(administrator, url=url)
+        with _revocation_errors():
+            async with tenant_client(administrator.with_server(url)) as client:
+                cluster_uid, known = await find_cluster_uid(client), control_plane.status.cluster_uid
+                if known not in (None, cluster_uid):
+                    return False
+                if not self._is_anothers(control_plane, cluster_uid):
+                    await revoke(client, owner=control_plane.metadata.uid)
+        return True
+
+    async def _revoke_as_published(self, control_plane: ControlPlane) -> None:
+        """Take our identities back by means of the published ones. Raises ConditionError if they cannot."""
+        name = control_plane.name
+        controllers = await _published(self._context, control_plane, name=controllers_secret_name(name))
+        if controllers is None:
+            raise ConditionError(Reason.CREDENTIALS_MISSING, "the published identity of the controllers is gone")
+        with _revocation_errors():
+            try:
+                async with tenant_client(controllers) as client:
+                    if not self._is_anothers(control_plane, await _cluster_uid_as_controllers(client)):
+                        await revoke_as_controllers(client, owner=control_plane.metadata.uid)
+            except Unauthorized:
+                # So it is after a call that succeeded, of which an operator that was killed has not told.
+                administrator = await _published(self._context, control_plane, name=kubeconfig_secret_name(name))
+                if administrator is None or not await _is_refused(administrator):
+                    raise
+
+    def _is_anothers(self, control_plane: ControlPlane, cluster_uid: str | None) -> bool:
+        """Tell whether the cluster belongs to another control plane, whose identities these are."""
+        return cluster_uid is not None and self._clusters.holder(control_plane, cluster_uid=cluster_uid) is not None
 
     def _addresses(self, control_plane: ControlPlane) -> Addresses:
         return addresses_of(self._endpoint(control_plane), control_plane=control_plane)
@@ -147,22 +204,26 @@ def _gives_up(control_plane: ControlPlane) -> bool:
     return asked is not None and (datetime.now(UTC) - asked).total_seconds() > _REVOKE_SECONDS
 
 
-async def revoke_as_published(context: OperatorContext, control_plane: ControlPlane) -> None:
-    """Have what was issued in the control plane be worth nothing, by means of that. Raises ConditionError where it
-    cannot."""
-    controllers = await _published(context, control_plane, name=controllers_secret_name(control_plane.name))
-    if controllers is None:
-        raise ConditionError(Reason.CREDENTIALS_MISSING, "the published identity of the controllers is gone as well")
+async def _cluster_uid_as_controllers(client: Client) -> str | None:
+    """Return the identity of the cluster; None if the controllers have lost the right to read it.
+
+    An earlier revocation, which was cut off, takes that right before the account.
+    """
     try:
-        async with tenant_client(controllers) as client:
-            await revoke_as_controllers(client)
-    except Unauthorized as error:
-        # So it is after a call that succeeded, of which an operator that was killed has not told.
-        administrator = await _published(context, control_plane, name=kubeconfig_secret_name(control_plane.name))
-        if administrator is None or not await _is_refused(administrator):
-            raise tenant_error("taking back what was issued in the control plane", error) from error
+        return await find_cluster_uid(client)
+    except Forbidden:
+        return None
+
+
+@contextmanager
+def _revocation_errors() -> Iterator[None]:
+    """Turn failures inside the control plane into ConditionError."""
+    try:
+        yield
     except ProviderError as error:
         raise tenant_error("taking back what was issued in the control plane", error) from error
+    except BootstrapFailed as error:
+        raise ConditionError(Reason.BOOTSTRAPPING, str(error)) from error
 
 
 async def _published(context: OperatorContext, control_plane: ControlPlane, *, name: str) -> ClusterConfig | None:

@@ -229,6 +229,7 @@ class TemplateMaker:
                     admin=ADMIN_ACCOUNT,
                     admin_role=AuthSpec().default_role,
                     controllers=Subject("User", f"{CONTROLLERS_USER}:{_PLACEHOLDER}"),
+                    owner=_PLACEHOLDER,
                 )
             except Unreachable:
                 # A Service leads to its pod some time after the pod is ready.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -45,18 +46,23 @@ from kplane.controlplane_operator.tenant.bootstrap import (
     controllers_binding,
 )
 from kplane.controlplane_operator.tenant.client import reported_version, tenant_client
+from kplane.controlplane_operator.tenant.identity import read_cluster_uid
 from kplane.controlplane_operator.watch.backoff import jittered
 from kplane.controlplane_operator.watch.cache import Key
 from kplane.controlplane_operator.watch.event_routing import refused_since
 from kplane.provider import Client, ClusterConfig, ProviderError
 from kplane.provider.errors import Unauthorized
 
-__all__ = ["CredentialIssuer", "Credentials"]
+__all__ = ["CredentialIssuer", "Credentials", "Identified"]
 
 _INCOMPLETE_SECONDS: Final = 15.0
 """How often the operator looks for a role that a user may create, or whether a webhook of the user answers again."""
 _VERIFIED_SECONDS: Final = 300.0
 """How long the operator relies on what it found inside a control plane."""
+
+
+Identified = Callable[[str], Awaitable[None]]
+"""Takes the uid of an adopted cluster, before anything is written there. Raises ConditionError if nothing may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,9 @@ class Credentials:
     version: str
     incomplete: ConditionError | None = None
     """Why the inside of the control plane is not as it should be. The credentials are still renewed."""
+
+    cluster_uid: str | None = None
+    """Identity of the cluster; None if it was not read this time."""
 
     asleep: bool = False
     """No API server runs, so nothing inside can change."""
@@ -95,8 +104,13 @@ class CredentialIssuer:
         self._verified.pop(uid, None)
         self._unsettled.discard(uid)
 
-    async def ensure(self, control_plane: ControlPlane, *, provision: Provision, auth: AuthSpec) -> Credentials:
-        """Return credentials that the control plane accepts. Raises ConditionError if its inside cannot be set up."""
+    async def ensure(
+        self, control_plane: ControlPlane, *, provision: Provision, auth: AuthSpec, identified: Identified
+    ) -> Credentials:
+        """Return credentials that the control plane accepts. Raises ConditionError if its inside cannot be set up.
+
+        `identified` is called for an adopted cluster, before each writing there.
+        """
         if provision.asleep_as is not None:
             return await self._issue_asleep(control_plane, provision, auth=auth, version=provision.asleep_as)
         uid, fingerprint = control_plane.metadata.uid or "", _fingerprint(provision, auth)
@@ -111,7 +125,9 @@ class CredentialIssuer:
             self._probes.follow(_key(control_plane), self._probed(control_plane, provision, made, auth=auth))
             return made
         try:
-            made = await self._set_up(control_plane, provision, auth=auth, admin=admin, controllers=controllers)
+            made = await self._set_up(
+                control_plane, provision, auth=auth, admin=admin, controllers=controllers, identified=identified
+            )
             probed = self._probed(control_plane, provision, made, auth=auth)
             if refused and made.incomplete is None:
                 made = await self._confirm_repair(made, probed)
@@ -206,17 +222,22 @@ class CredentialIssuer:
         auth: AuthSpec,
         admin: Identity | None,
         controllers: Identity | None,
+        identified: Identified,
     ) -> Credentials:
         by_certificate, lifetime = auth.model is AuthModel.X509, auth.lifetime_asked
         user, bound = _subjects(control_plane, provision, auth=auth)
         incomplete = None
         async with self._client(provision.administrator) as client:
+            cluster_uid = await _identify(client, control_plane, provision=provision)
+            if cluster_uid is not None and provision.authorities is None:
+                await identified(cluster_uid)
             try:
                 await bootstrap(
                     client,
                     admin=user,
                     admin_role=auth.default_role,
                     controllers=bound,
+                    owner=control_plane.metadata.uid,
                 )
             except RoleMissing as error:
                 if control_plane.status.endpoint is None:
@@ -239,7 +260,7 @@ class CredentialIssuer:
             raise ConditionError(
                 Reason.CREDENTIALS_REJECTED, "the control plane rejects the credentials that it has just issued"
             )
-        return Credentials(admin, controllers, version, incomplete)
+        return Credentials(admin, controllers, version, incomplete, cluster_uid)
 
     async def _token(self, client: Client, provision: Provision, *, account: str, lifetime: timedelta) -> Identity:
         """Sign a token by the key of the control plane; ask its API server where kplane has no key, or no uid."""
@@ -319,6 +340,18 @@ def _subjects(control_plane: ControlPlane, provision: Provision, *, auth: AuthSp
     by_certificate, certificate = auth.model is AuthModel.X509, provision.controllers
     controllers = Subject("User", user_of(certificate.certificate)) if certificate else CONTROLLERS_ACCOUNT
     return administrator(control_plane.metadata.uid or "", by_certificate=by_certificate), controllers
+
+
+async def _identify(client: Client, control_plane: ControlPlane, *, provision: Provision) -> str | None:
+    """Return the identity of the cluster; None if kplane keeps the data, and has read the identity of these data.
+
+    Raises BootstrapFailed, and what `client` raises.
+    """
+    if provision.authorities is not None:
+        known = control_plane.status
+        if known.cluster_uid is not None and provision.data_identity in (None, known.data_identity):
+            return None
+    return await read_cluster_uid(client)
 
 
 def _naming_end(failure: ConditionError, end: datetime | None) -> ConditionError:

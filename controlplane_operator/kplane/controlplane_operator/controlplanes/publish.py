@@ -139,6 +139,7 @@ def published_fields(control_plane: ControlPlane, *, provision: Provision, crede
         # While two API servers answer, the former version stands.
         "version": (None if provision.settled else control_plane.status.version) or credentials.version,
         "credentials_expire_at": credentials.admin.expires_at,
+        "cluster_uid": credentials.cluster_uid or control_plane.status.cluster_uid,
         "data_identity": provision.data_identity or control_plane.status.data_identity,
         "rotation": rotation_status(provision.authorities),
     }

@@ -26,6 +26,7 @@ from kplane.api.conditions import PAUSED
 from kplane.api.names import FINALIZER, management_namespace
 from kplane.controlplane_operator.backends.base import Provision, Provisioner
 from kplane.controlplane_operator.backends.class_settings import service_cidr_of
+from kplane.controlplane_operator.backends.cluster_claims import ClusterClaims
 from kplane.controlplane_operator.class_policy import (
     ClassInForce,
     check_cluster_path,
@@ -107,6 +108,7 @@ class ControlPlaneReconciler:
         provisioners: Provisioners,
         namespaces: ManagementNamespaces,
         claims: AddressClaims,
+        clusters: ClusterClaims,
         switch: EndpointSwitch,
         removal: Removal,
         runtime: Runtime,
@@ -124,6 +126,7 @@ class ControlPlaneReconciler:
         self._claims = claims
         self._issuer = CredentialIssuer(context, probes=probes)
         self._probes = probes
+        self._clusters = clusters
         self._routes = RouteConfirmation(context)
         self._switch = switch
         self._rotator = Rotator(context)
@@ -231,9 +234,7 @@ class ControlPlaneReconciler:
             return control_plane.model_copy(update={"status": status})
         if find_condition(status.conditions, READY) is None:
             written = control_plane.model_copy(update={"status": status})
-            first = Pass(written, one.followed, one.until_written, home=one.home)
-            first.failure = ConditionError(Reason.PROVISIONING, "the control plane is being made")
-            status = self._summary.status(first)
+            status = self._summary.status(_begun(one, written))
         # The policy of a control plane whose deletion was requested meanwhile must not change.
         changed = control_plane.status.deletion_policy not in {None, status.deletion_policy}
         await self._write(control_plane, status=status, only_as_seen=changed)
@@ -335,7 +336,32 @@ class ControlPlaneReconciler:
     async def _credentials(self, one: Pass, provision: Provision) -> Credentials:
         """Set up the inside, and have credentials that the API server accepts."""
         auth = one.followed.chosen.spec.auth if one.followed.chosen is not None else AuthSpec()
-        return await self._issuer.ensure(one.control_plane, provision=provision, auth=auth)
+
+        async def identified(cluster_uid: str) -> None:
+            address = provision.addresses.internal
+            self._clusters.take(one.control_plane, cluster_uid=cluster_uid, address=address)
+            await self._record_cluster(one, cluster_uid)
+
+        return await self._issuer.ensure(one.control_plane, provision=provision, auth=auth, identified=identified)
+
+    async def _record_cluster(self, one: Pass, cluster_uid: str) -> None:
+        """Write down which cluster the control plane has adopted.
+
+        Nothing is written into the cluster before that. So a deletion knows whether it has to revoke something there,
+        and no other control plane gets the cluster from an operator that starts anew.
+        """
+        if one.control_plane.status.cluster_uid == cluster_uid:
+            return
+        control_plane = one.control_plane
+        identified = control_plane.model_copy(
+            update={"status": control_plane.status.model_copy(update={"cluster_uid": cluster_uid})}
+        )
+        status = identified.status
+        if find_condition(status.conditions, READY) is None:
+            status = self._summary.status(_begun(one, identified))
+        await self._write(one.stored or control_plane, status=status)
+        one.stored = None
+        one.control_plane = identified.model_copy(update={"status": status})
 
     async def _publish(self, one: Pass, provision: Provision, credentials: Credentials) -> dict[str, Any]:
         """Write Secrets and default registration; returns the fields of the status.
@@ -412,6 +438,7 @@ class ControlPlaneReconciler:
     def _forget_former(self, key: Key, uid: str | None) -> None:
         if (former := self._uids.former(key, uid=uid)) is not None:
             self._claims.release(former)
+            self._clusters.release(former)
             self._sleeper.forget(former)
             self._issuer.forget(former)
             self._probes.stop(key)
@@ -439,6 +466,14 @@ def _is_new_at_gateway(one: Pass, provision: Provision) -> bool:
 def _read(obj: Object) -> ControlPlane:
     """Read a control plane; an invalid spec must not hold up a deletion."""
     return as_recorded(obj) if "deletionTimestamp" in obj["metadata"] else ControlPlane.model_validate(obj)
+
+
+def _begun(one: Pass, control_plane: ControlPlane) -> Pass:
+    """Return the pass as it is at its beginning, for the first status of a control plane."""
+    first = Pass(control_plane, one.followed, one.until_written, home=one.home)
+    first.namespace_uid = one.namespace_uid
+    first.failure = ConditionError(Reason.PROVISIONING, "the control plane is being made")
+    return first
 
 
 def _with_sleep(status: ControlPlaneStatus, *, of: ControlPlane, sleep: Outcome) -> ControlPlaneStatus:

@@ -7,9 +7,11 @@ mended.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from kplane.api.names import CONTROL_PLANE_UID_LABEL
 from kplane.controlplane_operator.errors import RoleMissing
 from kplane.controlplane_operator.grants import apply_rbac
 from kplane.provider import AlreadyExists, Client, NotFound
@@ -31,6 +33,7 @@ __all__ = [
     "administrator",
     "bootstrap",
     "controllers_binding",
+    "managed_labels",
 ]
 
 TENANT_NAMESPACE: Final = "kplane-system"
@@ -39,7 +42,7 @@ TENANT_NAMESPACE: Final = "kplane-system"
 JOIN_ADDON: Final = "kubeadm-join"
 """The add-on that nodes join with; its bootstrap tokens are credentials like the others."""
 
-REVISION: Final = "1"
+REVISION: Final = "2"
 """Another one with each change of what `bootstrap` makes: templates that lack the change are made again."""
 
 _SYSTEM_NAMESPACES: Final = ("default", "kube-system", "kube-public", "kube-node-lease", TENANT_NAMESPACE)
@@ -70,7 +73,7 @@ class Binding:
     role: str
     subject: Subject
 
-    def body(self) -> dict[str, Any]:
+    def body(self, labels: Mapping[str, str] = MANAGED_LABELS) -> dict[str, Any]:
         """Return the object to apply."""
         subject_ref: dict[str, Any] = {"kind": self.subject.kind, "name": self.subject.name}
         if self.subject.kind == "ServiceAccount":
@@ -78,7 +81,7 @@ class Binding:
         else:
             subject_ref["apiGroup"] = _RBAC
         return {
-            "metadata": {"name": self.name, "labels": MANAGED_LABELS},
+            "metadata": {"name": self.name, "labels": dict(labels)},
             "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": self.role},
             "subjects": [subject_ref],
         }
@@ -115,13 +118,21 @@ def controllers_binding(controllers: Subject) -> Binding:
     return Binding(CONTROLLERS_BINDING, _CONTROLLERS_ROLE, controllers)
 
 
-async def bootstrap(client: Client, *, admin: Subject, admin_role: str, controllers: Subject) -> None:
+def managed_labels(owner: str | None) -> dict[str, str]:
+    """Return the labels of accounts and bindings; `owner` is the uid of the control plane, if they are to name it."""
+    return MANAGED_LABELS if owner is None else {**MANAGED_LABELS, CONTROL_PLANE_UID_LABEL: owner}
+
+
+async def bootstrap(
+    client: Client, *, admin: Subject, admin_role: str, controllers: Subject, owner: str | None = None
+) -> None:
     """Have everything in place; `client` is an administrator of the control plane.
 
-    `admin` gets the ClusterRole `admin_role` in every namespace, `controllers` may do everything. Raises
-    RoleMissing where that ClusterRole does not exist, with all else in place and any former role taken away, and what
-    `client` raises.
+    Accounts and bindings carry `owner`, the uid of the control plane. `admin` gets the ClusterRole `admin_role` in
+    every namespace, `controllers` may do everything. Raises RoleMissing where that ClusterRole does not exist, with all
+    else in place and any former role taken away, and what `client` raises.
     """
+    labels = managed_labels(owner)
     named = await _first_namespaces(client)
     # One after the other over one connection, because four more would cost more than they save.
     for name in _SYSTEM_NAMESPACES:
@@ -130,16 +141,16 @@ async def bootstrap(client: Client, *, admin: Subject, admin_role: str, controll
                 await client.create(NAMESPACES, {"metadata": {"name": name}})
     for subject in (admin, controllers):
         if subject.kind == "ServiceAccount":
-            await _apply_account(client, subject.name)
+            await _apply_account(client, subject.name, labels=labels)
     # First of the bindings: the controllers serve the tenant whatever is wrong with the administrator's role.
-    await _bind(client, controllers_binding(controllers))
+    await _bind(client, controllers_binding(controllers), labels=labels)
     if not await client.exists(CLUSTER_ROLES, admin_role):
         await _unbind_former(client, role=admin_role)
         raise RoleMissing(
             f"ClusterRole {admin_role} does not exist in the control plane; create it there, or correct"
             " spec.auth.defaultRole of its class"
         )
-    await _bind(client, admin_binding(admin, role=admin_role))
+    await _bind(client, admin_binding(admin, role=admin_role), labels=labels)
 
 
 async def _first_namespaces(client: Client) -> set[str]:
@@ -165,10 +176,10 @@ async def _unbind_former(client: Client, *, role: str) -> None:
             await client.delete(CLUSTER_ROLE_BINDINGS, ADMIN_BINDING)
 
 
-async def _apply_account(client: Client, name: str) -> None:
-    body = {"metadata": {"name": name, "namespace": TENANT_NAMESPACE, "labels": MANAGED_LABELS}}
+async def _apply_account(client: Client, name: str, *, labels: dict[str, str]) -> None:
+    body = {"metadata": {"name": name, "namespace": TENANT_NAMESPACE, "labels": labels}}
     await client.apply(SERVICE_ACCOUNTS, body, field_manager=_FIELD_MANAGER)
 
 
-async def _bind(client: Client, binding: Binding) -> None:
-    await apply_rbac(client, CLUSTER_ROLE_BINDINGS, binding.body(), field_manager=_FIELD_MANAGER)
+async def _bind(client: Client, binding: Binding, *, labels: dict[str, str]) -> None:
+    await apply_rbac(client, CLUSTER_ROLE_BINDINGS, binding.body(labels), field_manager=_FIELD_MANAGER)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import Any, Final
 
-from kplane.api.names import ADDON_LABEL
+from kplane.api.names import ADDON_LABEL, CONTROL_PLANE_UID_LABEL
 from kplane.controlplane_operator.status.errors import tenant_error
 from kplane.controlplane_operator.tenant.bootstrap import (
     ADMIN_ACCOUNT,
@@ -14,9 +14,9 @@ from kplane.controlplane_operator.tenant.bootstrap import (
     CONTROLLERS_ACCOUNT,
     CONTROLLERS_BINDING,
     JOIN_ADDON,
-    MANAGED_LABELS,
     TENANT_NAMESPACE,
     Subject,
+    managed_labels,
 )
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.provider import Client, ClusterConfig, NotFound, ProviderError
@@ -34,23 +34,28 @@ _PAUSE_SECONDS: Final = 0.1
 """An API server sees what was granted and taken by watches of its own, some milliseconds later."""
 
 
-async def revoke(client: Client) -> None:
+async def revoke(client: Client, *, owner: str | None = None) -> None:
     """Have the tokens and certificates of both identities be worth nothing; `client` is an administrator.
 
-    Raises what `client` raises.
+    With `owner`, the uid of a control plane, an identity that carries the uid of another control plane stays. Raises
+    what `client` raises.
     """
-    for binding in (ADMIN_BINDING, CONTROLLERS_BINDING):
-        await _unbind(client, binding)
+    foreign = await _foreign(client, owner=owner) if owner is not None else frozenset[str]()
     for account in (ADMIN_ACCOUNT, CONTROLLERS_ACCOUNT):
-        await _end(client, account)
-    # Last: no identity can make another token any more.
-    await _end_join_tokens(client)
-    for resource in (ROLE_BINDINGS, ROLES):
-        with contextlib.suppress(NotFound):
-            await client.delete(resource, _LAST_RIGHT, namespace=TENANT_NAMESPACE)
+        if account.name not in foreign:
+            await _unbind(client, account.name)
+    for account in (ADMIN_ACCOUNT, CONTROLLERS_ACCOUNT):
+        if account.name not in foreign:
+            await _end(client, account)
+    if CONTROLLERS_ACCOUNT.name not in foreign:
+        # Last: no identity can make another token any more.
+        await _end_join_tokens(client)
+        for resource in (ROLE_BINDINGS, ROLES):
+            with contextlib.suppress(NotFound):
+                await client.delete(resource, _LAST_RIGHT, namespace=TENANT_NAMESPACE)
 
 
-async def revoke_as_controllers(client: Client) -> None:
+async def revoke_as_controllers(client: Client, *, owner: str | None = None) -> None:
     """The same, where `client` is the controllers' own identity: it goes last, and its rights before it.
 
     An account without rights would not do: bound again by whoever adopts the API server next, its old tokens were good
@@ -62,10 +67,14 @@ async def revoke_as_controllers(client: Client) -> None:
     """
     # Where an earlier call got so far that the rights are gone, only the account is left.
     with contextlib.suppress(Forbidden):
-        await _unbind(client, ADMIN_BINDING)
-        await _end(client, ADMIN_ACCOUNT)
+        foreign = await _foreign(client, owner=owner) if owner is not None else frozenset[str]()
+        if ADMIN_ACCOUNT.name not in foreign:
+            await _unbind(client, ADMIN_BINDING)
+            await _end(client, ADMIN_ACCOUNT)
+        if CONTROLLERS_ACCOUNT.name in foreign:
+            return
         await _end_join_tokens(client)
-        await _grant_last_right(client)
+        await _grant_last_right(client, owner=owner)
         await _unbind(client, CONTROLLERS_BINDING)
     for left in reversed(range(_TRIES)):
         try:
@@ -76,6 +85,22 @@ async def revoke_as_controllers(client: Client) -> None:
             await asyncio.sleep(_PAUSE_SECONDS)
         else:
             return
+
+
+async def _foreign(client: Client, *, owner: str) -> frozenset[str]:
+    """Name the identities whose account or binding carries the uid of another control plane.
+
+    Accounts without a uid are those of earlier versions of kplane, which wrote none.
+    """
+    foreign = set[str]()
+    for account in (ADMIN_ACCOUNT, CONTROLLERS_ACCOUNT):
+        for resource, namespace in ((SERVICE_ACCOUNTS, TENANT_NAMESPACE), (CLUSTER_ROLE_BINDINGS, None)):
+            with contextlib.suppress(NotFound):
+                existing = await client.get(resource, account.name, namespace=namespace)
+                labels = existing["metadata"].get("labels") or {}
+                if labels.get(CONTROL_PLANE_UID_LABEL, owner) != owner:
+                    foreign.add(account.name)
+    return frozenset(foreign)
 
 
 async def _unbind(client: Client, binding: str) -> None:
@@ -93,8 +118,8 @@ async def _end_join_tokens(client: Client) -> None:
     await client.delete_all(SECRETS, namespace=_JOIN_NAMESPACE, label_selector=f"{ADDON_LABEL}={JOIN_ADDON}")
 
 
-async def _grant_last_right(client: Client) -> None:
-    metadata = {"name": _LAST_RIGHT, "namespace": TENANT_NAMESPACE, "labels": MANAGED_LABELS}
+async def _grant_last_right(client: Client, *, owner: str | None) -> None:
+    metadata = {"name": _LAST_RIGHT, "namespace": TENANT_NAMESPACE, "labels": managed_labels(owner)}
     rule: dict[str, Any] = {
         "apiGroups": [""],
         "resources": ["serviceaccounts"],

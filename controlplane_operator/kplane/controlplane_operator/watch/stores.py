@@ -113,6 +113,7 @@ class Stores:
                 "source": field_of("spec", "source", "controlPlaneRef", "name"),
                 "path": cluster_paths,
                 "address": held_addresses,
+                "cluster": field_of("status", "clusterUID"),
                 "namespace": _namespace,
                 "component": _components,
                 "uid": uid_of,

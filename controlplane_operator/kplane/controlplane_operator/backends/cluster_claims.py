@@ -1,0 +1,102 @@
+"""Which control plane has an adopted cluster: one cluster is one control plane's, under whatever addresses it answers.
+
+The record is `status.clusterUID`. The operator writes it before it writes anything into the cluster, and compares it
+each time before it writes there again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from kplane.api import ControlPlane
+from kplane.api.conditions import MANAGED
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.watch.cache import Object
+from kplane.controlplane_operator.watch.conditions import stored_condition
+from kplane.controlplane_operator.watch.stores import Stores, field_of
+
+__all__ = ["ClusterClaims", "ClusterHolder"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterHolder:
+    """A control plane that a cluster belongs to."""
+
+    name: str
+    is_managed: bool
+    """kplane runs the API server."""
+    order: tuple[bool, bool, datetime, str]
+    """The least one of a cluster's control planes has it: what kplane runs, then the recorded one, then the older."""
+
+
+class ClusterClaims:
+    """Grants each cluster to one adopted control plane at a time.
+
+    The clusters that kplane runs itself are never granted. A grant is remembered here until the status of its control
+    plane is written, so that no second control plane gets the cluster in between.
+    """
+
+    def __init__(self, stores: Stores) -> None:
+        self._stores = stores
+        self._granted: dict[str, str] = {}
+
+    def take(self, control_plane: ControlPlane, *, cluster_uid: str, address: str) -> None:
+        """Grant the cluster at `address` to an adopted control plane.
+
+        Raises ConditionError: ClusterChanged if the control plane has adopted another cluster, EndpointInUse if the
+        cluster belongs to another control plane. Never waits.
+        """
+        known = control_plane.status.cluster_uid
+        if known not in (None, cluster_uid):
+            raise ConditionError(
+                Reason.CLUSTER_CHANGED,
+                f"failed to use the API server at {address}: its cluster has uid {cluster_uid}, and the adopted cluster"
+                f" has {known}; nothing was written there; correct the endpoint or its Secret, or create another"
+                " control plane for that cluster",
+            )
+        holder = self.holder(control_plane, cluster_uid=cluster_uid)
+        if holder is not None and holder.is_managed:
+            raise ConditionError(
+                Reason.ENDPOINT_IN_USE,
+                f"failed to adopt the API server at {address}: kplane runs it for control plane {holder.name}; use that"
+                " control plane, or correct the endpoint",
+            )
+        if holder is not None:
+            raise ConditionError(
+                Reason.ENDPOINT_IN_USE,
+                f"failed to adopt the API server at {address}: control plane {holder.name} has adopted this cluster"
+                f" (uid {cluster_uid}) already; use that control plane, or delete one of the two",
+            )
+        self._granted[control_plane.metadata.uid or ""] = cluster_uid
+
+    def holder(self, control_plane: ControlPlane, *, cluster_uid: str) -> ClusterHolder | None:
+        """Return the other control plane that the cluster belongs to; None if there is none."""
+        uid = control_plane.metadata.uid or ""
+        recorded = cluster_uid in (control_plane.status.cluster_uid, self._granted.get(uid))
+        created = control_plane.metadata.creation_timestamp or datetime.max.replace(tzinfo=UTC)
+        own = (True, not recorded, created, uid)
+        first = min(self._others(uid, cluster_uid=cluster_uid), key=lambda other: other.order, default=None)
+        return first if first is not None and first.order < own else None
+
+    def release(self, uid: str) -> None:
+        """Forget the grant of a control plane that is gone."""
+        self._granted.pop(uid, None)
+
+    def _others(self, uid: str, *, cluster_uid: str) -> Iterator[ClusterHolder]:
+        stores = self._stores.control_planes
+        objects = [*stores.by("cluster", cluster_uid)]
+        for granted_to, granted in self._granted.items():
+            objects += stores.by("uid", granted_to) if granted == cluster_uid else []
+        return (_holder(obj) for obj in objects if obj["metadata"]["uid"] != uid)
+
+
+def _holder(obj: Object) -> ClusterHolder:
+    metadata = obj["metadata"]
+    managed = stored_condition(obj, MANAGED).get("status") != "False" and not field_of("spec", "endpointRef", "name")(
+        obj
+    )
+    created = datetime.fromisoformat(metadata["creationTimestamp"])
+    return ClusterHolder(metadata["name"], managed, (not managed, False, created, metadata["uid"]))
