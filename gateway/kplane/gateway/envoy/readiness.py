@@ -18,9 +18,10 @@ __all__ = ["RETRIED", "with_readiness"]
 RETRIED: Final = "connect-failure,refused-stream,reset-before-request"
 """The failures after which Envoy tries a request again: no API server has seen it."""
 _EXCLUDED: Final = (
-    # Without etcd, an API server answers users itself, and serves what its caches have.
+    # Without etcd or keys, an API server answers users itself, and serves what its caches have.
     "etcd",
     "etcd-readiness",
+    "kms-providers",
     # An API server that wakes is published before these (`backends/readiness.py` of the operator).
     "poststarthook/rbac/bootstrap-roles",
     "poststarthook/scheduling/bootstrap-system-priority-classes",
