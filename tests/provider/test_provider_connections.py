@@ -122,6 +122,18 @@ async def test_without_lingering_the_end_of_the_last_client_is_that_of_its_conne
         await connections.aclose()
 
 
+async def test_idle_connection_of_a_client_closes_after_the_lingering_time(fault_server, tools, eventually):
+    server = await fault_server(always(tools.http(OBJECT)))
+    connections = Connections(linger_seconds=0.1)
+    try:
+        async with Client(server.config, connections=connections) as client:
+            await client.get(NAMESPACES, "a")
+            held = sockets()
+            await eventually(lambda: sockets() < held, timeout=5)
+    finally:
+        await connections.aclose()
+
+
 async def test_a_client_that_ends_tells_whoever_still_waits_and_leaves_other_clients_alone(
     fault_server, tools, eventually
 ):

@@ -122,6 +122,7 @@ async def run_operator(settings: OperatorConfig, *, stop: asyncio.Event) -> None
             await stack.enter_async_context(runtime)
         context = _context(client, settings)
         stack.push_async_callback(context.connections.aclose)
+        stack.push_async_callback(context.brief_connections.aclose)
         context.metrics.elected(OPERATOR_LEASE, leading=lambda: leadership.leading)
         assembly = _Assembly(
             settings,

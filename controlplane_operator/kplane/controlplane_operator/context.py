@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.grants import Access
@@ -16,6 +17,10 @@ from kplane.provider import Client
 from kplane.provider.client.connections import Connections
 
 __all__ = ["OperatorContext"]
+
+_LINGER_SECONDS: Final = 25.0
+"""Longer than the time between two probes of credentials: a handshake costs several times what a probe does."""
+_BRIEF_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,5 +39,7 @@ class OperatorContext:
     gateway: Gateway | None = None
     """None: there is none."""
     metrics: Metrics = field(default_factory=Metrics)
-    connections: Connections = field(default_factory=Connections)
+    connections: Connections = field(default_factory=lambda: Connections(linger_seconds=_LINGER_SECONDS))
     """To control planes: many of them may be behind one address."""
+    brief_connections: Connections = field(default_factory=lambda: Connections(linger_seconds=_BRIEF_SECONDS))
+    """The same for probes of credentials where too many connections would stay: an idle one takes 0.3 MiB."""

@@ -15,6 +15,7 @@ from kplane.controlplane_operator.tenant.bootstrap import (
     Subject,
     admin_binding,
     bootstrap,
+    controllers_binding,
 )
 from kplane.provider import Client
 from kplane.provider.client.connections import Connections
@@ -32,7 +33,8 @@ async def test_refusal_names_what_is_missing_and_nothing_of_a_narrow_role(
     tenant: Any, role: str, eventually: Eventually
 ) -> None:
     identity = issue_certificate(tenant.authorities.client, user=_ADMIN.name, lifetime=dt.timedelta(hours=1))
-    probed = ProbedCredentials("1", tenant.administrator, ((identity, admin_binding(_ADMIN, role=role)),))
+    bindings = admin_binding(_ADMIN, role=role), controllers_binding(CONTROLLERS_ACCOUNT)
+    probed = ProbedCredentials("1", tenant.administrator, ((identity, bindings[0]), (identity, bindings[1])))
     connections = Connections()
 
     async def refusal() -> str | None:

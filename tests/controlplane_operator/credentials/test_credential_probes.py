@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,11 +11,25 @@ import pytest
 
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.credential_probes import CredentialProbes, ProbedCredentials
+from kplane.controlplane_operator.pki.issuing import Identity
+from kplane.controlplane_operator.tenant.bootstrap import (
+    ADMIN_ACCOUNT,
+    CONTROLLERS_ACCOUNT,
+    admin_binding,
+    controllers_binding,
+)
 from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import ClusterConfig, Unreachable
 
 _KEY = ("", "acme")
+
+
+def _probed(server: str) -> ProbedCredentials:
+    until = datetime(2099, 1, 1, tzinfo=UTC)
+    admin, controllers = Identity(until, until, token="admin"), Identity(until, until, token="controllers")
+    bindings = admin_binding(ADMIN_ACCOUNT, role="cluster-admin"), controllers_binding(CONTROLLERS_ACCOUNT)
+    return ProbedCredentials("1", ClusterConfig(server), ((admin, bindings[0]), (controllers, bindings[1])))
 
 
 class World:
@@ -26,9 +41,11 @@ class World:
         self.said: list[str] = []
         self.stores, self.queues = Stores(), Queues()
         events = SimpleNamespace(record=lambda _, *, message, **__: self.said.append(message))
-        context = SimpleNamespace(stores=self.stores, queues=self.queues, events=events, connections=None)
+        context = SimpleNamespace(
+            stores=self.stores, queues=self.queues, events=events, connections=None, brief_connections=None
+        )
         self.probes = CredentialProbes(cast("OperatorContext", context))
-        self.probed = ProbedCredentials("1", ClusterConfig("https://acme.example"), ())
+        self.probed = _probed("https://acme.example")
         self._version = 0
 
         async def refusal(*_: object) -> str | None:
@@ -106,7 +123,7 @@ async def test_probe_of_credentials_that_were_replaced_meanwhile_wakes_nobody(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refusal(*_: object) -> str:
-        world.probes.follow(_KEY, ProbedCredentials("1", ClusterConfig("https://other.example"), ()))
+        world.probes.follow(_KEY, _probed("https://other.example"))
         return "refused"
 
     monkeypatch.setattr(ProbedCredentials, "refusal", refusal)

@@ -23,6 +23,7 @@ __all__ = [
     "ADMIN_BINDING",
     "CONTROLLERS_ACCOUNT",
     "CONTROLLERS_BINDING",
+    "CONTROLLERS_ROLE",
     "JOIN_ADDON",
     "MANAGED_LABELS",
     "REVISION",
@@ -51,7 +52,7 @@ _TABLE: Final = "application/json;as=Table;g=meta.k8s.io;v=v1,application/json"
 _FIELD_MANAGER: Final = "kplane-bootstrap"
 ADMIN_BINDING: Final = "controlplane-admin"
 CONTROLLERS_BINDING: Final = "controlplane-controllers"
-_CONTROLLERS_ROLE: Final = "cluster-admin"
+CONTROLLERS_ROLE: Final = "cluster-admin"
 """Garbage collection and namespace deletion need every resource that the tenant may add."""
 _RBAC: Final = "rbac.authorization.k8s.io"
 MANAGED_LABELS: Final = {"app.kubernetes.io/managed-by": "kplane"}
@@ -115,7 +116,7 @@ def admin_binding(admin: Subject, *, role: str) -> Binding:
 
 def controllers_binding(controllers: Subject) -> Binding:
     """Return what allows the controllers everything."""
-    return Binding(CONTROLLERS_BINDING, _CONTROLLERS_ROLE, controllers)
+    return Binding(CONTROLLERS_BINDING, CONTROLLERS_ROLE, controllers)
 
 
 def managed_labels(owner: str | None) -> dict[str, str]:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["Connections", "Peer"]
 
 _ATTEMPTS_PER_SERVER: Final = 16
+_IDLE_SECONDS: Final = 15.0
+"""Maximum time that a connection of a client is idle, if connections do not linger after their client."""
 _PLUGINS_AT_ONCE: Final = 8
 _PLUGIN_PATIENCE_SECONDS: Final = 5.0
 
@@ -84,8 +86,8 @@ class _Connector(aiohttp.TCPConnector):
     aiohttp's pool keeps connections with different TLS contexts, server names or proxies apart (its ConnectionKey).
     """
 
-    def __init__(self, attempts: Turns) -> None:
-        super().__init__(limit=0, resolver=Resolver())
+    def __init__(self, attempts: Turns, *, idle_seconds: float) -> None:
+        super().__init__(limit=0, resolver=Resolver(), keepalive_timeout=idle_seconds)
         self._attempts = attempts
 
     @override
@@ -115,7 +117,7 @@ class Connections:
     Clients share a TLS context if CA, client certificate and key are equal, and a connection if host, port, server name
     and proxy are equal too. So a certificate is never used for another identity; tokens are sent with each request.
     After `lifetime_seconds` a new context is made for new connections, which check the server's certificate and address
-    again. Idle connections close `linger_seconds` after the last client of their server, and after 15 s at the latest;
+    again. A connection closes when it was idle for `linger_seconds`, and so long after the last client of its server;
     with 0 the end of the client awaits that.
 
     `attempts` connections are made at once, 16 to one server; those that take longer than 0.25 s count only for their
@@ -181,7 +183,9 @@ class Connections:
             raise ProviderError("the shared connections are closed")
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=_Connector(self._attempts), cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
+                connector=_Connector(self._attempts, idle_seconds=self._linger_seconds or _IDLE_SECONDS),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=False,
             )
         token = _peer.set(peer)
         code = "<error>"
