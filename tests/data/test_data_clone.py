@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
 import sys
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -35,9 +37,10 @@ from kplane.data import (
 )
 from kplane.data.rpc import TXN
 from kplane.data.template import COPY_MARK
+from kplane.data.uids import creation_time_of
 
 from .conftest import Etcd
-from .test_data_uids import UID, field, protobuf
+from .test_data_uids import UID, field, protobuf, timestamp
 
 OWNER = Owner("b1f0c2d4-6a88-4a1b-8c55-0f3e2d1c0b9a", "acme")
 NAMESAKE = Owner("c2f0c2d4-6a88-4a1b-8c55-0f3e2d1c0b9a", "acme")
@@ -84,6 +87,29 @@ def test_the_placeholder_becomes_what_the_copy_is_told() -> None:
     assert f"user:{OWNER.uid}".encode() in copy
     with pytest.raises(ValueUnreadable, match="form of a uid"):
         dict(original.copied(replaced="short"))
+
+
+def test_objects_of_a_copy_are_created_when_it_is_made() -> None:
+    past, began = dt.datetime(2020, 1, 1, tzinfo=dt.UTC), int(time.time())
+    spelled = field(8, timestamp(int(past.timestamp())))
+    document = {"metadata": {"uid": NO_UID, "creationTimestamp": "2020-01-01T00:00:00Z"}}
+    values = template(
+        namespaces_a=protobuf(field(5, UID.encode()) + spelled, field(3, UID.encode())),
+        # Another object's time, which is no creation time here.
+        namespaces_b=protobuf(field(5, str(uuid.uuid4()).encode()), field(9, spelled)),
+        things_c=json.dumps(document).encode(),
+    )
+    original = Original.of(values)
+    copy = dict(original.copied())
+    assert [len(value) for value in copy.values()] == [len(value) for value in values.values.values()]
+    # Three bytes before the seconds, which are a varint, and two after.
+    made = creation_time_of(copy[b"namespaces/a"]) or b""
+    seconds = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(made[3:-2]))
+    assert began <= seconds <= time.time()
+    assert spelled in copy[b"namespaces/b"]
+    created = json.loads(copy[b"things/c"])["metadata"]["creationTimestamp"]
+    assert began <= dt.datetime.fromisoformat(created).timestamp() <= time.time()
+    assert original.usage("/x/").bytes == sum(len(key) + len(value) for key, value in values.values.items()) + 3 * 3
 
 
 def test_what_an_api_server_says_of_its_own_certificates_is_not_copied() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import json
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kplane.data import ValueEncrypted, ValueUnreadable, uid_of
-from kplane.data.uids import secret_type_of
+from kplane.data.uids import creation_time_like, creation_time_of, secret_type_of
 
 UID = "0c6d3b8e-1f5e-4f0e-9a8b-2d1c3e4f5a6b"
 _OTHER = "ffffffff-1f5e-4f0e-9a8b-2d1c3e4f5a6b"
@@ -41,6 +42,19 @@ _OTHERS = st.one_of(
         lambda number, value: varint(number << 3 | 5) + value, st.integers(6, 99), st.binary(min_size=4, max_size=4)
     ),
 )
+
+
+_OTHERS_THAN_TIMES = _OTHERS.filter(lambda written: not written.startswith(b"\x42"))
+
+
+class _Moment:
+    """A time that `datetime` has no room for."""
+
+    def __init__(self, seconds: int) -> None:
+        self._seconds = seconds
+
+    def timestamp(self) -> float:
+        return float(self._seconds)
 
 
 @given(uid=st.uuids().map(str), before=st.lists(_OTHERS), after=st.lists(_OTHERS), rest=st.lists(_OTHERS))
@@ -92,3 +106,44 @@ def test_no_bytes_raise_anything_else(value: bytes) -> None:
     for each in (value, b"k8s\0" + value, protobuf(value)):
         with contextlib.suppress(ValueUnreadable):
             uid_of(each)
+
+
+def timestamp(seconds: int) -> bytes:
+    return b"\x08" + varint(seconds) + b"\x10\x00"
+
+
+@given(
+    seconds=st.integers(2**28, 2**35 - 1),
+    later=st.integers(2**28, 2**35 - 1),
+    before=st.lists(_OTHERS_THAN_TIMES),
+    after=st.lists(_OTHERS_THAN_TIMES),
+)
+def test_creation_time_is_found_and_spelled_like_another(
+    seconds: int, later: int, before: list[bytes], after: list[bytes]
+) -> None:
+    metadata = [*before, field(8, timestamp(seconds)), *after]
+    found = creation_time_of(protobuf(b"".join(metadata)))
+    assert found == field(8, timestamp(seconds))
+    assert creation_time_like(found, _Moment(later)) == field(8, timestamp(later))  # type: ignore[arg-type]
+
+
+def test_creation_time_of_json_is_the_objects() -> None:
+    document = {"metadata": {"creationTimestamp": "2026-11-27T17:00:00Z"}, "spec": {"time": "2020-01-01T00:00:00Z"}}
+    found = creation_time_of(json.dumps(document).encode())
+    assert found == b'"2026-11-27T17:00:00Z"'
+    later = dt.datetime(2027, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
+    assert creation_time_like(found, later) == b'"2027-01-02T03:04:05Z"'
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        protobuf(field(5, UID.encode())),
+        protobuf(field(8, b"")),
+        protobuf(field(8, b"\x08\x01\x10\x00")),
+        b'{"metadata": {"creationTimestamp": null}}',
+        b'{"spec": {}}',
+    ],
+)
+def test_object_without_a_creation_time_of_this_form_has_none(value: bytes) -> None:
+    assert creation_time_of(value) is None

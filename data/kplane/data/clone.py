@@ -11,6 +11,7 @@ import re
 import uuid
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final, Self
 
 from kplane.data.api_server import is_place
@@ -20,7 +21,7 @@ from kplane.data.copying import write_copy
 from kplane.data.errors import DataError, ValueEncrypted, ValueUnreadable
 from kplane.data.owner import Owner
 from kplane.data.template import Template, is_mark, is_transient
-from kplane.data.uids import secret_type_of, uid_of, without_owners
+from kplane.data.uids import creation_time_like, creation_time_of, secret_type_of, uid_of, without_owners
 from kplane.data.usage import Usage
 
 __all__ = ["MOST_CLONED", "Cloning", "Original", "clone"]
@@ -47,9 +48,11 @@ _OF_NODES: Final = (b"minions/", b"csinodes/", b"volumeattachments/")
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """A template, read for copies: each value is cut at the uids in it, once for all copies."""
+    """A template, read for copies: each value is cut at uids and at its creation time, once for all copies."""
 
     uids: frozenset[bytes]
+    times: frozenset[bytes]
+    """Creation times as `creation_time_of` gives them."""
     _pieces: tuple[tuple[bytes, tuple[bytes, ...]], ...]
     """Of each key its value: the pieces at odd places are those that a copy replaces."""
 
@@ -62,14 +65,18 @@ class Original:
         values = {key: value for key, value in template.values.items() if key not in _OF_ONE_API_SERVER}
         uids = frozenset(uid for value in values.values() if (uid := _uid_in(value)) is not None)
         replaced = uids | ({_checked(placeholder)} if placeholder else set())
-        return cls(uids, tuple((key, tuple(_cut(value, replaced))) for key, value in values.items()))
+        times = {key: creation_time_of(value) for key, value in values.items()}
+        pieces = tuple((key, tuple(_cut_at(times[key], _cut(value, replaced)))) for key, value in values.items())
+        return cls(uids, frozenset(time for time in times.values() if time is not None), pieces)
 
     def copied(self, *, replaced: str = "", without: Collection[bytes] = ()) -> Iterator[Pair]:
         """Make a copy: keys without prefix and values, each uid fresh, and `replaced` in the place of the placeholder.
 
-        The keys `without` are left out. Raises ValueUnreadable unless `replaced` has the form of a uid.
+        Its objects are created now. The keys `without` are left out. Raises ValueUnreadable unless `replaced` has the
+        form of a uid.
         """
-        fresh = {uid: _fresh() for uid in self.uids}
+        now = datetime.now(UTC)
+        fresh = {uid: _fresh() for uid in self.uids} | {time: creation_time_like(time, now) for time in self.times}
         for key, pieces in self._pieces:
             if key in without:
                 continue
@@ -187,6 +194,22 @@ def _cut(text: bytes, uids: Collection[bytes]) -> list[bytes]:
             pieces += (text[end:start], found)
             end = start + _UID_LENGTH
     return [*pieces, text[end:]]
+
+
+def _cut_at(time: bytes | None, pieces: list[bytes]) -> list[bytes]:
+    """Cut the pieces at even places once more, at a creation time, which then is at odd places too."""
+    if time is None:
+        return pieces
+    cut = list[bytes]()
+    for place, piece in enumerate(pieces):
+        if place % 2:
+            cut.append(piece)
+            continue
+        first, *rest = piece.split(time)
+        cut.append(first)
+        for part in rest:
+            cut += (time, part)
+    return cut
 
 
 def _uid_in(value: bytes) -> bytes | None:

@@ -1,15 +1,17 @@
-"""The uids of stored objects, their owners, and the types of Secrets, in the bytes that an API server keeps in etcd."""
+"""Uids, creation times and owners of stored objects, and types of Secrets, in the bytes that an API server stores."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Collection, Iterator
+from datetime import UTC, datetime
 from typing import Final
 
 from kplane.data.errors import ValueEncrypted, ValueUnreadable
 
-__all__ = ["secret_type_of", "uid_of", "without_owners"]
+__all__ = ["creation_time_like", "creation_time_of", "secret_type_of", "uid_of", "without_owners"]
 
 _ENVELOPE: Final = b"k8s\0"
 """What a protobuf value begins with; a message `Unknown` of k8s.io/apimachinery follows."""
@@ -19,6 +21,11 @@ _METADATA: Final = 1
 """Field of each stored object: its ObjectMeta."""
 _UID: Final = 5
 """Field of ObjectMeta."""
+_CREATION_TIME: Final = 8
+"""Field of ObjectMeta: a message Timestamp, with its seconds and no nanoseconds."""
+_CREATION_TIME_FORM: Final = re.compile(rb"\x42\x08\x08[\x80-\xff]{4}[\x00-\x7f]\x10\x00")
+"""That field with its number. The seconds of the years 1978 to 3058 take five bytes."""
+_JSON_TIME_FORM: Final = re.compile(rb'"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"')
 _OWNER_REFERENCES: Final = 13
 """Field of ObjectMeta: each is a message OwnerReference."""
 _OWNER_UID: Final = 4
@@ -43,6 +50,28 @@ def uid_of(value: bytes) -> str | None:
             return _field(_field(_raw(value), _METADATA), _UID).decode() or None
         uid = (json.loads(value).get("metadata") or {}).get("uid")
         return str(uid) if uid else None
+
+
+def creation_time_of(value: bytes) -> bytes | None:
+    """Return how a stored object spells its creation time, as it is in its bytes; None if it has none.
+
+    Raises as `uid_of` does.
+    """
+    with _reading(value):
+        if value.startswith(_ENVELOPE):
+            metadata = _field(_raw(value), _METADATA)
+            spelled = next((whole for number, _, whole in _fields(metadata) if number == _CREATION_TIME), b"")
+            return spelled if _CREATION_TIME_FORM.fullmatch(spelled) else None
+        created = (json.loads(value).get("metadata") or {}).get("creationTimestamp")
+        spelled = f'"{created}"'.encode()
+        return spelled if _JSON_TIME_FORM.fullmatch(spelled) else None
+
+
+def creation_time_like(spelled: bytes, time: datetime) -> bytes:
+    """Spell a time as `creation_time_of` gave another one: of the same length."""
+    if spelled.startswith(b'"'):
+        return time.astimezone(UTC).strftime('"%Y-%m-%dT%H:%M:%SZ"').encode()
+    return spelled[:3] + _encoded(int(time.timestamp())) + spelled[-2:]
 
 
 def secret_type_of(value: bytes) -> str:

@@ -125,6 +125,20 @@ async def _templates(etcd: Etcd) -> AsyncIterator[str]:
             yield item.key.decode().removeprefix("/kplane.dev/owners")
 
 
+async def test_objects_of_a_new_control_plane_are_no_older_than_it(field: Any, born: Any) -> None:
+    control_plane = await field.get("ControlPlane", born[1])
+    async with Client(await field.tenant(born[1])) as client:
+        for path in (
+            "/api/v1/namespaces",
+            "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+            "/apis/apiregistration.k8s.io/v1/apiservices",
+        ):
+            items = (await client.request("GET", path))["items"]
+            assert len(items) > 3
+            oldest = min(item["metadata"]["creationTimestamp"] for item in items)
+            assert oldest >= control_plane["metadata"]["creationTimestamp"]
+
+
 async def test_the_operator_signs_the_first_token(field: Any, born: Any) -> None:
     config = await field.tenant(born[0])
     secret = await field.client.get(SECRETS, AUTHORITIES_SECRET, namespace=management_namespace(born[0]))
