@@ -11,8 +11,13 @@ from unittest.mock import ANY, AsyncMock
 
 import pytest
 
-from kplane.api import ControlPlane, ControlPlaneClass
-from kplane.api.names import GATEWAY_AUTHENTICATION_KEY, GATEWAY_HOST_KEY, GATEWAY_LIMITS_KEY
+from kplane.api import ControlPlane, ControlPlaneClass, HibernationReason, HibernationStatus
+from kplane.api.names import (
+    GATEWAY_AUTHENTICATION_KEY,
+    GATEWAY_BOOTSTRAP_TOKENS_KEY,
+    GATEWAY_HOST_KEY,
+    GATEWAY_LIMITS_KEY,
+)
 from kplane.controlplane_operator.backends.apiserver import serving_hosts
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.context import OperatorContext
@@ -352,3 +357,11 @@ async def test_gateway_secret_loses_limits_without_class_and_foreign_host_and_da
         assert written[-1]["data"][key] == value
         secret = kept["kplane-gateway", "controlplane-acme"]
     assert len(written) == 5
+    # Bootstrap tokens stay while the control plane sleeps.
+    secret["data"][GATEWAY_BOOTSTRAP_TOKENS_KEY] = "e30="
+    sleep = HibernationStatus(since=datetime.now(UTC), reason=HibernationReason.IDLE, observed_generation=1)
+    asleep = one.model_copy(update={"status": one.status.model_copy(update={"hibernation": sleep})})
+    await write_gateway_secret(context, asleep, provision=provision, chosen=None)
+    assert len(written) == 5
+    await write_gateway_secret(context, one, provision=provision, chosen=None)
+    assert written[-1]["data"][GATEWAY_BOOTSTRAP_TOKENS_KEY] is None

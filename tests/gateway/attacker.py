@@ -61,9 +61,13 @@ async def exchange(
     protocol: str = "http/1.1",
     to_the_end: bool = False,
     host: str = "localhost",
+    source: str | None = None,
     seconds: float = _SECONDS,
 ) -> bytes:
-    """Send bytes, and return the answer; `to_the_end`, all that comes until the server closes."""
+    """Send bytes, and return the answer; `to_the_end`, all that comes until the server closes.
+
+    `source` is the address of the client, such as 127.0.0.2.
+    """
     context = ssl.create_default_context(cadata=ca.decode())
     context.set_alpn_protocols([protocol])
     if certificate is not None:
@@ -71,7 +75,10 @@ async def exchange(
     ended = _ended if protocol == "h2" else _answered
     received = b""
     async with asyncio.timeout(seconds):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=host)
+        local = (source, 0) if source is not None else None
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=context, server_hostname=host, local_addr=local
+        )
         try:
             with contextlib.suppress(OSError, EOFError):
                 async for part in _parts(sent):

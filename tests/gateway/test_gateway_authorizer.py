@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import dataclasses
+import hmac
 import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -23,7 +24,7 @@ from kplane.gateway.envoy.listener import AUTHORIZER_SECONDS
 from kplane.gateway.envoy.replies import DECLINED
 from kplane.gateway.errors import Declined
 from kplane.gateway.routes import Hold, Route, Upstream
-from kplane.gateway.tokens import Issuer, TokenTrust
+from kplane.gateway.tokens import BootstrapTokens, Issuer, TokenTrust
 from kplane.gateway.waker import PATIENCE_SECONDS, Waker
 
 from .fleet import CLIENT_CA, TOKEN_KEY, route
@@ -242,23 +243,53 @@ async def test_a_browser_sends_its_token_as_a_protocol(ask: Any, eventually: Any
     assert (await request)[0] == 200
 
 
-async def test_bootstrap_tokens_of_one_address_wake_one_in_a_minute(ask: Any, eventually: Any) -> None:
-    """Strangers can make up their form. A token that is verified wakes further ones from the same address."""
-    names = ("a", "b", "c")
-    ask.serve(*(route(name, asleep=NOW) for name in names))
-    made_up = {"Authorization": "Bearer abcdef.0123456789abcdef", "X-Forwarded-For": "2001:db8::1, 10.0.0.1"}
-    waiting = [asyncio.create_task(ask(PATH, made_up))]
+def _with_trust(found: Route, **trust: Any) -> Route:
+    assert found.upstream is not None
+    changed = dataclasses.replace(found.upstream.trust, **trust)
+    return dataclasses.replace(found, upstream=dataclasses.replace(found.upstream, trust=changed))
+
+
+async def test_bootstrap_token_wakes_only_the_control_plane_that_knew_it(ask: Any, eventually: Any) -> None:
+    salt, token = b"salt", "abcdef.0123456789abcdef"
+    known = BootstrapTokens(salt=salt, expirations={hmac.digest(salt, token.encode(), "sha256"): None})
+    ask.serve(_with_trust(route("a", asleep=NOW), bootstrap_tokens=known), route("b", asleep=NOW))
+    for path, made_up in ((PATH, "abcdef.1123456789abcdef"), (PATH.replace("/a/", "/b/"), token)):
+        code, _, text = await ask(path, {"Authorization": f"Bearer {made_up}"})
+        assert (code, json.loads(text)["reason"]) == (401, "Unauthorized")
+    assert ask.woken == []
+    waiting = asyncio.create_task(ask(PATH, {"Authorization": f"Bearer {token}"}))
     await eventually(lambda: ask.woken, lambda woken: woken == ["uid-a"])
-    waiting.append(asyncio.create_task(ask(PATH, made_up)))
-    code, headers, text = await ask(PATH.replace("/a/", "/b/"), made_up | {"X-Forwarded-For": "2001:db8::2"})
-    assert (code, headers["Retry-After"]) == (429, "1")
-    assert "client address" in text
-    waiting.append(asyncio.create_task(ask(PATH.replace("/a/", "/b/"), made_up | _bearer())))
-    await eventually(lambda: ask.woken, lambda woken: woken == ["uid-a", "uid-b"])
-    waiting.append(asyncio.create_task(ask(PATH.replace("/a/", "/c/"), made_up | {"X-Forwarded-For": "192.0.2.1"})))
-    await eventually(lambda: ask.woken, lambda woken: woken == ["uid-a", "uid-b", "uid-c"])
-    ask.serve(*(route(name) for name in names))
-    assert [code for code, _, _ in await asyncio.gather(*waiting)] == [200] * 4
+    ask.serve(route("a"), route("b", asleep=NOW))
+    assert (await waiting)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        (_bearer(), 204),
+        (_bearer(key=create_signing_key()), 401),
+        (_bearer(exp="never"), 401),
+        ({"Authorization": "Bearer abcdef.0123456789abcdef"}, 401),
+        ({}, 401),
+    ],
+)
+async def test_question_about_token_is_answered_without_wake(ask: Any, headers: dict[str, str], code: int) -> None:
+    ask.serve(route("a", asleep=NOW), route("b"))
+    for name, expected in (("a", code), ("b", code), ("c", 401)):
+        answer = await ask(PATH.replace("/a/", f"/{name}/"), headers | {"X-Kplane-Verify": "token"})
+        assert answer[0] == expected
+    assert ask.woken == []
+
+
+async def test_request_with_unknown_token_counts_for_client_address(ask: Any) -> None:
+    held = dataclasses.replace(route("b"), held=Hold(until=NOW, asked="then"))
+    ask.serve(route("a"), held)
+    for name, text, code in (("a", "x", 200), ("b", "x", 401), ("b", "abcdef.0123456789abcdef", 200)):
+        answer = await ask(PATH.replace("/a/", f"/{name}/"), {"Authorization": f"Bearer {text}"})
+        assert (answer[0], "x-kplane-tenant" in answer[1]) == (code, False)
+        assert answer[1].get("x-kplane-unknown") == (f"uid-{name}" if code == 200 else None)
+    _, headers, _ = await ask(PATH, _bearer())
+    assert (headers["x-kplane-tenant"], "x-kplane-unknown" in headers) == ("uid-a", False)
 
 
 async def test_paths_that_nobody_has_wake_nothing(ask: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
+import hmac
 import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,7 +18,7 @@ from kplane.controlplane_operator.pki.issuing import sign_token
 from kplane.controlplane_operator.pki.primitives import create_signing_key, public_key
 from kplane.controlplane_operator.pki.signatures import sign_claims
 from kplane.gateway.errors import RouteInvalid
-from kplane.gateway.tokens import MAX_TOKEN_LENGTH, TokenTrust, accepts, bearer_token, read_token_keys
+from kplane.gateway.tokens import MAX_TOKEN_LENGTH, BootstrapTokens, TokenTrust, accepts, bearer_token, read_token_keys
 
 KEY, FORMER = create_signing_key(), create_signing_key()
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
@@ -65,9 +67,8 @@ def _with_header(**header: Any) -> str:
         _token(aud=SERVICE_ACCOUNT_ISSUER),
         sign_claims(GOOD, key=KEY),
         sign_claims(IN_A_SECRET, key=KEY),
-        "abcdef.0123456789abcdef",
     ],
-    ids=["present", "former key", "just ended", "clock", "audiences", "audience", "no end", "in a Secret", "bootstrap"],
+    ids=["present", "former key", "just ended", "clock", "audiences", "audience", "no end", "in a Secret"],
 )
 def test_accepts_tokens_that_the_api_server_accepts(token: str) -> None:
     assert accepts(TRUST, token, now=NOW)
@@ -126,6 +127,41 @@ def test_accepts_tokens_that_the_operator_signs() -> None:
 )
 def test_refuses_tokens_that_the_api_server_refuses(token: str) -> None:
     assert not accepts(TRUST, token, now=NOW)
+
+
+def _bootstrap(*tokens: tuple[str, float | None]) -> bytes:
+    salt = bytes(16)
+    entries = [
+        {"hmac": hmac.digest(salt, token.encode(), "sha256").hex()}
+        | ({"expiration": datetime.fromtimestamp(ends, UTC).isoformat()} if ends is not None else {})
+        for token, ends in tokens
+    ]
+    return json.dumps({"salt": salt.hex(), "tokens": entries}).encode()
+
+
+def test_bootstrap_tokens_count_until_they_expire() -> None:
+    lasting, current, former = (f"abcde{n}.0123456789abcdef" for n in range(3))
+    known = BootstrapTokens.from_json(_bootstrap((lasting, None), (current, _at(1)), (former, _at(0))))
+    trust = dataclasses.replace(TRUST, bootstrap_tokens=known)
+    assert [accepts(trust, token, now=NOW) for token in (lasting, current, former)] == [True, True, False]
+    assert not accepts(trust, "abcde0.0123456789abcdeg", now=NOW)
+    assert not accepts(TRUST, lasting, now=NOW)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"salt":"x","tokens":[]}',
+        b'{"salt":"00","tokens":[{}]}',
+        b'{"salt":"00","tokens":[{"hmac":"00","expiration":"2026-11-23T12:00:00"}]}',
+    ],
+)
+def test_damaged_bootstrap_tokens_are_refused(text: bytes) -> None:
+    with pytest.raises(RouteInvalid):
+        BootstrapTokens.from_json(text)
 
 
 def test_audiences_of_the_class_count() -> None:

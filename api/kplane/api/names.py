@@ -31,6 +31,7 @@ __all__ = [
     "FINISH_ROTATION_ANNOTATION",
     "FORMER_SETTINGS_ANNOTATION",
     "GATEWAY_AUTHENTICATION_KEY",
+    "GATEWAY_BOOTSTRAP_TOKENS_KEY",
     "GATEWAY_HOST_KEY",
     "GATEWAY_LEASE_LABEL",
     "GATEWAY_LIMITS_KEY",
@@ -270,6 +271,11 @@ GATEWAY_AUTHENTICATION_KEY: Final = "authentication.json"
 """Key of the same Secret, with the tokens that the API server accepts: `audiences` of ServiceAccount tokens, and OIDC
 `issuers`. Each issuer has `issuerURL`, `audiences`, `certificateAuthority` and `requiredClaims`. `clusterInfo` is true
 if everybody may read ConfigMap `kube-public/cluster-info`. The key is absent if the class sets nothing of that."""
+
+GATEWAY_BOOTSTRAP_TOKENS_KEY: Final = "bootstrap-tokens.json"
+"""Key of the same Secret while the control plane sleeps, with the bootstrap tokens that wake it: `salt`, in hexadecimal
+digits, and `tokens`. Each token has `hmac`, the HMAC-SHA256 of the whole token by the salt, and `expiration`, absent if
+it never expires. No token can be read from it: 16 random characters of a token are secret."""
 
 GATEWAY_HOST_KEY: Final = "host"
 """Key of that Secret for a control plane by host name: that name. It has `server` beside it, and no other key."""

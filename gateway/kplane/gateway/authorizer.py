@@ -24,8 +24,10 @@ from kplane.gateway.envoy.names import (
     LIMITED_BY_HEADER,
     PROTOCOL_HEADER,
     TENANT_HEADER,
+    UNKNOWN_HEADER,
     UPSTREAM_HEADER,
     USER_HEADER,
+    VERIFY_HEADER,
     by_certificate,
     by_token,
 )
@@ -36,7 +38,7 @@ from kplane.gateway.errors import Declined
 from kplane.gateway.identity import NotVerified, Verifier, chain_of
 from kplane.gateway.issuers import IssuerKeys, KeysUnavailable
 from kplane.gateway.routes import Route, Upstream
-from kplane.gateway.tokens import accepts, bearer_token, is_bootstrap_token, issuer_of
+from kplane.gateway.tokens import TokenTrust, accepts, bearer_token, is_bootstrap_token, issuer_of
 from kplane.gateway.waker import Waker
 
 __all__ = ["Authorizer"]
@@ -45,8 +47,8 @@ _HEADER_BYTES: Final = 96 << 10
 """As Envoy takes from clients: a chain of certificates is long."""
 _ENDING_SECONDS: Final = 5.0
 _AUTHORIZATION: Final = "authorization"
-_BOOTSTRAP_WAKES: Final = 1
-"""Control planes that one client address may wake in a minute by bootstrap tokens. Each takes room for a minute."""
+_VERIFIED: Final = 204
+_NOT_VERIFIED: Final = 401
 _RETRIED: Final = (429, UNAVAILABLE)
 
 logger = logging.getLogger(__name__)
@@ -108,14 +110,28 @@ class Authorizer:
             await runner.cleanup()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if VERIFY_HEADER in request.headers:
+            return web.Response(status=_VERIFIED if await self._is_verified(request) else _NOT_VERIFIED)
         try:
             route = self._route_of(request)
             change = changes(request.method, request.raw_path)
             headers = await self._identified(request, route=route, change=change)
-            await self._waker.passage(route.key, change=change, client=self._client_of(request, route=route))
+            await self._waker.passage(route.key, change=change, client=_client_of(request))
         except Declined as declined:
             return _refusal(declined)
         return web.Response(headers=headers | self._limits(route))
+
+    async def _is_verified(self, request: web.BaseRequest) -> bool:
+        """Tell Envoy whether the token of a request to a control plane that is awake is good (`credentials.py`)."""
+        path, token = tenant_of(request.raw_path), _token_of(request)
+        route = (self._routes or {}).get(path) if path is not None else None
+        if route is None or route.upstream is None or route.host or token is None:
+            return False
+        try:
+            return await self._verifies(token, trust=route.upstream.trust)
+        except KeysUnavailable:
+            # The API server decides.
+            return False
 
     def _route_of(self, request: web.BaseRequest) -> Route:
         if self._routes is None:
@@ -138,9 +154,9 @@ class Authorizer:
         if CERTIFICATE_HEADER in request.headers and _AUTHORIZATION not in request.headers:
             verified = self._verified(request.headers[CERTIFICATE_HEADER], route=route, upstream=route.upstream)
             return {**verified, UPSTREAM_HEADER: by_certificate(route.key, change=change)}
-        if route.asleep is not None or route.held is not None:
-            await self._check_token(request, route=route, upstream=route.upstream)
-        return {UPSTREAM_HEADER: by_token(route.key, change=change)}
+        is_good = await self._check_token(request, route=route, trust=route.upstream.trust)
+        counts_for = TENANT_HEADER if is_good else UNKNOWN_HEADER
+        return {counts_for: route.key, UPSTREAM_HEADER: by_token(route.key, change=change)}
 
     def _verified(self, certificate: str, *, route: Route, upstream: Upstream) -> dict[str, str]:
         if upstream.front_proxy is None:
@@ -153,18 +169,11 @@ class Authorizer:
         if len(identity.groups) > len(GROUP_HEADERS):
             raise Declined(403, f"the certificate names more than {len(GROUP_HEADERS)} groups")
         return {
+            TENANT_HEADER: route.key,
             USER_HEADER: identity.user,
             CREDENTIAL_HEADER: identity.credential,
             **dict(zip(GROUP_HEADERS, identity.groups, strict=False)),
         }
-
-    def _client_of(self, request: web.BaseRequest, *, route: Route) -> Client:
-        """Return who asks. A bootstrap token is not verified: any text of its form may be one."""
-        token = _token_of(request)
-        is_verified = route.asleep is None or token is None or not is_bootstrap_token(token)
-        wakes = None if is_verified else _BOOTSTRAP_WAKES
-        # Envoy adds its own address behind that of the client.
-        return Client.at(request.headers.get(CLIENT_HEADER, "").partition(",")[0].strip(), wakes=wakes)
 
     def _limits(self, route: Route) -> dict[str, str]:
         """Return the headers with the limits that count now: they may have changed while a request waited."""
@@ -173,27 +182,45 @@ class Authorizer:
             route = present
         limits = route.limits
         return {
-            TENANT_HEADER: route.key,
             LIMITED_BY_HEADER: limits.set_by,
             BODY_HEADER: str(BodyLimit.of(route)),
             **({FULL_HEADER: "true"} if route.full else {}),
         }
 
-    async def _check_token(self, request: web.BaseRequest, *, route: Route, upstream: Upstream) -> None:
-        """Raise Declined unless the API server, once it runs, accepts the token as far as the gateway can know."""
+    async def _check_token(self, request: web.BaseRequest, *, route: Route, trust: TokenTrust) -> bool:
+        """Tell whether a token is good as far as the gateway can know. Raises Declined if it can wake or wait for none.
+
+        A request with another token counts for its client address. It goes to an API server that runs. It waits for the
+        end of a hold with a bootstrap token only, which may be younger than the last sleep.
+        """
         token = _token_of(request)
-        if token is not None and accepts(upstream.trust, token, now=self._clock()):
-            return
-        issuer = issuer_of(upstream.trust, token, now=self._clock()) if token is not None else None
-        if token is None or issuer is None:
+        if token is None:
             raise Declined(401, "Unauthorized")
         try:
-            if not await self._issuers.has_signed(issuer, token):
-                raise Declined(401, "Unauthorized")
+            if await self._verifies(token, trust=trust):
+                return True
         except KeysUnavailable as error:
             if route.asleep is not None:
                 logger.warning("a request does not wake %s: %s", route.cluster_path, error)
                 raise Declined(UNAVAILABLE, "the gateway cannot read the keys of this token's issuer; retry") from error
+            return False
+        if route.asleep is not None or (route.held is not None and not is_bootstrap_token(token)):
+            raise Declined(401, "Unauthorized")
+        return False
+
+    async def _verifies(self, token: str, *, trust: TokenTrust) -> bool:
+        """Tell whether the gateway can verify a token. Raises KeysUnavailable if the keys of its issuer are missing."""
+        now = self._clock()
+        if accepts(trust, token, now=now):
+            return True
+        issuer = issuer_of(trust, token, now=now)
+        return issuer is not None and await self._issuers.has_signed(issuer, token)
+
+
+def _client_of(request: web.BaseRequest) -> Client:
+    """Return who asks. All credentials that wake are verified."""
+    # Envoy adds its own address behind that of the client.
+    return Client.at(request.headers.get(CLIENT_HEADER, "").partition(",")[0].strip(), wakes=None)
 
 
 def _token_of(request: web.BaseRequest) -> str | None:

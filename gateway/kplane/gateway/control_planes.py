@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import dataclasses
 import logging
 import re
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from kplane.api.conditions import HIBERNATED, WAITS_FOR_ROOM
 from kplane.api.names import (
     CONTROL_PLANE_LABEL,
     GATEWAY_AUTHENTICATION_KEY,
+    GATEWAY_BOOTSTRAP_TOKENS_KEY,
     GATEWAY_HOST_KEY,
     GATEWAY_LIMITS_KEY,
     GATEWAY_SECRET_KEYS,
@@ -26,7 +28,7 @@ from kplane.api.names import (
 )
 from kplane.gateway.errors import RouteInvalid
 from kplane.gateway.routes import FrontProxy, Hold, KeyPair, Limits, Route, Sleep, Upstream
-from kplane.gateway.tokens import TokenTrust, read_token_keys
+from kplane.gateway.tokens import BootstrapTokens, TokenTrust, read_token_keys
 from kplane.provider import Client, Informer, Resource
 
 __all__ = [
@@ -330,9 +332,21 @@ def _upstream(secret: _Object) -> Upstream:
 def _trust(secret: _Object) -> TokenTrust:
     """Read the tokens that the API server accepts. An operator of a former version writes keys only."""
     keys = read_token_keys(_value(secret, "sa.pub"))
-    if GATEWAY_AUTHENTICATION_KEY not in (secret.get("data") or {}):
-        return TokenTrust(keys=keys)
-    return TokenTrust.from_json(_value(secret, GATEWAY_AUTHENTICATION_KEY), keys=keys)
+    trust = TokenTrust(keys=keys)
+    if GATEWAY_AUTHENTICATION_KEY in (secret.get("data") or {}):
+        trust = TokenTrust.from_json(_value(secret, GATEWAY_AUTHENTICATION_KEY), keys=keys)
+    return dataclasses.replace(trust, bootstrap_tokens=_bootstrap_tokens(secret))
+
+
+def _bootstrap_tokens(secret: _Object) -> BootstrapTokens | None:
+    if GATEWAY_BOOTSTRAP_TOKENS_KEY not in (secret.get("data") or {}):
+        return None
+    try:
+        return BootstrapTokens.from_json(_value(secret, GATEWAY_BOOTSTRAP_TOKENS_KEY))
+    except RouteInvalid as error:
+        # The operator cannot mend this entry before the next sleep. All other credentials still work.
+        logger.warning("no bootstrap token of Secret %s wakes its control plane: %s", secret["metadata"]["name"], error)
+        return None
 
 
 def _server(secret: _Object) -> str:

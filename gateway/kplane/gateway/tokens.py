@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import logging
 import re
 from collections.abc import Mapping
@@ -21,6 +23,7 @@ from kplane.provider.access.es256 import decoded, is_signed_by
 
 __all__ = [
     "MAX_TOKEN_LENGTH",
+    "BootstrapTokens",
     "Issuer",
     "TokenTrust",
     "accepts",
@@ -76,6 +79,31 @@ class Issuer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BootstrapTokens:
+    """Bootstrap tokens of a control plane that sleeps, as its API server knew them last."""
+
+    salt: bytes
+    expirations: Mapping[bytes, datetime | None]
+    """By HMAC-SHA256 of the token by the salt; None: the token never expires."""
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        """Read the entry `bootstrap-tokens.json` of a gateway Secret. Raises RouteInvalid if it is damaged."""
+        try:
+            found = orjson.loads(text)
+            expirations = {bytes.fromhex(each["hmac"]): _read_time(each.get("expiration")) for each in found["tokens"]}
+            return cls(salt=bytes.fromhex(found["salt"]), expirations=expirations)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RouteInvalid(f"the bootstrap tokens of the control plane cannot be read: {error}") from error
+
+    def have(self, token: str, *, now: datetime) -> bool:
+        """Tell whether a token is one of these, and has not expired. The time that it takes tells nothing of them."""
+        digest = hmac.digest(self.salt, token.encode(), hashlib.sha256)
+        equal = [ends for known, ends in self.expirations.items() if hmac.compare_digest(known, digest)]
+        return any(ends is None or now < ends for ends in equal)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenTrust:
     """The tokens that the API server of one control plane accepts, and its answer to requests without a token."""
 
@@ -85,6 +113,8 @@ class TokenTrust:
     """Audiences of the API server. A token names at least one of them."""
     issuers: tuple[Issuer, ...] = ()
     """OIDC issuers of its users."""
+    bootstrap_tokens: BootstrapTokens | None = None
+    """None while the control plane is awake: its API server knows them."""
     cluster_info: bool = False
     """Whether everybody may read ConfigMap `kube-public/cluster-info`, by which nodes join."""
 
@@ -122,15 +152,17 @@ def accepts(trust: TokenTrust, token: str, *, now: datetime) -> bool:
     """Tell whether an API server accepts a token that no OIDC issuer signed, as far as the gateway can know.
 
     A ServiceAccount token is verified whole: algorithm, signature, issuer, audience, times and subject. The gateway
-    cannot know whether the ServiceAccount still exists. Of a bootstrap token the gateway knows the form only.
+    cannot know whether the ServiceAccount still exists. Bootstrap tokens are known while the control plane sleeps.
     """
     if len(token) > MAX_TOKEN_LENGTH:
         return False
-    return is_bootstrap_token(token) or _is_service_account_token(trust, token, now=now)
+    if is_bootstrap_token(token):
+        return trust.bootstrap_tokens is not None and trust.bootstrap_tokens.have(token, now=now)
+    return _is_service_account_token(trust, token, now=now)
 
 
 def is_bootstrap_token(token: str) -> bool:
-    """Tell whether a token has the form of a bootstrap token. The gateway knows none, so strangers can make it up."""
+    """Tell whether a token has the form of a bootstrap token. Strangers can make up such a text."""
     return _BOOTSTRAP_TOKEN.fullmatch(token) is not None
 
 
@@ -221,6 +253,16 @@ def _names_account(claims: Mapping[str, Any]) -> bool:
     if not all(isinstance(value, str) and value for value in found):
         return False
     return bool(claims.get("sub") == f"system:serviceaccount:{found[0]}:{found[1]}")
+
+
+def _read_time(text: str | None) -> datetime | None:
+    """Read a time with its zone. Raises ValueError or TypeError for another one."""
+    if text is None:
+        return None
+    found = datetime.fromisoformat(text)
+    if found.tzinfo is None:
+        raise ValueError(f"{text} has no zone")
+    return found
 
 
 def _object(part: str) -> Mapping[str, Any]:

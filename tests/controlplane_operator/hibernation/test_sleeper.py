@@ -14,6 +14,7 @@ from kplane.controlplane_operator.backends.base import Hibernating
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import KeyspaceError
 from kplane.controlplane_operator.hibernation import sleeper
+from kplane.controlplane_operator.hibernation.bootstrap_tokens import BootstrapToken
 from kplane.controlplane_operator.hibernation.decision import Decision
 from kplane.controlplane_operator.hibernation.inside import Inside
 from kplane.controlplane_operator.hibernation.room import Limits, Room
@@ -122,6 +123,25 @@ async def test_its_api_server_serves_until_a_gateway_has_heard_of_its_sleep(worl
     assert (await world.turn(falling))[1] is None
     # A new control plane has no clients yet.
     assert (await world.turn(control_plane(sleep=False, published=False)))[1] == "provision"
+
+
+async def test_gateway_learns_tokens_before_api_server_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[Any] = []
+
+    async def record(*_: Any, tokens: Any) -> None:
+        assert world.backend.ended == 0
+        recorded.append(tokens)
+
+    monkeypatch.setattr(sleeper, "record_bootstrap_tokens", record)
+    tokens = (BootstrapToken("abcdef.0123456789abcdef"),)
+    world.inside = Inside(next_wake=DUE, tokens=tokens)
+    await world.turn(control_plane(sleep=False))
+    assert recorded == []
+    assert (await world.fall_asleep())[1] == "provision"
+    assert recorded == [tokens]
+    # Later passes write nothing.
+    await world.turn(control_plane(sleep=True, told="True"))
+    assert recorded == [tokens]
 
 
 async def test_a_request_that_comes_meanwhile_ends_the_sleep(world: World) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from kplane.api import (
     ControlPlane,
@@ -20,6 +20,7 @@ from kplane.api.control_plane import RESERVED_CLUSTER_PATHS, is_cluster_path
 from kplane.api.names import (
     CA_KEY,
     GATEWAY_AUTHENTICATION_KEY,
+    GATEWAY_BOOTSTRAP_TOKENS_KEY,
     GATEWAY_HOST_KEY,
     GATEWAY_LIMITS_KEY,
     GATEWAY_SECRET_KEYS,
@@ -35,7 +36,7 @@ from kplane.controlplane_operator.gateway import Gateway, asked_policy, endpoint
 from kplane.controlplane_operator.pki.authorities import FRONT_PROXY_USER
 from kplane.controlplane_operator.pki.entries import entries, find_pair, kept
 from kplane.controlplane_operator.pki.primitives import issue_client
-from kplane.controlplane_operator.pki.secrets import delete_secret, write_secret
+from kplane.controlplane_operator.pki.secrets import data_of, delete_secret, write_secret
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import as_recorded
@@ -52,6 +53,8 @@ __all__ = [
 ]
 
 _PAIR = "tls"
+_OPTIONAL: Final = frozenset({GATEWAY_LIMITS_KEY, GATEWAY_AUTHENTICATION_KEY, GATEWAY_BOOTSTRAP_TOKENS_KEY})
+"""Keys that a gateway Secret may have."""
 
 
 def endpoint_policy(
@@ -190,7 +193,7 @@ async def write_gateway_secret(
             await delete_secret(context, control_plane, name=name, namespace=gateway.namespace)
         return
     pair = kept(find_pair(known, _PAIR), authorities.front_proxy, now=datetime.now(UTC), user=FRONT_PROXY_USER)
-    optional = limits_entry(chosen) | authentication_entry(chosen)
+    optional = limits_entry(chosen) | authentication_entry(chosen) | _tokens_of(known, control_plane)
     await write_secret(
         context,
         control_plane,
@@ -205,13 +208,20 @@ async def write_gateway_secret(
             **entries(_PAIR, pair or issue_client(authorities.front_proxy, user=FRONT_PROXY_USER)),
         },
         annotations={UID_ANNOTATION: control_plane.metadata.uid or "", **_hold_of(known)},
-        never=tuple({GATEWAY_HOST_KEY, GATEWAY_LIMITS_KEY, GATEWAY_AUTHENTICATION_KEY} - optional.keys()),
+        never=tuple((_OPTIONAL | {GATEWAY_HOST_KEY}) - optional.keys()),
     )
 
 
 def _hold_of(secret: Object | None) -> dict[str, str]:
     annotations = (secret["metadata"].get("annotations") or {}) if secret is not None else {}
     return {key: value for key, value in annotations.items() if key == WRITES_HELD_UNTIL_ANNOTATION}
+
+
+def _tokens_of(secret: Object | None, control_plane: ControlPlane) -> dict[str, bytes]:
+    """Return the entry with the bootstrap tokens that wake a control plane. An API server that runs knows its own."""
+    if secret is None or control_plane.status.hibernation is None:
+        return {}
+    return {key: value for key, value in data_of(secret).items() if key == GATEWAY_BOOTSTRAP_TOKENS_KEY}
 
 
 def limits_entry(chosen: ControlPlaneClass | None) -> dict[str, bytes]:
@@ -261,5 +271,5 @@ async def _write_host(
         namespace=namespace,
         data=data,
         annotations={UID_ANNOTATION: control_plane.metadata.uid or ""},
-        never=(GATEWAY_SECRET_KEYS.keys() | {GATEWAY_LIMITS_KEY, GATEWAY_AUTHENTICATION_KEY}) - data.keys(),
+        never=(GATEWAY_SECRET_KEYS.keys() | _OPTIONAL) - data.keys(),
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from kplane.controlplane_operator.hibernation.bootstrap_tokens import BootstrapToken, read_bootstrap_token
 from kplane.controlplane_operator.hibernation.cron import next_time
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import Client, NotFound, Resource
@@ -46,6 +47,8 @@ class Inside:
     """When the first thing inside is due."""
     unknown: bool = False
     """It could not be found out. A later look may."""
+    tokens: tuple[BootstrapToken, ...] = ()
+    """Bootstrap tokens that the API server accepts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +64,14 @@ class _Look:
 async def look_inside(client: Client, *, now: datetime) -> Inside:
     """Ask an API server for all that is due, and for what cannot be computed. Raises ProviderError."""
     due: list[datetime] = []
+    tokens: list[BootstrapToken | None] = []
     for look in _LOOKS:
         try:
             found = await client.list(look.resource, **look.options)
         except NotFound:
             continue  # it does not serve this kind
+        if look.resource == SECRETS:
+            tokens = [read_bootstrap_token(secret, now=now) for secret in found.items]
         for obj in found.items:
             said = look.judge(obj, now)
             if isinstance(said, str):
@@ -75,7 +81,8 @@ async def look_inside(client: Client, *, now: datetime) -> Inside:
             if said <= now + _SOON:
                 return Inside(f"{_named(look.resource, obj)} is due")
             due.append(said)
-    return Inside(next_wake=min(due, default=None))
+    accepted = tuple(token for token in tokens if token is not None)
+    return Inside(next_wake=min(due, default=None), tokens=accepted)
 
 
 def _named(resource: Resource, obj: Object) -> str:

@@ -14,6 +14,7 @@ from kplane.api.names import controllers_secret_name, management_namespace
 from kplane.controlplane_operator.backends.base import Hibernating, Provision
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import KeyspaceError
+from kplane.controlplane_operator.hibernation.bootstrap_tokens import BootstrapToken, record_bootstrap_tokens
 from kplane.controlplane_operator.hibernation.decision import Decision, decide, idle_after, start_of
 from kplane.controlplane_operator.hibernation.inside import Inside, look_inside
 from kplane.controlplane_operator.hibernation.room import Room
@@ -39,6 +40,10 @@ class _Beginning:
     """What is remembered of a control plane while it falls asleep. An operator that comes back begins anew."""
 
     announced: float | None = None
+    tokens: tuple[BootstrapToken, ...] | None = None
+    """Bootstrap tokens, by the last look inside."""
+    recorded: tuple[BootstrapToken, ...] | None = None
+    """Bootstrap tokens that the gateway knows."""
     failing: float | None = None
     """When a look inside failed first, of those that failed in a row."""
     backoff: Backoff = field(default_factory=lambda: Backoff(initial_seconds=1.0, maximum_seconds=8.0))
@@ -83,6 +88,7 @@ class Sleeper:
             self._room.spare(control_plane.metadata.uid)
             return Decision(None, inside.kept, kept=True, again=now + _ASKED_AGAIN)
         beginning.failing = None
+        beginning.tokens = inside.tokens
         sleep = decision.sleep.model_copy(update={"next_wake": inside.next_wake})
         if beginning.announced is not None:
             left = beginning.announced + _HEARD_SECONDS - time.monotonic()
@@ -109,7 +115,16 @@ class Sleeper:
             return None
         if not _is_asleep(control_plane) and self.waits_for(control_plane):
             return None
+        # Before the API server ends: only the API server knows the tokens.
+        await self._record_tokens(control_plane)
         return await self._backend(control_plane).hibernate(control_plane)
+
+    async def _record_tokens(self, control_plane: ControlPlane) -> None:
+        beginning = self._beginnings.get(control_plane.metadata.uid or "")
+        if beginning is None or beginning.tokens is None or beginning.tokens == beginning.recorded:
+            return
+        await record_bootstrap_tokens(self._context, control_plane, tokens=beginning.tokens)
+        beginning.recorded = beginning.tokens
 
     async def _look(self, control_plane: ControlPlane, *, now: datetime) -> Inside:
         try:

@@ -9,7 +9,7 @@ from typing import Final
 
 from kplane.gateway.envoy.host_names import host_cluster
 from kplane.gateway.envoy.messages import HTTP_OPTIONS, TLS, Message, certificate, typed
-from kplane.gateway.envoy.names import by_certificate, by_nobody, by_token
+from kplane.gateway.envoy.names import UNKNOWN_PRIORITY, by_certificate, by_nobody, by_token
 from kplane.gateway.envoy.readiness import with_readiness
 from kplane.gateway.routes import Route, Upstream
 
@@ -25,6 +25,8 @@ _MANY: Final = 16384
 """Connections, and requests in flight, of one control plane: watches count. Envoy's own limit is 1,024."""
 _MAX_ANONYMOUS: Final = 8
 """Requests without a credential in flight. They read one ConfigMap, and are no part of the limit of the class."""
+_MAX_UNKNOWN: Final = 32
+"""Requests in flight whose token may be made up. An API server refuses those that are made up at once."""
 _KEEPALIVE: Final = {"keepalive_time": 30, "keepalive_interval": 10, "keepalive_probes": 3}
 _STREAM_WINDOW: Final = 256 << 10
 _CONNECTION_BUFFER: Final = 256 << 10
@@ -82,7 +84,10 @@ def changes_in_flight(route: Route, numbers: Mapping[str, int]) -> int:
 
 
 def _cluster(name: str, upstream: Upstream, *, most: int, own: Message | None = None) -> Message:
-    """Return a cluster with at most so many requests in flight."""
+    """Return a cluster with at most so many requests in flight.
+
+    Requests whose token may be made up have priority HIGH, by which Envoy counts them apart. They take no `most`.
+    """
     many = dict.fromkeys(("max_connections", "max_pending_requests", "max_retries"), _MANY)
     return {
         "name": name,
@@ -90,7 +95,12 @@ def _cluster(name: str, upstream: Upstream, *, most: int, own: Message | None = 
         "connect_timeout": _CONNECT_TIMEOUT,
         "per_connection_buffer_limit_bytes": _CONNECTION_BUFFER,
         "load_assignment": _assignment(name, upstream),
-        "circuit_breakers": {"thresholds": [{**many, "max_requests": most}]},
+        "circuit_breakers": {
+            "thresholds": [
+                {**many, "max_requests": most},
+                {**many, "max_requests": _MAX_UNKNOWN, "priority": UNKNOWN_PRIORITY},
+            ]
+        },
         "upstream_connection_options": {"tcp_keepalive": _KEEPALIVE},
         "typed_extension_protocol_options": {HTTP_OPTIONS: typed(HTTP_OPTIONS, **_protocols())},
         "transport_socket": _tls(upstream, own=own or {}),

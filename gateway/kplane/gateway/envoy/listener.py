@@ -9,6 +9,7 @@ from typing import Final
 
 from kplane.gateway.envoy.access_log import access_logs
 from kplane.gateway.envoy.bodies import body_limit, expectation
+from kplane.gateway.envoy.credentials import credentials
 from kplane.gateway.envoy.host_names import host_filter_chains, reading_host_names
 from kplane.gateway.envoy.messages import FILTERS, TLS, Message, certificate, discovery_response, file_source, typed
 from kplane.gateway.envoy.names import (
@@ -142,7 +143,7 @@ def _http(routes: str | Message, *, changes: PurePosixPath) -> Message:
         "stat_prefix": LISTENER,
         "codec_type": "AUTO",
         **({"rds": source} if source is not None else {"route_config": routes}),
-        "http_filters": [_authorizer(), rate_limit(), body_limit(), expectation(), _router()],
+        "http_filters": [credentials(), _authorizer(), rate_limit(), body_limit(), expectation(), _router()],
         "local_reply_config": local_replies(),
         **access_logs(changes),
         "early_header_mutation_extensions": [_stripping()],

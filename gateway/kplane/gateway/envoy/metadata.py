@@ -7,16 +7,19 @@ from typing import Final
 from kplane.gateway.envoy.messages import Message
 from kplane.gateway.routes import Route
 
-__all__ = ["LIMITED_BY", "TENANT", "described", "path_to", "shown"]
+__all__ = ["LIMITED_BY", "TENANT", "UNKNOWN_TO", "described", "path_to", "shown"]
 
 TENANT: Final = "tenant"
+UNKNOWN_TO: Final = "unknown-to"
+"""In the place of `TENANT` for requests whose token may be made up: they take none of its limits."""
 LIMITED_BY: Final = "limited-by"
 _NAMESPACE: Final = "kplane"
 
 
-def described(route: Route) -> Message:
-    """Return the metadata of the routes of a control plane."""
-    return {"filter_metadata": {_NAMESPACE: {TENANT: route.key, LIMITED_BY: route.limits.set_by}}}
+def described(route: Route, *, known: bool) -> Message:
+    """Return the metadata of the routes of a control plane. `known`: of requests with a good token."""
+    whose = TENANT if known else UNKNOWN_TO
+    return {"filter_metadata": {_NAMESPACE: {whose: route.key, LIMITED_BY: route.limits.set_by}}}
 
 
 def path_to(key: str) -> Message:

@@ -19,6 +19,7 @@ __all__ = [
     "GROUP_HEADERS",
     "INTERNAL_PREFIX",
     "KEY_TYPE",
+    "KNOWN_HEADER",
     "LIMITED_BY_HEADER",
     "LISTENER",
     "OWN_HEADERS",
@@ -27,8 +28,11 @@ __all__ = [
     "ROUTES",
     "STRIPPED_PREFIXES",
     "TENANT_HEADER",
+    "UNKNOWN_HEADER",
+    "UNKNOWN_PRIORITY",
     "UPSTREAM_HEADER",
     "USER_HEADER",
+    "VERIFY_HEADER",
     "by_certificate",
     "by_host",
     "by_nobody",
@@ -64,6 +68,12 @@ GROUP_HEADERS: Final = tuple(f"{INTERNAL_PREFIX}group-{number}" for number in ra
 
 TENANT_HEADER: Final = f"{INTERNAL_PREFIX}tenant"
 """The key of the control plane that a request counts for."""
+UNKNOWN_HEADER: Final = f"{INTERNAL_PREFIX}unknown"
+"""The key of the control plane that a request is for, whose token may be made up: it counts for its client address."""
+KNOWN_HEADER: Final = f"{INTERNAL_PREFIX}known"
+"""There, if the token of a request is good: the request counts for its control plane (`credentials.py`)."""
+VERIFY_HEADER: Final = f"{INTERNAL_PREFIX}verify"
+"""There, if Envoy asks the authorizer about a token alone, and no request waits for a control plane."""
 LIMITED_BY_HEADER: Final = f"{INTERNAL_PREFIX}limited-by"
 """Who set its limits, for people."""
 BODY_HEADER: Final = f"{INTERNAL_PREFIX}body"
@@ -71,14 +81,24 @@ BODY_HEADER: Final = f"{INTERNAL_PREFIX}body"
 FULL_HEADER: Final = f"{INTERNAL_PREFIX}full"
 """There, if the control plane has reached its storage quota."""
 
-AUTHORIZER_HEADERS: Final = (UPSTREAM_HEADER, TENANT_HEADER, LIMITED_BY_HEADER, BODY_HEADER, FULL_HEADER)
+AUTHORIZER_HEADERS: Final = (
+    UPSTREAM_HEADER,
+    TENANT_HEADER,
+    UNKNOWN_HEADER,
+    LIMITED_BY_HEADER,
+    BODY_HEADER,
+    FULL_HEADER,
+)
 """What the authorizer says of a request, besides the groups."""
 
 CHUNKED_HEADER: Final = f"{INTERNAL_PREFIX}chunked"
 """There, if the body of a request of HTTP/1.1 comes in chunks: Envoy removes `Transfer-Encoding` before its filters."""
 
-OWN_HEADERS: Final = ("x-envoy-external-address", CHUNKED_HEADER)
+OWN_HEADERS: Final = ("x-envoy-external-address", CHUNKED_HEADER, KNOWN_HEADER)
 """Headers that Envoy adds for itself, and that no API server needs."""
+
+UNKNOWN_PRIORITY: Final = "HIGH"
+"""Of requests whose token may be made up. Envoy limits requests in flight by priority; nothing else is meant by it."""
 
 ANONYMOUS: Final = "anonymous"
 """Names the cluster of requests without a credential, which are no use of a control plane."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from kplane.gateway.envoy.credentials import of_unknown
 from kplane.gateway.envoy.messages import Message
 from kplane.gateway.envoy.metadata import LIMITED_BY, shown
 from kplane.gateway.envoy.names import LIMITED_BY_HEADER
@@ -162,7 +163,12 @@ def _limits() -> list[Message]:
         f"this control plane has reached the storage quota of {_LIMITED_BY} (virtual.storage.quota), which allows"
         " deletions, and changes that keep what is there; delete objects, or ask for a higher quota"
     )
+    unknown = (
+        "too many requests with credentials that the gateway cannot verify come from this client address; retry after"
+        " the time in Retry-After"
+    )
     return [
+        _mapper(_every(of_unknown(), _either(_flags(_OVERFLOW), _code(_TOO_MANY))), _TOO_MANY, unknown),
         _mapper(_flags(_OVERFLOW), _TOO_MANY, in_flight),
         _mapper(_code(_TOO_MANY), _TOO_MANY, rate),
         _mapper(_code(TOO_LONG), TOO_LONG, length),

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from kplane.gateway.envoy.bodies import WAITING_IDLE_SECONDS, BodyLimit, idle, limits_of_bodies, short
+from kplane.gateway.envoy.credentials import with_credentials
 from kplane.gateway.envoy.messages import FILTERS, Message, typed
 from kplane.gateway.envoy.metadata import described
 from kplane.gateway.envoy.names import (
@@ -20,9 +21,11 @@ from kplane.gateway.envoy.names import (
     CERTIFICATE_HEADER,
     FULL_HEADER,
     GROUP_HEADERS,
+    KNOWN_HEADER,
     OWN_HEADERS,
     PROTOCOL_HEADER,
     ROUTES,
+    UNKNOWN_PRIORITY,
     UPSTREAM_HEADER,
     by_nobody,
     by_token,
@@ -140,13 +143,13 @@ def _tree(by_path: Mapping[str, Message]) -> Message:
 
 
 def _reading(route: Route, *, limited: bool = False) -> list[Message]:
-    """Return the routes of a control plane that is awake, for requests that carry their own credentials, or none.
+    """Return the routes of a control plane that is awake, for requests that carry their own credentials.
 
     They are of its path with and without a slash at the end. `limited`: a request may pause as changes may.
     """
     matches = ({"prefix": f"{route.path}/"}, {"path": route.path})
     limit = idle(route.limits.request_idle_seconds) if limited else {}
-    return [_limited(_to(route, match, change=False), limit) for match in matches]
+    return _by_knowledge([_limited(_to(route, match, change=False), limit) for match in matches], of=route)
 
 
 def _changing(route: Route) -> list[Message]:
@@ -154,8 +157,27 @@ def _changing(route: Route) -> list[Message]:
     match, limit = {"prefix": f"{route.path}/"}, BodyLimit.of(route)
     found = _limited(_to(route, match, change=True), idle(limit.idle_seconds))
     if limit.longest is None:
-        return [found]
-    return [*(_limited(found, part) for part in short(limit.longest)), _refusal(route, match, TOO_LONG)]
+        return _by_knowledge([found], of=route)
+    long = _refusal(route, match, TOO_LONG)
+    return _by_knowledge([*(_limited(found, part) for part in short(limit.longest)), long], of=route)
+
+
+def _by_knowledge(routes: list[Message], *, of: Route) -> list[Message]:
+    """Return these routes for requests with good tokens, then for requests whose token may be made up.
+
+    Envoy takes one of the latter first. The filter (`credentials.py`) then says of a good token that it is good.
+    """
+    known = {"name": KNOWN_HEADER, "present_match": True}
+    verifying = {"typed_per_filter_config": with_credentials(of.key)}
+    unknown = {"metadata": described(of, known=False), **verifying}
+    apart = {"route": {"priority": UNKNOWN_PRIORITY}}
+    return [
+        *(
+            _limited(route, {"match": {"headers": [known, *route["match"].get("headers", ())]}, **verifying})
+            for route in routes
+        ),
+        *(_limited(route, {**unknown, **(apart if "route" in route else {})}) for route in routes),
+    ]
 
 
 def _to(route: Route, match: Message, *, change: bool) -> Message:
@@ -176,7 +198,7 @@ def _public(route: Route) -> Message:
 
 
 def _refused_as_full(route: Route) -> list[Message]:
-    return [_refusal(route, {"prefix": f"{route.path}/"}, FULL)]
+    return _by_knowledge([_refusal(route, {"prefix": f"{route.path}/"}, FULL)], of=route)
 
 
 def _refusal(route: Route, match: Message, code: int) -> Message:
@@ -184,7 +206,7 @@ def _refusal(route: Route, match: Message, code: int) -> Message:
 
 
 def _of(route: Route) -> Message:
-    return {"name": route.cluster_path, "metadata": described(route), **_without_authorizer()}
+    return {"name": route.cluster_path, "metadata": described(route, known=True), **_without_authorizer()}
 
 
 def _refused_by_authorizer() -> Message:

@@ -1,0 +1,109 @@
+"""Which bootstrap tokens wake a control plane, and what the gateway learns of them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
+
+import pytest
+
+from kplane.api import ControlPlane
+from kplane.controlplane_operator.hibernation.bootstrap_tokens import (
+    BootstrapToken,
+    read_bootstrap_token,
+    record_bootstrap_tokens,
+    tokens_entry,
+)
+from kplane.gateway.tokens import BootstrapTokens
+from kplane.provider import NotFound
+
+NOW = datetime(2026, 11, 27, 12, tzinfo=UTC)
+LATER = NOW + timedelta(hours=1)
+GOOD = {
+    "token-id": "abcdef",
+    "token-secret": "0123456789abcdef",
+    "usage-bootstrap-authentication": "true",
+    "expiration": "2026-11-27T13:00:00Z",
+}
+
+
+def secret(*, name: str = "bootstrap-token-abcdef", **data: str) -> dict[str, Any]:
+    values = {key.replace("_", "-"): value for key, value in data.items()}
+    encoded = {key: base64.b64encode(value.encode()).decode() for key, value in (GOOD | values).items()}
+    return {"metadata": {"name": name}, "data": encoded}
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (secret(), BootstrapToken("abcdef.0123456789abcdef", LATER)),
+        (secret(expiration=""), BootstrapToken("abcdef.0123456789abcdef")),
+        (secret(expiration="2026-11-27T12:00:00Z"), None),
+        (secret(expiration="2026-11-27T13:00:00"), None),
+        (secret(expiration="soon"), None),
+        (secret(usage_bootstrap_authentication="false"), None),
+        (secret(token_secret="short"), None),
+        (secret(token_id="ABCDEF"), None),
+        (secret(name="bootstrap-token-abcdeg"), None),
+        (secret() | {"metadata": {"name": "bootstrap-token-abcdef", "deletionTimestamp": "x"}}, None),
+        (secret() | {"data": {"token-id": "%"}}, None),
+        ({"metadata": {"name": "bootstrap-token-abcdef"}}, None),
+    ],
+)
+def test_token_counts_as_its_api_server_takes_it(found: Any, expected: BootstrapToken | None) -> None:
+    assert read_bootstrap_token(found, now=NOW) == expected
+
+
+def test_gateway_verifies_recorded_tokens_and_reads_none() -> None:
+    lasting, ending = BootstrapToken("abcdef.0123456789abcdef"), BootstrapToken("abcdeg.0123456789abcdef", LATER)
+    entry = tokens_entry([ending, lasting])
+    known = BootstrapTokens.from_json(entry)
+    assert known.have(lasting.text, now=LATER)
+    assert known.have(ending.text, now=NOW)
+    assert not known.have(ending.text, now=LATER)
+    assert not known.have("abcdef.0123456789abcdeg", now=NOW)
+    assert b"0123456789abcdef" not in entry
+    assert tokens_entry([lasting]) != tokens_entry([lasting]), "the salt differs"
+    assert "0123456789abcdef" not in repr(lasting)
+
+
+def test_record_of_many_tokens_has_those_that_live_longest() -> None:
+    tokens = [BootstrapToken(f"a{n:05}.0123456789abcdef", NOW + timedelta(seconds=n)) for n in range(1, 1001)]
+    known = BootstrapTokens.from_json(tokens_entry([*tokens, BootstrapToken("abcdef.0123456789abcdef")]))
+    assert len(known.expirations) == 200
+    assert known.have("abcdef.0123456789abcdef", now=NOW)
+    assert known.have(tokens[-1].text, now=NOW)
+    assert not known.have(tokens[0].text, now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("existing", "writes"),
+    [
+        (None, 0),
+        ({"data": {"host": "YQ==", "server": "YQ=="}}, 0),
+        ({"data": {"sa.pub": "YQ=="}}, 1),
+    ],
+    ids=["absent", "by host name", "by path"],
+)
+async def test_tokens_are_recorded_in_gateway_secret_by_path(existing: Any, writes: int) -> None:
+    kept = {("kplane-gateway", "controlplane-acme"): existing}
+    patch = AsyncMock(return_value={})
+    secrets = SimpleNamespace(get=kept.get, apply=lambda _: None)
+    context: Any = SimpleNamespace(
+        gateway=SimpleNamespace(namespace="kplane-gateway"),
+        client=SimpleNamespace(patch=patch),
+        secrets=SimpleNamespace(open=AsyncMock()),
+        stores=SimpleNamespace(secrets=secrets),
+    )
+    one = ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "1"}, "spec": {}})
+    await record_bootstrap_tokens(context, one, tokens=[BootstrapToken("abcdef.0123456789abcdef")])
+    assert patch.await_count == writes
+    if writes:
+        ((_, _, body), _) = patch.await_args  # type: ignore[misc]
+        assert len(json.loads(base64.b64decode(body["data"]["bootstrap-tokens.json"]))["tokens"]) == 1
+    patch.side_effect = NotFound(404, "NotFound", "gone")
+    await record_bootstrap_tokens(context, one, tokens=[])

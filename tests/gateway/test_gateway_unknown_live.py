@@ -1,0 +1,117 @@
+"""What a flood of made-up tokens takes of a control plane that is awake: nothing that its users have."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kplane.gateway.routes import Limits, Route
+from kplane.gateway.tokens import TokenTrust
+from kplane.provider import Client
+from kplane.provider.client.resources import SERVICE_ACCOUNTS
+from tests.mcm.control_planes import controllers_token
+
+from .attacker import exchange, http1, statuses
+from .conftest import Gateway
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("gateway"), pytest.mark.timeout(300)]
+
+PATH = "/clusters/one/control-plane/api/v1/namespaces/default"
+FLOOD = 300
+"""More than the bucket of one address has."""
+
+
+def _limited(gateway: Gateway, **limits: int) -> Route:
+    return dataclasses.replace(gateway.route("one"), limits=Limits(set_by="ControlPlaneClass small", **limits))
+
+
+async def _account(gateway: Gateway, name: str) -> tuple[str, str]:
+    """Make a ServiceAccount; returns its name and a token."""
+    account = f"{name}-{gateway.serving.port}"
+    async with Client(gateway.tenants["one"].config) as direct:
+        return account, await controllers_token(direct, account=account)
+
+
+async def _ask(gateway: Gateway, token: str, *, method: str = "GET", source: str | None = None) -> bytes:
+    sent = http1(PATH, f"Authorization: Bearer {token}", "Content-Length: 0", method=method)
+    return await exchange(gateway.serving.port, sent, ca=gateway.ca, source=source, seconds=120)
+
+
+def _made_up(token: str) -> Iterator[str]:
+    """Yield worthless tokens: texts of no form, of bootstrap tokens, and a good token with other signatures."""
+    head, _, signature = token.rpartition(".")
+    for number in range(FLOOD):
+        yield (f"junk{number}", f"abcdef.{number:016}", f"{head}.{number:08}{signature[8:]}")[number % 3]
+
+
+async def _flood(gateway: Gateway, token: str, *, source: str | None = None) -> list[int]:
+    methods = ("GET", "POST", "DELETE")
+    asked = [_ask(gateway, made, method=methods[n % 3], source=source) for n, made in enumerate(_made_up(token))]
+    return [statuses(answer)[0] for answer in await asyncio.gather(*asked)]
+
+
+@pytest.mark.parametrize("limits", [{"requests_per_second": 5}, {"requests_in_flight": 1}])
+async def test_flood_of_made_up_tokens_takes_no_limit_of_class(gateway: Gateway, limits: dict[str, int]) -> None:
+    _, token = await _account(gateway, "good")
+    assert await gateway.serve(_limited(gateway, **limits)) == {}
+    assert statuses(await _ask(gateway, token)) == [200]
+    flood = asyncio.create_task(_flood(gateway, token))
+    answers = []
+    while not flood.done():
+        answers += statuses(await _ask(gateway, token))
+        await asyncio.wait([flood], timeout=0.25)
+    assert set(answers) == {200}
+    assert set(await flood) == {401, 429}
+
+
+async def test_new_token_passes_during_flood_of_other_address(gateway: Gateway) -> None:
+    tokens = [(await _account(gateway, f"new-{number}"))[1] for number in range(3)]
+    assert await gateway.serve(_limited(gateway, requests_per_second=5)) == {}
+    flood = asyncio.create_task(_flood(gateway, tokens[0], source="127.0.0.2"))
+    assert [statuses(await _ask(gateway, token)) for token in tokens] == [[200]] * 3
+    await flood
+
+
+async def test_unknown_token_beyond_rate_gets_429_with_reason(gateway: Gateway) -> None:
+    assert await gateway.serve(_limited(gateway, requests_per_second=5)) == {}
+    answers = await asyncio.gather(*(_ask(gateway, f"junk{number}") for number in range(FLOOD)))
+    codes = [statuses(answer)[0] for answer in answers]
+    assert set(codes) == {401, 429}
+    head, _, body = answers[codes.index(429)].partition(b"\r\n\r\n")
+    assert b"retry-after: 1" in head.lower()
+    assert "credentials that the gateway cannot verify" in json.loads(body)["message"]
+
+
+async def test_token_counts_for_class_after_api_server_accepts_it(gateway: Gateway) -> None:
+    _, token = await _account(gateway, "foreign")
+    route = _limited(gateway, requests_per_second=1)
+    assert route.upstream is not None
+    # The gateway cannot verify it, as those of a webhook.
+    unverifiable = dataclasses.replace(route, upstream=dataclasses.replace(route.upstream, trust=TokenTrust()))
+    assert await gateway.serve(unverifiable) == {}
+    assert statuses(await _ask(gateway, token)) == [200]
+    answers = await asyncio.gather(*(_ask(gateway, token) for _ in range(10)))
+    assert {statuses(answer)[0] for answer in answers} == {200, 429}
+    assert any(b"limits.requestsPerSecond" in answer for answer in answers)
+
+
+async def test_token_of_deleted_account_takes_no_limit_of_class(
+    gateway: Gateway, eventually: Callable[..., Any]
+) -> None:
+    account, token = await _account(gateway, "gone")
+    _, other = await _account(gateway, "stays")
+    assert await gateway.serve(_limited(gateway, requests_per_second=5)) == {}
+    assert statuses(await _ask(gateway, token)) == [200]
+    async with Client(gateway.tenants["one"].config) as direct:
+        await direct.delete(SERVICE_ACCOUNTS, account, namespace="kube-system")
+    # The API server has it in a cache.
+    await eventually(lambda: _ask(gateway, token), lambda answer: statuses(answer) == [401])
+    answers = await asyncio.gather(*(_ask(gateway, token) for _ in range(60)))
+    assert {statuses(answer)[0] for answer in answers} <= {401, 429}
+    assert not any(b"limits.requestsPerSecond" in answer for answer in answers)
+    assert statuses(await _ask(gateway, other)) == [200]
