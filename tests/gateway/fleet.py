@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hmac
 from datetime import datetime
 from functools import cache
 from typing import NoReturn
@@ -17,7 +19,7 @@ from kplane.controlplane_operator.pki.primitives import (
 from kplane.gateway import routes
 from kplane.gateway.envoy.listener import Serving
 from kplane.gateway.routes import FrontProxy, Route, Sleep, Upstream
-from kplane.gateway.tokens import TokenTrust, read_token_keys
+from kplane.gateway.tokens import BootstrapTokens, TokenTrust, read_token_keys
 from kplane.gateway.waker import Waker
 
 __all__ = ["CLIENT_CA", "SERVING_CA", "TOKEN_KEY", "no_waker", "route", "serving"]
@@ -49,6 +51,14 @@ def route(
     upstream = Upstream.at(url, ca=SERVING_CA.certificate, front_proxy=_front_proxy(), trust=trust)
     sleep = Sleep(name=name, since=asleep, requested=requested) if asleep is not None else None
     return Route(key=key or f"uid-{name}", cluster_path=name, upstream=upstream, asleep=sleep)
+
+
+def with_bootstrap_token(found: Route, token: str) -> Route:
+    """Have the control plane of a route know one bootstrap token that never expires."""
+    assert found.upstream is not None
+    known = BootstrapTokens(salt=b"", expirations={hmac.digest(b"", token.encode(), "sha256"): None})
+    trust = dataclasses.replace(found.upstream.trust, bootstrap_tokens=known)
+    return dataclasses.replace(found, upstream=dataclasses.replace(found.upstream, trust=trust))
 
 
 def no_waker() -> Waker:

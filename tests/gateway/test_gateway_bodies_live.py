@@ -14,11 +14,13 @@ from kplane.gateway.envoy import bodies
 from kplane.gateway.routes import Limits, Route, Sleep
 
 from .attacker import http1, http2, statuses
+from .fleet import with_bootstrap_token
 from .slow_server import PATH, SlowServer
 
 pytestmark = pytest.mark.integration
 
-_TOKEN = "Authorization: Bearer abcdef.0123456789abcdef"
+_BOOTSTRAP_TOKEN = "abcdef.0123456789abcdef"
+_TOKEN = f"Authorization: Bearer {_BOOTSTRAP_TOKEN}"
 _LONG = b"x" * 5000
 
 
@@ -80,7 +82,7 @@ async def test_http2_has_the_limit_whatever_it_says_of_the_length(slow: SlowServ
 async def test_requests_that_wait_for_a_wake_have_the_limit(
     slow: SlowServer, eventually: Callable[..., Any], *, certificate: bool
 ) -> None:
-    limited = _limited(slow)
+    limited = with_bootstrap_token(_limited(slow), _BOOTSTRAP_TOKEN)
     await slow.serve(replace(limited, asleep=Sleep(name="one", since=datetime.now(UTC))))
     headers = () if certificate else (_TOKEN,)
     sent = {}

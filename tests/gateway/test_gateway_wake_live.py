@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import re
 from collections.abc import Callable
@@ -17,7 +16,6 @@ import pytest
 from kplane.controlplane_operator.pki.primitives import create_signing_key
 from kplane.controlplane_operator.pki.signatures import sign_claims
 from kplane.gateway.routes import Route, Sleep
-from kplane.gateway.tokens import BootstrapTokens
 from kplane.gateway.usage import Usage
 from kplane.provider import Client
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
@@ -26,6 +24,7 @@ from tests.mcm.control_planes import controllers_token, manifest
 
 from .attacker import exchange, http1, statuses
 from .conftest import Gateway
+from .fleet import with_bootstrap_token
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("gateway"), pytest.mark.timeout(300)]
 
@@ -38,11 +37,8 @@ BOOTSTRAP_TOKEN = "abcdef.0123456789abcdef"
 
 def _asleep(route: Route) -> Route:
     """Of a control plane that sleeps, and had one bootstrap token before."""
-    assert route.upstream is not None
-    known = BootstrapTokens(salt=b"", expirations={hmac.digest(b"", BOOTSTRAP_TOKEN.encode(), "sha256"): None})
-    trust = replace(route.upstream.trust, bootstrap_tokens=known)
     sleep = Sleep(name=route.cluster_path, since=datetime.now(UTC))
-    return replace(route, asleep=sleep, upstream=replace(route.upstream, trust=trust))
+    return replace(with_bootstrap_token(route, BOOTSTRAP_TOKEN), asleep=sleep)
 
 
 async def _answer(gateway: Gateway, path: str, *headers: str) -> tuple[int, Any]:

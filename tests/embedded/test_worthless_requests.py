@@ -1,0 +1,151 @@
+"""Control planes that sleep behind a gateway: whose credential wakes them, with an OIDC issuer and with none."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from kplane.api.names import SLEEP_REQUESTED_ANNOTATION, WAKE_REQUESTED_ANNOTATION
+from kplane.binaries.envoy import find_envoy
+from kplane.binaries.programs import Binaries
+from kplane.controlplane_operator.addons.kubeadm_join import new_token, token_secret
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES
+from kplane.embedded.cluster import ManagementCluster
+from kplane.gateway.control_planes import CONTROL_PLANES
+from kplane.provider import ApiError, Client, ClusterConfig
+from kplane.provider.client.resources import NAMESPACES, SECRETS
+from tests.controlplane_operator.integration.issuer import Issuer, running_issuer
+
+from .behind_gateway import external_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(600)]
+
+_ON_DEMAND = {"deletionPolicy": "Destroy", "virtual": {"start": "OnDemand"}}
+_BOOTSTRAP_TEXT = "abcdef.0123456789abcdef"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(binaries: Binaries, namespaces_go_at_once: Callable[..., Any]) -> AsyncIterator[ManagementCluster]:
+    directory = Path(tempfile.mkdtemp(prefix="kplane-embedded-"))
+    async with (
+        ManagementCluster(
+            directory,
+            binaries=binaries,
+            fsync=False,
+            gateway=find_envoy(),
+            operator_arguments=["--awake-limit=4"],
+        ) as made,
+        namespaces_go_at_once(ClusterConfig.load(made.handle.admin_kubeconfig)),
+    ):
+        yield made
+    shutil.rmtree(directory)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def issuer(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Issuer]:
+    async with running_issuer(tmp_path_factory.mktemp("issuer")) as serving:
+        yield serving
+
+
+async def _code(config: ClusterConfig, token: str | None) -> int:
+    async with Client(dataclasses.replace(config, token=token)) as tenant:
+        try:
+            await tenant.list(NAMESPACES)
+        except ApiError as error:
+            return error.status
+        return 200
+
+
+async def _phase(client: Client, name: str) -> tuple[str, bool]:
+    """Return the phase of a control plane, and whether a wake was asked for."""
+    found = await client.get(CONTROL_PLANES, name)
+    asked = WAKE_REQUESTED_ANNOTATION in (found["metadata"].get("annotations") or {})
+    return str(found.get("status", {}).get("phase")), asked
+
+
+async def _asleep(client: Client, name: str, *, eventually: Callable[..., Any], **spec: Any) -> ClusterConfig:
+    await client.create(CONTROL_PLANES, {"metadata": {"name": name}, "spec": _ON_DEMAND | spec})
+    await eventually(lambda: _phase(client, name), lambda found: found[0] == "Hibernated")
+    return await external_config(client, name)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_token_of_oidc_issuer_wakes_and_foreign_signature_does_not(
+    cluster: ManagementCluster, issuer: Issuer, eventually: Callable[..., Any]
+) -> None:
+    client, name = cluster.client, "by-oidc"
+    oidc = {
+        "issuerURL": issuer.url,
+        "clientIDs": ["kubernetes"],
+        "certificateAuthority": issuer.ca,
+        "usernameClaim": "name",
+        "groupsClaim": "groups",
+    }
+    spec = {"apiServer": {"oidc": [oidc]}, "allowedDestinations": [issuer.destination]}
+    await client.create(CONTROL_PLANE_CLASSES, {"metadata": {"name": name}, "spec": spec})
+    through = await _asleep(client, name, eventually=eventually, classRef={"name": name})
+    claims = {"aud": "kubernetes", "name": "jane", "groups": ["people"]}
+    foreign = dataclasses.replace(issuer, key=ec.generate_private_key(ec.SECP256R1()))
+    for worthless in (foreign.token(**claims), issuer.token(**claims | {"aud": "other"})):
+        assert await _code(through, worthless) == 401
+    assert await _phase(client, name) == ("Hibernated", False)
+    # The API server knows the user, who has no rights.
+    assert await _code(through, issuer.token(**claims)) == 403
+    await eventually(lambda: _phase(client, name), lambda found: found == ("Ready", True))
+    # Of a control plane that is awake, the API server refuses it.
+    assert await _code(through, foreign.token(**claims)) == 401
+    await client.delete(CONTROL_PLANES, name)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_bootstrap_token_wakes_the_control_plane_that_had_it(
+    cluster: ManagementCluster, eventually: Callable[..., Any]
+) -> None:
+    client, name = cluster.client, "joined"
+    through = await _asleep(client, name, eventually=eventually)
+    assert await _code(through, _BOOTSTRAP_TEXT) == 401
+    token = new_token(now=datetime.now(UTC))
+    async with Client(through) as tenant:
+        await tenant.create(SECRETS, token_secret(token))
+    text = f"{token.id}.{token.secret}"
+    asked = {SLEEP_REQUESTED_ANNOTATION: datetime.now(UTC).isoformat(), WAKE_REQUESTED_ANNOTATION: None}
+    await client.patch(CONTROL_PLANES, name, {"metadata": {"annotations": asked}})
+    await eventually(lambda: _phase(client, name), lambda found: found == ("Hibernated", False))
+    assert await _code(through, f"{token.id}.{token.secret[::-1]}") == 401
+    assert await _phase(client, name) == ("Hibernated", False)
+    found = await client.list(SECRETS, namespace="kplane-gateway")
+    entries = [base64.b64decode(value) for each in found.items for value in (each.get("data") or {}).values()]
+    assert not any(token.secret.encode() in entry for entry in entries)
+    assert await _code(through, text) == 403
+    await eventually(lambda: _phase(client, name), lambda found: found == ("Ready", True))
+    await client.delete(CONTROL_PLANES, name)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_worthless_requests_to_five_tenants_take_no_room(
+    cluster: ManagementCluster, eventually: Callable[..., Any]
+) -> None:
+    client, names = cluster.client, [f"tenant-{number}" for number in range(5)]
+    tenants = [await _asleep(client, name, eventually=eventually) for name in names]
+    forged = f"{str(tenants[0].token).rpartition('.')[0]}.{'A' * 86}"
+    worthless = ("x", "x" * (64 << 10), _BOOTSTRAP_TEXT, forged, None)
+    codes = await asyncio.gather(*(_code(config, token) for config in tenants for token in worthless))
+    assert set(codes) == {401}
+    foreign = await asyncio.gather(*(_code(config, tenants[0].token) for config in tenants[1:]))
+    assert set(foreign) == {401}
+    assert [await _phase(client, name) for name in names] == [("Hibernated", False)] * 5
+    assert await _code(tenants[4], tenants[4].token) == 200
+    assert [await _phase(client, name) for name in names[:4]] == [("Hibernated", False)] * 4
+    for name in names:
+        await client.delete(CONTROL_PLANES, name)
