@@ -34,6 +34,8 @@ class Etcd:
     authority: KeyPair = field(default_factory=lambda: create_authority("test-etcd"))
     process: subprocess.Popen[bytes] | None = None
     flags: tuple[str, ...] = ()
+    peer: str = "http://127.0.0.1:0"
+    """URL for other members."""
 
     @property
     def url(self) -> str:
@@ -54,7 +56,7 @@ class Etcd:
             f"--key-file={files}/server.key",
             f"--trusted-ca-file={files}/ca.crt",
             "--client-cert-auth",
-            "--listen-peer-urls=http://127.0.0.1:0",
+            f"--listen-peer-urls={self.peer}",
             "--unsafe-no-fsync",
             "--log-level=error",
             *self.flags,

@@ -15,6 +15,7 @@ from kplane.embedded import lock
 from kplane.embedded.daemon import Daemon, end
 from kplane.embedded.errors import EmbeddedError
 from kplane.embedded.handle import READY_FILE, Handle
+from kplane.embedded.snapshots import SNAPSHOT_KEY, SNAPSHOTS
 
 __all__ = ["CONTEXT", "default_directory", "end_local", "start_local"]
 
@@ -67,6 +68,7 @@ def _start(directory: Path, *, fake_nodes: bool, report: Report) -> Handle:
     except (BinariesError, EmbeddedError) as error:
         raise CliError(str(error)) from error
     report(f"ready after {handle.seconds['total']:.1f} s")
+    report(f"snapshots are in {directory / SNAPSHOTS}; their private key is {directory / SNAPSHOT_KEY}")
     return handle
 
 

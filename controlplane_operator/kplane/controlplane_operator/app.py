@@ -285,7 +285,7 @@ class _Assembly:
         )
         claims = AddressClaims(context.stores, address=provisioners.address)
         self._copies = Copies()
-        planner = Planner(context, homes=provisioners.home, claim=claims.check)
+        planner = Planner(context, homes=provisioners.home, claim=claims.check, quota_bytes=settings.etcd_quota_bytes)
         migrator = Migrator(context, homes=provisioners.home, planner=planner, copies=self._copies, claim=claims.take)
         switch = EndpointSwitch(context.stores, queues=context.queues)
         probes = CredentialProbes(context)

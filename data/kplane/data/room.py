@@ -123,20 +123,23 @@ async def disarm(client: Client, *, member: Callable[[str], Client]) -> bool:
     compact = pb.CompactionRequest(revision=await client.revision(), physical=True)
     with contextlib.suppress(Compacted):
         await client.connection.call(rpc.COMPACT, compact, timeout_seconds=_DEFRAGMENT_SECONDS)
-    # Pages that one commit frees count as free after later ones. A full etcd takes no write that would make it commit,
-    # and commits a change of the alarm. It raises the alarm itself if it takes a write meanwhile that has no room.
-    for _ in range(_COMMITS):
-        await _set_alarms(client, pb.AlarmRequest.DEACTIVATE, members=full)
-        await _set_alarms(client, pb.AlarmRequest.ACTIVATE, members=full)
-        await asyncio.sleep(_COMMIT_SECONDS)
-        if (await room_in(client)).has(0):
-            break
-    else:
-        return False
     leader = await client.members.leader()
     # The leader last: while it answers nothing, another member takes its place.
-    for each in sorted(await client.members.list(), key=lambda found: found.id == leader):
-        async with member(each.client_url) as own:
+    urls = [each.client_url for each in sorted(await client.members.list(), key=lambda found: found.id == leader)]
+    async with contextlib.AsyncExitStack() as stack:
+        members = [await stack.enter_async_context(member(url)) for url in urls]
+        # Pages that one commit frees count as free after later ones. A full etcd takes no write that would make it
+        # commit, and commits a change of the alarm. Each member compacts by itself, so each is asked: a member whose
+        # file stays large raises the alarm again.
+        for _ in range(_COMMITS):
+            await _set_alarms(client, pb.AlarmRequest.DEACTIVATE, members=full)
+            await _set_alarms(client, pb.AlarmRequest.ACTIVATE, members=full)
+            await asyncio.sleep(_COMMIT_SECONDS)
+            if all([(await room_in(own)).has(0) for own in members]):
+                break
+        else:
+            return False
+        for own in members:
             request = pb.DefragmentRequest()
             await own.connection.call(rpc.DEFRAGMENT, request, timeout_seconds=_DEFRAGMENT_SECONDS)
     await _set_alarms(client, pb.AlarmRequest.DEACTIVATE, members=full)

@@ -232,6 +232,9 @@ class ManagementCluster:
 
     async def _start_operators(self, handle: Handle, addresses: Mapping[str, Address]) -> None:
         programs = [f"--programs-dir={directory}" for directory in dict.fromkeys(handle.programs)]
+        # Here, because a cluster without operators is used where pyrage may not be installed.
+        from kplane.embedded.snapshots import snapshot_arguments
+
         gateway = []
         if self._envoy is not None:
             gateway = [f"--gateway-url={handle.gateway_url}", f"--gateway-ca={handle.gateway_ca}"]
@@ -247,6 +250,7 @@ class ManagementCluster:
                 f"--shared-etcd-endpoint={handle.tenants_etcd.endpoint}",
                 f"--shared-etcd-credentials={handle.tenants_etcd_credentials}",
                 *gateway,
+                *snapshot_arguments(self._directory),
                 *self._operator_arguments,
                 f"--mcm-program={components.python_program(self._directory / 'programs', module='kplane.mcm.main')}",
             ),

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from kplane.api import ControlPlane, ControlPlaneClass, ControlPlaneMode, EndpointType, Home, MigrationPlan
+from kplane.api import ControlPlane, ControlPlaneClass, ControlPlaneMode, EndpointType, Home, MigrationPlan, Volume
 from kplane.controlplane_operator.controlplanes.migration import plan
 from kplane.controlplane_operator.controlplanes.migration.plan import Planner
 from kplane.controlplane_operator.gateway import Gateway
@@ -22,6 +22,8 @@ from kplane.data.usage import Usage
 GATEWAY = Gateway(url="https://api.example.org", ca=b"", namespace="kplane-gateway")
 BEHIND = f"{GATEWAY.url}/clusters/acme/control-plane"
 VIRTUAL, DEDICATED = Home(mode=ControlPlaneMode.VIRTUAL), Home(mode=ControlPlaneMode.DEDICATED, slot=1)
+
+DEDICATED_SMALL = Home(mode=ControlPlaneMode.DEDICATED, slot=1, volume=Volume(size="5Mi"))
 
 
 _ROOM = Room(used=10 << 20, quota=100 << 20)
@@ -74,6 +76,7 @@ async def planned(
     taken: bool = False,
     room: Room = _ROOM,
     returns: bool = False,
+    quota: int = 8 << 30,
 ) -> MigrationPlan:
     former = VIRTUAL if target.mode is ControlPlaneMode.DEDICATED else DEDICATED
     there, here = target.model_dump(by_alias=True), former.model_dump(by_alias=True)
@@ -97,7 +100,9 @@ async def planned(
             raise ConditionError(Reason.CLUSTER_PATH_IN_USE, "path acme is that of another control plane")
 
     both = revisions if revisions is not None else {ControlPlaneMode.VIRTUAL: 9000, ControlPlaneMode.DEDICATED: 9000}
-    planner = Planner(cast("Any", SimpleNamespace(gateway=gateway)), homes=Homes(both, room=room), claim=claim)
+    planner = Planner(
+        cast("Any", SimpleNamespace(gateway=gateway)), homes=Homes(both, room=room), claim=claim, quota_bytes=quota
+    )
     settled = ControlPlaneClass.model_validate({"metadata": {"name": "small"}, "spec": chosen}) if chosen else None
     return await planner.plan(control_plane, target=target, chosen=settled)
 
@@ -115,6 +120,12 @@ async def test_plan_of_a_return_counts_the_data_that_are_there_once() -> None:
     """The former home keeps its data until the rollback window ends."""
     nearly_full = Room(used=89 << 20, quota=100 << 20)
     assert (await planned(VIRTUAL, room=nearly_full, returns=True)).blockers == []
+    assert (await planned(DEDICATED, quota=4 << 20, returns=True)).blockers == []
+
+
+async def test_plan_uses_the_size_of_the_volume_before_the_usual_quota() -> None:
+    large = Home(mode=ControlPlaneMode.DEDICATED, slot=1, volume=Volume(size="10Gi"))
+    assert (await planned(large, quota=4 << 20)).blockers == []
 
 
 @pytest.mark.parametrize(
@@ -145,6 +156,8 @@ async def test_plan_of_a_return_counts_the_data_that_are_there_once() -> None:
             "1.35.1 runs",
         ),
         (DEDICATED, {"chosen": {"modesAllowed": ["Virtual"]}}, "ModeNotAllowed", "name one that allows Dedicated"),
+        (DEDICATED, {"quota": 4 << 20}, "EtcdQuota", "the etcd of its own has a quota of 4194304"),
+        (DEDICATED_SMALL, {}, "EtcdQuota", "set a larger spec.dedicated.volume.size"),
         (VIRTUAL, {"taken": True}, "ClusterPathInUse", "path acme is that of another control plane"),
         (
             VIRTUAL,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kplane.api import Home, quantity
 from kplane.controlplane_operator.backends.empty_etcd import empty_snapshot
 from kplane.controlplane_operator.pki.authorities import ETCD_SERVER_USER
 from kplane.controlplane_operator.pki.primitives import KeyPair
@@ -32,6 +33,7 @@ __all__ = [
     "client_url",
     "etcd_component",
     "peer_url",
+    "quota_of",
     "quota_on",
 ]
 
@@ -185,6 +187,12 @@ def _beginning(revision: int, *, membership: Membership | None, peer: str) -> Pr
 def quota_on(volume_bytes: int) -> int:
     """Return the size at which an etcd refuses writes, well before its volume is full."""
     return min(DEFAULT_QUOTA_BYTES, volume_bytes * 3 // 4)
+
+
+def quota_of(home: Home, *, usual: int) -> int:
+    """Return the quota of the etcd of a home of mode Dedicated, in bytes; `usual` counts without a size in the home."""
+    size = home.volume.size if home.volume is not None else None
+    return quota_on(int(quantity(size))) if size is not None else usual
 
 
 def client_url(address: Address) -> str:

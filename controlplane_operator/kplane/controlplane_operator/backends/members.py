@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kplane.api import ControlPlane, quantity
+from kplane.api import ControlPlane
 from kplane.controlplane_operator.backends.base import VersionLag, check_ready
 from kplane.controlplane_operator.backends.etcd import (
     ETCD_PORTS,
@@ -24,7 +24,7 @@ from kplane.controlplane_operator.backends.etcd import (
     client_url,
     etcd_component,
     peer_url,
-    quota_on,
+    quota_of,
 )
 from kplane.controlplane_operator.component_names import MOST_ETCD_MEMBERS, apiserver_name, etcd_name
 from kplane.controlplane_operator.pki.primitives import KeyPair
@@ -420,15 +420,13 @@ class DedicatedEtcd:
             for number in numbers
             if (name := etcd_name(control_plane.name, number, slot=control_plane.home.slot)) != own
         ]
-        volume, quota_bytes = control_plane.home.volume, self._quota_bytes
-        if volume is not None and volume.size is not None:
-            quota_bytes = quota_on(int(quantity(volume.size)))
+        volume = control_plane.home.volume
         return etcd_component(
             own,
             address=address,
             ca=keys.ca,
             server=keys.server,
-            quota_bytes=quota_bytes,
+            quota_bytes=quota_of(control_plane.home, usual=self._quota_bytes),
             reached_by=(apiserver_name(control_plane.name, slot=control_plane.home.slot),),
             scheduling=scheduling,
             membership=membership,

@@ -19,6 +19,7 @@ from kplane.api import (
 )
 from kplane.api.conditions import UP_TO_DATE
 from kplane.controlplane_operator.backends.base import Movable, data_errors
+from kplane.controlplane_operator.backends.etcd import DEFAULT_QUOTA_BYTES, quota_of
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.gateway import endpoint_policy
 from kplane.controlplane_operator.hibernation.decision import is_rotated
@@ -27,7 +28,7 @@ from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.data import estimate
 from kplane.data.follow import Place
 from kplane.data.revision import MOST_RAISED
-from kplane.data.room import COPIED_SHARE, room_in
+from kplane.data.room import COPIED_SHARE, Room, room_in
 
 __all__ = ["REVISIONS_BETWEEN", "Planner"]
 
@@ -54,9 +55,14 @@ class Planner:
         *,
         homes: Callable[[ControlPlane], Movable],
         claim: Callable[[ControlPlane], object],
+        quota_bytes: int,
     ) -> None:
-        """`homes` returns the way to the API server of a home. `claim` raises ConditionError if a path is another's."""
+        """`homes` returns the way to the API server of a home. `claim` raises ConditionError if a path is another's.
+
+        `quota_bytes` is the quota of an etcd of mode Dedicated on a volume of the usual size.
+        """
         self._context = context
+        self._quota_bytes = quota_bytes
         self._homes = homes
         self._claim = claim
 
@@ -96,6 +102,8 @@ class Planner:
             said = f"ControlPlaneClass {chosen.name} allows {' and '.join(allowed)}: name one that allows {target.mode}"
             yield MigrationBlocker(reason=str(Reason.MODE_NOT_ALLOWED), message=said)
         if target.mode is not ControlPlaneMode.VIRTUAL:
+            if (blocker := self._own_etcd(control_plane, target=target, size=size)) is not None:
+                yield blocker
             return
         try:
             self._claim(control_plane.at(target))
@@ -108,6 +116,19 @@ class Planner:
                 " spec.virtual.storage.quota of the class, or delete objects"
             )
             yield MigrationBlocker(reason="StorageQuota", message=said)
+
+    def _own_etcd(self, control_plane: ControlPlane, *, target: Home, size: int) -> MigrationBlocker | None:
+        """Say whether the etcd of the target would be too small. The plan does not make that etcd to find out."""
+        quota = quota_of(target, usual=self._quota_bytes)
+        # An etcd that has the data from before is measured by the copy: the difference alone is written there.
+        if _returns(control_plane, target) or Room(used=0, quota=quota).has(size):
+            return None
+        said = (
+            f"it has {size} bytes, and the etcd of its own has a quota of {quota}: a copy may fill"
+            f" {COPIED_SHARE:.0%} of it. Delete objects, or set a larger spec.dedicated.volume.size: the quota is three"
+            f" quarters of it, and at most {DEFAULT_QUOTA_BYTES}"
+        )
+        return MigrationBlocker(reason="EtcdQuota", message=said)
 
     def _addresses(self, control_plane: ControlPlane, *, target: Home, chosen: ControlPlaneClass | None) -> str | None:
         """Say which address would change under its users; None if none would."""
@@ -139,9 +160,8 @@ class Planner:
         except ConditionError as unreachable:
             yield MigrationBlocker(reason="NoSharedEtcd", message=unreachable.message)
             return
-        migration = control_plane.status.migration
-        if migration is not None and migration.step is MigrationStep.RETAINING and migration.source == target:
-            # It returns: its data are there, and count already.
+        if _returns(control_plane, target):
+            # Its data are there, and count already.
             size = 0
         if not room.has(size):
             said = (
@@ -157,3 +177,9 @@ class Planner:
                 " revision (docs/how-to/move.md)"
             )
             yield MigrationBlocker(reason="RevisionTooFar", message=said)
+
+
+def _returns(control_plane: ControlPlane, target: Home) -> bool:
+    """Tell whether the control plane goes back to the home that it came from, whose data are still there."""
+    migration = control_plane.status.migration
+    return migration is not None and migration.step is MigrationStep.RETAINING and migration.source == target
