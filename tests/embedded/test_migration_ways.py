@@ -20,9 +20,12 @@ from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.shared_etcd.keyspace import key_prefix
 from kplane.data import Client, Credentials
 from kplane.embedded import components
+from kplane.provider import Client as TenantClient
+from kplane.provider.client.resources import CLUSTER_ROLES, CONFIG_MAPS, NAMESPACES
 from kplane.workloads import find_processes
 
 from .ledger import Ledger
+from .ledger_kinds import WIDGETS
 from .moving import Mover, moving_cluster
 
 pytestmark = [
@@ -65,6 +68,18 @@ async def keys_below(mover: Mover, prefix: str) -> int:
     files = Credentials.in_directory(mover.cluster.handle.tenants_etcd_credentials)
     async with Client(etcd.endpoint, credentials=files) as client:
         return await client.count(prefix)
+
+
+async def versions(mover: Mover) -> dict[tuple[str, str], int]:
+    """Return the resourceVersion of each object that a client reads, by resource and name."""
+    found = {}
+    async with TenantClient(mover.config) as tenant:
+        for resource in (WIDGETS, NAMESPACES, CONFIG_MAPS, CLUSTER_ROLES):
+            for each in (await tenant.list(resource)).items:
+                metadata = each["metadata"]
+                name = f"{metadata.get('namespace', '')}/{metadata['name']}"
+                found[resource.kind, name] = int(metadata["resourceVersion"])
+    return found
 
 
 async def is_as_before(mover: Mover, ledger: Ledger) -> None:
@@ -117,7 +132,7 @@ async def test_an_abort_before_the_cut_leaves_everything_as_it_was(mover: Mover,
     assert await ledger.wrong() == []
 
 
-async def test_a_roll_back_loses_nothing_and_copies_only_what_differs(mover: Mover, ledger: Ledger) -> None:
+async def test_a_roll_back_loses_nothing_and_lowers_no_version(mover: Mover, ledger: Ledger) -> None:
     control_planes = ControlPlanes(mover.cluster.client)
     await mover.patch(virtual={"start": "Always"})
     async with ledger.written():
@@ -126,13 +141,16 @@ async def test_a_roll_back_loses_nothing_and_copies_only_what_differs(mover: Mov
         await mover.arrives("Dedicated", step="Retaining")
         await mover.controllers_work()
     assert await keys_below(mover, key_prefix(NAME)) > SIZE // 2
+    before = await versions(mover)
     # Without writers: what they write is counted, too.
     mover.forget_steps()
     await control_planes.roll_back(NAME)
     migration = await mover.arrives("Virtual", step="Retaining")
     assert migration["returns"]
     assert (await control_planes.get(NAME)).spec.virtual == VirtualSpec(start=StartPolicy.ALWAYS)
-    assert migration["keys"] < migration["plan"]["keys"]
+    after = await versions(mover)
+    assert len(before) > SIZE // 2
+    assert [name for name, version in before.items() if after.get(name, version) < version] == []
     async with ledger.written():
         await mover.controllers_work()
         await mover.patch(migration={"rollbackWindow": "0s"})

@@ -47,7 +47,7 @@ class MigrationSpec(ApiModel):
         duration_rules("spec.migration.rollbackWindow", shortest=_WINDOW[0], longest=_WINDOW[1]),
     ] = "10m"
     """How long the former home keeps its data after the change of the address, such as 10m; up to 720h. Until then a
-    migration back copies only what differs.
+    migration back uses that home again, with all keys written anew.
     """
 
     @property

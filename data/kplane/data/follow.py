@@ -10,8 +10,8 @@ import contextlib
 import functools
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 from kplane.data import prefix as prefixes
@@ -51,6 +51,16 @@ LARGEST_ANSWER: Final = 8 << 20
 _AT_ONCE: Final = 8
 
 
+@dataclass(slots=True)
+class Reading:
+    """What a place had at one moment."""
+
+    tally: Tally
+    revision: int = 0
+    old: dict[bytes, int] = field(default_factory=dict)
+    """The revisions of old keys: without those of all other keys, it is empty for a new home."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """A prefix in an etcd. What is written there compares `only_if`."""
@@ -63,14 +73,20 @@ class Place:
         """Make the changes in one transaction. Raises DataError."""
         await self.client.apply(operations, only_if=self.only_if)
 
-    async def read(self) -> tuple[Tally, int]:
-        """Read what is there, but for what is left out, and at which revision. Raises DataError."""
-        head, tally, revision = prefixes.checked(self.prefix), Tally(), 0
+    async def read(self, *, old_up_to: int = 0) -> Reading:
+        """Read what is there, but for what is left out. Raises DataError.
+
+        A key counts as old if its revision is at most `old_up_to`.
+        """
+        head, reading = prefixes.checked(self.prefix), Reading(Tally())
         async for page in self.client.pages(self.prefix):
-            revision = page.revision
+            reading.revision = page.revision
             for item in page.items:
-                _note(tally, item.key.removeprefix(head), item.value)
-        return tally, revision
+                key = item.key.removeprefix(head)
+                _note(reading.tally, key, item.value)
+                if item.revision <= old_up_to:
+                    reading.old[key] = item.revision
+        return reading
 
 
 async def open_place(place: Place) -> None:
@@ -150,18 +166,22 @@ class Follower:
     async def copy(self) -> None:
         """Have the target have what the source has at one revision. Keys that the source lacks are deleted there.
 
+        A key whose revision is lower in the target than in the source is written again, even with the same value: what
+        clients see as the resourceVersion of an object never falls. That needs a target above the source's revision.
         Raises DataError: ConditionNotMet if the target is closed or another owner's, NoRoom if its etcd is nearly full,
         and Compacted if etcd compacted the revision meanwhile; then call it again.
         """
         await check_room(self._target.client)
         await self._take()
-        self._copied, (self._written, self._shown) = Tally(), await self._target.read()
+        # First the source's revision: a key of the target that is above it is above all that is copied.
+        there = await self._target.read(old_up_to=await self._source.client.revision())
+        self._copied, self._written, self._shown = Tally(), there.tally, there.revision
         wrong, revision = self._written.keys(), 0
         slots = asyncio.Semaphore(_AT_ONCE)
         async with task_group() as tasks:
             async for page in self._source.client.pages(self._source.prefix):
                 revision = page.revision
-                for batch in batches([each async for each in self._differing(page.items, wrong)]):
+                for batch in batches([each async for each in self._differing(page.items, wrong, old=there.old)]):
                     await slots.acquire()
                     task = tasks.create_task(self._write(batch), name="write a batch of a copy")
                     task.add_done_callback(lambda _: slots.release())
@@ -215,8 +235,8 @@ class Follower:
 
     async def verify(self) -> Comparison:
         """Read both sides whole, and compare: to be called while the source takes no writes. Raises DataError."""
-        (source, _), (target, _) = await asyncio.gather(self._source.read(), self._target.read())
-        return Comparison(source, target)
+        source, target = await asyncio.gather(self._source.read(), self._target.read())
+        return Comparison(source.tally, target.tally)
 
     async def forget(self) -> None:
         """Delete the marks of followers on both sides. Who may write there stays noted. Raises DataError."""
@@ -234,14 +254,17 @@ class Follower:
         self._held = (*self._target.only_if, Equals(key, self._name))
         self._held_shortly = (Unchanged(key, taken.revision),)
 
-    async def _differing(self, items: Iterable[KeyValue], wrong: set[bytes]) -> AsyncIterator[Operation]:
+    async def _differing(
+        self, items: Iterable[KeyValue], wrong: set[bytes], *, old: Mapping[bytes, int]
+    ) -> AsyncIterator[Operation]:
         """Give what to write of a page, and take its keys from those that are wrong in the target."""
         for item in items:
             key = item.key.removeprefix(self._from)
             if _is_left_out(key):
                 continue
             # A lease is not in the hash. So what has one is written again.
-            if not item.lease and self._written.has(key, item.value):
+            fell = old.get(key, item.revision) < item.revision
+            if not item.lease and not fell and self._written.has(key, item.value):
                 wrong.discard(key)
                 self._copied.put(key, item.value)
             elif (put := await self._put(key, item.value, lease=item.lease)) is not None:

@@ -94,6 +94,8 @@ class World:
         """What clients of the gateway saw that was no success."""
         self.writes = 0
         self.seen: dict[tuple[str, int], int] = {}
+        self.highest: dict[str, int] = {}
+        """By key: the highest version that clients have seen."""
         """What clients may have read: values by key and version."""
         self.newest = 0
         """The highest revision that clients may have read."""
@@ -170,6 +172,7 @@ class World:
 
         No copy writes into a home that takes writes. What is read there is as new as what was read before, and a key
         that has a version again has the value of that version: otherwise a client would overwrite what it never saw.
+        The version of a key never falls, as informers expect.
         """
         assert not any(home.takes_writes and not home.closed for home in self.homes.values() if home.copied)
         assert not (self.homes[0].takes_writes and self.homes[1].takes_writes)
@@ -179,6 +182,8 @@ class World:
         home = self.homes[self.lives_in]
         for key, version in home.versions.items():
             assert self.seen.setdefault((key, version), home.data[key]) == home.data[key]
+            assert version >= self.highest.get(key, 0)
+            self.highest[key] = version
         assert home.identity == _IDENTITY
         assert home.revision >= self.newest
         if self._lived_in != self.lives_in:
@@ -415,7 +420,7 @@ class _Follower:
             for key in target.data.keys() - source.data.keys():
                 target.delete(key)
             for key, value in source.data.items():
-                if target.data.get(key) != value:
+                if target.data.get(key) != value or target.versions[key] < source.versions[key]:
                     target.put(key, value)
             return True
 

@@ -116,10 +116,11 @@ async def test_a_plan_without_blockers_says_what_it_takes(target: Home) -> None:
     assert found.hold_milliseconds == 720
 
 
-async def test_plan_of_a_return_counts_the_data_that_are_there_once() -> None:
-    """The former home keeps its data until the rollback window ends."""
+async def test_plan_of_a_return_counts_the_data_that_it_writes_anew() -> None:
+    """etcd keeps the former revisions of the same keys until it compacts them."""
     nearly_full = Room(used=89 << 20, quota=100 << 20)
-    assert (await planned(VIRTUAL, room=nearly_full, returns=True)).blockers == []
+    found = await planned(VIRTUAL, room=nearly_full, returns=True)
+    assert [each.reason for each in found.blockers] == ["EtcdQuota"]
     assert (await planned(DEDICATED, quota=4 << 20, returns=True)).blockers == []
 
 

@@ -120,7 +120,7 @@ class Planner:
     def _own_etcd(self, control_plane: ControlPlane, *, target: Home, size: int) -> MigrationBlocker | None:
         """Say whether the etcd of the target would be too small. The plan does not make that etcd to find out."""
         quota = quota_of(target, usual=self._quota_bytes)
-        # An etcd that has the data from before is measured by the copy: the difference alone is written there.
+        # Of an etcd that has the data from before, the copy measures the room: a plan starts no etcd to ask it.
         if _returns(control_plane, target) or Room(used=0, quota=quota).has(size):
             return None
         said = (
@@ -160,9 +160,7 @@ class Planner:
         except ConditionError as unreachable:
             yield MigrationBlocker(reason="NoSharedEtcd", message=unreachable.message)
             return
-        if _returns(control_plane, target):
-            # Its data are there, and count already.
-            size = 0
+        # Also where it returns to data that are there: it writes all of them anew, beside their former revisions.
         if not room.has(size):
             said = (
                 f"it has {size} bytes, and the shared etcd uses {room.used} of its quota of {room.quota}: a copy may"
