@@ -55,13 +55,13 @@ def new(source: dict[str, Any], *, mode: str = "Virtual", data_store: str | None
 @pytest.mark.parametrize(
     ("former", "mode", "begins_at"),
     [
-        ("Virtual", "Virtual", 7),
+        ("Virtual", "Virtual", 100_007),
         ("Dedicated", "Virtual", 100_007),
         ("Virtual", "Dedicated", 1_000_000_007),
         ("Dedicated", "Dedicated", 1_000_000_007),
     ],
 )
-def test_a_restore_begins_above_the_revisions_that_clients_know(former: str, mode: str, begins_at: int) -> None:
+def test_a_restore_begins_far_above_the_snapshot_while_more_is_unknown(former: str, mode: str, begins_at: int) -> None:
     known = stores(snapshot=saved(mode=former))
     found = restore_status(new(SNAPSHOT, mode=mode), stores=known)
     assert found is not None
@@ -74,7 +74,7 @@ def test_a_restore_begins_above_the_revisions_that_clients_know(former: str, mod
 
 @pytest.mark.parametrize(
     ("former", "data_store", "begins_at"),
-    [(None, "default", 7), ("pool-b", "pool-b", 7), (None, "pool-b", None), ("pool-b", None, None)],
+    [(None, "default", 100_007), ("pool-b", "pool-b", 100_007), (None, "pool-b", None), ("pool-b", None, None)],
 )
 def test_revisions_of_one_data_store_say_nothing_of_another(
     former: str | None, data_store: str | None, begins_at: int | None
@@ -88,6 +88,20 @@ def test_revisions_of_one_data_store_say_nothing_of_another(
         assert found is not None
         assert found.begins_at == begins_at
     assert restore_status(new(SNAPSHOT | {"clone": True}, data_store=data_store), stores=known) is not None
+
+
+@pytest.mark.parametrize("mode", ["Virtual", "Dedicated"])
+@pytest.mark.parametrize(
+    ("recorded", "living", "begins_at"), [(5527, None, 5528), (None, 5527, 5528), (5527, 6000, 6001), (3, None, 8)]
+)
+def test_a_restore_begins_right_above_what_clients_have_seen(
+    mode: str, recorded: int | None, living: int | None, begins_at: int
+) -> None:
+    """Also in another data store, whose revisions would say nothing by themselves."""
+    known = stores(snapshot=saved(mode="Virtual", dataStore="pool-b", highestRevision=recorded))
+    found = restore_status(new(SNAPSHOT, mode=mode), stores=known, living=living)
+    assert found is not None
+    assert found.begins_at == begins_at
 
 
 def test_a_clone_is_of_the_very_control_plane_that_was_there_first() -> None:

@@ -68,6 +68,10 @@ class ControlPlaneSnapshotStatus(ApiModel):
     """The shared etcd that had the data; absent for `default`, and for mode Dedicated."""
     revision: Annotated[int, Field(ge=0)] | None = None
     """The revision of etcd that all keys are of."""
+    highest_revision: Annotated[int, Field(ge=0)] | None = None
+    """The highest revision of etcd that clients of the control plane can have seen, recorded when it was deleted, and
+    at the deletion of each one that was restored from the snapshot. A restore begins above it.
+    """
     keys: Annotated[int, Field(ge=0)] | None = None
     """How many keys were saved. Left out are Events, and what says where the API server is."""
     bytes: Annotated[int, Field(ge=0)] | None = None

@@ -31,6 +31,7 @@ from kplane.controlplane_operator.controlplanes.migration.plan import Planner
 from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
 from kplane.controlplane_operator.controlplanes.provisioners import Provisioners
 from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneReconciler
+from kplane.controlplane_operator.controlplanes.served_revisions import ServedRevisions
 from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitors
 from kplane.controlplane_operator.endpoints.reconciler import ControlPlaneEndpointReconciler
 from kplane.controlplane_operator.errors import BackupFailed
@@ -301,6 +302,7 @@ class _Assembly:
                 claims=claims,
                 mcms=self._mcms,
                 abandon=migrator.abandon,
+                served=ServedRevisions(context, homes=provisioners.home),
             ),
             migrator=migrator,
             claims=claims,

@@ -23,7 +23,6 @@ from kplane.api.names import FINALIZER, SCHEDULED_AT_ANNOTATION, SCHEDULED_FOR_A
 from kplane.binaries.programs import Binaries
 from kplane.controlplane_operator.backup.storage import Volume
 from kplane.controlplane_operator.component_names import apiserver_name, etcd_name
-from kplane.controlplane_operator.controlplanes import restored
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_SNAPSHOTS, CONTROL_PLANES
 from kplane.controlplane_operator.snapshots import reconciler as snapshot_reconciler
 from kplane.controlplane_operator.snapshots import restoring
@@ -191,8 +190,6 @@ async def test_a_destroyed_control_plane_is_restored_as_it_was(
     An end halfway is made up for.
     """
     field, operator = mortal_field
-    # Each is a write.
-    monkeypatch.setattr(restored, "_ABOVE_IN_SHARED_ETCD", 1000)
     settings = {"snapshot_volume": tmp_path, "snapshot_recipient": (str(KEY.to_public()),)}
     name = f"phoenix-{former}-{mode}".lower()
     sealed = {"encryptedResources": ["secrets"]}

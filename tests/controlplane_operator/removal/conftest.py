@@ -11,11 +11,12 @@ from typing_extensions import override
 
 from kplane.api import ControlPlane, ControlPlaneClass, DeletionPolicy, ResourceModel
 from kplane.api.names import CONTROL_PLANE_LABEL, FINALIZER, controllers_secret_name, kubeconfig_secret_name
-from kplane.controlplane_operator.backends.base import Provision
+from kplane.controlplane_operator.backends.base import Movable, Provision
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
 from kplane.controlplane_operator.controlplanes.deletion import Removal
 from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
+from kplane.controlplane_operator.controlplanes.served_revisions import ServedRevisions
 from kplane.controlplane_operator.grants import Access, Account
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities
@@ -148,6 +149,10 @@ class Said(Events):
         self.said.append((reason, message))
 
 
+def no_home(control_plane: ControlPlane) -> Movable:
+    raise AssertionError(f"control plane {control_plane.name} has no snapshots")
+
+
 async def nothing_to_abandon(_: ControlPlane) -> None:
     """No control plane here is on its way to another home."""
 
@@ -180,6 +185,7 @@ class Operator:
             claims=claims,
             mcms=DedicatedMcms(runtime, identities=McmIdentities(client)),
             abandon=nothing_to_abandon,
+            served=ServedRevisions(self.context, homes=no_home),
         )
 
     async def look(self, name: str) -> ControlPlane:

@@ -18,6 +18,7 @@ from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
 from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
 from kplane.controlplane_operator.controlplanes.retained_data import is_managed
+from kplane.controlplane_operator.controlplanes.served_revisions import ServedRevisions
 from kplane.controlplane_operator.finalizers import remove_finalizer
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES
 from kplane.controlplane_operator.pki.secrets import delete_secret, make_secret_last
@@ -249,6 +250,7 @@ class Removal:
         claims: AddressClaims,
         mcms: DedicatedMcms,
         abandon: Callable[[ControlPlane], Awaitable[None]],
+        served: ServedRevisions,
     ) -> None:
         """`provisioner` tells which one made a control plane; `abandon` leaves nothing of a migration."""
         self._context = context
@@ -257,6 +259,7 @@ class Removal:
         self._claims = claims
         self._mcms = mcms
         self._abandon = abandon
+        self._served = served
         self._backoff: KeyedBackoff[str] = KeyedBackoff(first_seconds=0.2, limit_seconds=5.0)
         self._deleted = DeletedRegistrations(context.stores)
         self._retention = Retention(context, namespaces=namespaces)
@@ -397,6 +400,9 @@ class Removal:
         if policy is DeletionPolicy.RETAIN:
             await self._retention.shut_out(control_plane)
         await provisioner.shut_down(control_plane)
+        if is_managed(control_plane):
+            # Between the end of the API server, which serves no higher revision, and that of the data.
+            await self._served.remember(control_plane, waits=progress.seconds <= _CONSUMERS_SECONDS)
         await progress.begin(Reason.RETAINING_DATA if policy is DeletionPolicy.RETAIN else Reason.DELETING_DATA)
         await provisioner.settle(control_plane, policy=policy)
         if policy is DeletionPolicy.DESTROY:

@@ -66,6 +66,7 @@ from kplane.controlplane_operator.controlplanes.publish import (
 from kplane.controlplane_operator.controlplanes.restored import restore_status, restored_service_cidr
 from kplane.controlplane_operator.controlplanes.retained_data import RetainedDataRecord, is_managed
 from kplane.controlplane_operator.controlplanes.rotator import Rotator
+from kplane.controlplane_operator.controlplanes.served_revisions import ServedRevisions
 from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitors
 from kplane.controlplane_operator.controlplanes.summary import Summary
 from kplane.controlplane_operator.failures import Failures
@@ -121,6 +122,7 @@ class ControlPlaneReconciler:
         )
         self._context = context
         self._provisioners = provisioners
+        self._served = ServedRevisions(context, homes=provisioners.home)
         self._sleeper = Sleeper(context, backend=provisioners.virtual, room=room)
         self._namespaces = namespaces
         self._claims = claims
@@ -221,7 +223,11 @@ class ControlPlaneReconciler:
             "claimed_address": one.claimed,
             "data_identity": control_plane.status.data_identity or self._adopted_identity(one),
             "service_cidr": self._service_cidr(one),
-            "restore": restore_status(one.in_its_home, stores=self._context.stores),
+            "restore": restore_status(
+                one.in_its_home,
+                stores=self._context.stores,
+                living=await self._served.of_living_source(control_plane),
+            ),
             "deletion_policy": policy_of(control_plane, chosen=one.followed.chosen),
             "remembered_class": one.followed.remembered(),
             "conditions": self._recorded_conditions(control_plane, followed=one.followed),

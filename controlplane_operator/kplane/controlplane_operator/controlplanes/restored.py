@@ -14,7 +14,7 @@ from kplane.api import (
     RestoreStatus,
     SnapshotPhase,
 )
-from kplane.api.names import IMPORTED_FROM_ANNOTATION
+from kplane.controlplane_operator.controlplanes.served_revisions import UNKNOWN_REVISIONS
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import as_recorded
@@ -22,17 +22,15 @@ from kplane.controlplane_operator.watch.stores import Stores
 
 __all__ = ["restore_status", "restored_service_cidr"]
 
-_ABOVE: Final = 1_000_000_000
-"""So many revisions the former control plane may have had since the snapshot. Clients know them."""
-_ABOVE_IN_SHARED_ETCD: Final = 100_000
-"""The same, where each revision takes a write: for former control planes with an etcd of their own. What others had is
-below the revision of the shared etcd, because it is theirs."""
+_UNKNOWN_IN_SHARED_ETCD: Final = 100_000
+"""As `UNKNOWN_REVISIONS`, where each revision takes a write."""
 
 
-def restore_status(control_plane: ControlPlane, *, stores: Stores) -> RestoreStatus | None:
+def restore_status(control_plane: ControlPlane, *, stores: Stores, living: int | None = None) -> RestoreStatus | None:
     """Return what the control plane begins with: decided once, by what its source names.
 
-    Raises ConditionError (SourceNotReady).
+    `living` is an upper bound of the revisions of the control plane that was saved, if it lives. Raises ConditionError
+    (SourceNotReady).
     """
     source = control_plane.spec.source
     if source is None or control_plane.status.restore is not None:
@@ -45,8 +43,10 @@ def restore_status(control_plane: ControlPlane, *, stores: Stores) -> RestoreSta
     name, home = source.snapshot_ref.name, control_plane.home
     snapshot = _snapshot(control_plane, stores=stores)
     status = snapshot.status
+    served = max((each for each in (status.highest_revision, living) if each is not None), default=None)
     if (
-        not source.clone
+        served is None
+        and not source.clone
         and status.mode is home.mode is ControlPlaneMode.VIRTUAL
         and status.data_store != home.data_store
     ):
@@ -63,7 +63,7 @@ def restore_status(control_plane: ControlPlane, *, stores: Stores) -> RestoreSta
         sha256=status.sha256,
         control_plane_uid=status.control_plane_uid,
         kubernetes_version=status.kubernetes_version,
-        begins_at=None if source.clone else status.revision + _above(snapshot, mode=home.mode),
+        begins_at=None if source.clone else _begins_at(status.revision, served=served, mode=home.mode),
     )
 
 
@@ -79,13 +79,14 @@ def restored_service_cidr(control_plane: ControlPlane, *, stores: Stores) -> str
     return _snapshot(control_plane, stores=stores).status.service_cidr
 
 
-def _above(snapshot: ControlPlaneSnapshot, *, mode: ControlPlaneMode) -> int:
-    if mode is ControlPlaneMode.DEDICATED:
-        return _ABOVE
-    # An imported snapshot may be of the shared etcd of another management cluster.
-    imported = IMPORTED_FROM_ANNOTATION in snapshot.metadata.annotations
-    of_this_etcd = snapshot.status.mode is ControlPlaneMode.VIRTUAL and not imported
-    return 0 if of_this_etcd else _ABOVE_IN_SHARED_ETCD
+def _begins_at(revision: int, *, served: int | None, mode: ControlPlaneMode) -> int:
+    """Return the least revision that no client has seen.
+
+    By no more than that: a control plane far above the shared etcd could not move there.
+    """
+    if served is not None:
+        return max(served, revision) + 1
+    return revision + (UNKNOWN_REVISIONS if mode is ControlPlaneMode.DEDICATED else _UNKNOWN_IN_SHARED_ETCD)
 
 
 def _snapshot(control_plane: ControlPlane, *, stores: Stores) -> ControlPlaneSnapshot:

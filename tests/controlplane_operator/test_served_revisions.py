@@ -1,0 +1,147 @@
+"""The highest revision that clients have seen outlives its control plane, whenever an operator dies."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kplane.api import ControlPlane
+from kplane.api.names import IMPORTED_FROM_ANNOTATION
+from kplane.controlplane_operator.controlplanes.served_revisions import UNKNOWN_REVISIONS, ServedRevisions
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.watch.stores import Stores
+
+SOURCE = {"snapshotRef": {"name": "acme-1"}, "identitySecretRef": {"name": "key"}}
+
+
+def control_plane(name: str = "acme", *, uid: str = "1", **status: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "uid": uid, "resourceVersion": "1"},
+        "spec": {"mode": "Dedicated"},
+        "status": {"endpoint": "https://acme", "home": {"mode": "Dedicated"}, **status},
+    }
+
+
+def snapshot(name: str, *, of: str = "acme", uid: str = "1", phase: str = "Completed", **status: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "uid": name, "resourceVersion": "1"},
+        "spec": {"controlPlaneRef": {"name": of}},
+        "status": {"phase": phase, "controlPlaneUID": uid, "revision": 50, **status},
+    }
+
+
+class World:
+    """Snapshots, and the etcd of one control plane."""
+
+    def __init__(self, *snapshots: dict[str, Any], etcd: int | None) -> None:
+        self.etcd = etcd
+        self.stores = Stores()
+        self.writes = 0
+        for each in snapshots:
+            self.stores.snapshots.apply(each)
+        context: Any = SimpleNamespace(stores=self.stores, status=self)
+        self.served = ServedRevisions(context, homes=lambda _: self)  # type: ignore[arg-type, return-value]
+
+    @contextlib.asynccontextmanager
+    async def connect(self, control_plane: ControlPlane) -> AsyncIterator[Any]:
+        if self.etcd is None:
+            raise ConditionError(Reason.MIGRATING, f"waiting for etcd of {control_plane.name}")
+
+        async def revision() -> int | None:
+            return self.etcd
+
+        yield SimpleNamespace(client=SimpleNamespace(revision=revision))
+
+    async def write(self, store: Any, current: Any, *, status: Any) -> None:
+        self.writes += 1
+        dumped = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        stored = store.get(("", current.name))
+        metadata = {**stored["metadata"], "resourceVersion": str(int(stored["metadata"]["resourceVersion"]) + 1)}
+        store.apply({**stored, "metadata": metadata, "status": dumped})
+
+    async def delete(self, obj: dict[str, Any], *, waits: bool = False) -> None:
+        await self.served.remember(ControlPlane.model_validate(obj), waits=waits)
+
+    def recorded(self) -> dict[str, int | None]:
+        return {each["metadata"]["name"]: each["status"].get("highestRevision") for each in self.stores.snapshots}
+
+
+async def test_remember_records_the_revision_in_all_snapshots_that_can_be_restored_at_the_address() -> None:
+    imported = snapshot("of its name in another cluster", uid="9")
+    imported["metadata"]["annotations"] = {IMPORTED_FROM_ANNOTATION: "file"}
+    world = World(
+        snapshot("own"),
+        snapshot("of an earlier one of its name", uid="0"),
+        snapshot("of its origin", of="former", uid="origin"),
+        snapshot("of another one", of="other", uid="2"),
+        snapshot("not complete", phase="Running"),
+        imported,
+        etcd=5527,
+    )
+    await world.delete(control_plane(restore={"controlPlaneUID": "origin", "beginsAt": 10}))
+    noted = {name for name, revision in world.recorded().items() if revision == 5527}
+    assert noted == {"own", "of an earlier one of its name", "of its origin"}
+    assert len([each for each in world.recorded().values() if each is None]) == 3
+
+
+async def test_remember_keeps_what_it_noted_when_the_etcd_is_deleted_and_the_operator_was_killed() -> None:
+    world = World(snapshot("own"), etcd=5527)
+    await world.delete(control_plane())
+    world.etcd = None
+    await world.delete(control_plane(), waits=True)
+    assert (world.recorded(), world.writes) == ({"own": 5527}, 1)
+
+
+async def test_remember_waits_for_an_etcd_that_does_not_answer_and_then_notes_an_upper_bound() -> None:
+    moved = {
+        "migration": {
+            "from": {"mode": "Virtual"},
+            "to": {"mode": "Dedicated"},
+            "beginsAt": 5100,
+            "cutTime": "2026-11-27T12:00:00Z",
+        }
+    }
+    world = World(snapshot("own", highestRevision=90), etcd=None)
+    with pytest.raises(ConditionError, match="waiting for etcd, to record in snapshots where a restore begins"):
+        await world.delete(control_plane(**moved), waits=True)
+    await world.delete(control_plane(**moved))
+    assert world.recorded() == {"own": 5100 + UNKNOWN_REVISIONS}
+    await world.delete(control_plane(**moved))
+    assert world.writes == 1
+
+
+async def test_remember_never_lowers_a_revision() -> None:
+    world = World(snapshot("own", highestRevision=9000), etcd=5527)
+    await world.delete(control_plane())
+    assert (world.recorded(), world.writes) == ({"own": 9000}, 0)
+
+
+async def test_remember_asks_no_etcd_without_snapshots_or_before_an_api_server_served() -> None:
+    await World(etcd=None).delete(control_plane(), waits=True)
+    await World(snapshot("own"), etcd=None).delete(control_plane(endpoint=None), waits=True)
+
+
+async def test_each_restore_of_one_snapshot_begins_above_the_one_before() -> None:
+    world = World(snapshot("own"), etcd=100)
+    for uid, revision in (("1", 100), ("2", 250), ("3", 300)):
+        world.etcd = revision
+        await world.delete(control_plane(uid=uid, restore={"controlPlaneUID": "1", "beginsAt": revision - 10}))
+        assert world.recorded() == {"own": revision}
+
+
+@pytest.mark.parametrize(("etcd", "answered"), [(5527, True), (None, False)])
+async def test_a_living_source_is_asked(etcd: int | None, answered: bool) -> None:
+    world = World(snapshot("acme-1"), etcd=etcd)
+    world.stores.control_planes.apply(control_plane())
+    copy = control_plane("copy", uid="2")
+    copy["spec"]["source"] = SOURCE
+    found = await world.served.of_living_source(ControlPlane.model_validate(copy))
+    assert (found is not None and found > 5527) == answered
+    decided = control_plane("copy", uid="2", restore={"beginsAt": 7})
+    decided["spec"]["source"] = SOURCE
+    assert await world.served.of_living_source(ControlPlane.model_validate(decided)) is None
