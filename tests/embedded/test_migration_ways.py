@@ -162,7 +162,8 @@ async def test_a_roll_back_loses_nothing_and_lowers_no_version(mover: Mover, led
 
 async def test_one_that_is_deleted_while_it_moves_leaves_nothing(mover: Mover) -> None:
     client = mover.cluster.client
-    await mover.ask("Dedicated")
+    mover.forget_steps()
+    await mover.patch(mode="Dedicated", virtual=None)
     await mover.until(lambda: "Starting" in mover.steps)
     await client.delete(CONTROL_PLANES, NAME)
     await mover.eventually(lambda: client.exists(CONTROL_PLANES, NAME), lambda found: not found, timeout=120)

@@ -71,7 +71,13 @@ async def restore_in_its_place(mover: Mover, *, mode: str) -> None:
     uid = mover.seen["ControlPlane"]["metadata"]["uid"]
     await client.delete(CONTROL_PLANES, NAME)
     await mover.eventually(lambda: client.exists(CONTROL_PLANES, NAME), lambda found: not found, timeout=120)
-    spec = {"mode": mode, "deletionPolicy": "Destroy", "migration": {"rollbackWindow": "2s"}, "source": SOURCE}
+    spec = {
+        "mode": mode,
+        "deletionPolicy": "Destroy",
+        "endpointPolicy": "Gateway",
+        "migration": {"rollbackWindow": "2s"},
+        "source": SOURCE,
+    }
     await client.create(CONTROL_PLANES, {"metadata": {"name": NAME}, "spec": spec})
     await mover.until(
         lambda: mover.seen["ControlPlane"]["metadata"]["uid"] != uid and mover.status.get("phase") == "Ready"

@@ -234,6 +234,8 @@ class Retention:
 
 _log: Final = logging.getLogger(__name__)
 
+_ETCD_SECONDS: Final = 60.0
+"""Maximum time since the deletion began that an etcd is waited for, to record its revision in snapshots."""
 _CONSUMERS_SECONDS: Final = 30.0
 """So long registrations and instances are waited for; they take a few seconds unless something is broken."""
 
@@ -402,7 +404,7 @@ class Removal:
         await provisioner.shut_down(control_plane)
         if is_managed(control_plane):
             # Between the end of the API server, which serves no higher revision, and that of the data.
-            await self._served.remember(control_plane, waits=progress.seconds <= _CONSUMERS_SECONDS)
+            await self._served.remember(control_plane, waits=progress.seconds <= _ETCD_SECONDS)
         await progress.begin(Reason.RETAINING_DATA if policy is DeletionPolicy.RETAIN else Reason.DELETING_DATA)
         await provisioner.settle(control_plane, policy=policy)
         if policy is DeletionPolicy.DESTROY:
