@@ -95,8 +95,8 @@ class AuthSpec(ApiModel):
     ] = "cluster-admin"
     """The ClusterRole that the kubeconfig's identity has in every namespace of the control plane: cluster-admin, admin,
     edit, view, or any other that is there. Holders of admin and edit can make themselves cluster-admin, because these
-    roles may act as the ServiceAccounts of kube-system. view cannot. A change takes the former role away, also if the
-    new one does not exist.
+    roles may act as the ServiceAccounts of kube-system. view cannot. A change replaces the former role as soon as
+    the new one exists in the control plane.
     """
     lifetime: Annotated[
         str,

@@ -15,7 +15,7 @@ from kplane.controlplane_operator.tenant.bootstrap import ADMIN_ACCOUNT, CONTROL
 from kplane.controlplane_operator.tenant.revocation import revoke
 from kplane.controlplane_operator.tenant.tokens import request_token
 from kplane.provider import Client, ClusterConfig, NotFound
-from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, NAMESPACES, SECRETS, SERVICE_ACCOUNTS
+from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, NAMESPACES, SECRETS, SERVICE_ACCOUNTS
 from kplane.provider.errors import Forbidden, Unauthorized
 
 pytestmark = pytest.mark.integration
@@ -90,12 +90,35 @@ async def test_the_administrators_role_is_what_was_asked_for(tenant: Any, eventu
         assert (await client.get(CLUSTER_ROLE_BINDINGS, "controlplane-admin"))["roleRef"]["name"] == "system:discovery"
         await becomes(False)
 
-        # Also where the role that is wanted does not exist.
+        # Before publication the former binding goes, also if the new role does not exist.
         await bootstrap(client, admin_role="cluster-admin", **settings)
         await becomes(True)
         with pytest.raises(RoleMissing):
             await bootstrap(client, admin_role="no-such-role", **settings)
         await becomes(False)
+
+
+async def test_published_administrator_keeps_its_role_until_the_new_one_exists(tenant: Any) -> None:
+    settings: dict[str, Any] = {"controllers": _CONTROLLERS, "published": True}
+
+    async def bound() -> tuple[str, str]:
+        binding = await client.get(CLUSTER_ROLE_BINDINGS, "controlplane-admin")
+        return binding["roleRef"]["name"], binding["subjects"][0]["name"]
+
+    async with Client(tenant.administrator) as client:
+        await bootstrap(client, admin=_ADMIN, admin_role="edit", **settings)
+        with pytest.raises(RoleMissing, match="the administrator keeps ClusterRole edit until then"):
+            await bootstrap(client, admin=_ADMIN, admin_role="no-such-role", **settings)
+        assert await bound() == ("edit", _ADMIN.name)
+        # A change of auth.model in the same edit gives the new identity the same role.
+        with pytest.raises(RoleMissing):
+            await bootstrap(client, admin=ADMIN_ACCOUNT, admin_role="no-such-role", **settings)
+        assert await bound() == ("edit", ADMIN_ACCOUNT.name)
+        await client.create(CLUSTER_ROLES, {"metadata": {"name": "no-such-role"}, "rules": []})
+        await bootstrap(client, admin=ADMIN_ACCOUNT, admin_role="no-such-role", **settings)
+        assert await bound() == ("no-such-role", ADMIN_ACCOUNT.name)
+        await client.delete(CLUSTER_ROLES, "no-such-role")
+        await client.delete(CLUSTER_ROLE_BINDINGS, "controlplane-admin")
 
 
 async def test_a_role_that_does_not_exist_is_named_and_leaves_the_controllers_at_work(

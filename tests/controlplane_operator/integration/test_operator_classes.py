@@ -99,11 +99,14 @@ async def test_a_class_tells_what_cannot_be_acted_on(field: Any, adopt: Adopt) -
     await field.becomes("ControlPlane", "roleless", "Reconciled")
     await field.eventually(told, lambda text: text == "")
 
-    # Of one that is published, everything but the role goes on: what it had is taken away, and credentials are renewed.
+    # A published control plane keeps its former role, and its credentials are renewed.
     published = (await field.get("ControlPlane", "roleless"))["status"]["credentialsExpireAt"]
     auth = {"defaultRole": "no-such-role", "lifetime": "96h"}
     await field.client.patch(CONTROL_PLANE_CLASSES, "roleless", {"spec": {"auth": auth}})
     await field.becomes("ControlPlane", "roleless", "RoleNotFound")
+    ready = await condition(field, "ControlPlane", "roleless", "Ready")
+    assert ready is not None
+    assert "keeps ClusterRole system:discovery until then" in ready["message"]
 
     async def expiry() -> str:
         return str((await field.get("ControlPlane", "roleless"))["status"]["credentialsExpireAt"])

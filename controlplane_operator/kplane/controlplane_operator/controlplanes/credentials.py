@@ -238,6 +238,7 @@ class CredentialIssuer:
                     admin_role=auth.default_role,
                     controllers=bound,
                     owner=control_plane.metadata.uid,
+                    published=control_plane.status.endpoint is not None,
                 )
             except RoleMissing as error:
                 if control_plane.status.endpoint is None:

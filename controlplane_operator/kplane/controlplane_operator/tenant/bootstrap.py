@@ -125,13 +125,22 @@ def managed_labels(owner: str | None) -> dict[str, str]:
 
 
 async def bootstrap(
-    client: Client, *, admin: Subject, admin_role: str, controllers: Subject, owner: str | None = None
+    client: Client,
+    *,
+    admin: Subject,
+    admin_role: str,
+    controllers: Subject,
+    owner: str | None = None,
+    published: bool = False,
 ) -> None:
     """Have everything in place; `client` is an administrator of the control plane.
 
     Accounts and bindings carry `owner`, the uid of the control plane. `admin` gets the ClusterRole `admin_role` in
-    every namespace, `controllers` may do everything. Raises RoleMissing where that ClusterRole does not exist, with all
-    else in place and any former role taken away, and what `client` raises.
+    every namespace, `controllers` may do everything. Raises RoleMissing if that ClusterRole does not exist, with all
+    else in place, and the errors of `client`. A control plane whose credentials are `published` keeps the
+    administrator's former role in that case: a typo in a class must not take the access of each control plane that
+    names it. Before publication the former binding is removed, because it can be of an earlier control plane whose
+    data this one adopted.
     """
     labels = managed_labels(owner)
     named = await _first_namespaces(client)
@@ -146,10 +155,17 @@ async def bootstrap(
     # First of the bindings: the controllers serve the tenant whatever is wrong with the administrator's role.
     await _bind(client, controllers_binding(controllers), labels=labels)
     if not await client.exists(CLUSTER_ROLES, admin_role):
-        await _unbind_former(client, role=admin_role)
+        former = await _former_role(client)
+        if former is not None and published:
+            # The subject changes with auth.model, and its new credential must work as the former one did.
+            await _bind(client, admin_binding(admin, role=former), labels=labels)
+        elif former != admin_role:
+            with contextlib.suppress(NotFound):
+                await client.delete(CLUSTER_ROLE_BINDINGS, ADMIN_BINDING)
+        kept = f"; the administrator keeps ClusterRole {former} until then" if published and former else ""
         raise RoleMissing(
             f"ClusterRole {admin_role} does not exist in the control plane; create it there, or correct"
-            " spec.auth.defaultRole of its class"
+            f" spec.auth.defaultRole of its class{kept if former != admin_role else ''}"
         )
     await _bind(client, admin_binding(admin, role=admin_role), labels=labels)
 
@@ -168,13 +184,14 @@ async def _first_namespaces(client: Client) -> set[str]:
         return set()  # a server without tables, or one that refuses to list, is asked for each name
 
 
-async def _unbind_former(client: Client, *, role: str) -> None:
-    """Take the administrator's role away, unless it is this one: who wants another one wants the former one gone."""
-    with contextlib.suppress(NotFound):
-        known = await client.get(CLUSTER_ROLE_BINDINGS, ADMIN_BINDING)
-        role_ref = known.get("roleRef")
-        if not isinstance(role_ref, dict) or role_ref.get("name") != role:
-            await client.delete(CLUSTER_ROLE_BINDINGS, ADMIN_BINDING)
+async def _former_role(client: Client) -> str | None:
+    """Return the ClusterRole that the administrator's binding gives; None without a binding."""
+    try:
+        role_ref = (await client.get(CLUSTER_ROLE_BINDINGS, ADMIN_BINDING)).get("roleRef")
+    except NotFound:
+        return None
+    name = role_ref.get("name") if isinstance(role_ref, dict) else None
+    return name if isinstance(name, str) else None
 
 
 async def _apply_account(client: Client, name: str, *, labels: dict[str, str]) -> None:
