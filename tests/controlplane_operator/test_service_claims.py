@@ -35,6 +35,7 @@ def claims(draw: st.DrawFn) -> list[ServiceClaim]:
             # Several in one second, as `kubectl apply -f` creates them.
             _BEGIN + timedelta(seconds=draw(st.integers(0, 3))),
             draw(st.frozensets(st.sampled_from(Service))),
+            draw(st.booleans()),
         )
         for uid in uids
     ]
@@ -54,13 +55,13 @@ def test_each_has_all_its_services_or_an_older_one_has_one_of_them(given_claims:
         mine = {service for service, holder in held.items() if holder == claim}
         assert mine in (set(), set(claim.services))
         if mine != claim.services:
-            assert any(held[service].age < claim.age for service in claim.services & held.keys())
+            assert any(held[service].precedence < claim.precedence for service in claim.services & held.keys())
 
 
 @given(claims())
 def test_the_oldest_one_has_what_it_asks_for(given_claims: list[ServiceClaim]) -> None:
     if given_claims:
-        oldest = min(given_claims, key=lambda each: (each.created, each.uid))
+        oldest = min(given_claims, key=lambda each: (each.created, not each.served, each.uid))
         assert all(holders(given_claims)[service] == oldest for service in oldest.services)
 
 
@@ -73,7 +74,7 @@ def test_one_that_has_nothing_and_one_that_is_younger_take_nothing_from_anybody(
         without = holders(each for each in given_claims if each != claim)
         if claim not in held.values():
             assert without == held
-        older = [each for each in given_claims if each.age < claim.age]
+        older = [each for each in given_claims if each.precedence < claim.precedence]
         assert holders(older).items() <= holders([*older, claim]).items()
 
 
@@ -93,7 +94,7 @@ def refusal(own: dict[str, Any], *others: dict[str, Any], claiming: bool = True)
         check_services(
             ControlPlaneRegistration.model_validate(own),
             control_plane_uid="uid-cp",
-            claims=[ServiceClaim.of(each, services=each.spec.services) for each in claimed],
+            claims=[ServiceClaim.of(each, services=each.spec.services, control_plane_uid="uid-cp") for each in claimed],
             others=[PartialRegistration.of(obj) for obj in (own, *others)],
         )
     except ConditionError as error:
@@ -113,6 +114,21 @@ def test_the_younger_one_is_told_who_has_the_service_and_what_to_do() -> None:
         " or remove Controllers from spec.services of one"
     )
     assert refusal(registration("other", created=2, asks=("Scheduler",)), elder, younger) == ""
+
+
+def test_of_one_second_the_registration_that_is_served_keeps_the_service() -> None:
+    # By uid, "first" comes before "second".
+    first, second = registration("first"), registration("second", **RESOLVED)
+    assert refusal(second, first) == ""
+    said = refusal(first, second)
+    assert "registration second, which was created in the same second and has it already, has Controllers" in said
+    # A service of another control plane, or another service, gives no precedence.
+    for status in (RESOLVED | {"controlPlaneUID": "uid-another"}, RESOLVED | {"services": ["Scheduler"]}):
+        second = registration("second", **status)
+        assert refusal(first, second, claiming=True) == ""
+        said = refusal(second, first)
+        assert "registration first, which was created in the same second, has Controllers" in said
+    assert "older" not in said
 
 
 def test_one_that_waits_for_one_service_keeps_no_other_from_anybody() -> None:

@@ -174,16 +174,18 @@ class ControlPlaneRegistrationReconciler:
 
         So a registration that is not allowed takes no service from one that is.
         """
+        uid = control_plane.metadata.uid or ""
         try:
             registration = ControlPlaneRegistration.model_validate(obj)
             if is_paused(registration) and not registration.deleting:
                 known = registration.status
-                held = known.ready and known.control_plane_uid == control_plane.metadata.uid
-                return ServiceClaim.of(registration, services=known.services) if held else None
+                if not (known.ready and known.control_plane_uid == uid):
+                    return None
+                return ServiceClaim.of(registration, services=known.services, control_plane_uid=uid)
             await self._accept(registration, control_plane=control_plane)
         except (ValidationError, ConditionError, Forbidden, Invalid):
             return None
-        return ServiceClaim.of(registration, services=registration.spec.services)
+        return ServiceClaim.of(registration, services=registration.spec.services, control_plane_uid=uid)
 
     async def _hold(self, registration: ControlPlaneRegistration) -> None:
         """Have a deletion wait until the instance has ended, because another registration may get its services then."""

@@ -1,7 +1,8 @@
 """Which registration has each service of one control plane; pure, so that every set of registrations is easy to try.
 
 Two instances of one service would both write, because they run without leader election. So the oldest registration has
-the service. A younger one waits, also until the instance of the one before has ended.
+the service. Of two registrations of the same second, the one that is served already keeps it. A younger one waits, also
+until the instance of the one before has ended.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from kplane.api import (
     ControlPlane,
     ControlPlaneClass,
     ControlPlaneRegistration,
-    ResourceModel,
     Service,
     find_condition,
 )
@@ -45,18 +45,27 @@ class ServiceClaim:
     uid: str
     created: datetime
     services: frozenset[Service]
+    served: bool = False
+    """The status of the registration lets all these services run for the control plane already."""
 
     @classmethod
-    def of(cls, registration: ResourceModel, *, services: Iterable[Service]) -> Self:
-        """Return the claim of a registration to these services."""
-        metadata = registration.metadata
+    def of(cls, registration: ControlPlaneRegistration, *, services: Iterable[Service], control_plane_uid: str) -> Self:
+        """Return the claim of a registration to these services of the control plane with this uid."""
+        metadata, claimed, known = registration.metadata, frozenset(services), registration.status
         created = metadata.creation_timestamp or datetime.max.replace(tzinfo=UTC)
-        return cls(registration.name, metadata.uid or "", created, frozenset(services))
+        served = bool(known.ready) and known.control_plane_uid == control_plane_uid and claimed <= set(known.services)
+        return cls(registration.name, metadata.uid or "", created, claimed, served)
 
     @property
-    def age(self) -> tuple[datetime, str]:
-        """Sorts claims: the oldest one is first, and of two of one second the one with the smaller uid."""
-        return self.created, self.uid
+    def precedence(self) -> tuple[datetime, bool, str]:
+        """Sort key: the oldest first. Creation times are whole seconds: among equals the served one, then by uid."""
+        return self.created, not self.served, self.uid
+
+    def priority_over(self, other: Self) -> str:
+        """Return why this claim comes before `other`, as the end of "registration X, which ..."."""
+        if self.created < other.created:
+            return "is older"
+        return "was created in the same second and has it already" if self.served else "was created in the same second"
 
 
 def holders(claims: Iterable[ServiceClaim]) -> dict[Service, ServiceClaim]:
@@ -66,7 +75,7 @@ def holders(claims: Iterable[ServiceClaim]) -> dict[Service, ServiceClaim]:
     that does not run keeps no service from others.
     """
     held: dict[Service, ServiceClaim] = {}
-    for claim in sorted(claims, key=lambda each: each.age):
+    for claim in sorted(claims, key=lambda claim: claim.precedence):
         if not held.keys() & claim.services:
             held.update(dict.fromkeys(claim.services, claim))
     return held
@@ -95,14 +104,14 @@ def check_services(
 
     `claims` are those of the other registrations of the control plane. `others` are those whose status names it.
     """
-    own = ServiceClaim.of(registration, services=registration.spec.services)
+    own = ServiceClaim.of(registration, services=registration.spec.services, control_plane_uid=control_plane_uid)
     control_plane = registration.spec.control_plane_ref.name
     for service, holder in sorted(holders([own, *claims]).items()):
         if service in own.services and holder != own:
             raise ConditionError(
                 Reason.SERVICE_TAKEN,
-                f"registration {holder.name}, which is older, has {service} of control plane {control_plane}; delete"
-                f" one of the two, or remove {service} from spec.services of one",
+                f"registration {holder.name}, which {holder.priority_over(own)}, has {service} of control plane"
+                f" {control_plane}; delete one of the two, or remove {service} from spec.services of one",
             )
     known = registration.status
     if known.ready and known.control_plane_uid == control_plane_uid and own.services <= set(known.services):
@@ -125,12 +134,13 @@ def default_services(control_plane: ControlPlane, *, chosen: ControlPlaneClass |
     if not wanted:
         return []
     referring = stores.registrations.by("control plane", control_plane.name)
-    claims = [claim for obj in referring if (claim := _prospect(obj)) is not None]
+    uid = control_plane.metadata.uid or ""
+    claims = [claim for obj in referring if (claim := _prospect(obj, control_plane_uid=uid)) is not None]
     provided = holders(claims)
     return [service for service in wanted if service not in provided]
 
 
-def _prospect(obj: Object) -> ServiceClaim | None:
+def _prospect(obj: Object, *, control_plane_uid: str) -> ServiceClaim | None:
     """Return what a registration provides, or will when its control plane is ready; None if it was refused."""
     try:
         registration = ControlPlaneRegistration.model_validate(obj)
@@ -140,10 +150,12 @@ def _prospect(obj: Object) -> ServiceClaim | None:
     if registration.deleting:
         return None
     if is_paused(registration):
-        return ServiceClaim.of(registration, services=known.services) if known.ready else None
+        if not known.ready:
+            return None
+        return ServiceClaim.of(registration, services=known.services, control_plane_uid=control_plane_uid)
     ready = find_condition(known.conditions, READY)
     reason = ready.reason if ready is not None else None
     # An endpoint of its own choice may be missing for ever; that of the control plane comes with the control plane.
     if reason in _REFUSED or (reason == Reason.ENDPOINT_PENDING and registration.spec.endpoint_ref is not None):
         return None
-    return ServiceClaim.of(registration, services=registration.spec.services)
+    return ServiceClaim.of(registration, services=registration.spec.services, control_plane_uid=control_plane_uid)
