@@ -102,7 +102,7 @@ def refusal(own: dict[str, Any], *others: dict[str, Any], claiming: bool = True)
     return ""
 
 
-RESOLVED = {"ready": True, "controlPlaneUID": "uid-cp", "services": ["Controllers"]}
+RESOLVED: dict[str, Any] = {"ready": True, "controlPlaneUID": "uid-cp", "services": ["Controllers"]}
 
 
 def test_the_younger_one_is_told_who_has_the_service_and_what_to_do() -> None:
