@@ -156,9 +156,14 @@ def test_the_next_one_waits_until_the_former_one_has_ended(left: dict[str, Any])
     paused = {"annotations": {PAUSED_ANNOTATION: "true"}}
     former["metadata"] |= paused
     assert refusal(following, former, claiming=False).endswith("is paused; remove that annotation")
-    for over in ({}, {"instance": {"controlPlaneUID": "uid-another"}}, RESOLVED | {"controlPlaneUID": "uid-another"}):
+    elsewhere: list[dict[str, Any]] = [
+        {},
+        {"instance": {"controlPlaneUID": "uid-another"}},
+        RESOLVED | {"controlPlaneUID": "uid-another"},
+    ]
+    for over in elsewhere:
         assert refusal(following, registration("former", created=1, **over), claiming=False) == ""
-    scheduler = {"instance": {"controlPlaneUID": "uid-cp", "services": ["Scheduler"]}}
+    scheduler: dict[str, Any] = {"instance": {"controlPlaneUID": "uid-cp", "services": ["Scheduler"]}}
     assert refusal(following, registration("former", created=1, **scheduler), claiming=False) == ""
 
 
