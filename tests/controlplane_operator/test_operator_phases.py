@@ -38,7 +38,9 @@ def summary() -> Summary:
 
 @pytest.fixture
 def reconciler() -> ControlPlaneReconciler:
-    parts: Any = SimpleNamespace(stores=Stores(), runs_pods=True, virtual=None, gateway=None, again=lambda _: None)
+    parts: Any = SimpleNamespace(
+        stores=Stores(), runs_pods=True, virtual=None, gateway=None, again=lambda _: None, home=lambda _: None
+    )
     return ControlPlaneReconciler(
         parts,
         probes=parts,
