@@ -54,6 +54,10 @@ def test_usage_ignores_requests_without_a_credential() -> None:
     assert Usage().look(anonymous) == set()
 
 
+def test_usage_counts_no_questions_to_the_authorizer() -> None:
+    assert Usage().look({"cluster.authorizer.upstream_rq_completed": 9}) == set()
+
+
 @pytest.mark.parametrize(
     ("spec", "status", "expected"),
     [

@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 import aiohttp
 
 from kplane.gateway.control_planes import last_use, may_sleep, report_use
-from kplane.gateway.envoy.names import ANONYMOUS, CONNECTIONS
+from kplane.gateway.envoy.names import ANONYMOUS, AUTHORIZER, CONNECTIONS
 from kplane.provider import Client, Informer, ProviderError
 
 __all__ = ["Usage", "UsageReporter"]
@@ -48,7 +48,7 @@ class Usage:
         used = set()
         for name, value in numbers.items():
             found = _STAT.fullmatch(name)
-            if found is None or found[2] == ANONYMOUS:
+            if found is None or found[1] == AUTHORIZER or found[2] == ANONYMOUS:
                 continue
             key, part, stat = found.groups()
             if stat == "active":

@@ -40,7 +40,11 @@ async def collect(client: Client, *, namespace: str, etcd_secret: str) -> AsyncI
     for resource in _KINDS:
         for found in (await client.list(resource)).items:
             yield _stripped(found, kind=resource.kind, version=resource.api_version)
-    for found in (await client.list(CONTROL_PLANE_SNAPSHOTS)).items:
+    try:
+        snapshots = (await client.list(CONTROL_PLANE_SNAPSHOTS)).items
+    except NotFound:
+        return  # before the upgrade from a version without this kind
+    for found in snapshots:
         if (location := (found.get("status") or {}).get("location")) is not None:
             yield _imported(found, location=location)
 

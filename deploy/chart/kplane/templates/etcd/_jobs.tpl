@@ -126,7 +126,7 @@ metadata:
   {{- end }}
 rules:
   - apiGroups: [controlplane.kplane.dev]
-    resources: [controlplanes, controlplaneclasses, controlplaneendpoints, controlplaneregistrations]
+    resources: [controlplanes, controlplaneclasses, controlplaneendpoints, controlplaneregistrations, controlplanesnapshots]
     verbs: [list]
   - apiGroups: [""]
     resources: [namespaces]
