@@ -12,6 +12,7 @@ __all__ = [
     "BootstrapFailed",
     "BundleInvalid",
     "CredentialsInvalid",
+    "FileRefused",
     "KeyspaceError",
     "OperatorError",
     "PrefixLost",
@@ -28,6 +29,10 @@ class OperatorError(Exception):
 
 class BackupFailed(OperatorError):
     """A backup was not made, or cannot be opened; the message says why and what to do."""
+
+
+class FileRefused(BackupFailed):
+    """A file of the storage is not what it has to be. It is read again only after a change."""
 
 
 class BootstrapFailed(OperatorError):

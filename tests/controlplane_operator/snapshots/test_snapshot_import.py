@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pyrage
 import pytest
@@ -156,8 +156,32 @@ async def test_importer_deletes_imported_object_whose_file_is_gone(world: World)
     world.keep("daily", metadata=mark, status=completed(location=ARCHIVE.file))
     world.keep("pending", metadata=mark)
     world.keep("own", status=completed(location=ArchiveName("own", OTHER).file))
+    world.write(ArchiveName("weekly", OTHER))
+    # One listing may lack a file that is there.
+    await world.importer.sync()
+    assert world.client.deleted == []
     await world.importer.sync()
     assert world.client.deleted == ["daily"]
+
+
+async def test_importer_deletes_nothing_when_the_storage_is_empty(world: World) -> None:
+    mark = {"annotations": {IMPORTED_FROM_ANNOTATION: ARCHIVE.file}}
+    world.keep("daily", metadata=mark, status=completed(location=ARCHIVE.file))
+    await world.importer.sync()
+    await world.importer.sync()
+    assert world.client.deleted == []
+
+
+async def test_importer_reads_an_entry_again_after_an_error_of_the_storage(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.write()
+    with monkeypatch.context() as patch:
+        patch.setattr(world.storage, "entry", AsyncMock(side_effect=BackupFailed("the storage did not answer")))
+        await world.importer.sync()
+    assert world.names() == []
+    await world.importer.sync()
+    assert world.names() == ["daily"]
 
 
 async def test_importer_describes_files_of_an_earlier_version(world: World) -> None:

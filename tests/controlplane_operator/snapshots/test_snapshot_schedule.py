@@ -14,7 +14,7 @@ from kplane.controlplane_operator.schedule import Schedule
 from kplane.controlplane_operator.snapshots.metrics import SnapshotMetrics
 from kplane.controlplane_operator.snapshots.scheduler import SnapshotScheduler
 from kplane.controlplane_operator.watch.stores import Stores
-from kplane.provider import Client, Resource
+from kplane.provider import AlreadyExists, Client, Resource
 
 NOON = datetime(2026, 5, 5, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -30,6 +30,8 @@ class Cluster(Client):
 
     async def create(self, resource: Resource, manifest: Any, **_: Any) -> dict[str, Any]:
         assert resource is CONTROL_PLANE_SNAPSHOTS
+        if self.stores.snapshots.get(("", manifest["metadata"]["name"])) is not None:
+            raise AlreadyExists(409, "AlreadyExists", "it exists")
         self.version += 1
         metadata = {**manifest["metadata"], "uid": manifest["metadata"]["name"], "resourceVersion": str(self.version)}
         return {**manifest, "metadata": metadata}
@@ -103,6 +105,20 @@ async def test_what_was_missed_is_made_once_when_the_operator_is_back() -> None:
     assert world.names() == ["acme-202605051200"]
     annotations = next(iter(world.stores.snapshots))["metadata"]["annotations"]
     assert annotations == {SCHEDULED_FOR_ANNOTATION: "u", SCHEDULED_AT_ANNOTATION: NOON.isoformat()}
+
+
+async def test_schedule_uses_another_name_when_an_imported_snapshot_has_the_name() -> None:
+    world = World()
+    world.stores.snapshots.apply(
+        {
+            "metadata": {"name": "acme-202605051200", "uid": "imported", "resourceVersion": "1"},
+            "spec": {"controlPlaneRef": {"name": "acme"}},
+        }
+    )
+    world.now = NOON + timedelta(minutes=20)
+    await world.look()
+    await world.look()
+    assert world.names() == ["acme-202605051200", "acme-202605051200-u"]
 
 
 async def test_a_new_control_plane_waits_for_the_next_time() -> None:

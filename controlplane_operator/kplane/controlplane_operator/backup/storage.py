@@ -19,7 +19,7 @@ from obstore.store import S3Store
 from typing_extensions import override
 
 from kplane.controlplane_operator.backup.archive import Readable, Writable
-from kplane.controlplane_operator.errors import BackupFailed
+from kplane.controlplane_operator.errors import BackupFailed, FileRefused
 
 __all__ = ["ENCRYPTED", "PLAIN", "Bucket", "Hashing", "Storage", "Volume", "digest_of", "read_small"]
 
@@ -108,13 +108,13 @@ def digest_of(storage: Storage, name: str) -> str:
 
 
 def read_small(storage: Storage, name: str, *, limit: int) -> bytes:
-    """Read a whole file. Raises BackupFailed if it has more than `limit` bytes."""
+    """Read a whole file. Raises FileRefused if it has more than `limit` bytes."""
     found = b""
     with storage.reader(name) as file:
         while chunk := file.read(limit + 1 - len(found)):
             found += chunk
             if len(found) > limit:
-                raise BackupFailed(f"{name} has more than {limit} bytes")
+                raise FileRefused(f"{name} has more than {limit} bytes")
     return found
 
 

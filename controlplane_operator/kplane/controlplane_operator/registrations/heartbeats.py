@@ -130,5 +130,5 @@ def _signs(lease: Mapping[str, Any] | None, registration: Object) -> tuple[str, 
 
 def _duration(lease: Mapping[str, Any] | None) -> float:
     asked = lease.get("leaseDurationSeconds") if lease is not None else None
-    seconds = float(asked) if isinstance(asked, int) else _DURATION_SECONDS
-    return min(max(seconds, _DURATION_SECONDS), _LONGEST_SECONDS)
+    # An integer of JSON may be larger than any float.
+    return float(min(max(asked, _DURATION_SECONDS), _LONGEST_SECONDS)) if isinstance(asked, int) else _DURATION_SECONDS

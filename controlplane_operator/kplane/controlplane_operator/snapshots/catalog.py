@@ -17,7 +17,7 @@ from kplane.api import ControlPlaneMode, ControlPlaneSnapshotStatus
 from kplane.api.references import NamespaceName, ObjectName
 from kplane.api.resource import ApiModel
 from kplane.controlplane_operator.backup.storage import Storage, read_small
-from kplane.controlplane_operator.errors import BackupFailed
+from kplane.controlplane_operator.errors import BackupFailed, FileRefused
 
 __all__ = ["ArchiveName", "CatalogEntry", "hidden_name", "is_hidden_name", "write_entry"]
 
@@ -94,14 +94,14 @@ class CatalogEntry(ApiModel):
 
     @classmethod
     def read(cls, storage: Storage, archive: ArchiveName) -> Self:
-        """Read the entry of a file. Blocks. Raises BackupFailed and OSError; BackupFailed unless the entry is valid."""
+        """Read the entry of a file. Blocks. Raises BackupFailed and OSError; FileRefused unless the entry is valid."""
         content = read_small(storage, archive.entry, limit=_LARGEST_BYTES)
         try:
             found = cls.model_validate_json(content)
         except ValidationError as error:
-            raise BackupFailed(f"{archive.entry} is not an entry of the catalogue: {_cause(error)}") from error
+            raise FileRefused(f"{archive.entry} is not an entry of the catalogue: {_cause(error)}") from error
         if (found.name, found.uid) != (archive.name, archive.uid):
-            raise BackupFailed(f"{archive.entry} is the entry of another file")
+            raise FileRefused(f"{archive.entry} is the entry of another file")
         return found
 
     def recorded(self) -> dict[str, object]:

@@ -19,7 +19,7 @@ from kplane.api.names import (
     label_value,
 )
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.errors import BackupFailed
+from kplane.controlplane_operator.errors import BackupFailed, FileRefused
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_SNAPSHOTS
 from kplane.controlplane_operator.snapshots.catalog import ArchiveName, CatalogEntry, hidden_name, is_hidden_name
 from kplane.controlplane_operator.snapshots.locations import cluster_uid, file_name, imported_from, location_of
@@ -47,6 +47,8 @@ class SnapshotImporter:
         self._storage = storage
         self._refused: dict[str, str] = {}
         """By name of an entry that is not valid: its content when it was read, as the listing tells it."""
+        self._missing: set[str] = set()
+        """Files of imported objects that the last listing did not have."""
 
     async def run(self) -> None:
         """Work until cancelled. The caches have to be filled."""
@@ -71,7 +73,11 @@ class SnapshotImporter:
         known = self._known()
         files = await self._storage.files()
         archives = [archive for file in files if (archive := ArchiveName.read(file)) is not None]
-        await self._delete_lost(imported, files)
+        if archives:
+            await self._delete_lost(imported, files)
+        else:
+            # Such as a volume that is not mounted: its directory is empty.
+            self._missing.clear()
         hidden = await self._hidden(files, archives)
         known |= self._known()
         for archive in archives:
@@ -89,10 +95,17 @@ class SnapshotImporter:
         return known
 
     async def _delete_lost(self, imported: list[Object], files: Mapping[str, str]) -> None:
-        """Delete imported objects whose files are gone: another management cluster deleted its snapshots."""
+        """Delete imported objects whose files are gone: another management cluster deleted its snapshots.
+
+        Two listings in a row have to lack a file, because one may be incomplete.
+        """
+        missing, self._missing = self._missing, set()
         for each in imported:
             metadata, location = each["metadata"], (each.get("status") or {}).get("location")
             if location is None or "deletionTimestamp" in metadata or location in files:
+                continue
+            if location not in missing:
+                self._missing.add(location)
                 continue
             _log.warning("ControlPlaneSnapshot %s goes: its file %s is not in the storage", metadata["name"], location)
             try:
@@ -134,7 +147,8 @@ class SnapshotImporter:
             # An entry is deleted before its object goes. So an object that a user deleted since the listing has none.
             entry = await self._storage.entry(archive)
         except (BackupFailed, OSError) as error:
-            self._refused[archive.entry] = content
+            if isinstance(error, FileRefused):
+                self._refused[archive.entry] = content
             _log.warning("failed to import snapshot %s: %s", archive.file, error)
             return
         body = {

@@ -29,6 +29,7 @@ from kplane.provider.logs import log_fields
 
 __all__ = ["SnapshotScheduler", "scheduled_of", "settings_of"]
 
+_UID_LENGTH: Final = 8
 _LONGEST_SECONDS: Final = 3600.0
 """So long at most until the next look: the clock may be set meanwhile."""
 
@@ -77,9 +78,22 @@ class SnapshotScheduler:
             },
             "spec": {"controlPlaneRef": {"name": control_plane.name}},
         }
-        with contextlib.suppress(AlreadyExists):
-            self._context.stores.snapshots.apply(await self._context.client.create(CONTROL_PLANE_SNAPSHOTS, body))
+        await self._create(body, uid=uid)
         return Result(_LONGEST_SECONDS)
+
+    async def _create(self, body: Object, *, uid: str) -> None:
+        """Create the snapshot, under a longer name if another object has its name, such as an imported one."""
+        metadata, snapshots = body["metadata"], self._context.stores.snapshots
+        for name in (metadata["name"], f"{metadata['name']}-{uid[:_UID_LENGTH]}"):
+            named = {**body, "metadata": {**metadata, "name": name}}
+            try:
+                snapshots.apply(await self._context.client.create(CONTROL_PLANE_SNAPSHOTS, named))
+            except AlreadyExists:
+                existing = snapshots.get(("", name))
+                annotations = (existing["metadata"].get("annotations") or {}) if existing is not None else {}
+                if existing is not None and annotations.get(SCHEDULED_FOR_ANNOTATION) != uid:
+                    continue
+            return
 
     async def _delete_old(self, found: list[Object], *, retain: int) -> None:
         completed = [each for each in found if _phase(each) == SnapshotPhase.COMPLETED]
