@@ -119,11 +119,10 @@ def test_a_move_says_what_it_takes_and_what_stands_in_its_way(kplane: Kplane, sm
     kplane("delete", "planned", "--yes")
 
 
-def test_snapshots_need_a_storage(kplane: Kplane, small: str) -> None:
+def test_snapshots_are_made_and_name_what_a_restore_needs(kplane: Kplane, small: str) -> None:
     kplane("create", "saved", "--class", small)
-    told = kplane("backup", "create", "saved", "--snapshot", "saved-1", "--timeout", "3", code=4).stderr
-    assert "set etcd.backup.recipients" in told
-    assert kplane("backup", "list", "saved").stdout.splitlines()[1].split()[:3] == ["saved-1", "saved", "Pending"]
+    assert "saved-1 completed" in kplane("backup", "create", "saved", "--snapshot", "saved-1").stdout
+    assert kplane("backup", "list", "saved").stdout.splitlines()[1].split()[:3] == ["saved-1", "saved", "Completed"]
     assert "--identity-secret" in kplane("create", "again", "--from", "saved-1", code=1).stderr
     assert "name the snapshot by --from" in kplane("create", "again", "--identity-secret", "key", code=1).stderr
     kplane("create", "again", "--from", "saved-1", "--identity-secret", "key", "--class", small, "--no-wait")

