@@ -100,6 +100,18 @@ async def test_token_counts_for_class_after_api_server_accepts_it(gateway: Gatew
     assert any(b"limits.requestsPerSecond" in answer for answer in answers)
 
 
+async def test_token_in_protocol_header_is_not_good_by_answers_to_nobody(gateway: Gateway) -> None:
+    _, token = await _account(gateway, "user")
+    assert await gateway.serve(_limited(gateway, requests_per_second=5)) == {}
+    # An API server that is not asked for a WebSocket ignores the header, and tells anybody that it is alive.
+    sent = http1(
+        "/clusters/one/control-plane/livez", "Sec-WebSocket-Protocol: base64url.bearer.authorization.k8s.io.Zm9v"
+    )
+    answers = [await exchange(gateway.serving.port, sent, ca=gateway.ca) for _ in range(20)]
+    assert not any(b"limits.requestsPerSecond" in answer for answer in answers)
+    assert statuses(await _ask(gateway, token)) == [200]
+
+
 async def test_token_of_deleted_account_takes_no_limit_of_class(
     gateway: Gateway, eventually: Callable[..., Any]
 ) -> None:

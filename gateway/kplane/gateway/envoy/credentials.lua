@@ -39,6 +39,7 @@ local function remember(tenant, name, good)
   own.names[name] = good
 end
 
+-- Returns the name of the token, whether the authorizer can verify it, and whether answers tell if it is good.
 -- The signature names a JSON Web Token: only who has the token knows it.
 local function token_of(headers)
   local authorization = headers:get("authorization")
@@ -46,12 +47,13 @@ local function token_of(headers)
   if token then
     local signature = token:match("^[%w_-]+[.][%w_-]+[.]([%w_-]+)$")
     if signature and #signature >= 64 then
-      return signature, true
+      return signature, true, true
     end
-    return token, false
+    return token, false, true
   end
+  -- API servers ignore this header unless the request asks for a WebSocket, and answer as to a request without token.
   local protocols = headers:get(names.protocol)
-  return protocols and protocols:match("base64url[.]bearer[.]authorization[.]k8s[.]io[.]([^, ]+)"), true
+  return protocols and protocols:match("base64url[.]bearer[.]authorization[.]k8s[.]io[.]([^, ]+)"), true, false
 end
 
 local function may_ask(address)
@@ -81,20 +83,23 @@ local function is_verified(request)
 end
 
 function envoy_on_request(request)
-  local name, verifiable = token_of(request:headers())
+  local name, verifiable, told = token_of(request:headers())
   local context = request:filterContext()
   if not name or not context then
     return
   end
   local tenant = context:get("tenant")
   local address = request:headers():get(names.client) or ""
-  local good = recall(tenant, name)
-  if good == nil and verifiable and may_ask(address) and is_verified(request) then
+  local good, method = recall(tenant, name), request:headers():get(":method")
+  -- A change that waits here is counted nowhere, so a hold would not wait until it has ended.
+  local reads = method == "GET" or method == "HEAD"
+  if good == nil and verifiable and reads and may_ask(address) and is_verified(request) then
     good = true
     remember(tenant, name, true)
   end
   local metadata = request:streamInfo():dynamicMetadata()
   metadata:set(names.metadata, "name", name)
+  metadata:set(names.metadata, "told", told)
   if good then
     request:headers():replace(names.known, "true")
   else
@@ -112,7 +117,7 @@ function envoy_on_response(response)
     if recall(tenant, request.name) then
       remember(tenant, request.name, false)
     end
-  elseif accepted[code] and response:headers():get("audit-id") then
+  elseif request.told and accepted[code] and response:headers():get("audit-id") then
     -- Answers of the gateway itself have no such header, unless they are 401.
     remember(tenant, request.name, true)
   end
