@@ -70,7 +70,7 @@ async def test_snapshot_survives_its_management_cluster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Each is a write.
-    monkeypatch.setattr(restored, "_ABOVE_IN_SHARED_ETCD", 1000)
+    monkeypatch.setattr(restored, "_UNKNOWN_IN_SHARED_ETCD", 1000)
     url, files = bucket
     settings = {
         "snapshot_bucket": "s3://backups/kplane",
