@@ -22,9 +22,10 @@ from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import BackupFailed, FileRefused
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_SNAPSHOTS
 from kplane.controlplane_operator.snapshots.catalog import ArchiveName, CatalogEntry, hidden_name, is_hidden_name
-from kplane.controlplane_operator.snapshots.locations import cluster_uid, file_name, imported_from, location_of
+from kplane.controlplane_operator.snapshots.locations import file_name, imported_from, location_of, possible_names
 from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
 from kplane.controlplane_operator.status.partial import PartialSnapshot
+from kplane.controlplane_operator.tenant.identity import read_cluster_uid
 from kplane.controlplane_operator.watch.backoff import jittered, retry_backoff
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import AlreadyExists, Conflict, Forbidden, Invalid, NotFound, ProviderError
@@ -35,8 +36,6 @@ _log: Final = logging.getLogger(__name__)
 
 _PERIOD_SECONDS: Final = 300.0
 _FIRST_RETRY_SECONDS: Final = 10.0
-_UID_LENGTH: Final = 8
-_LONGEST_NAME: Final = 253
 
 
 class SnapshotImporter:
@@ -115,7 +114,7 @@ class SnapshotImporter:
 
     async def _hidden(self, files: Mapping[str, str], archives: list[ArchiveName]) -> set[str]:
         """Return the uids of snapshots that users deleted here, and forget those whose files are gone."""
-        cluster, uids = await cluster_uid(self._context.client), {archive.uid for archive in archives}
+        cluster, uids = await read_cluster_uid(self._context.client), {archive.uid for archive in archives}
         hidden = {uid for file in files if (uid := is_hidden_name(file, cluster=cluster)) is not None}
         for uid in hidden - uids:
             await self._storage.remove(hidden_name(ArchiveName("", uid), cluster=cluster))
@@ -160,7 +159,7 @@ class SnapshotImporter:
             # The other management cluster may be alive, and need the file.
             "spec": {"controlPlaneRef": {"name": entry.control_plane}, "deletionPolicy": DeletionPolicy.RETAIN},
         }
-        for name in _names(archive):
+        for name in possible_names(archive.name, uid=archive.uid):
             try:
                 created = await self._context.client.create(
                     CONTROL_PLANE_SNAPSHOTS, {**body, "metadata": {**body["metadata"], "name": name}}
@@ -177,9 +176,3 @@ class SnapshotImporter:
             return
         self._refused[archive.entry] = content
         _log.warning("failed to import snapshot %s: other snapshots have its names; delete one of them", archive.file)
-
-
-def _names(archive: ArchiveName) -> list[str]:
-    """Return the names that an object can get: that of the snapshot, and another one if that name is taken."""
-    suffix = f"-{archive.uid[:_UID_LENGTH]}"
-    return [archive.name, f"{archive.name[: _LONGEST_NAME - len(suffix)]}{suffix}"]

@@ -1,20 +1,24 @@
-"""Where the file of a ControlPlaneSnapshot is, and whether the object was made again from that file."""
+"""Where the file of a ControlPlaneSnapshot is, and which names a snapshot can get."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from kplane.api import ControlPlaneSnapshot
 from kplane.api.names import IMPORTED_FROM_ANNOTATION
+from kplane.controlplane_operator.snapshots.catalog import ArchiveName
 from kplane.controlplane_operator.status.partial import PartialSnapshot
 from kplane.controlplane_operator.watch.cache import Object
-from kplane.provider import Client
-from kplane.provider.client.resources import NAMESPACES
 
-__all__ = ["cluster_uid", "file_name", "imported_from", "location_of"]
+__all__ = ["file_name", "imported_from", "location_of", "possible_names"]
+
+_UID_LENGTH: Final = 8
+_LONGEST_NAME: Final = 253
 
 
 def file_name(snapshot: ControlPlaneSnapshot | PartialSnapshot) -> str:
     """Return the name of the file that the operator writes: by uid, so that no two snapshots have the same."""
-    return f"controlplane-{snapshot.name}-{snapshot.metadata.uid}.age"
+    return ArchiveName(snapshot.name, snapshot.metadata.uid or "").file
 
 
 def imported_from(obj: Object) -> str | None:
@@ -29,7 +33,7 @@ def location_of(obj: Object) -> str | None:
     return location or imported_from(obj)
 
 
-async def cluster_uid(client: Client) -> str:
-    """Return what tells this management cluster from all others. Raises ProviderError."""
-    uid: str = (await client.get(NAMESPACES, "kube-system"))["metadata"]["uid"]
-    return uid
+def possible_names(name: str, *, uid: str) -> tuple[str, str]:
+    """Return the names that an object can get: its own, and one with a part of `uid` if another object has that."""
+    suffix = f"-{uid[:_UID_LENGTH]}"
+    return name, f"{name[: _LONGEST_NAME - len(suffix)]}{suffix}"

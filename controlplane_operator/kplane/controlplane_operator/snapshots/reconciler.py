@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from kplane.api import ControlPlane, ControlPlaneSnapshot, ControlPlaneSnapshotStatus, DeletionPolicy, SnapshotPhase
-from kplane.api.names import FINALIZER, IMPORTED_FROM_ANNOTATION
+from kplane.api.names import FINALIZER
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import BackupFailed, OperatorError
 from kplane.controlplane_operator.failures import Failures
@@ -16,13 +16,14 @@ from kplane.controlplane_operator.finalizers import add_finalizer, remove_finali
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.snapshots.catalog import ArchiveName, CatalogEntry
 from kplane.controlplane_operator.snapshots.jobs import SnapshotJobs
-from kplane.controlplane_operator.snapshots.locations import cluster_uid, file_name, imported_from, location_of
+from kplane.controlplane_operator.snapshots.locations import file_name, imported_from, location_of
 from kplane.controlplane_operator.snapshots.saving import Saved, save_snapshot
 from kplane.controlplane_operator.snapshots.source import Sources
 from kplane.controlplane_operator.snapshots.storage import SnapshotStorage
 from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import PartialSnapshot, as_recorded
+from kplane.controlplane_operator.tenant.identity import read_cluster_uid
 from kplane.controlplane_operator.watch.backoff import KeyedBackoff, jittered
 from kplane.controlplane_operator.watch.cache import Key, Object
 from kplane.data import DataError
@@ -76,8 +77,8 @@ class ControlPlaneSnapshotReconciler:
             if snapshot.status.phase is SnapshotPhase.COMPLETED or self._jobs.has(uid):
                 await self.failures.over(key)
                 return None
-            if imported_from(obj) is not None:
-                return await self._import(snapshot)
+            if (location := imported_from(obj)) is not None:
+                return await self._import(snapshot, location=location)
             if (rest := self._not_before.get(uid, 0.0) - asyncio.get_running_loop().time()) > 0:
                 return Result(rest)
             try:
@@ -110,9 +111,9 @@ class ControlPlaneSnapshotReconciler:
             return Result(jittered(_TURN_SECONDS))
         return None
 
-    async def _import(self, snapshot: ControlPlaneSnapshot) -> Result | None:
+    async def _import(self, snapshot: ControlPlaneSnapshot, *, location: str) -> Result | None:
         """Take the status from the catalogue, and never write the file: the control plane has other data now."""
-        location, uid = snapshot.metadata.annotations[IMPORTED_FROM_ANNOTATION], snapshot.metadata.uid or ""
+        uid = snapshot.metadata.uid or ""
         try:
             archive, entry = await self._entry(snapshot, location)
         except (BackupFailed, OSError) as error:
@@ -270,7 +271,7 @@ class ControlPlaneSnapshotReconciler:
         except BackupFailed:
             return
         if archive is not None:
-            await storage.hide(archive, cluster=await cluster_uid(self._context.client))
+            await storage.hide(archive, cluster=await read_cluster_uid(self._context.client))
 
     def _is_restored(self, name: str) -> bool:
         """Tell whether a control plane is being restored from the snapshot, and so needs its file."""

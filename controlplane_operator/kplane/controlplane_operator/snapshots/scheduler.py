@@ -19,6 +19,7 @@ from kplane.controlplane_operator.class_policy import class_in_force
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_SNAPSHOTS
 from kplane.controlplane_operator.schedule import Schedule
+from kplane.controlplane_operator.snapshots.locations import possible_names
 from kplane.controlplane_operator.status.conditions import is_paused
 from kplane.controlplane_operator.status.partial import as_recorded
 from kplane.controlplane_operator.watch.cache import Key, Object
@@ -29,7 +30,6 @@ from kplane.provider.logs import log_fields
 
 __all__ = ["SnapshotScheduler", "scheduled_of", "settings_of"]
 
-_UID_LENGTH: Final = 8
 _LONGEST_SECONDS: Final = 3600.0
 """So long at most until the next look: the clock may be set meanwhile."""
 
@@ -84,7 +84,7 @@ class SnapshotScheduler:
     async def _create(self, body: Object, *, uid: str) -> None:
         """Create the snapshot, under a longer name if another object has its name, such as an imported one."""
         metadata, snapshots = body["metadata"], self._context.stores.snapshots
-        for name in (metadata["name"], f"{metadata['name']}-{uid[:_UID_LENGTH]}"):
+        for name in possible_names(metadata["name"], uid=uid):
             named = {**body, "metadata": {**metadata, "name": name}}
             try:
                 snapshots.apply(await self._context.client.create(CONTROL_PLANE_SNAPSHOTS, named))
