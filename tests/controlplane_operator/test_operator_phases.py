@@ -38,9 +38,7 @@ def summary() -> Summary:
 
 @pytest.fixture
 def reconciler() -> ControlPlaneReconciler:
-    parts: Any = SimpleNamespace(
-        stores=Stores(), runs_pods=True, virtual=None, gateway=None, again=lambda _: None, home=lambda _: None
-    )
+    parts: Any = SimpleNamespace(stores=Stores(), runs_pods=True, virtual=None, gateway=None, again=lambda _: None)
     return ControlPlaneReconciler(
         parts,
         probes=parts,
@@ -50,6 +48,7 @@ def reconciler() -> ControlPlaneReconciler:
         clusters=parts,
         switch=parts,
         removal=parts,
+        served=parts,
         runtime=parts,
         monitors=parts,
         room=parts,

@@ -290,6 +290,7 @@ class _Assembly:
         migrator = Migrator(context, homes=provisioners.home, planner=planner, copies=self._copies, claim=claims.take)
         switch = EndpointSwitch(context.stores, queues=context.queues)
         probes = CredentialProbes(context)
+        served = ServedRevisions(context, homes=provisioners.home)
         control_planes = ControlPlaneReconciler(
             context,
             probes=probes,
@@ -302,8 +303,9 @@ class _Assembly:
                 claims=claims,
                 mcms=self._mcms,
                 abandon=migrator.abandon,
-                served=ServedRevisions(context, homes=provisioners.home),
+                served=served,
             ),
+            served=served,
             migrator=migrator,
             claims=claims,
             clusters=clusters,

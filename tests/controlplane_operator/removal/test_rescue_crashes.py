@@ -20,6 +20,7 @@ from kplane.controlplane_operator.controlplanes.migration.following import Copie
 from kplane.controlplane_operator.controlplanes.migration.migrator import Migrator
 from kplane.controlplane_operator.controlplanes.provisioners import Provisioners
 from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneReconciler
+from kplane.controlplane_operator.controlplanes.served_revisions import ServedRevisions
 from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitors
 from kplane.controlplane_operator.hibernation.room import Limits, Room
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
@@ -82,6 +83,7 @@ class Run:
             clusters=ClusterClaims(context.stores),
             switch=EndpointSwitch(context.stores, queues=context.queues),
             removal=self.operator.removal,
+            served=ServedRevisions(context, homes=provisioners.home),
             runtime=ProcessRuntime(Path("/nonexistent"), programs=()),
             monitors=ServiceMonitors(context, settings=None),
             room=Room(context, limits=Limits(), at_once=1),

@@ -112,6 +112,7 @@ class ControlPlaneReconciler:
         clusters: ClusterClaims,
         switch: EndpointSwitch,
         removal: Removal,
+        served: ServedRevisions,
         runtime: Runtime,
         monitors: ServiceMonitors,
         room: Room,
@@ -122,7 +123,7 @@ class ControlPlaneReconciler:
         )
         self._context = context
         self._provisioners = provisioners
-        self._served = ServedRevisions(context, homes=provisioners.home)
+        self._served = served
         self._sleeper = Sleeper(context, backend=provisioners.virtual, room=room)
         self._namespaces = namespaces
         self._claims = claims

@@ -11,6 +11,7 @@ from kplane.api import (
     ControlPlane,
     ControlPlaneMode,
     ControlPlaneSnapshot,
+    ControlPlaneSnapshotStatus,
     RestoreStatus,
     SnapshotPhase,
 )
@@ -41,8 +42,7 @@ def restore_status(control_plane: ControlPlane, *, stores: Stores, living: int |
             control_plane_uid=original.metadata.uid, kubernetes_version=original.status.version, begins_at=None
         )
     name, home = source.snapshot_ref.name, control_plane.home
-    snapshot = _snapshot(control_plane, stores=stores)
-    status = snapshot.status
+    status = _snapshot(control_plane, stores=stores)
     served = max((each for each in (status.highest_revision, living) if each is not None), default=None)
     if (
         served is None
@@ -76,7 +76,7 @@ def restored_service_cidr(control_plane: ControlPlane, *, stores: Stores) -> str
         return control_plane.status.service_cidr
     if source.snapshot_ref is None:
         return _original(control_plane, stores=stores).status.service_cidr
-    return _snapshot(control_plane, stores=stores).status.service_cidr
+    return _snapshot(control_plane, stores=stores).service_cidr
 
 
 def _begins_at(revision: int, *, served: int | None, mode: ControlPlaneMode) -> int:
@@ -89,7 +89,7 @@ def _begins_at(revision: int, *, served: int | None, mode: ControlPlaneMode) -> 
     return revision + (UNKNOWN_REVISIONS if mode is ControlPlaneMode.DEDICATED else _UNKNOWN_IN_SHARED_ETCD)
 
 
-def _snapshot(control_plane: ControlPlane, *, stores: Stores) -> ControlPlaneSnapshot:
+def _snapshot(control_plane: ControlPlane, *, stores: Stores) -> ControlPlaneSnapshotStatus:
     source = control_plane.spec.source
     name = source.snapshot_ref.name if source is not None and source.snapshot_ref is not None else ""
     what = f"ControlPlaneSnapshot {name}"
@@ -102,7 +102,7 @@ def _snapshot(control_plane: ControlPlane, *, stores: Stores) -> ControlPlaneSna
         raise _not_ready(what, "this version of kplane does not understand it") from None
     if snapshot.status.phase is not SnapshotPhase.COMPLETED or snapshot.deleting:
         raise _not_ready(what, "it is not completed, or is being deleted")
-    return snapshot
+    return snapshot.status
 
 
 def _original(control_plane: ControlPlane, *, stores: Stores) -> ControlPlane:
