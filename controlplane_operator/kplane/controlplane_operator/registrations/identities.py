@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from kplane.api import ResourceModel
 from kplane.api.names import GROUP, REGISTRATION_LABEL, label_value
-from kplane.controlplane_operator.grants import Account, apply_rbac, is_as_written, uids_of
+from kplane.controlplane_operator.grants import RBAC, Account, apply_rbac, is_as_written, uids_of
 from kplane.controlplane_operator.kinds import owner_reference
 from kplane.controlplane_operator.tenant.tokens import Token, request_token
 from kplane.controlplane_operator.watch.cache import Object, key_of
@@ -32,7 +32,6 @@ __all__ = ["McmIdentities"]
 
 _UID_LABEL: Final = f"{GROUP}/dedicated-uid"
 """On the identity of a dedicated mcm and its RBAC objects: the uid of the registration."""
-_RBAC: Final = "rbac.authorization.k8s.io"
 _EVENTS_NAMESPACE: Final = "default"
 """Events of cluster-scoped objects are there."""
 _VERIFIED_SECONDS: Final = 600.0
@@ -208,7 +207,7 @@ def _rights(
 
 
 def _binding(metadata: dict[str, Any], *, kind: str, account: Account) -> dict[str, Any]:
-    role = {"apiGroup": _RBAC, "kind": kind, "name": metadata["name"]}
+    role = {"apiGroup": RBAC, "kind": kind, "name": metadata["name"]}
     return {"metadata": metadata, "roleRef": role, "subjects": [account.subject()]}
 
 

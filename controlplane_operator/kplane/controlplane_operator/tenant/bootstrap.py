@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 from kplane.api.names import CONTROL_PLANE_UID_LABEL
 from kplane.controlplane_operator.errors import RoleMissing
-from kplane.controlplane_operator.grants import apply_rbac
+from kplane.controlplane_operator.grants import RBAC, apply_rbac
 from kplane.provider import AlreadyExists, Client, NotFound
 from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, NAMESPACES, SERVICE_ACCOUNTS
 from kplane.provider.errors import Forbidden
@@ -54,7 +54,6 @@ ADMIN_BINDING: Final = "controlplane-admin"
 CONTROLLERS_BINDING: Final = "controlplane-controllers"
 CONTROLLERS_ROLE: Final = "cluster-admin"
 """Garbage collection and namespace deletion need every resource that the tenant may add."""
-_RBAC: Final = "rbac.authorization.k8s.io"
 MANAGED_LABELS: Final = {"app.kubernetes.io/managed-by": "kplane"}
 
 
@@ -80,10 +79,10 @@ class Binding:
         if self.subject.kind == "ServiceAccount":
             subject_ref["namespace"] = TENANT_NAMESPACE
         else:
-            subject_ref["apiGroup"] = _RBAC
+            subject_ref["apiGroup"] = RBAC
         return {
             "metadata": {"name": self.name, "labels": dict(labels)},
-            "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": self.role},
+            "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": self.role},
             "subjects": [subject_ref],
         }
 

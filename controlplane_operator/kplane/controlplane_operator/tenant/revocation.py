@@ -7,6 +7,7 @@ import contextlib
 from typing import Any, Final
 
 from kplane.api.names import ADDON_LABEL, CONTROL_PLANE_UID_LABEL
+from kplane.controlplane_operator.grants import RBAC
 from kplane.controlplane_operator.status.errors import tenant_error
 from kplane.controlplane_operator.tenant.bootstrap import (
     ADMIN_ACCOUNT,
@@ -27,7 +28,6 @@ __all__ = ["revoke", "revoke_as_controllers", "revoke_issued"]
 
 _JOIN_NAMESPACE: Final = "kube-system"
 _FIELD_MANAGER: Final = "kplane-bootstrap"
-_RBAC: Final = "rbac.authorization.k8s.io"
 _LAST_RIGHT: Final = "controlplane-revocation"
 _TRIES: Final = 20
 _PAUSE_SECONDS: Final = 0.1
@@ -127,7 +127,7 @@ async def _grant_last_right(client: Client, *, owner: str | None) -> None:
         "verbs": ["delete"],
     }
     subject = {"kind": "ServiceAccount", "name": CONTROLLERS_ACCOUNT.name, "namespace": TENANT_NAMESPACE}
-    role_ref = {"apiGroup": _RBAC, "kind": "Role", "name": _LAST_RIGHT}
+    role_ref = {"apiGroup": RBAC, "kind": "Role", "name": _LAST_RIGHT}
     await client.apply(ROLES, {"metadata": metadata, "rules": [rule]}, field_manager=_FIELD_MANAGER)
     binding = {"metadata": metadata, "roleRef": role_ref, "subjects": [subject]}
     await client.apply(ROLE_BINDINGS, binding, field_manager=_FIELD_MANAGER)
