@@ -19,9 +19,9 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def quick_liveness(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a process count as hanging after some four seconds instead of a minute."""
-    monkeypatch.setattr(runtime, "Pace", functools.partial(Pace, live_probe=0.5, live_failures=3))
-    monkeypatch.setattr(apiserver, "Probe", functools.partial(Probe, timeout_seconds=1.0))
+    """Have a process count as hanging after some fifteen seconds instead of a minute: a busy machine takes a few."""
+    monkeypatch.setattr(runtime, "Pace", functools.partial(Pace, live_probe=1.0, live_failures=5))
+    monkeypatch.setattr(apiserver, "Probe", functools.partial(Probe, timeout_seconds=2.0))
 
 
 async def test_api_server_that_is_stopped_is_started_again(quick_liveness: None, own_field: Any) -> None:
