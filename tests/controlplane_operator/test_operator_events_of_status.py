@@ -101,6 +101,7 @@ async def test_the_end_of_what_is_out_of_the_ordinary_is_told_once(
         ([("Ready", "True", "Reconciled"), ("Reachable", "True", "Answered")], []),
         ([("Ready", "True", "Hibernated"), ("Hibernated", "True", "Hibernated")], []),
         ([("Ready", "False", "ClassNotFound")], ["ClassNotFound"]),
+        ([("Ready", "False", "EtcdUnavailable")], ["EtcdUnavailable"]),
         ([("Paused", "True", "PausedByAnnotation")], ["PausedByAnnotation"]),
     ],
 )

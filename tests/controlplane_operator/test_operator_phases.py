@@ -19,6 +19,7 @@ from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneRe
 from kplane.controlplane_operator.controlplanes.summary import Summary
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.gateway import Gateway
+from kplane.controlplane_operator.metrics import Metrics
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.stores import Stores
@@ -38,7 +39,9 @@ def summary() -> Summary:
 
 @pytest.fixture
 def reconciler() -> ControlPlaneReconciler:
-    parts: Any = SimpleNamespace(stores=Stores(), runs_pods=True, virtual=None, gateway=None, again=lambda _: None)
+    parts: Any = SimpleNamespace(
+        stores=Stores(), runs_pods=True, virtual=None, home=None, gateway=None, again=lambda _: None
+    )
     return ControlPlaneReconciler(
         parts,
         probes=parts,
@@ -121,6 +124,44 @@ def test_what_is_due_is_looked_at_also_while_a_person_is_needed(
     monkeypatch.setattr(reconciler._context, "metrics", metrics, raising=False)
     failure = ConditionError(Reason.NO_GATEWAY_DOMAIN, "no domain")
     assert reconciler._next(("", "acme"), look(failure=failure, again=again)) == again
+
+
+def test_failure_before_the_first_publication_is_counted_once_it_lasts(
+    reconciler: ControlPlaneReconciler, summary: Summary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The phase stays Provisioning, and the reason names the failure: of each change of it there is an Event."""
+    metrics, clock, key = Metrics(), iter((0.0, 1.0, 5.0, 20.0)), ("", "acme")
+    monkeypatch.setattr(reconciler._context, "metrics", metrics, raising=False)
+    monkeypatch.setattr("kplane.controlplane_operator.controlplanes.first_tries.time.monotonic", lambda: next(clock))
+    seen = []
+    for _ in range(4):
+        one = look(failure=ConditionError(Reason.ETCD_UNAVAILABLE, "etcd: no space left on device"))
+        reconciler._judge(key, one)
+        status = summary.status(one)
+        reconciler._next(key, one)
+        counted = metrics.registry.get_sample_value(
+            "kplane_reconcile_failures_total", {"controller": "controlplane", "reason": "EtcdUnavailable"}
+        )
+        seen.append((status.phase, status.conditions[0].reason, status.conditions[0].message, counted))
+    message = "etcd: no space left on device"
+    waits = ("Provisioning", "Provisioning", message, None)
+    assert seen == [waits] * 3 + [("Provisioning", "EtcdUnavailable", message, 1.0)]
+
+
+def test_published_control_plane_tells_a_lasting_refusal_inside_after_some_tries(
+    reconciler: ControlPlaneReconciler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter((0.0, 1.0, 5.0, 20.0))
+    monkeypatch.setattr("kplane.controlplane_operator.controlplanes.first_tries.time.monotonic", lambda: next(clock))
+    provision, identity = published()["provision"], cast("Any", None)
+    seen = []
+    for _ in range(4):
+        refused = ConditionError(Reason.BOOTSTRAP_FAILED, "answered 500")
+        credentials = Credentials(identity, identity, "v1.36.3", incomplete=refused)
+        one = look(status=_PUBLISHED, provision=provision, credentials=credentials, published=_PUBLISHED)
+        reconciler._judge(("", "acme"), one)
+        seen.append(one.ready[0])
+    assert seen == [Reason.BOOTSTRAPPING] * 3 + [Reason.BOOTSTRAP_FAILED]
 
 
 async def test_a_class_that_asks_for_host_names_without_a_domain_takes_no_address(

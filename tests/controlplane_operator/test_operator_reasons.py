@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kplane.api import ControlPlanePhase
-from kplane.controlplane_operator.reasons import Reason, reason_tables
+from kplane.controlplane_operator.reasons import Cause, Reason, reason_tables
 from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
 from kplane.provider import NotFound, ProviderError, Unreachable
 from kplane.provider.errors import AnswerTooLarge, Unauthorized
@@ -39,6 +39,33 @@ def test_a_person_is_needed_where_it_failed(reason: Reason, first: str, publishe
     assert (reason.phase(published=False), reason.phase(published=True)) == (first, published)
 
 
+@pytest.mark.parametrize("reason", [each for each in Reason if each.at_first is not None])
+def test_failure_of_a_start_is_counted_and_its_wait_is_not(reason: Reason) -> None:
+    waiting = reason.at_first
+    assert waiting is not None
+    assert (reason.expected, waiting.expected) == (False, True)
+    for published in (False, True):
+        assert reason.phase(published=published) is waiting.phase(published=published)
+    assert reason.transient
+
+
+def test_failure_of_a_start_exists_for_each_wait_of_a_start() -> None:
+    """A wait without a failure beside it hides failures: its Event is no Warning, and nothing counts it."""
+    failures = {reason.at_first for reason in Reason}
+    assert {Reason.PROVISIONING, Reason.BOOTSTRAPPING} <= failures
+
+
+def test_mistake_of_a_user_is_no_fault_of_operator_or_machine() -> None:
+    assert {Reason.CLASS_NOT_FOUND.cause, Reason.SPEC_INVALID.cause, Reason.CREDENTIALS_MISSING.cause} == {Cause.USER}
+    faults = (Reason.ETCD_UNAVAILABLE, Reason.START_FAILED, Reason.INTERNAL_ERROR, Reason.DATA_LOST)
+    assert {reason.cause for reason in faults} == {Cause.SYSTEM}
+
+
+def test_wait_of_the_operator_is_no_mistake_of_a_user() -> None:
+    transient = {reason for reason in Reason if reason.transient and reason.cause is Cause.USER}
+    assert transient == set()
+
+
 def test_reasons_are_words_and_each_is_in_a_table() -> None:
     shown = "\n".join(reason_tables())
     assert {reason for reason in Reason if f"| `{reason}` |" not in shown} == set()
@@ -58,7 +85,7 @@ def test_an_error_is_retried_as_its_reason_says_unless_it_says_otherwise() -> No
         (Unreachable("m", kind="tls", reason="CertificateInvalid"), Reason.CERTIFICATE_INVALID),
         (AnswerTooLarge("m"), Reason.ANSWER_TOO_LARGE),
         (Unauthorized(401, "Unauthorized", "m"), Reason.CREDENTIALS_REJECTED),
-        (NotFound(404, "NotFound", "m"), Reason.BOOTSTRAPPING),
+        (NotFound(404, "NotFound", "m"), Reason.BOOTSTRAP_FAILED),
     ],
 )
 def test_what_a_tenants_api_server_says_is_one_of_them(error: ProviderError, reason: Reason) -> None:

@@ -13,7 +13,7 @@ from typing import Final, Self
 from kplane.api import ControlPlanePhase
 from kplane.api.conditions import WAITS_FOR_ROOM
 
-__all__ = ["EXPECTED", "Reason", "reason_tables"]
+__all__ = ["EXPECTED", "Cause", "Reason", "reason_tables"]
 
 _READY: Final = "ControlPlane: `Ready`"
 _UP_TO_DATE: Final = "ControlPlane: `UpToDate`"
@@ -60,6 +60,8 @@ class _Traits:
     waits_for_event: bool
     transient: bool
     expected: bool
+    by_user: bool
+    at_first: str | None
 
 
 def _in(
@@ -68,8 +70,18 @@ def _in(
     waits: bool = False,
     transient: bool = False,
     expected: bool = False,
+    by_user: bool = False,
+    at_first: str | None = None,
 ) -> _Traits:
-    return _Traits(tables, phase, waits_for_event=waits, transient=transient, expected=expected)
+    return _Traits(
+        tables,
+        phase,
+        waits_for_event=waits,
+        transient=transient,
+        expected=expected,
+        by_user=by_user,
+        at_first=at_first,
+    )
 
 
 _LASTING: Final = frozenset(
@@ -87,6 +99,15 @@ _PROVISIONING: Final = ControlPlanePhase.PROVISIONING
 _TERMINATING: Final = ControlPlanePhase.TERMINATING
 
 
+class Cause(StrEnum):
+    """Who has to mend the object, as a label of metrics."""
+
+    USER = "User"
+    """The author of the object: a spec, class or Secret is wrong, or something that it names is missing."""
+    SYSTEM = "System"
+    """The operator passes it by itself, or the administrator of operator, machines and etcd mends it."""
+
+
 class Reason(StrEnum):
     """Why a condition is what it is, with what to do about it."""
 
@@ -98,6 +119,8 @@ class Reason(StrEnum):
     """It passes without a person."""
     expected: bool
     """Part of normal work: its Event is no warning, and the metric of failures does not count it."""
+    cause: Cause
+    """Who has to mend it."""
     traits: _Traits
     """Where it is used, and which phase it leads to."""
 
@@ -108,6 +131,7 @@ class Reason(StrEnum):
         member.waits_for_event = traits.waits_for_event
         member.transient = traits.transient
         member.expected = traits.expected
+        member.cause = Cause.USER if traits.by_user else Cause.SYSTEM
         member.traits = traits
         return member
 
@@ -123,69 +147,73 @@ class Reason(StrEnum):
         _in(_FACTS, expected=True),
     )
     NOT_SUPPORTED = ("NotSupported", "the message names the fields that have no effect", _in(_FACTS))
-    PAUSED_BY_ANNOTATION = ("PausedByAnnotation", "remove the annotation to resume", _in(_FACTS))
+    PAUSED_BY_ANNOTATION = ("PausedByAnnotation", "remove the annotation to resume", _in(_FACTS, by_user=True))
 
     # What a control plane needs
     INVALID_CLUSTER_PATH = (
         "InvalidClusterPath",
         "set `spec.virtual.clusterPath` to a DNS label, or back",
-        _in(_READY, waits=True),
+        _in(_READY, waits=True, by_user=True),
     )
     CLUSTER_PATH_RESERVED = (
         "ClusterPathReserved",
         "choose another `spec.virtual.clusterPath`",
-        _in(_READY, waits=True),
+        _in(_READY, waits=True, by_user=True),
     )
     CLUSTER_PATH_IN_USE = (
         "ClusterPathInUse",
         "choose another `spec.virtual.clusterPath`, or revert the endpoint's URL",
-        _in(_READY, phase=_PENDING),
+        _in(_READY, phase=_PENDING, by_user=True),
     )
     DATA_STORE_NOT_FOUND = (
         "DataStoreNotFound",
         "name a data store of the operator, or start it with that one",
-        _in(_READY, phase=_PENDING),
+        _in(_READY, phase=_PENDING, by_user=True),
     )
     ENDPOINT_IN_USE = (
         "EndpointInUse",
         "adopt each cluster once: correct the endpoint, or delete the control plane that the message names",
-        _in(_READY, phase=_PENDING),
+        _in(_READY, phase=_PENDING, by_user=True),
     )
     CLUSTER_CHANGED = (
         "ClusterChanged",
         "lead the endpoint back to the adopted cluster, or create another control plane for the other cluster",
-        _in(_READY, phase=_PENDING),
+        _in(_READY, phase=_PENDING, by_user=True),
     )
     CLASS_NOT_FOUND = (
         "ClassNotFound",
         "create the class, or name another",
-        _in(_READY, _CLASS_FOUND, phase=_PENDING, waits=True),
+        _in(_READY, _CLASS_FOUND, phase=_PENDING, waits=True, by_user=True),
     )
     CLASS_INVALID = (
         "ClassInvalid",
         "correct the class, or upgrade the operator",
-        _in(_READY, _CLASS_FOUND, _CLASS, waits=True),
+        _in(_READY, _CLASS_FOUND, _CLASS, waits=True, by_user=True),
     )
-    MODE_NOT_ALLOWED = ("ModeNotAllowed", "name a class that allows this mode", _in(_READY, _CLASS_FOUND, waits=True))
+    MODE_NOT_ALLOWED = (
+        "ModeNotAllowed",
+        "name a class that allows this mode",
+        _in(_READY, _CLASS_FOUND, waits=True, by_user=True),
+    )
     AUTH_MODEL_NOT_SUPPORTED = (
         "AuthModelNotSupported",
         "name a class with `auth.model: token`: x509 needs the client CA",
-        _in(_READY, _CLASS_FOUND, waits=True),
+        _in(_READY, _CLASS_FOUND, waits=True, by_user=True),
     )
     ROLE_NOT_FOUND = (
         "RoleNotFound",
         "create the ClusterRole in the control plane, or correct `auth.defaultRole`",
-        _in(_READY),
+        _in(_READY, by_user=True),
     )
     NO_GATEWAY = (
         "NoGateway",
         "give the operator a gateway by `--gateway-url`, or set `spec.endpointPolicy: Own`",
-        _in(_READY, waits=True),
+        _in(_READY, waits=True, by_user=True),
     )
     NO_GATEWAY_DOMAIN = (
         "NoGatewayDomain",
         "give the operator a domain by `--gateway-domain`, or set `spec.endpointStyle: Path`",
-        _in(_READY, waits=True),
+        _in(_READY, waits=True, by_user=True),
     )
     ROUTE_PENDING = (
         "RoutePending",
@@ -201,13 +229,17 @@ class Reason(StrEnum):
     ENDPOINT_PENDING = (
         "EndpointPending",
         "create the ControlPlaneEndpoint, or give it a URL",
-        _in(_READY, _ENDPOINT, _REGISTRATION, phase=_PENDING, waits=True, expected=True),
+        _in(_READY, _ENDPOINT, _REGISTRATION, phase=_PENDING, waits=True, expected=True, by_user=True),
     )
-    ENDPOINT_INVALID = ("EndpointInvalid", "correct the ControlPlaneEndpoint", _in(_READY, _ENDPOINT, _REGISTRATION))
+    ENDPOINT_INVALID = (
+        "EndpointInvalid",
+        "correct the ControlPlaneEndpoint",
+        _in(_READY, _ENDPOINT, _REGISTRATION, by_user=True),
+    )
     CREDENTIALS_MISSING = (
         "CredentialsMissing",
         "name a Secret with a working kubeconfig in `spec.credentialsSecretRef`",
-        _in(_READY, _ENDPOINT, phase=_PENDING),
+        _in(_READY, _ENDPOINT, phase=_PENDING, by_user=True),
     )
     CREDENTIALS_REJECTED = (
         "CredentialsRejected",
@@ -217,12 +249,12 @@ class Reason(StrEnum):
     SECRET_NOT_ALLOWED = (
         "SecretNotAllowed",
         "label the Secret as the message says",
-        _in(_READY, _ENDPOINT, _REGISTRATION),
+        _in(_READY, _ENDPOINT, _REGISTRATION, by_user=True),
     )
     SECRETS_NOT_READABLE = (
         "SecretsNotReadable",
         "make the RoleBinding that the message names",
-        _in(_ANY, phase=_PENDING),
+        _in(_ANY, phase=_PENDING, by_user=True),
     )
     ENDPOINT_UNREACHABLE = (
         "EndpointUnreachable",
@@ -242,17 +274,17 @@ class Reason(StrEnum):
     VERSION_NOT_ALLOWED = (
         "VersionNotAllowed",
         "set another `spec.version`, or another version of the class",
-        _in(_READY, _UP_TO_DATE, waits=True),
+        _in(_READY, _UP_TO_DATE, waits=True, by_user=True),
     )
     VERSION_NOT_AVAILABLE = (
         "VersionNotAvailable",
         "set another version, or make this one available",
-        _in(_READY, _UP_TO_DATE),
+        _in(_READY, _UP_TO_DATE, by_user=True),
     )
     DATA_RETAINED = (
         "DataRetained",
         "[adopt the data](../how-to/retained-data.md), or choose another name or path",
-        _in(_READY, phase=_PENDING, waits=True),
+        _in(_READY, phase=_PENDING, waits=True, by_user=True),
     )
     DATA_NOT_OWNED = (
         "DataNotOwned",
@@ -264,7 +296,11 @@ class Reason(StrEnum):
         "[restore the data, or accept the loss](../troubleshoot/lost-data.md); no API server runs meanwhile",
         _in(_READY),
     )
-    NAMESPACE_CONFLICT = ("NamespaceConflict", "delete that namespace, or choose another name", _in(_READY))
+    NAMESPACE_CONFLICT = (
+        "NamespaceConflict",
+        "delete that namespace, or choose another name",
+        _in(_READY, by_user=True),
+    )
     NAMESPACE_DELETED = (
         "NamespaceDeleted",
         "wait; with a data volume, [secure it first](../troubleshoot/lost-namespace.md)",
@@ -274,6 +310,16 @@ class Reason(StrEnum):
         "Provisioning",
         "wait; the message says for what",
         _in(_READY, phase=_PROVISIONING, transient=True, expected=True),
+    )
+    ETCD_UNAVAILABLE = (
+        "EtcdUnavailable",
+        "look at etcd, which the message quotes: its members, disk and quota; the operator retries",
+        _in(_READY, phase=_PROVISIONING, transient=True, at_first="Provisioning"),
+    )
+    START_FAILED = (
+        "StartFailed",
+        "see the last words of the program in the message, and disk and memory of its machine; the operator retries",
+        _in(_READY, phase=_PROVISIONING, transient=True, at_first="Provisioning"),
     )
     API_SERVER_NOT_READY = (
         "APIServerNotReady",
@@ -285,10 +331,15 @@ class Reason(StrEnum):
         "wait; the operator retries what the message names",
         _in(_READY, phase=_PROVISIONING, transient=True, expected=True),
     )
+    BOOTSTRAP_FAILED = (
+        "BootstrapFailed",
+        "see why the API server refuses the request that the message names; the operator retries",
+        _in(_READY, phase=_PROVISIONING, transient=True, at_first="Bootstrapping"),
+    )
     WEBHOOK_REFUSED = (
         "WebhookRefused",
         "mend or delete the admission webhook of the control plane that the message names",
-        _in(_READY, _ADDONS),
+        _in(_READY, _ADDONS, by_user=True),
     )
     DELETING = (
         "Deleting",
@@ -370,7 +421,7 @@ class Reason(StrEnum):
     SPEC_INVALID = (
         "SpecInvalid",
         "correct the field that the message names, or upgrade the operator",
-        _in(_ANY, waits=True),
+        _in(_ANY, waits=True, by_user=True),
     )
     TIMED_OUT = (
         "TimedOut",
@@ -510,12 +561,12 @@ class Reason(StrEnum):
     SOURCE_NOT_READY = (
         "SourceNotReady",
         "wait until what `spec.source` names is there, and completed or Ready; or create another control plane",
-        _in(_READY, phase=_PENDING, waits=True),
+        _in(_READY, phase=_PENDING, waits=True, by_user=True),
     )
     SOURCE_ENCRYPTED = (
         "SourceEncrypted",
         "restore a snapshot instead, or decrypt the objects; the operator tries it again",
-        _in(_READY),
+        _in(_READY, by_user=True),
     )
     RESTORE_FAILED = (
         "RestoreFailed",
@@ -547,6 +598,11 @@ class Reason(StrEnum):
     )
     SCHEDULE_INVALID = ("ScheduleInvalid", "correct `spec.snapshots.schedule` of the class", _in(_CLASS, waits=True))
 
+    @property
+    def at_first(self) -> Reason | None:
+        """The reason of waiting that stands for this failure during the first tries; None if it is told at once."""
+        return _BY_WORD[self.traits.at_first] if self.traits.at_first is not None else None
+
     def phase(self, *, published: bool) -> ControlPlanePhase:
         """Return the phase of a control plane whose condition Ready has this reason.
 
@@ -565,6 +621,7 @@ class Reason(StrEnum):
 
 EXPECTED: Final = frozenset(reason for reason in Reason if reason.expected)
 """Reasons that are part of normal work."""
+_BY_WORD: Final = {str(reason): reason for reason in Reason}
 
 
 def reason_tables() -> Iterator[str]:

@@ -58,7 +58,7 @@ def test_tenant_error_names_the_webhook_that_refused(error: ApiError) -> None:
 
 def test_tenant_error_of_another_refusal_names_no_webhook() -> None:
     assert tenant_error("x", Forbidden(403, "Forbidden", "no")).reason is Reason.CREDENTIALS_REJECTED
-    assert tenant_error("x", ServerError(500, "InternalError", "no")).reason is Reason.BOOTSTRAPPING
+    assert tenant_error("x", ServerError(500, "InternalError", "no")).reason is Reason.BOOTSTRAP_FAILED
 
 
 async def test_refused_renewal_names_the_end_of_what_is_published(monkeypatch: pytest.MonkeyPatch) -> None:

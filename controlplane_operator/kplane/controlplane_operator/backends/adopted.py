@@ -223,7 +223,7 @@ def _revocation_errors() -> Iterator[None]:
     except ProviderError as error:
         raise tenant_error("taking back what was issued in the control plane", error) from error
     except BootstrapFailed as error:
-        raise ConditionError(Reason.BOOTSTRAPPING, str(error)) from error
+        raise ConditionError(Reason.BOOTSTRAP_FAILED, str(error)) from error
 
 
 async def _published(context: OperatorContext, control_plane: ControlPlane, *, name: str) -> ClusterConfig | None:

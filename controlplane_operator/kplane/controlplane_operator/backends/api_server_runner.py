@@ -15,7 +15,7 @@ from kplane.controlplane_operator.backends.apiserver import (
     server_url,
     serving_hosts,
 )
-from kplane.controlplane_operator.backends.base import Provision, check_ready, runtime_errors
+from kplane.controlplane_operator.backends.base import Provision, check_ready, runtime_errors, start_errors
 from kplane.controlplane_operator.backends.class_settings import api_server_settings, exposure_of, scheduling_of
 from kplane.controlplane_operator.backends.etcd import EtcdAccess
 from kplane.controlplane_operator.backends.proxy import EgressProxies, ProxyProgram
@@ -163,7 +163,7 @@ class ApiServerRunner:
             raise
         self._unrepaired.pop(name, None)
         provision = ground.provision()
-        with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
+        with start_errors(published=published):
             version = plan.version or state.version or await self._runtime.version(API_SERVER)
         if not is_bootstrapped(control_plane, version=version, fresh=fresh):
             await check_bootstrapped(

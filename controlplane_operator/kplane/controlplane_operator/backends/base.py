@@ -31,7 +31,9 @@ __all__ = [
     "VersionLag",
     "check_ready",
     "data_errors",
+    "is_crashing",
     "runtime_errors",
+    "start_errors",
 ]
 
 
@@ -181,13 +183,15 @@ class Hibernating(Movable, Protocol):
 
 
 _PATIENCE_SECONDS: Final = 3.0
+_CRASHES: Final = 2
+"""Number of restarts after which a component that starts counts as crashing."""
 
 
 async def check_ready(runtime: Runtime, component: str, *, what: str, published: bool) -> ComponentState:
     """Return the state of a component that is ready; `what` names it for people.
 
-    Raises ConditionError (Provisioning, or APIServerNotReady once published) while it is not ready, and (Failed) if it
-    never was and there is no program to run.
+    Raises ConditionError while it is not ready: APIServerNotReady once published. Before that Provisioning while it
+    starts, StartFailed if it ends by itself, and Failed if there is no program to run.
 
     Once published, wait a little for a start: after a restart of the operator it probes every component anew, and that
     must not make the control planes seem to be down.
@@ -199,9 +203,21 @@ async def check_ready(runtime: Runtime, component: str, *, what: str, published:
         told = f": {state.message}" if state.message else ""
         if state.unobtainable and not published:
             raise ConditionError(Reason.FAILED, f"{what} cannot be started{told}")
-        reason = Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING
+        reason = Reason.START_FAILED if is_crashing(state) else Reason.PROVISIONING
+        reason = _start_reason(reason, published=published)
         raise ConditionError(reason, f"waiting for {what}, which is {state.phase}{told}")
     return state
+
+
+def is_crashing(state: ComponentState) -> bool:
+    """Tell whether a component ends by itself, and does not only take its time to start.
+
+    A component that ended more than once counts as crashing during its next start too. Otherwise the reason would
+    change with each start.
+    """
+    if state.phase is Phase.STARTING:
+        return state.restarts >= _CRASHES
+    return state.phase in {Phase.BACKOFF, Phase.ENDED}
 
 
 async def _settle(runtime: Runtime, component: str) -> None:
@@ -234,3 +250,21 @@ def runtime_errors(reason: Reason) -> Iterator[None]:
         yield
     except (WorkloadsError, KeyspaceError) as error:
         raise ConditionError(reason, str(error)) from error
+
+
+@contextmanager
+def start_errors(*, published: bool) -> Iterator[None]:
+    """Turn failures of the runtime and of the shared etcd into ConditionError, on the way to an API server that serves.
+
+    The reason is APIServerNotReady once published. Before that it names which of the two fails.
+    """
+    try:
+        yield
+    except KeyspaceError as error:
+        raise ConditionError(_start_reason(Reason.ETCD_UNAVAILABLE, published=published), str(error)) from error
+    except WorkloadsError as error:
+        raise ConditionError(_start_reason(Reason.START_FAILED, published=published), str(error)) from error
+
+
+def _start_reason(reason: Reason, *, published: bool) -> Reason:
+    return Reason.API_SERVER_NOT_READY if published else reason

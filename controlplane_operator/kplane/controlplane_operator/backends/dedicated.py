@@ -10,7 +10,7 @@ from typing import Final
 
 from kplane.api import ControlPlane, ControlPlaneClass, DeletionPolicy
 from kplane.controlplane_operator.backends.api_server_runner import ApiServerRunner, Ground
-from kplane.controlplane_operator.backends.base import Provision, VersionLag, data_errors, runtime_errors
+from kplane.controlplane_operator.backends.base import Provision, VersionLag, data_errors, runtime_errors, start_errors
 from kplane.controlplane_operator.backends.class_settings import scheduling_of, takes_our_tokens
 from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url
 from kplane.controlplane_operator.backends.lost_data import data_lost, expected_identity, is_used
@@ -101,7 +101,7 @@ class DedicatedProvisioner:
             await self.set_writable(control_plane, writable=False)
         elif _place(control_plane) not in self._writable:
             await self._lift_former_fence(control_plane)
-        with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
+        with start_errors(published=published):
             await self._api_servers.ensure(
                 control_plane,
                 ground=etcd.ground,
@@ -150,7 +150,7 @@ class DedicatedProvisioner:
                     raise data_lost(control_plane, told=f"etcd at {endpoint}: {error}") from error
                 except DataError as error:
                     if address is etcd.members.voters[-1] and (not published or phase is not Phase.READY):
-                        reason = Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING
+                        reason = Reason.API_SERVER_NOT_READY if published else Reason.ETCD_UNAVAILABLE
                         raise ConditionError(reason, str(error)) from error
         return None
 
@@ -159,7 +159,7 @@ class DedicatedProvisioner:
         published = control_plane.status.endpoint is not None
         plan = await self._planner.plan(control_plane)
         asked = _members_asked(control_plane, chosen=plan.chosen)
-        with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
+        with start_errors(published=published):
             if control_plane.status.restore is not None and not published:
                 await self._restorer.restore_keys(control_plane)
             authorities = await self._keys.authorities(control_plane, has_data=self.has_data)

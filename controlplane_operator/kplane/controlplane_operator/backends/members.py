@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kplane.api import ControlPlane
-from kplane.controlplane_operator.backends.base import VersionLag, check_ready
+from kplane.controlplane_operator.backends.base import VersionLag, check_ready, is_crashing
 from kplane.controlplane_operator.backends.etcd import (
     ETCD_PORTS,
     Membership,
@@ -293,7 +293,10 @@ class DedicatedEtcd:
 
     def _no_majority(self, look: _Look, *, why: str) -> ConditionError:
         published = look.control_plane.status.endpoint is not None
-        reason = Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING
+        crashing = any(map(is_crashing, look.states))
+        reason = Reason.ETCD_UNAVAILABLE if crashing else Reason.PROVISIONING
+        if published:
+            reason = Reason.API_SERVER_NOT_READY
         told = ", ".join(map(look.told, look.everyone))
         return ConditionError(reason, f"{why}: {told}")
 

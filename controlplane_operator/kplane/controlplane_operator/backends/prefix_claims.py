@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kplane.api import ControlPlane
 from kplane.api.names import DESTROY_DATA_ANNOTATION
-from kplane.controlplane_operator.backends.base import runtime_errors
+from kplane.controlplane_operator.backends.base import start_errors
 from kplane.controlplane_operator.errors import PrefixNotOwned
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
@@ -36,7 +36,7 @@ class PrefixClaims:
         if self._access.is_granted(user):
             return
         published = control_plane.status.endpoint is not None
-        with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
+        with start_errors(published=published):
             try:
                 await self._claim(control_plane)
             except PrefixNotOwned as error:
@@ -47,7 +47,7 @@ class PrefixClaims:
     async def has_data(self, control_plane: ControlPlane) -> bool:
         """Tell whether there are keys of the control plane below its prefix."""
         prefix = prefix_of(control_plane)
-        with runtime_errors(Reason.PROVISIONING):
+        with start_errors(published=False):
             found = await self._keyspace.owner(prefix)
             if found != owner_of(control_plane) and (found is not None or not await self._is_known(control_plane)):
                 return False
@@ -56,7 +56,7 @@ class PrefixClaims:
     async def take_over(self, control_plane: ControlPlane, *, former: str) -> None:
         """Have the etcd forget the former user, whose API server may run still, and name the new owner of the keys."""
         prefix, owner = prefix_of(control_plane), owner_of(control_plane)
-        with runtime_errors(Reason.PROVISIONING):
+        with start_errors(published=False):
             await self._access.revoke(etcd_user(former))
             found = await self._keyspace.owner(prefix)
             try:

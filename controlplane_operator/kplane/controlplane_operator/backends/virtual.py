@@ -12,7 +12,7 @@ from kplane.api import AuthModel, AuthSpec, ControlPlane, ControlPlaneMode, Dele
 from kplane.api.conditions import HIBERNATED
 from kplane.controlplane_operator.backends.api_server_runner import ApiServerRunner, Ground
 from kplane.controlplane_operator.backends.apiserver import API_SERVER
-from kplane.controlplane_operator.backends.base import AccountUid, Provision, data_errors, runtime_errors
+from kplane.controlplane_operator.backends.base import AccountUid, Provision, data_errors, runtime_errors, start_errors
 from kplane.controlplane_operator.backends.class_settings import takes_our_tokens
 from kplane.controlplane_operator.backends.etcd import EtcdAccess
 from kplane.controlplane_operator.backends.lost_data import data_lost, expected_identity, is_used
@@ -138,7 +138,7 @@ class VirtualProvisioner:
         ground, fresh = await self._prepare(control_plane)
         # The identity of data that come from another home comes with the last of them.
         identity = await self._identify(control_plane) if writes else None
-        with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
+        with start_errors(published=published):
             await etcd.access.grant(user, prefix=prefix, owner=owner_of(control_plane), read_only=not writes)
             await self._api_servers.ensure(
                 control_plane,
@@ -160,7 +160,8 @@ class VirtualProvisioner:
         """Claim the prefix, and have the revision of the shared etcd exceed `begins_at`."""
         etcd = self._required()
         if new:
-            await self._check_version(etcd.shared, reason=Reason.MIGRATING)
+            with runtime_errors(Reason.MIGRATING):
+                await self._check_version(etcd.shared)
         await etcd.claims.claim(control_plane)
         if begins_at is not None:
             async with self.connect(control_plane) as place:
@@ -207,10 +208,10 @@ class VirtualProvisioner:
         ground, fresh = await self._prepare(control_plane)
         identity = await self._identify(control_plane)
         if not published:
-            with runtime_errors(Reason.PROVISIONING):
+            with start_errors(published=False):
                 if not fresh or await self.needs_api_server(control_plane) is not None:
                     return None
-        with runtime_errors(Reason.FALLING_ASLEEP if published else Reason.PROVISIONING):
+        with runtime_errors(Reason.FALLING_ASLEEP) if published else start_errors(published=False):
             begins = published and not is_true(control_plane.status.conditions, HIBERNATED)
             # A runtime may not have seen yet what it started a moment ago.
             if begins or self._api_servers.phase(control_plane) is not Phase.ABSENT:
@@ -253,10 +254,11 @@ class VirtualProvisioner:
         published = control_plane.status.endpoint is not None
         if not published:
             # Those that run keep running: an end of them would keep tenants apart no better.
-            await self._check_version(etcd.shared, reason=Reason.PROVISIONING)
+            with start_errors(published=False):
+                await self._check_version(etcd.shared)
         await etcd.claims.claim(control_plane)
         plan = await self._planner.plan(control_plane)
-        with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
+        with start_errors(published=published):
             restored = control_plane.status.restore is not None and not published
             if restored:
                 await self._restorer.restore_keys(control_plane)
@@ -284,7 +286,7 @@ class VirtualProvisioner:
         Raises ConditionError (DataLost) after the end of the API server if the data are not those that were served.
         """
         published, phase = control_plane.status.endpoint is not None, self._api_servers.phase(control_plane)
-        with runtime_errors(Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING):
+        with start_errors(published=published):
             try:
                 return await self._required().shared.keyspace.identify(
                     prefix_of(control_plane),
@@ -417,9 +419,9 @@ class VirtualProvisioner:
             if recorded(known, usage=usage, quota_bytes=quota_bytes) != known:
                 self._context.queues.control_planes.add(("", obj["metadata"]["name"]))
 
-    async def _check_version(self, shared: SharedEtcd, *, reason: Reason) -> None:
-        with runtime_errors(reason):
-            refusal = await shared.refusal()
+    async def _check_version(self, shared: SharedEtcd) -> None:
+        """Raise ConditionError (EtcdRefused) for an etcd that is too old, and KeyspaceError if etcd does not answer."""
+        refusal = await shared.refusal()
         if refusal is not None:
             raise ConditionError(Reason.ETCD_REFUSED, refusal)
 

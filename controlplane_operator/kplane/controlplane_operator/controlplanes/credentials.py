@@ -136,7 +136,7 @@ class CredentialIssuer:
             raise _naming_end(tenant_error("setting up the control plane", error), self._ends(control_plane)) from error
         except BootstrapFailed as error:
             self.forget(uid)
-            reason = Reason.ROLE_NOT_FOUND if isinstance(error, RoleMissing) else Reason.BOOTSTRAPPING
+            reason = Reason.ROLE_NOT_FOUND if isinstance(error, RoleMissing) else Reason.BOOTSTRAP_FAILED
             raise ConditionError(reason, str(error)) from error
         if made.incomplete is None:
             self._verified[uid] = fingerprint, time.monotonic() + jittered(_VERIFIED_SECONDS) * 0.75, refusals
@@ -180,7 +180,7 @@ class CredentialIssuer:
             controllers = await self._signed(provision, account=CONTROLLERS_ACCOUNT.name, lifetime=auth.lifetime_asked)
         if admin is None or controllers is None:
             raise ConditionError(
-                Reason.BOOTSTRAPPING,
+                Reason.BOOTSTRAP_FAILED,
                 "the control plane sleeps, and the operator cannot renew its credentials: etcd does not say for whom;"
                 f" set annotation {WAKE_REQUESTED_ANNOTATION} to the present time to wake it",
             )

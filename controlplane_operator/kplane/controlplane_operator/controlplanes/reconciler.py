@@ -8,6 +8,7 @@ status is written, the ServiceMonitor follows, and rotate takes the next step of
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -46,6 +47,7 @@ from kplane.controlplane_operator.controlplanes.claims import AddressClaims
 from kplane.controlplane_operator.controlplanes.credential_probes import CredentialProbes
 from kplane.controlplane_operator.controlplanes.credentials import CredentialIssuer, Credentials
 from kplane.controlplane_operator.controlplanes.deletion import Removal
+from kplane.controlplane_operator.controlplanes.first_tries import FirstTries
 from kplane.controlplane_operator.controlplanes.gateway import (
     at_gateway,
     endpoint_policy,
@@ -138,6 +140,7 @@ class ControlPlaneReconciler:
         self._monitors = monitors
         self._migrator = migrator
         self._backoff: KeyedBackoff[Key] = KeyedBackoff()
+        self._first_tries = FirstTries()
         self._uids = UIDTracker()
 
     async def reconcile(self, key: Key) -> Result | None:
@@ -163,6 +166,7 @@ class ControlPlaneReconciler:
                     await self._phases(one)
                 except ConditionError as failure:
                     one.failure = failure
+                self._judge(key, one)
                 await self._report(one)
             self._sleeper.reported(one.control_plane)
             await self._monitors.ensure(one.control_plane, provision=None if one.is_asleep else one.provision)
@@ -181,6 +185,16 @@ class ControlPlaneReconciler:
         one.provision = await self._backend(one, one.provisioner, decision=one.decision)
         one.credentials = await self._credentials(one, one.provision)
         one.published = await self._publish(one, one.provision, one.credentials)
+
+    def _judge(self, key: Key, one: Pass) -> None:
+        """Have the status tell a failure that may pass as a wait, until it has lasted for some tries."""
+        if one.failure is not None:
+            one.failure = self._first_tries.judge(key, one.failure)
+        elif one.credentials is not None and one.credentials.incomplete is not None:
+            told = self._first_tries.judge(key, one.credentials.incomplete)
+            one.credentials = replace(one.credentials, incomplete=told)
+        else:
+            self._first_tries.forget(key)
 
     def _policy(self, one: Pass) -> Provisioner:
         """Check the spec, and the class that the control plane follows; returns the way to its API server."""
@@ -453,6 +467,7 @@ class ControlPlaneReconciler:
             self._monitors.forget(former)
             self._provisioners.let_go(former)
             self._backoff.forget(key)
+            self._first_tries.forget(key)
         self._uids.succeed(key, uid=uid)
 
     async def _write(

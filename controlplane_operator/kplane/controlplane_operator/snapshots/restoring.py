@@ -107,7 +107,7 @@ class SnapshotRestorer:
             except NotOwned as error:
                 raise _failure(control_plane, str(error)) from error
             except DataError as error:
-                raise ConditionError(Reason.PROVISIONING, str(error)) from error
+                raise ConditionError(Reason.ETCD_UNAVAILABLE, str(error)) from error
             if done:
                 self._failed.pop(uid, None)
                 self._restored.add(uid)

@@ -42,7 +42,7 @@ def tenant_error(what: str, error: ProviderError) -> ConditionError:
         case Unauthorized() | Forbidden():
             reason = Reason.CREDENTIALS_REJECTED
         case ApiError():
-            reason = Reason.BOOTSTRAPPING
+            reason = Reason.BOOTSTRAP_FAILED
         case _:
             reason = Reason.FAILED
     return ConditionError(reason, f"{what}: {error}")

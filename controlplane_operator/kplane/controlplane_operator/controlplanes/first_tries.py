@@ -1,0 +1,60 @@
+"""Failures before they last: the first tries of a step say that the control plane waits, and later ones why it fails.
+
+At a start, an etcd that elects its leader or an API server that makes its roles refuses some requests. Such a refusal
+passes within seconds. A Warning of each would hide the failures that last, such as a full disk.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.watch.cache import Key
+
+__all__ = ["FirstTries"]
+
+_TRIES: Final = 4
+"""Number of failures in succession from which on a failure lasts."""
+_LASTS_SECONDS: Final = 10.0
+"""Time from the first of these failures. Events of watched objects may cause several tries within a second."""
+
+
+@dataclass(slots=True)
+class _Tries:
+    reason: Reason
+    since: float
+    count: int = 0
+
+
+class FirstTries:
+    """Counts, for each control plane, the failures in succession for one reason."""
+
+    def __init__(self) -> None:
+        self._tries: dict[Key, _Tries] = {}
+
+    def judge(self, key: Key, failure: ConditionError, *, now: float | None = None) -> ConditionError:
+        """Count a failure, and return it as the status is to tell it.
+
+        During the first tries it has the reason of waiting that `Reason.at_first` names, with the same message. A
+        failure that is told at once, or a wait, begins the count of the control plane anew. `now` is in seconds of
+        `time.monotonic`.
+        """
+        waiting = failure.reason.at_first
+        if waiting is None:
+            self.forget(key)
+            return failure
+        now = time.monotonic() if now is None else now
+        tries = self._tries.get(key)
+        if tries is None or tries.reason is not failure.reason:
+            tries = self._tries[key] = _Tries(failure.reason, since=now)
+        tries.count += 1
+        if tries.count >= _TRIES and now - tries.since >= _LASTS_SECONDS:
+            return failure
+        return ConditionError(waiting, failure.message, waits_for_event=failure.waits_for_event)
+
+    def forget(self, key: Key) -> None:
+        """Begin the count anew: the control plane got through, or is gone."""
+        self._tries.pop(key, None)
