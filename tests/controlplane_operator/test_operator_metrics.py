@@ -19,7 +19,9 @@ SOURCE = ROOT / "controlplane_operator" / "kplane" / "controlplane_operator"
 
 
 def control_plane(name: str, *, version: int = 1) -> dict[str, Any]:
-    return {"metadata": {"name": name, "uid": name, "resourceVersion": str(version)}, "spec": {}}
+    created = "2026-01-01T00:00:00Z"
+    metadata = {"name": name, "uid": name, "resourceVersion": str(version), "creationTimestamp": created}
+    return {"metadata": metadata, "spec": {}}
 
 
 def secret(name: str, kind: str, *, ends: str) -> dict[str, Any]:

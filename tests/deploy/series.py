@@ -64,7 +64,8 @@ async def operator_series() -> Series:
     metrics = OperatorMetrics()
     moving = Store(CONTROL_PLANES)
     migration = {"step": "Copying", "startedTime": "2026-01-01T00:00:00Z"}
-    moving.apply({"metadata": {"name": "a", "resourceVersion": "1"}, "status": {"migration": migration}})
+    metadata = {"name": "a", "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    moving.apply({"metadata": metadata, "status": {"migration": migration}})
     metrics.observe(control_planes=moving, queues={"controlplane": FairQueue()})
     metrics.elected("kplane-operator", leading=lambda: True)
     metrics.condition_failed("controlplane", reason=Reason.INTERNAL_ERROR)

@@ -10,13 +10,15 @@ from typing import Any
 import promql_parser as promql
 import pytest
 
+from kplane.controlplane_operator.reasons import Cause
+
 from .series import FROM_PROMETHEUS, every_series
 
 pytestmark = pytest.mark.integration
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "troubleshoot" / "alerts.md"
 ON = {"metrics.prometheusRule.enabled": True}
-_SECTION = re.compile(r"^## (\w+)\n\n```promql\n(.+)\n```\n\nFor (\w+), (critical|warning)\. \S", re.MULTILINE)
+_SECTION = re.compile(r"^## (\w+)\n\n```promql\n(.+)\n```\n\nFor (\w+), (critical|warning|info)\. \S", re.MULTILINE)
 _JOB = "--service-monitor-job="
 _LABEL = re.compile(r"\$labels\.(\w+)")
 
@@ -52,6 +54,15 @@ def test_the_document_has_each_alert(chart: Any) -> None:
     assert {each["annotations"]["runbook"] for each in found.values()} == {
         f"docs/troubleshoot/alerts.md#{name.lower()}" for name in found
     }
+
+
+def test_alert_of_a_control_plane_names_it_and_leaves_mistakes_of_users_out(chart: Any) -> None:
+    found = alerts(chart)
+    named = found["KplaneControlPlaneNotReady"], found["KplaneControlPlaneMisconfigured"]
+    assert [re.findall(r'cause="(\w+)"', each["expr"]) for each in named] == [[Cause.SYSTEM], [Cause.USER]]
+    assert [each["labels"]["severity"] for each in named] == ["warning", "info"]
+    for each in named:
+        assert {"control_plane", "reason"} <= set(_LABEL.findall(each["annotations"]["summary"]))
 
 
 async def test_each_alert_asks_for_metrics_and_labels_that_exist(

@@ -23,7 +23,9 @@ def conditions() -> str:
         "This page lists each reason that a condition of a kplane object can have, and what to do about it.",
         "*Retried* says when the operator looks at the object again: always after an event, and by time as well if it"
         " says so. The phase of a control plane follows from the reason of `Ready`. After it was published, its phase"
-        " is `Unavailable` while the operator retries by itself, and `Failed` while a person has to act.",
+        " is `Unavailable` while the operator retries by itself, and `Failed` while a person has to act."
+        " *Cause* `User` means that its author mends it. It is a label of the metric of control planes that are not"
+        " Ready, and so of the [alerts](../troubleshoot/alerts.md).",
         "\n".join(reason_tables()).rstrip(),
         "## ControlPlaneRegistration: `Running`",
         "mcm writes this condition. It counts the ends of instances by reason in `mcm_instance_exits_total`.",

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from kplane.api import ControlPlane, ControlPlanePhase, MigrationStep
 from kplane.api.conditions import HIBERNATED, WAITS_FOR_ROOM
+from kplane.controlplane_operator.not_ready_metrics import not_ready_families
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Key, Store
 from kplane.controlplane_operator.watch.conditions import stored_condition
@@ -154,6 +155,7 @@ class _Inventory(Collector):
         for phase in ControlPlanePhase:
             by_phase.add_metric([phase], phases[phase])
         yield by_phase
+        yield from not_ready_families(self._control_planes)
         yield _on_demand(self._control_planes)
         yield _migrations(self._control_planes)
         depth = GaugeMetricFamily("workqueue_depth", "Keys that wait for a worker", labels=["name"])

@@ -632,11 +632,13 @@ def reason_tables() -> Iterator[str]:
 
 def _rows(table: str) -> Iterator[str]:
     with_phase = table in {_READY, _ANY}
-    yield "| reason | retried |" + (" phase at first | once published |" if with_phase else "") + " what to do |"
-    yield "|---|---|" + ("---|---|" if with_phase else "") + "---|"
+    yield (
+        "| reason | retried |" + (" phase at first | once published | cause |" if with_phase else "") + " what to do |"
+    )
+    yield "|---|---|" + ("---|---|---|" if with_phase else "") + "---|"
     for reason in Reason:
         if not reason.is_in(table):
             continue
         retried = "on an event" if reason.waits_for_event else "by time"
-        phases = f" {reason.phase(published=False)} | {reason.phase(published=True)} |" if with_phase else ""
-        yield f"| `{reason}` | {retried} |{phases} {reason.meaning} |"
+        phases = f" {reason.phase(published=False)} | {reason.phase(published=True)} | {reason.cause} |"
+        yield f"| `{reason}` | {retried} |{phases if with_phase else ''} {reason.meaning} |"

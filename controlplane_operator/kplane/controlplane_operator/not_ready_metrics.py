@@ -1,0 +1,80 @@
+"""The health of single control planes: a series for each control plane that is not Ready, up to a limit.
+
+A fleet may have thousands of control planes, and an outage takes many of them. So the number of series is bounded, and
+the rest is counted. Faults come before mistakes of users, so that mistakes cannot displace faults.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from kplane.api import READY, ControlPlanePhase
+from kplane.api.conditions import DELETING, PAUSED
+from kplane.controlplane_operator.reasons import Cause, Reason
+from kplane.controlplane_operator.watch.cache import Object
+from kplane.controlplane_operator.watch.conditions import stored_condition
+
+__all__ = ["not_ready_families"]
+
+_MAX_SERIES: Final = 50
+_REASONS: Final = {str(reason): reason for reason in Reason}
+_UNKNOWN: Final = "Unknown"
+"""Stands for a missing reason, and for a reason that this version does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class _NotReady:
+    name: str
+    reason: str
+    cause: Cause
+    since: float
+    """In seconds of Unix time."""
+
+
+def not_ready_families(control_planes: Iterable[Object]) -> Iterator[Metric]:
+    """Yield the metrics of the control planes that are not Ready, of which the oldest are named."""
+    listed = GaugeMetricFamily(
+        "kplane_control_plane_not_ready_timestamp_seconds",
+        f"Since when a control plane is not Ready, for at most {_MAX_SERIES}; cause User is a mistake in its objects",
+        labels=["control_plane", "reason", "cause"],
+    )
+    unlisted = GaugeMetricFamily(
+        "kplane_control_planes_not_ready_unlisted",
+        "Control planes that are not Ready beyond those that have a series of their own",
+        labels=["cause"],
+    )
+    found = sorted(_all_not_ready(control_planes), key=lambda each: (each.cause is Cause.USER, each.since, each.name))
+    for each in found[:_MAX_SERIES]:
+        listed.add_metric([each.name, each.reason, each.cause], each.since)
+    rest = Tally(each.cause for each in found[_MAX_SERIES:])
+    for cause in Cause:
+        unlisted.add_metric([cause], rest[cause])
+    yield from (listed, unlisted)
+
+
+def _all_not_ready(control_planes: Iterable[Object]) -> Iterator[_NotReady]:
+    for obj in control_planes:
+        ready, metadata = stored_condition(obj, READY), obj["metadata"]
+        if "deletionTimestamp" in metadata:
+            reason = stored_condition(obj, DELETING).get("reason", Reason.DELETING)
+            yield _not_ready(obj, reason=reason, since=metadata["deletionTimestamp"])
+            continue
+        # Of a migration there is a metric of its own, see `metrics.py`.
+        migrates = (obj.get("status") or {}).get("phase") == ControlPlanePhase.MIGRATING
+        if ready.get("status") == "True" or migrates:
+            continue
+        paused = stored_condition(obj, PAUSED).get("status") == "True"
+        reason = Reason.PAUSED_BY_ANNOTATION if paused else ready.get("reason", _UNKNOWN)
+        yield _not_ready(obj, reason=reason, since=ready.get("lastTransitionTime") or metadata["creationTimestamp"])
+
+
+def _not_ready(obj: Object, *, reason: str, since: str) -> _NotReady:
+    known = _REASONS.get(reason)
+    cause = known.cause if known is not None else Cause.SYSTEM
+    return _NotReady(obj["metadata"]["name"], known or _UNKNOWN, cause, datetime.fromisoformat(since).timestamp())
