@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
+
 import pytest
 
-from kplane.controlplane_operator.backends.base import is_crashing, start_errors
+from kplane.api import ControlPlane
+from kplane.controlplane_operator.backends.base import check_ready, is_crashing, start_errors
+from kplane.controlplane_operator.backends.prefix_claims import PrefixClaims
 from kplane.controlplane_operator.controlplanes.first_tries import FirstTries
 from kplane.controlplane_operator.errors import KeyspaceError
 from kplane.controlplane_operator.reasons import Reason
@@ -15,18 +21,43 @@ _KEY = ("", "acme")
 _FULL = ConditionError(Reason.ETCD_UNAVAILABLE, "etcd: no space left on device")
 
 
-def told(tries: FirstTries, *times: float, failure: ConditionError = _FULL) -> list[Reason]:
-    return [tries.judge(_KEY, failure, now=now).reason for now in times]
+class Clock:
+    """Shows the time that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
-def test_failure_is_told_by_its_reason_after_tries_and_time() -> None:
-    waits = Reason.PROVISIONING
-    assert told(FirstTries(), 0, 0.5, 1.5, 3.5, 7.5, 15.5) == [waits] * 5 + [Reason.ETCD_UNAVAILABLE]
-    assert told(FirstTries(), 0, 20, 40, 60) == [waits] * 3 + [Reason.ETCD_UNAVAILABLE]
+def told(tries: FirstTries, clock: Clock, *times: float, failure: ConditionError = _FULL) -> list[Reason]:
+    reasons = []
+    for clock.now in times:
+        reasons.append(tries.judge(_KEY, failure).reason)
+    return reasons
 
 
-def test_first_tries_keep_the_message_of_the_failure() -> None:
-    assert FirstTries().judge(_KEY, _FULL, now=0).message == _FULL.message
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def tries(clock: Clock) -> FirstTries:
+    return FirstTries(clock=clock)
+
+
+@pytest.mark.parametrize(
+    ("times", "waits"), [((0, 0.5, 1.5, 3.5, 7.5, 15.5), 5), ((0, 20, 40, 60), 3)], ids=["quick", "slow"]
+)
+def test_failure_is_told_by_its_reason_after_tries_and_time(
+    tries: FirstTries, clock: Clock, times: tuple[float, ...], waits: int
+) -> None:
+    assert told(tries, clock, *times) == [Reason.PROVISIONING] * waits + [Reason.ETCD_UNAVAILABLE]
+
+
+def test_first_tries_keep_the_message_of_the_failure(tries: FirstTries) -> None:
+    assert tries.judge(_KEY, _FULL).message == _FULL.message
 
 
 @pytest.mark.parametrize(
@@ -37,25 +68,25 @@ def test_first_tries_keep_the_message_of_the_failure() -> None:
         None,
     ],
 )
-def test_count_begins_anew_after_another_outcome(between: ConditionError | None) -> None:
-    tries = FirstTries()
-    told(tries, 0, 1, 2)
+def test_count_begins_anew_after_another_outcome(
+    tries: FirstTries, clock: Clock, between: ConditionError | None
+) -> None:
+    told(tries, clock, 0, 1, 2)
     if between is None:
         tries.forget(_KEY)
     else:
-        told(tries, 3, failure=between)
-    assert told(tries, 20, 21, 22, 40) == [Reason.PROVISIONING] * 3 + [Reason.ETCD_UNAVAILABLE]
+        told(tries, clock, 3, failure=between)
+    assert told(tries, clock, 20, 21, 22, 40) == [Reason.PROVISIONING] * 3 + [Reason.ETCD_UNAVAILABLE]
 
 
-def test_failures_of_one_control_plane_do_not_count_for_another() -> None:
-    tries = FirstTries()
-    told(tries, 0, 5, 10, 15)
-    assert tries.judge(("", "other"), _FULL, now=16).reason is Reason.PROVISIONING
+def test_failures_of_one_control_plane_do_not_count_for_another(tries: FirstTries, clock: Clock) -> None:
+    told(tries, clock, 0, 5, 10, 15)
+    assert tries.judge(("", "other"), _FULL).reason is Reason.PROVISIONING
 
 
-def test_failure_that_a_person_mends_is_told_at_once() -> None:
+def test_failure_that_a_person_mends_is_told_at_once(tries: FirstTries) -> None:
     typo = ConditionError(Reason.CLASS_NOT_FOUND, "no class")
-    assert FirstTries().judge(_KEY, typo, now=0) is typo
+    assert tries.judge(_KEY, typo) is typo
 
 
 @pytest.mark.parametrize(
@@ -88,3 +119,28 @@ def test_start_error_names_the_part_that_fails_until_published(
 )
 def test_component_that_ends_by_itself_is_crashing(phase: Phase, restarts: int, crashing: bool) -> None:
     assert is_crashing(ComponentState(name="a", phase=phase, restarts=restarts)) is crashing
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        (ComponentState(name="a", phase=Phase.BACKOFF, message="exited with 1"), "StartFailed"),
+        (ComponentState(name="a", phase=Phase.STARTING), "Provisioning"),
+    ],
+)
+async def test_component_that_crashes_is_no_wait(state: ComponentState, reason: str) -> None:
+    runtime: Any = SimpleNamespace(state=lambda _: state)
+    with pytest.raises(ConditionError) as caught:
+        await check_ready(runtime, "a", what="kube-apiserver", published=False)
+    assert (caught.value.reason, state.message in caught.value.message) == (reason, True)
+
+
+async def test_claim_of_a_prefix_names_an_etcd_that_does_not_answer() -> None:
+    keyspace = SimpleNamespace(claim=AsyncMock(side_effect=KeyspaceError("etcd: no space left on device")))
+    access: Any = SimpleNamespace(is_granted=lambda _: False)
+    shared: Any = SimpleNamespace(keyspace=keyspace)
+    keys: Any = None
+    acme = ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "1"}, "spec": {}})
+    with pytest.raises(ConditionError) as caught:
+        await PrefixClaims(shared, keys=keys, access=access).claim(acme)
+    assert (caught.value.reason, caught.value.message) == ("EtcdUnavailable", "etcd: no space left on device")

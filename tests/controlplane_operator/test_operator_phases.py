@@ -14,6 +14,7 @@ from kplane.api.conditions import SYNCED
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.class_policy import ClassInForce
 from kplane.controlplane_operator.controlplanes.credentials import Credentials
+from kplane.controlplane_operator.controlplanes.first_tries import FirstTries
 from kplane.controlplane_operator.controlplanes.passes import Pass
 from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneReconciler
 from kplane.controlplane_operator.controlplanes.summary import Summary
@@ -132,7 +133,7 @@ def test_failure_before_the_first_publication_is_counted_once_it_lasts(
     """The phase stays Provisioning, and the reason names the failure: of each change of it there is an Event."""
     metrics, clock, key = Metrics(), iter((0.0, 1.0, 5.0, 20.0)), ("", "acme")
     monkeypatch.setattr(reconciler._context, "metrics", metrics, raising=False)
-    monkeypatch.setattr("kplane.controlplane_operator.controlplanes.first_tries.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr(reconciler, "_first_tries", FirstTries(clock=lambda: next(clock)))
     seen = []
     for _ in range(4):
         one = look(failure=ConditionError(Reason.ETCD_UNAVAILABLE, "etcd: no space left on device"))
@@ -152,7 +153,7 @@ def test_published_control_plane_tells_a_lasting_refusal_inside_after_some_tries
     reconciler: ControlPlaneReconciler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter((0.0, 1.0, 5.0, 20.0))
-    monkeypatch.setattr("kplane.controlplane_operator.controlplanes.first_tries.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr(reconciler, "_first_tries", FirstTries(clock=lambda: next(clock)))
     provision, identity = published()["provision"], cast("Any", None)
     seen = []
     for _ in range(4):

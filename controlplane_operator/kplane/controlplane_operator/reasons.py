@@ -508,6 +508,12 @@ class Reason(StrEnum):
         _in(_DELETING, phase=_TERMINATING, transient=True, expected=True),
     )
 
+    DELETION_FAILED = (
+        "DeletionFailed",
+        "of an Event and the metric of failures: the message says what fails; the operator retries",
+        _in(_DELETING, phase=_TERMINATING, transient=True, at_first="Deleting"),
+    )
+
     # Registrations
     CONTROL_PLANE_NOT_FOUND = (
         "ControlPlaneNotFound",

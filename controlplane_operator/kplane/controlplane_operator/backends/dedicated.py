@@ -276,7 +276,7 @@ class DedicatedProvisioner:
 
     async def unprotect(self, control_plane: ControlPlane) -> None:
         """Let the volume claims of etcd go with their namespace."""
-        with runtime_errors(Reason.DELETING):
+        with runtime_errors(Reason.DELETION_FAILED):
             for member in _members(control_plane):
                 await self._runtime.unprotect(member)
 
@@ -294,12 +294,12 @@ class DedicatedProvisioner:
 
     async def shut_down(self, control_plane: ControlPlane) -> None:
         """End the API server."""
-        with runtime_errors(Reason.DELETING):
+        with runtime_errors(Reason.DELETION_FAILED):
             await self._api_servers.delete(control_plane)
 
     async def settle(self, control_plane: ControlPlane, *, policy: DeletionPolicy) -> None:
         """End etcd; its data go if the policy is Destroy."""
-        with runtime_errors(Reason.DELETING):
+        with runtime_errors(Reason.DELETION_FAILED):
             for member in _members(control_plane):
                 await (self._runtime.delete(member) if policy is DeletionPolicy.DESTROY else self._runtime.stop(member))
 

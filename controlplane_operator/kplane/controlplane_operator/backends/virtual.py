@@ -343,7 +343,7 @@ class VirtualProvisioner:
         if await self._was_never_made(control_plane):
             return
         etcd = self._required()
-        with runtime_errors(Reason.DELETING):
+        with runtime_errors(Reason.DELETION_FAILED):
             # First, because etcd checks the user at each request. An API server that cannot be stopped, such as on a
             # lost node, then writes no more keys.
             await etcd.access.revoke(etcd_user(control_plane.metadata.uid))
@@ -357,7 +357,7 @@ class VirtualProvisioner:
         if await self._was_never_made(control_plane):
             return
         claims = self._required().claims
-        with runtime_errors(Reason.DELETING):
+        with runtime_errors(Reason.DELETION_FAILED):
             if policy is DeletionPolicy.RETAIN:
                 await claims.release(control_plane)
                 return

@@ -16,6 +16,7 @@ from kplane.controlplane_operator.backends.base import Provisioner, runtime_erro
 from kplane.controlplane_operator.class_policy import is_decided, is_unclear, policy_of
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.claims import AddressClaims
+from kplane.controlplane_operator.controlplanes.first_tries import FirstTries
 from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
 from kplane.controlplane_operator.controlplanes.retained_data import is_managed
 from kplane.controlplane_operator.controlplanes.served_revisions import ServedRevisions
@@ -267,6 +268,9 @@ class Removal:
         self._retention = Retention(context, namespaces=namespaces)
         self._undone: dict[str, DeletionPolicy] = {}
         self._given_up: set[tuple[str, Reason]] = set()
+        self._first_tries = FirstTries()
+        self._warned: dict[str, str] = {}
+        """The last Warning about the removal of each control plane, by uid."""
 
     async def remove(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> Result | None:
         """Continue the removal; returns None when the object can go."""
@@ -293,15 +297,27 @@ class Removal:
             failure = error if isinstance(error, ConditionError) else management_refusal(error)
             if isinstance(error, ProviderError):
                 _log.warning("failed to remove %s: %s; the operator retries", control_plane.name, error)
-            self._context.metrics.condition_failed("controlplane", reason=failure.reason)
             await progress.tell(failure.message)
+            self._count(control_plane, self._first_tries.judge(uid, failure))
             return Result(self._backoff.next(uid))
         self._context.events.record(control_plane, reason="Deleted", message=f"the control plane is gone; {message}")
         self._backoff.forget(uid)
+        self._first_tries.forget(uid)
+        self._warned.pop(uid, None)
         self._deleted.forget(control_plane.name)
         self._undone.pop(uid, None)
         self._given_up = {told for told in self._given_up if told[0] != uid}
         return None
+
+    def _count(self, control_plane: ControlPlane, failure: ConditionError) -> None:
+        """Count a failure of the removal, with a Warning if it lasts: its conditions only show the present step."""
+        self._context.metrics.condition_failed("controlplane", reason=failure.reason)
+        uid = control_plane.metadata.uid or ""
+        if failure.reason.at_first is None or self._warned.get(uid) == failure.message:
+            return
+        self._warned[uid] = failure.message
+        _log.warning("failed to remove %s: %s; the operator retries", control_plane.name, failure.message)
+        self._context.events.record(control_plane, reason="DeletionFailed", message=failure.message, warning=True)
 
     async def _read_class(
         self, control_plane: ControlPlane, *, known: ControlPlaneClass | None
@@ -371,7 +387,7 @@ class Removal:
             # What runs there has the same names as ours would, and so have the data that a record stands for.
             namespace = management_namespace(control_plane.name)
             return f"nothing was touched, because namespace {namespace} does not belong to it"
-        with runtime_errors(Reason.DELETING):
+        with runtime_errors(Reason.DELETION_FAILED):
             # Also one that had not confirmed the end of its instance in time.
             await self._mcms.vacate(control_plane)
         # Under a path that was never granted, or that another one has the better right to, nothing is ours.

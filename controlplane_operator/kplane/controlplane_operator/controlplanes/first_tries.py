@@ -7,12 +7,12 @@ passes within seconds. A Warning of each would hide the failures that last, such
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Final
 
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.controlplane_operator.watch.cache import Key
 
 __all__ = ["FirstTries"]
 
@@ -32,21 +32,22 @@ class _Tries:
 class FirstTries:
     """Counts, for each control plane, the failures in succession for one reason."""
 
-    def __init__(self) -> None:
-        self._tries: dict[Key, _Tries] = {}
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` gives the time in seconds."""
+        self._clock = clock
+        self._tries: dict[Hashable, _Tries] = {}
 
-    def judge(self, key: Key, failure: ConditionError, *, now: float | None = None) -> ConditionError:
+    def judge(self, key: Hashable, failure: ConditionError) -> ConditionError:
         """Count a failure, and return it as the status is to tell it.
 
         During the first tries it has the reason of waiting that `Reason.at_first` names, with the same message. A
-        failure that is told at once, or a wait, begins the count of the control plane anew. `now` is in seconds of
-        `time.monotonic`.
+        failure that is told at once, or a wait, begins the count of the control plane anew.
         """
         waiting = failure.reason.at_first
         if waiting is None:
             self.forget(key)
             return failure
-        now = time.monotonic() if now is None else now
+        now = self._clock()
         tries = self._tries.get(key)
         if tries is None or tries.reason is not failure.reason:
             tries = self._tries[key] = _Tries(failure.reason, since=now)
@@ -55,6 +56,6 @@ class FirstTries:
             return failure
         return ConditionError(waiting, failure.message, waits_for_event=failure.waits_for_event)
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: Hashable) -> None:
         """Begin the count anew: the control plane got through, or is gone."""
         self._tries.pop(key, None)
