@@ -41,6 +41,8 @@ class Heard:
         if self.refuses:
             raise RegistrationWithdrawn("not wanted any more")
 
+    async def confirm(self, cluster: Cluster) -> None: ...
+
     def update(self, name: str, reason: Reason, *, message: str = "") -> None:
         if self.told[-1][0] != reason:
             self.told.append((reason, ""))

@@ -135,6 +135,8 @@ class Heard:
 
     async def announce(self, cluster: Cluster, *, version: str | None) -> None: ...
 
+    async def confirm(self, cluster: Cluster) -> None: ...
+
     def update(self, name: str, reason: Reason, *, message: str = "") -> None:
         self.told.append((name, reason, message))
 

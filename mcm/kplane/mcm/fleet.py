@@ -129,9 +129,16 @@ class Instances(Aware):
         self._announced[cluster.name] = tuple(instance.kind for instance in instances)
         for instance in waiting:
             work = self._works[instance.component] = engagement.inner()
-            gate = StartGate(instance, lease=instance.lease, pace=self._gate_pace or GatePace(), admit=self._admit)
+            admit = partial(self._admit_start, engagement)
+            gate = StartGate(instance, lease=instance.lease, pace=self._gate_pace or GatePace(), admit=admit)
             self._keep(work, f"start gate: {instance.kind.program}", partial(gate.keep, work))
             self._keep(work, f"follow changes: {instance.kind.program}", partial(instance.follow, work))
+
+    async def _admit_start(self, engagement: Engagement) -> None:
+        """Let an instance start that has its Lease. Raises WorkloadsError or McmError if it must not."""
+        if self._admit is not None:
+            await self._admit()
+        await self._observer.confirm(engagement.cluster)
 
     async def _follow_services(self, engagement: Engagement) -> None:
         """End and start instances as the services of the cluster change; the others continue."""

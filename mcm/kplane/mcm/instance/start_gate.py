@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
+from kplane.mcm.errors import McmError
 from kplane.mcm.instance.lifecycle import Instance
 from kplane.mcm.instance.state import BlockingReason
 from kplane.mcm.instance.tenant_lease import TIMINGS, TenantLease
@@ -69,7 +70,8 @@ class StartGate:
     ) -> None:
         """Without `lease`, nothing blocks the instance.
 
-        `admit` is awaited when the Lease is held, before each start. If it raises WorkloadsError, nothing starts.
+        `admit` is awaited when the Lease is held, before each start. If it raises WorkloadsError or McmError, nothing
+        starts.
         """
         self._instance = instance
         self._lease = lease
@@ -127,7 +129,7 @@ class StartGate:
         try:
             if self._admit is not None:
                 await self._admit()
-        except WorkloadsError as error:
+        except (McmError, WorkloadsError) as error:
             return BlockingReason(Reason.CANNOT_START, str(error))
         return None
 

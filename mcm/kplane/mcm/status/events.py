@@ -79,6 +79,10 @@ class Events:
         self._histories[cluster.name] = _History(programs, cluster.config.server, self._seen(cluster.name))
         await self._observer.announce(cluster, version=version)
 
+    async def confirm(self, cluster: Cluster) -> None:
+        """See `InstanceObserver.confirm`."""
+        await self._observer.confirm(cluster)
+
     def update(self, name: str, reason: Reason, *, message: str = "") -> None:
         """See `InstanceObserver.update`."""
         self._observer.update(name, reason, message=message)

@@ -26,6 +26,12 @@ class InstanceObserver(Protocol):
         Raises RegistrationWithdrawn or NotAnnounced: it must not start, or not now.
         """
 
+    async def confirm(self, cluster: Cluster) -> None:
+        """An announced instance has what allows its start, and starts when this returns.
+
+        Raises RegistrationWithdrawn or NotAnnounced, as `announce`.
+        """
+
     def update(self, name: str, reason: Reason, *, message: str = "") -> None:
         """The instances changed."""
 
@@ -52,6 +58,9 @@ class NullReporter:
             uid = cluster.attributes.get(UID_ATTRIBUTE, "")
             registration = self._registration(cluster.name)
             check_wanted(cluster.name, registration, uid=uid, services=services_of(cluster), mode=self._mode)
+
+    async def confirm(self, cluster: Cluster) -> None:
+        """See `InstanceObserver.confirm`."""
 
     def update(self, name: str, reason: Reason, *, message: str = "") -> None:
         """See `InstanceObserver.update`."""

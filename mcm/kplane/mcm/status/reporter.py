@@ -62,6 +62,11 @@ class _Subject:
         """Whether our last write said that the instance runs; None: this run has written nothing."""
         self.yields_until = 0.0
         """Until when another mcm writes the status, which runs the instance; infinite while ours is held for it."""
+        self.unannounced = False
+        """The announcement is not written, because another mcm reports an instance: `confirm` writes it."""
+        self.warned = False
+        """The log names the other mcm, since the last announcement."""
+        self.created_at = time.monotonic()
         self.pace = WritePace()
 
 
@@ -77,6 +82,9 @@ class StatusReporter:
 
     An mcm of one mode leaves a registration alone that has an instance of the other mode. Each write names the version
     of the registration that it answers. So if two mcm announce an instance at once, the second one sees the first.
+
+    A shared mcm that finds another instance reported as running writes nothing until it holds the Lease in the control
+    plane (`confirm`). Without the Lease its own instance cannot start, and that of another mcm may run.
     """
 
     def __init__(
@@ -153,9 +161,44 @@ class StatusReporter:
         subject.live = Report(reason=reason, message=message, instance=subject.announced)
         # Another instance: what the one before went through does not keep back what this one does.
         subject.pace.reset()
-        subject.yields_until = 0.0
-        if await self._write_announcement(name):
+        registration = self._latest(name)
+        subject.unannounced = registration is not None and self._is_of_another(subject, registration)
+        subject.yields_until, subject.warned = math.inf if subject.unannounced else 0.0, False
+        if not subject.unannounced and await self._write_announcement(name):
             self._check_wanted(name, uid=uid, services=services)
+
+    async def confirm(self, cluster: Cluster) -> None:
+        """Write the announcement that `announce` left to another mcm. Call it with the Lease, before each start.
+
+        The other mcm takes `status.instance` away when its instance has ended. So the announcement is written after the
+        Lease was taken and before the start: then the operator knows of the instance, or this one of the withdrawal.
+        Raises as `announce` does.
+        """
+        name, subject = cluster.name, self._subject(cluster.name)
+        uid, services = cluster.attributes.get(UID_ATTRIBUTE, ""), services_of(cluster)
+        if not subject.unannounced or subject.live is None:
+            return
+        self._check_wanted(name, uid=uid, services=services)
+        message = f"{instance_kinds(cluster)[0].program} is starting"
+        subject.live = Report(reason=Reason.STARTING, message=message, instance=subject.announced)
+        subject.yields_until = 0.0
+        written = await self._write_announcement(name)
+        subject.unannounced = False
+        if written:
+            self._check_wanted(name, uid=uid, services=services)
+
+    def _is_of_another(self, subject: _Subject, registration: Object) -> bool:
+        """Whether a registration wants the instance that it reports as running, and this run did not report it.
+
+        An earlier run of this mcm may have reported it. The difference shows in the control plane: this mcm takes the
+        Lease of its earlier run at once.
+        """
+        if self._mode is not RegistrationMode.SHARED or subject.wrote_running:
+            return False
+        said, instance = transition_of(registration), (registration.get("status") or {}).get("instance")
+        if said is None or said[0][0] != "True" or not instance:
+            return False
+        return wants_instance(registration, uid=str(instance.get("controlPlaneUID") or ""), mode=self._mode)
 
     def _check_wanted(self, name: str, *, uid: str, services: Sequence[str]) -> None:
         check_wanted(name, self._latest(name), uid=uid, services=services, mode=self._mode)
@@ -192,9 +235,11 @@ class StatusReporter:
     async def end(self, name: str) -> None:
         """Say that the instance has ended, unless another mcm runs one and writes the status."""
         subject = self._subject(name)
-        subject.live = None
+        held = subject.live is not None and subject.live.reason is Reason.FOREIGN_CONTROLLER_MANAGER
+        subject.live, subject.unannounced = None, False
         if subject.yields_until:
-            subject.announced, subject.yields_until = None, time.monotonic() + _YIELD_SECONDS
+            # Without a look at the Lease it is not known that another mcm runs: nothing is left to it then.
+            subject.announced, subject.yields_until = None, time.monotonic() + _YIELD_SECONDS if held else 0.0
         try:
             await self._write_now(name)
         except NotFound:
@@ -263,20 +308,26 @@ class StatusReporter:
         """Return when to look again if another mcm writes the status of this registration; None: this one does.
 
         Two mcm may follow one registration, because their selectors overlap. One holds the Lease in the control plane
-        and runs the instance. If both wrote the condition, it would change for ever. So the other one says once why it
-        is held, and leaves the condition alone when it finds there that an instance runs.
+        and runs the instance. If both wrote the condition, it would change for ever. So the other one
+        leaves the condition alone when it finds there that an instance runs, and says in its log why it is held.
         """
         held = subject.live is not None and subject.live.reason is Reason.FOREIGN_CONTROLLER_MANAGER
         said = transition_of(registration)
-        if held and not subject.yields_until and subject.wrote_running is False and said and said[0][0] == "True":
-            subject.yields_until = math.inf
+        contests = not subject.yields_until and (subject.unannounced or subject.wrote_running is False)
+        news = contests or (subject.unannounced and not subject.warned)
+        if held and news and said and said[0][0] == "True":
+            subject.yields_until, subject.unannounced, subject.warned = math.inf, True, True
             logger.warning(
                 "another mcm runs the instance of registration %s and writes its status: %s;"
                 " have no two mcm select one registration",
                 name,
                 subject.live.sentence if subject.live is not None else "",
             )
-        left = subject.yields_until - time.monotonic()
+        until = subject.yields_until
+        if subject.live is None and not subject.failure and self._is_of_another(subject, registration):
+            # mcm has just started: the instance of this registration comes, or is that of another mcm.
+            until = max(until, subject.created_at + _YIELD_SECONDS)
+        left = until - time.monotonic()
         # What the other one says when its instance has ended is the sign that it makes way.
         if left <= 0.0 or (held and (said is None or said[0][0] != "True")):
             subject.yields_until = 0.0

@@ -1,0 +1,185 @@
+"""What an mcm writes that finds an instance reported as running: nothing, until it holds the Lease of the tenant."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from kplane.api import RegistrationMode
+from kplane.mcm.errors import NotAnnounced, RegistrationWithdrawn
+from kplane.mcm.reasons import Reason
+from kplane.mcm.status.reporter import StatusReporter
+from kplane.provider import Cluster, ClusterConfig, Conflict
+
+NAME = "a"
+CLUSTER = Cluster(
+    NAME, config=ClusterConfig(server="https://127.0.0.1:1", token="t"), attributes={"controlPlaneUID": "uid"}
+)
+INSTANCE = {"controlPlaneUID": "uid", "services": ["Controllers"], "version": "v1.36.3"}
+
+
+class Registration:
+    """One registration and the client that writes its status, with the versions of an API server."""
+
+    def __init__(self) -> None:
+        running = {"type": "Running", "status": "True", "reason": "InstanceRunning", "message": "it runs"}
+        self.stored: dict[str, Any] = {
+            "metadata": {"name": NAME, "uid": "u", "resourceVersion": "1"},
+            "status": {
+                "ready": True,
+                "controlPlaneUID": "uid",
+                "instance": dict(INSTANCE),
+                "conditions": [running],
+            },
+        }
+        self.written: list[str] = []
+        """Reasons, in their order."""
+
+    def seen(self, name: str) -> dict[str, Any] | None:
+        return copy.deepcopy(self.stored) if name == NAME else None
+
+    def change(self, **status: Any) -> None:
+        self.stored["status"] |= status
+        self.stored["metadata"]["resourceVersion"] = str(int(self.stored["metadata"]["resourceVersion"]) + 1)
+
+    async def apply(self, _resource: Any, body: dict[str, Any], **_options: Any) -> dict[str, Any]:
+        if body["metadata"]["resourceVersion"] != self.stored["metadata"]["resourceVersion"]:
+            raise Conflict(409, "Conflict", "it was changed")
+        self.written.append(body["status"]["conditions"][0]["reason"])
+        self.stored["status"].pop("instance", None)
+        self.change(**copy.deepcopy(body["status"]))
+        return copy.deepcopy(self.stored)
+
+    async def list(self, _resource: Any, **_options: Any) -> Any:
+        class Found:
+            items = (copy.deepcopy(self.stored),)
+
+        return Found()
+
+
+@pytest.fixture
+def registration() -> Registration:
+    return Registration()
+
+
+@contextlib.asynccontextmanager
+async def reporting(registration: Registration, **options: Any) -> AsyncIterator[StatusReporter]:
+    reports = StatusReporter(registration, registration=registration.seen, version="v1.36.3", **options)  # type: ignore[arg-type]
+    async with reports.running():
+        yield reports
+
+
+async def settled(reports: StatusReporter) -> None:
+    """Let the reporter work on all it has heard of."""
+    reports.look(NAME)
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def test_reporter_writes_nothing_while_another_mcm_holds_the_lease(
+    registration: Registration, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = copy.deepcopy(registration.stored)
+    async with reporting(registration) as reports:
+        await settled(reports)
+        await reports.announce(CLUSTER)
+        await settled(reports)
+        for _ in range(3):
+            reports.update(NAME, Reason.FOREIGN_CONTROLLER_MANAGER, message="'other' holds the Lease")
+            await settled(reports)
+        await reports.end(NAME)
+        await settled(reports)
+    assert (registration.written, registration.stored) == ([], before)
+    assert caplog.text.count("another mcm runs the instance") == 1
+
+
+async def test_reporter_announces_with_the_lease_and_before_the_start(registration: Registration) -> None:
+    async with reporting(registration) as reports:
+        await reports.announce(CLUSTER)
+        reports.update(NAME, Reason.FOREIGN_CONTROLLER_MANAGER, message="'other' holds the Lease")
+        await settled(reports)
+        # The other mcm has ended its instance and released the Lease. This one sees its last write.
+        registration.change(
+            instance=None, conditions=[{"type": "Running", "status": "False", "reason": "Ended", "message": ""}]
+        )
+        await reports.confirm(CLUSTER)
+        assert registration.written[-1] == "Starting"
+        assert registration.stored["status"]["instance"] == INSTANCE
+        reports.update(NAME, Reason.INSTANCE_RUNNING)
+        await settled(reports)
+    assert registration.written == ["Starting", "InstanceRunning"]
+
+
+async def test_confirmation_announces_over_the_report_of_an_earlier_run(registration: Registration) -> None:
+    async with reporting(registration) as reports:
+        await settled(reports)
+        await reports.announce(CLUSTER)
+        await reports.confirm(CLUSTER)
+        assert registration.written == ["Starting"]
+        await reports.confirm(CLUSTER)
+    assert registration.written == ["Starting"]
+
+
+async def test_confirmation_is_refused_when_the_registration_was_withdrawn(registration: Registration) -> None:
+    async with reporting(registration) as reports:
+        await reports.announce(CLUSTER)
+        registration.change(ready=False, instance=None)
+        with pytest.raises(RegistrationWithdrawn):
+            await reports.confirm(CLUSTER)
+        await reports.end(NAME)
+        assert registration.stored["status"].get("instance") is None
+
+
+async def test_confirmation_that_failed_is_asked_again(registration: Registration) -> None:
+    async with reporting(registration, has_to_announce=True) as reports:
+        await reports.announce(CLUSTER)
+        apply, registration.apply = registration.apply, _refuse  # type: ignore[method-assign]
+        with pytest.raises(NotAnnounced):
+            await reports.confirm(CLUSTER)
+        reports.update(NAME, Reason.CANNOT_START)
+        registration.apply = apply  # type: ignore[method-assign]
+        await reports.confirm(CLUSTER)
+        assert registration.written[-1] == "Starting"
+
+
+async def _refuse(*_: Any, **__: Any) -> dict[str, Any]:
+    raise Conflict(409, "Conflict", "it was changed")
+
+
+async def test_reporter_says_that_the_instance_of_an_earlier_run_cannot_start(registration: Registration) -> None:
+    async with reporting(registration) as reports:
+        await reports.announce(CLUSTER)
+        reports.update(NAME, Reason.API_SERVER_UNREACHABLE, message="no answer")
+        await settled(reports)
+    assert registration.written == ["APIServerUnreachable"]
+    assert registration.stored["status"]["instance"] == INSTANCE
+
+
+async def test_reporter_says_at_once_that_an_unwanted_instance_has_ended(registration: Registration) -> None:
+    registration.change(ready=False)
+    async with reporting(registration) as reports:
+        await settled(reports)
+    assert registration.written == ["Ended"]
+
+
+async def test_reporter_says_that_a_wanted_instance_has_ended_when_none_comes(
+    registration: Registration, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr("kplane.mcm.status.reporter._YIELD_SECONDS", 0.05)
+    async with reporting(registration) as reports:
+        await settled(reports)
+        assert registration.written == []
+        await eventually(lambda: registration.written)
+    assert registration.written == ["Ended"]
+
+
+async def test_reporter_of_the_dedicated_mode_announces_at_once(registration: Registration) -> None:
+    registration.change(mode="Dedicated", instance={**INSTANCE, "mode": "Dedicated"})
+    async with reporting(registration, mode=RegistrationMode.DEDICATED) as reports:
+        await reports.announce(CLUSTER)
+    assert registration.written == ["Starting"]
