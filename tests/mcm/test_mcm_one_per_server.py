@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from kplane.mcm.source.one_per_server import OnePerServerProvider
 from kplane.provider import Cluster, ClusterConfig, ClusterNotFound, Fleet
 
-AGES = {"a": ("2026-01-01", "3"), "b": ("2026-01-01", "7"), "c": ("2026-01-02", "1"), "d": ("2026-01-03", "2")}
+AGES = {
+    "a": ("2025-12-31", "8"),
+    "b": ("2026-01-01", "7"),
+    "c": ("2026-01-02", "1"),
+    "d": ("2026-01-03", "2"),
+    "e": ("2026-01-01", "3"),
+}
+"""Of one second are b and e, and e has the smaller uid."""
 
 
 class Present:
@@ -137,7 +144,40 @@ async def test_an_end_that_fails_is_tried_again_before_another_one_begins() -> N
     await played(script, present)
 
 
-@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from([None, "https://one", "https://two"]))))
+async def test_of_one_second_the_cluster_with_an_instance_keeps_it() -> None:
+    present = Present()
+
+    async def script(fleet: Fleet) -> None:
+        await fleet.add_or_replace(cluster("b"))
+        await fleet.add_or_replace(cluster("e"))
+        assert present.names() == ["b"]
+        await fleet.remove("b")
+        assert present.names() == ["e"]
+
+    [(name, why)] = await played(script, present)
+    assert name == "e"
+    assert why.startswith("b, which was created in the same second and comes first, has the API server at ")
+
+
+@pytest.mark.parametrize(("own", "foreign", "left"), [("b", "e", []), ("e", "b", ["e"])])
+async def test_of_one_second_the_uid_decides_between_two_mcm(
+    eventually: Callable[..., object], own: str, foreign: str, left: list[str]
+) -> None:
+    """Both mcm have to agree, and neither sees which cluster of the other has an instance."""
+    present = Present()
+    provider: OnePerServerProvider
+
+    async def script(fleet: Fleet) -> None:
+        await fleet.add_or_replace(cluster(own))
+        assert present.names() == [own]
+        provider.note_elsewhere(foreign, "https://one")
+        await eventually(lambda: present.names() == left)
+
+    provider = OnePerServerProvider(Scripted(script), age=AGES.__getitem__, refused=lambda *_: None)
+    await provider.run(present)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcde"), st.sampled_from([None, "https://one", "https://two"]))))
 async def test_any_order_ends_the_same_and_never_has_two(steps: list[tuple[str, str | None]]) -> None:
     present = Present()
     wanted: dict[str, str] = {}
@@ -153,8 +193,8 @@ async def test_any_order_ends_the_same_and_never_has_two(steps: list[tuple[str, 
 
     await played(script, present)
     servers = set(wanted.values())
-    oldest = {min((name for name in wanted if wanted[name] == server), key=AGES.__getitem__) for server in servers}
-    assert set(present.clusters) == oldest
+    oldest = {server: min(AGES[name][0] for name in wanted if wanted[name] == server) for server in servers}
+    assert {wanted[name]: AGES[name][0] for name in present.clusters} == oldest
     assert present.most <= 1
 
 

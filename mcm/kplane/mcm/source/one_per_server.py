@@ -18,7 +18,11 @@ __all__ = ["Age", "OnePerServerProvider", "noting_elsewhere"]
 logger = logging.getLogger(__name__)
 
 Age = tuple[str, str]
-"""metadata.creationTimestamp and metadata.uid of an object; the smallest one is the oldest."""
+"""metadata.creationTimestamp and metadata.uid of an object; the smallest one is the oldest.
+
+Creation times are whole seconds. Of two objects of one second, the one that has an instance keeps it. If another mcm
+has one of the two, the smaller uid comes first, because that mcm must come to the same result.
+"""
 
 
 class OnePerServerProvider:
@@ -187,9 +191,17 @@ class _OnePerServerFleet:
         return oldest if oldest in self._wishes and oldest not in self._elsewhere else None
 
     def _oldest(self, server: str) -> str | None:
-        ages = {name: claim.age for name, claim in self._elsewhere.items() if claim.server == server}
-        ages |= {name: wish.age for name, wish in self._wishes.items() if wish.server == server}
-        return min(ages, key=ages.__getitem__) if ages else None
+        elsewhere = {name: claim.age for name, claim in self._elsewhere.items() if claim.server == server}
+        here = {name: wish.age for name, wish in self._wishes.items() if wish.server == server}
+        # Another mcm does not see which cluster has an instance here. Two mcm must agree, so the uid decides then.
+        served = frozenset(self._present(server) if not elsewhere else ())
+
+        def precedence(candidate: tuple[str, Age]) -> tuple[str, bool, str]:
+            name, (created, uid) = candidate
+            return created, name not in served, uid
+
+        candidates = (elsewhere | here).items()
+        return min(candidates, key=precedence)[0] if candidates else None
 
     def _tell(self, server: str) -> None:
         holder = self._oldest(server)
@@ -199,9 +211,17 @@ class _OnePerServerFleet:
             if name in self._elsewhere:
                 continue  # that mcm tells it
             self._told[name] = holder
-            why = f"{holder}, which is older, has the API server at {server}; delete one of the two or correct its URL"
+            why = (
+                f"{holder}, which {_priority_over(wish.age, self._age(holder))}, has the API server at {server}; delete"
+                " one of the two or correct its URL"
+            )
             logger.warning("cluster %s has no instance: %s", name, why)
             self._refused(wish.cluster, why)
+
+
+def _priority_over(other: Age, holder: Age) -> str:
+    """Return why the holder comes before another object, as the end of "X, which ..."."""
+    return "is older" if holder[0] < other[0] else "was created in the same second and comes first"
 
 
 def _server(cluster: Cluster) -> str:
