@@ -1,4 +1,4 @@
-"""In which turn add-ons are looked after where there is no time for all of them."""
+"""In which turn add-ons are looked after where there is no time for all of them, and which are removed."""
 
 from __future__ import annotations
 
@@ -24,17 +24,22 @@ ONE = "{apiVersion: v1, kind: ConfigMap, metadata: {name: one}}"
 class Installed:
     """What a slow control plane does: everything asked of it, but for the add-on `broken`."""
 
-    def __init__(self, done: list[str]) -> None:
+    def __init__(self, done: list[str], installed: tuple[str, ...] = ()) -> None:
         self.done = done
+        self.installed = installed
 
     async def begin(self) -> list[str]:
-        return []
+        return [*self.installed]
 
     async def install(self, addon: str, _bundle: Any) -> list[str]:
         self.done.append(addon)
         return ["it is broken"] if addon == "broken" else []
 
     async def prune(self, _addon: str) -> list[str]:
+        return []
+
+    async def uninstall(self, addon: str) -> list[str]:
+        self.done.append(f"-{addon}")
         return []
 
 
@@ -45,11 +50,7 @@ async def test_an_addon_whose_turn_did_not_come_is_the_first_of_the_failed_ones_
     clock = itertools.count(step=30)
     monkeypatch.setattr(look, "Installation", lambda _client: Installed(done))
     monkeypatch.setattr(look, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
-    store = Store(CONFIG_MAPS)
-    for version, name in enumerate(("broken", "fine"), start=1):
-        metadata = {"namespace": "kplane-system", "name": name, "uid": name, "resourceVersion": str(version)}
-        store.apply({"metadata": metadata, "data": {"a": ONE}})
-    bundles = Bundles(store, namespace="kplane-system")
+    bundles = Bundles(store_of("broken", "fine"), namespace="kplane-system")
     async with Client(ClusterConfig(server="https://127.0.0.1:1")) as client:
         failures = await AddonSync(client, bundles=bundles, facts=FACTS).all(["broken", "fine"], last=[])
         assert list(failures) == ["fine", "broken"]
@@ -57,3 +58,42 @@ async def test_an_addon_whose_turn_did_not_come_is_the_first_of_the_failed_ones_
         assert done == ["broken"]
         await AddonSync(client, bundles=bundles, facts=FACTS).all(["broken", "fine"], last=list(failures))
         assert done == ["broken", "fine"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "done", "said"),
+    [
+        # A typo in `network`: what it replaces stays.
+        (["fine", "netwrok"], ["fine"], "network, which the class does not list any more, stays until then"),
+        (["fine"], ["fine", "-network"], ""),
+        ([], ["-fine", "-network"], ""),
+    ],
+)
+async def test_addon_stays_while_the_one_that_replaces_it_does_not_exist(
+    monkeypatch: pytest.MonkeyPatch, wanted: list[str], done: list[str], said: str
+) -> None:
+    found: list[str] = []
+    monkeypatch.setattr(look, "Installation", lambda _client: Installed(found, ("fine", "network")))
+    bundles = Bundles(store_of("fine", "network"), namespace="kplane-system")
+    async with Client(ClusterConfig(server="https://127.0.0.1:1")) as client:
+        failures = await AddonSync(client, bundles=bundles, facts=FACTS).all(wanted, last=[])
+    assert found == done
+    assert [failure.message for failure in failures.values() if said not in failure.message] == []
+    assert len(failures) == bool(said)
+
+
+async def test_addon_is_removed_while_an_installed_one_has_no_bundle_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+    monkeypatch.setattr(look, "Installation", lambda _client: Installed(found, ("fine", "network")))
+    bundles = Bundles(store_of("network"), namespace="kplane-system")
+    async with Client(ClusterConfig(server="https://127.0.0.1:1")) as client:
+        failures = await AddonSync(client, bundles=bundles, facts=FACTS).all(["fine"], last=[])
+    assert (found, [*failures]) == (["-network"], ["fine"])
+
+
+def store_of(*names: str) -> Store:
+    store = Store(CONFIG_MAPS)
+    for version, name in enumerate(names, start=1):
+        metadata = {"namespace": "kplane-system", "name": name, "uid": name, "resourceVersion": str(version)}
+        store.apply({"metadata": metadata, "data": {"a": ONE}})
+    return store

@@ -39,6 +39,8 @@ class AddonSync:
     async def all(self, wanted: list[str], *, last: list[str]) -> dict[str, ConditionError]:
         """Install, prune and uninstall; those in `last` after the others. Returns what is wrong, by add-on.
 
+        While a new add-on in `wanted` does not exist, none is uninstalled.
+
         Raises ProviderError where the control plane is of no use at all.
         """
         installed = await self._installation.begin()
@@ -48,7 +50,10 @@ class AddonSync:
         for addon in [addon for addon in wanted if addon not in {**self._failures, **self._not_begun}]:
             if self._begins(addon):
                 self._note(addon, await self._installation.prune(addon))
-        for addon in [addon for addon in installed if addon not in wanted]:
+        superfluous = [addon for addon in installed if addon not in wanted]
+        if superfluous and self._keeps(superfluous, installed=installed):
+            superfluous = []
+        for addon in superfluous:
             if self._begins(addon):
                 self._note(addon, await self._installation.uninstall(addon))
         # First those that are to come first next time.
@@ -65,6 +70,22 @@ class AddonSync:
             self._failures[addon] = ConditionError(Reason.ADDON_FAILED, str(error))
         else:
             self._note(addon, await self._installation.install(addon, bundle))
+
+    def _keeps(self, superfluous: list[str], *, installed: list[str]) -> bool:
+        """Tell whether add-ons stay that the class does not list any more, because a new one in the list is unknown.
+
+        A typo in the name of an add-on takes the add-on off the list. Without this rule it would be removed from each
+        control plane of the class, and nothing would come in its place.
+        """
+        unknown = {
+            addon: failure
+            for addon, failure in self._failures.items()
+            if failure.reason is Reason.ADDON_UNKNOWN and addon not in installed
+        }
+        for addon, failure in unknown.items():
+            kept = f"{', '.join(superfluous)}, which the class does not list any more, stays until then"
+            self._failures[addon] = ConditionError(failure.reason, f"{failure.message}; {kept}")
+        return bool(unknown)
 
     async def _bundle(self, addon: str) -> Bundle:
         if addon not in BUILT_IN:
