@@ -21,12 +21,14 @@ class Posted:
 
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []
+        self.types: list[str] = []
 
     async def apply(self, _: Any, body: dict[str, Any], **__: Any) -> dict[str, Any]:
         return {**body, "metadata": {**body["metadata"], "resourceVersion": "2"}, "spec": {}}
 
     async def create(self, _: Any, body: dict[str, Any]) -> dict[str, Any]:
         self.events.append((body["reason"], body["message"]))
+        self.types.append(body["type"])
         return body
 
 
@@ -92,6 +94,22 @@ async def test_the_end_of_what_is_out_of_the_ordinary_is_told_once(
     await eventually(lambda: posted.events, lambda seen: ("Last", "of all") in seen)
     posting.cancel()
     assert [reason for reason, _ in posted.events] == [*told, "Last"]
+
+
+async def test_published_control_plane_without_its_role_gets_a_warning(eventually: Any) -> None:
+    posted = Posted()
+    events = Events(cast("Client", posted))
+    before = ControlPlaneStatus(endpoint="https://x", conditions=[condition("Ready", "True", "Reconciled")])
+    current = ControlPlane.model_validate(
+        {"metadata": {"name": "acme", "uid": "1", "resourceVersion": "1"}, "spec": {}}
+    ).model_copy(update={"status": before})
+    after = before.model_copy(update={"conditions": [condition("Ready", "False", "RoleNotFound")]})
+    await StatusWriter(cast("Client", posted), events=events).write(Store(CONTROL_PLANES), current, status=after)
+    posting = asyncio.create_task(events.run())
+    await eventually(lambda: posted.events)
+    posting.cancel()
+    assert posted.events == [("RoleNotFound", "so it is: RoleNotFound")]
+    assert posted.types == ["Warning"]
 
 
 @pytest.mark.parametrize(
