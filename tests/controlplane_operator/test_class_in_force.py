@@ -98,6 +98,38 @@ def test_a_class_that_is_made_stricter_ends_nothing(edited: dict[str, Any], reas
             assert found.chosen is None
 
 
+def test_control_plane_keeps_its_schedule_while_that_of_the_class_is_invalid() -> None:
+    good: dict[str, Any] = {"schedule": "23 */6 * * *", "retain": 5}
+    typo: dict[str, Any] = {"schedule": "99 * * * *", "retain": 2}
+    after: dict[str, Any] = {"snapshots": typo, "auth": {"lifetime": "90m"}}
+    edited = classes(gold=after)
+    before: dict[str, Any] = {"snapshots": good}
+    one = control_plane(status=remembering(before, published=True))
+    found = class_in_force(one, classes=edited)
+    assert found.lost is None
+    assert found.chosen is not None
+    assert found.chosen.spec.snapshots is not None
+    assert (found.chosen.spec.snapshots.schedule, found.chosen.spec.snapshots.retain) == ("23 */6 * * *", 5)
+    # Everything else of the class counts, and the former schedule is remembered further.
+    assert found.chosen.spec.auth.lifetime == "90m"
+    remembered = found.remembered()
+    assert remembered is not None
+    assert remembered.spec["snapshots"] == good
+    corrected = class_in_force(one, classes=classes(gold={"snapshots": {"schedule": "1 1 * * *"}})).chosen
+    assert corrected is not None
+    assert corrected.spec.snapshots is not None
+    assert corrected.spec.snapshots.schedule == "1 1 * * *"
+
+
+@pytest.mark.parametrize("before", [{}, {"snapshots": {"schedule": "99 * * * *", "retain": 2}}])
+def test_invalid_schedule_stays_when_there_was_no_valid_one(before: dict[str, Any]) -> None:
+    edited = {"snapshots": {"schedule": "99 * * * *", "retain": 3}}
+    found = class_in_force(control_plane(status=remembering(before, published=True)), classes=classes(gold=edited))
+    assert found.chosen is not None
+    assert found.chosen.spec.snapshots is not None
+    assert found.chosen.spec.snapshots.retain == 3
+
+
 def test_of_a_class_that_refuses_a_control_plane_the_deletion_policy_counts() -> None:
     edited = {"modesAllowed": ["Dedicated"], "deletionPolicy": "Retain"}
     one = control_plane(status=remembering(published=True))

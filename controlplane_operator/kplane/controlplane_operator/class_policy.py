@@ -26,6 +26,7 @@ from kplane.api import (
 )
 from kplane.api.conditions import CLASS_FOUND
 from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.schedule import Schedule
 from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.cache import Store
@@ -86,7 +87,7 @@ def class_in_force(control_plane: ControlPlane, *, classes: Store) -> ClassInFor
         check_class(control_plane, chosen=named)
     except ConditionError as refused:
         return ClassInForce(_held_to(named, memory=_read_memory(control_plane), of=control_plane), refused)
-    return ClassInForce(named)
+    return ClassInForce(_with_former_schedule(named, of=control_plane))
 
 
 def invalid_class(name: str, error: ValidationError) -> ConditionError:
@@ -135,6 +136,24 @@ def _held_to(
         return None
     spec = memory.spec.model_copy(update={"deletion_policy": named.spec.deletion_policy})
     return memory.model_copy(update={"spec": spec})
+
+
+def _with_former_schedule(named: ControlPlaneClass, *, of: ControlPlane) -> ControlPlaneClass:
+    """Return the class with the schedule of snapshots that the control plane had, if the schedule is invalid now.
+
+    Otherwise a typo in a class would end the snapshots of each control plane of the class. The condition of the class
+    names the typo.
+    """
+    if not _is_schedule_invalid(named):
+        return named
+    memory = _read_memory(of)
+    if memory is None or memory.spec.snapshots is None or _is_schedule_invalid(memory):
+        return named
+    return named.model_copy(update={"spec": named.spec.model_copy(update={"snapshots": memory.spec.snapshots})})
+
+
+def _is_schedule_invalid(chosen: ControlPlaneClass) -> bool:
+    return chosen.spec.snapshots is not None and Schedule.read(chosen.spec.snapshots.schedule) is None
 
 
 def home_asked_for(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> Home:

@@ -102,5 +102,6 @@ def _schedule_trouble(chosen: ControlPlaneClass) -> ConditionError | None:
         if settings is not None:
             Schedule(settings.schedule)
     except ValueError as error:
-        return ConditionError(Reason.SCHEDULE_INVALID, f"spec.snapshots.schedule: {error}; no snapshot is made")
+        kept = "control planes keep the schedule that they had, and without one no snapshot is made"
+        return ConditionError(Reason.SCHEDULE_INVALID, f"spec.snapshots.schedule: {error}; until then, {kept}")
     return None
