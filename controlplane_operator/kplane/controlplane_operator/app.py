@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Final, Protocol
 
 from prometheus_client.registry import Collector
@@ -286,7 +287,8 @@ class _Assembly:
         )
         claims = AddressClaims(context.stores, address=provisioners.address)
         self._copies = Copies()
-        planner = Planner(context, homes=provisioners.home, claim=claims.check, quota_bytes=settings.etcd_quota_bytes)
+        check_target = partial(provisioners.check_target, claim=claims.check)
+        planner = Planner(context, homes=provisioners.home, claim=check_target, quota_bytes=settings.etcd_quota_bytes)
         migrator = Migrator(context, homes=provisioners.home, planner=planner, copies=self._copies, claim=claims.take)
         switch = EndpointSwitch(context.stores, queues=context.queues)
         probes = CredentialProbes(context)

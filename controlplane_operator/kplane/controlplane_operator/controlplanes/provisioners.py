@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from kplane.api import ControlPlane, ControlPlaneMode, find_condition
@@ -51,6 +52,15 @@ class Provisioners:
         """Raise ConditionError (DataStoreNotFound) where the operator does not have the data store of the home."""
         if control_plane.home.mode is ControlPlaneMode.VIRTUAL and is_managed(control_plane):
             self._data_stores.check(control_plane)
+
+    def check_target(self, control_plane: ControlPlane, *, claim: Callable[[ControlPlane], None]) -> None:
+        """Raise ConditionError if a control plane cannot move to the home that it has here.
+
+        DataStoreNotFound, or what `claim` raises if the path there is another's. A typo in the class must begin no
+        move.
+        """
+        self.check_home(control_plane)
+        claim(control_plane)
 
     def virtual(self, control_plane: ControlPlane) -> Hibernating:
         """Return the way to the API server of a control plane of mode Virtual."""

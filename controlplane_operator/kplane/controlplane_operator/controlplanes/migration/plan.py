@@ -57,7 +57,8 @@ class Planner:
         claim: Callable[[ControlPlane], object],
         quota_bytes: int,
     ) -> None:
-        """`homes` returns the way to the API server of a home. `claim` raises ConditionError if a path is another's.
+        """`homes` returns the way to the API server of a home. `claim` raises ConditionError if the shared etcd
+        of a target does not exist, or its path is another's.
 
         `quota_bytes` is the quota of an etcd of mode Dedicated on a volume of the usual size.
         """
