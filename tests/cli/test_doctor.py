@@ -24,6 +24,7 @@ from kplane.cli.doctor import Finding, Severity, examine
 from kplane.cli.doctor.control_planes import check_conditions, check_credentials, check_not_ready
 from kplane.cli.doctor.definitions import check_definitions, check_kubernetes, compare
 from kplane.cli.doctor.leftovers import check_leftovers
+from kplane.cli.doctor.lost_data import check_lost_data
 from kplane.cli.doctor.machine import check_clock, check_open_files
 from kplane.cli.doctor.programs import (
     check_controllers_credentials,
@@ -541,6 +542,56 @@ async def test_snapshots_that_are_not_made() -> None:
     processes.namespace = None
     (found,) = await check_snapshots(survey(snapshots=snapshots, programs=processes))
     assert found.command == "kubectl describe controlplanesnapshot a"
+
+
+def saved(name: str, *, of: str, uid: str, minutes_ago: int, phase: str = "Completed") -> Any:
+    status = {
+        "phase": phase,
+        "controlPlaneUID": uid,
+        "completionTime": at(NOW - timedelta(minutes=minutes_ago)),
+    }
+    spec = {"controlPlaneRef": {"name": of}}
+    return ControlPlaneSnapshot.model_validate({"metadata": {"name": name}, "spec": spec, "status": status})
+
+
+def lost(name: str, **options: Any) -> Any:
+    # The operator's message is longer than a finding of a condition shows.
+    told = condition("Ready", "False", "DataLost", f"failed to find the data of the control plane: {'x' * 300}")
+    found = control_plane(name, told, **options)
+    return found.model_copy(update={"metadata": found.metadata.model_copy(update={"uid": f"uid-of-{name}"})})
+
+
+async def test_lost_data_names_newest_snapshot_and_command_to_accept() -> None:
+    looked = survey(
+        control_planes=[lost("acme", dataIdentity="5f0c0f6e")],
+        snapshots=[
+            saved("older", of="acme", uid="uid-of-acme", minutes_ago=90),
+            saved("newest", of="acme", uid="uid-of-acme", minutes_ago=60),
+            saved("failed", of="acme", uid="uid-of-acme", minutes_ago=10, phase="Failed"),
+            saved("predecessor", of="acme", uid="another", minutes_ago=5),
+            saved("neighbour", of="other", uid="uid-of-other", minutes_ago=1),
+        ],
+    )
+    # One finding, by the check of its own alone.
+    assert not await check_not_ready(looked)
+    (found,) = await check_lost_data(looked)
+    annotation = "controlplane.kplane.dev/accept-data-loss=5f0c0f6e"
+    assert told([found]) == [
+        ("error", "ControlPlane acme", f"kubectl annotate controlplane acme {annotation} --overwrite")
+    ]
+    assert "newest of 2026-11-26 11:00 UTC" in found.problem
+    assert "kplane backup restore newest acme" in found.problem
+
+
+async def test_lost_data_without_identity_or_snapshot_are_accepted_by_uid() -> None:
+    deleted = lost("gone", deleted=NOW)
+    (found,) = await check_lost_data(survey(control_planes=[lost("acme"), deleted, control_plane("well", READY)]))
+    assert found.command.endswith("accept-data-loss=uid-of-acme --overwrite")
+    assert "there is no Completed one" in found.problem
+    (unread,) = await check_lost_data(
+        survey(control_planes=[lost("acme")], unread={"ControlPlaneSnapshot": "forbidden"})
+    )
+    assert "snapshots could not be read: forbidden" in unread.problem
 
 
 def namespace(name: str, *, of: str | None = None, deleted: bool = False, **annotations: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from kplane.api.conditions import (
 from kplane.cli.doctor.conditions import Told, grouped
 from kplane.cli.doctor.finding import Finding, error, named, warning
 from kplane.cli.doctor.survey import Survey
+from kplane.controlplane_operator.reasons import Reason
 
 __all__ = ["check_conditions", "check_credentials", "check_not_ready"]
 
@@ -40,7 +41,9 @@ async def check_not_ready(survey: Survey) -> Sequence[Finding]:
     """Find control planes that are not Ready, by reason, and those that no operator has seen."""
     present = [each for each in survey.control_planes if not each.deleting]
     unseen = [each.name for each in present if not each.status.conditions and _age(each, survey) > _NEW]
-    found = list(grouped(_KIND, _false(present, READY), now=survey.now, describe=_DESCRIBE))
+    # Lost data have a check of their own: the ways out are longer than a finding of this check.
+    wrong = [each for each in _false(present, READY) if each.condition.reason != Reason.DATA_LOST]
+    found = list(grouped(_KIND, wrong, now=survey.now, describe=_DESCRIBE))
     if unseen:
         problem = "no operator has seen it: it has no status after a minute"
         found.append(

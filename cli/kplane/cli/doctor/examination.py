@@ -11,6 +11,7 @@ from kplane.cli.doctor.control_planes import check_conditions, check_credentials
 from kplane.cli.doctor.definitions import check_definitions, check_kubernetes
 from kplane.cli.doctor.finding import Finding, Severity, warning
 from kplane.cli.doctor.leftovers import check_leftovers
+from kplane.cli.doctor.lost_data import check_lost_data
 from kplane.cli.doctor.machine import check_clock, check_open_files, check_own_certificate
 from kplane.cli.doctor.programs import (
     check_controllers_credentials,
@@ -36,6 +37,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     "rights": check_rights,
     "unread": check_unread,
     "not-ready": check_not_ready,
+    "lost-data": check_lost_data,
     "conditions": check_conditions,
     "credentials": check_credentials,
     "controllers-credentials": check_controllers_credentials,

@@ -10,7 +10,7 @@ from kplane.api.names import ACCEPT_DATA_LOSS_ANNOTATION
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 
-__all__ = ["data_lost", "expected_identity", "is_used"]
+__all__ = ["accepted_value", "data_lost", "expected_identity", "is_used"]
 
 
 def expected_identity(control_plane: ControlPlane) -> str | None:
@@ -30,14 +30,14 @@ def data_lost(control_plane: ControlPlane, *, told: str) -> ConditionError:
         Reason.DATA_LOST,
         f"failed to find the data of the control plane: {told}; no API server runs on this. Restore the etcd or its"
         " volume, or delete the control plane and restore a snapshot. To continue with the data that are there now, if"
-        f" any, set annotation {ACCEPT_DATA_LOSS_ANNOTATION} to {_lost(control_plane)}",
+        f" any, set annotation {ACCEPT_DATA_LOSS_ANNOTATION} to {accepted_value(control_plane)}",
     )
 
 
-def _is_accepted(control_plane: ControlPlane) -> bool:
-    return control_plane.metadata.annotations.get(ACCEPT_DATA_LOSS_ANNOTATION) == _lost(control_plane)
-
-
-def _lost(control_plane: ControlPlane) -> str:
-    """Return the value that accepts the loss: of these data only, so that it says nothing of a later loss."""
+def accepted_value(control_plane: ControlPlane) -> str:
+    """Return the value of the annotation that accepts the loss: of these data only, so that a later loss is another."""
     return control_plane.status.data_identity or control_plane.metadata.uid or ""
+
+
+def _is_accepted(control_plane: ControlPlane) -> bool:
+    return control_plane.metadata.annotations.get(ACCEPT_DATA_LOSS_ANNOTATION) == accepted_value(control_plane)
