@@ -541,7 +541,9 @@ async def test_snapshots_that_are_not_made() -> None:
     processes = Programs()
     processes.namespace = None
     (found,) = await check_snapshots(survey(snapshots=snapshots, programs=processes))
-    assert found.command == "kubectl describe controlplanesnapshot a"
+    assert found.command == "kplane down && kplane up"
+    (found,) = await check_snapshots(survey(snapshots=[snapshot("c", "SnapshotFailed")], programs=processes))
+    assert found.command == "kubectl describe controlplanesnapshot c"
 
 
 def saved(name: str, *, of: str, uid: str, minutes_ago: int, phase: str = "Completed") -> Any:

@@ -50,6 +50,9 @@ _SNAPSHOTS: Final = served(ControlPlaneSnapshot.resource)
 _FIELD_MANAGER: Final = "kplane-client"
 _WAIT_SECONDS: Final = 300.0
 _POLL_SECONDS: Final = 0.3
+_WAITS_FOR_PERSON: Final = frozenset({"NoSnapshotStorage", "NotRunByKplane"})
+"""Reasons of a snapshot that no time changes. The operator's list of reasons is above this package."""
+_NOT_FOUND: Final = "ControlPlaneNotFound"
 
 
 class ControlPlanes:
@@ -352,7 +355,11 @@ class ControlPlanes:
     async def snapshot(
         self, name: str, *, of: str, wait: bool = False, timeout_seconds: float = _WAIT_SECONDS
     ) -> ControlPlaneSnapshot:
-        """Save the data and keys of a control plane; with `wait`, returns when they are saved."""
+        """Save the data and keys of a control plane; with `wait`, returns when they are saved.
+
+        Raises ClientError as soon as the operator says that the snapshot waits for a person. It stays, and is made once
+        what it waits for is there. Raises NoControlPlane if there is none of that name to save.
+        """
         body = {"metadata": {"name": name}, "spec": {"controlPlaneRef": {"name": of}}}
         made = read_as(ControlPlaneSnapshot, await self._client.create(_SNAPSHOTS, body))
         if not wait:
@@ -367,11 +374,26 @@ class ControlPlanes:
                         raise ClientError(f"ControlPlaneSnapshot {name} was deleted before it was complete")
                     if last.status.phase is SnapshotPhase.COMPLETED:
                         return last
+                    await self._check_waiting(last)
         except TimeoutError:
             said = find_condition(last.status.conditions, READY)
             why = f": {said.message}" if said is not None else ""
             raise NotSettled(f"snapshot {name} is not complete after {timeout_seconds:g} s{why}") from None
         raise AssertionError("a watch ended")
+
+    async def _check_waiting(self, snapshot: ControlPlaneSnapshot) -> None:
+        """Raise ClientError if a snapshot waits for what does not come by itself."""
+        ready = find_condition(snapshot.status.conditions, READY)
+        if ready is None or ready.status == "True":
+            return
+        if ready.reason == _NOT_FOUND:
+            # The operator may have seen the snapshot before a control plane that was created just now.
+            await self.get(snapshot.spec.control_plane_ref.name)
+        elif ready.reason in _WAITS_FOR_PERSON:
+            raise ClientError(
+                f"snapshot {snapshot.name} is not made ({ready.reason}): {ready.message}; the snapshot stays"
+                f" and waits, to give it up: kplane backup delete {snapshot.name}"
+            )
 
     async def delete_snapshot(self, name: str) -> None:
         """Ask for the deletion of a snapshot with its file. Raises `kplane.provider.NotFound`."""

@@ -19,12 +19,15 @@ from kplane.api.conditions import CONTESTED, DEDICATED_READY, REACHABLE
 from kplane.cli.doctor.conditions import Told, grouped
 from kplane.cli.doctor.finding import Finding, error, named
 from kplane.cli.doctor.survey import Survey
+from kplane.controlplane_operator.reasons import Reason as OperatorReason
 from kplane.mcm.reasons import Reason
 
 __all__ = ["check_classes", "check_endpoints", "check_registrations", "check_snapshots"]
 
 _STARTING: Final = frozenset({Reason.STARTING, Reason.UNREADY, Reason.API_SERVER_UNREACHABLE, Reason.ENDED})
 """Reasons of mcm that are part of a start or an end."""
+_RESTART: Final = "kplane down && kplane up"
+"""Gives a management cluster that an earlier `kplane up` started a storage for snapshots. Its data stay."""
 _Conditional = ControlPlaneClass | ControlPlaneEndpoint | ControlPlaneRegistration | ControlPlaneSnapshot
 
 
@@ -86,8 +89,15 @@ async def check_snapshots(survey: Survey) -> Sequence[Finding]:
     kind = ControlPlaneSnapshot.resource.kind
     describe = f"kubectl describe {kind.lower()} {{name}}"
     wrong = _wrong(survey.snapshots, READY)
-    # Those of snapshots set values of the chart.
-    return grouped(kind, wrong, now=survey.now, describe=describe, harmless=True, by_reason=survey.has_chart)
+    if survey.has_chart:
+        return grouped(kind, wrong, now=survey.now, describe=describe, harmless=True)
+    # The commands of reasons of snapshots set values of the chart, which processes of `kplane up` do not have.
+    unsaved = [each for each in wrong if each.condition.reason == OperatorReason.NO_SNAPSHOT_STORAGE]
+    others = [each for each in wrong if each not in unsaved]
+    return [
+        *grouped(kind, unsaved, now=survey.now, describe=_RESTART, harmless=True, by_reason=False),
+        *grouped(kind, others, now=survey.now, describe=describe, harmless=True, by_reason=False),
+    ]
 
 
 def _wrong(objects: Iterable[_Conditional], condition: str) -> list[Told]:

@@ -41,7 +41,8 @@ _RESTORED_SECONDS: Final = 10.0
 _FIRST_RETRY_SECONDS: Final = 10.0
 _RETRY_SECONDS_AT_MOST: Final = 900.0
 _NO_STORAGE: Final = (
-    "the operator has no storage for snapshots: set etcd.backup.recipients; if it is set, see the operator's log"
+    "the operator has no storage for snapshots; set etcd.backup.recipients of the chart, or flags --snapshot-recipient"
+    " and --snapshot-volume of the operator. If they are set, see the operator's log"
 )
 
 

@@ -1,0 +1,79 @@
+"""A wait for a snapshot ends at once when the operator says that it waits for a person."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any, cast
+
+import pytest
+
+import kplane.client.control_planes
+from kplane.api import ControlPlaneSnapshot
+from kplane.client import Change, ClientError, ControlPlanes, NoControlPlane, NotSettled
+from kplane.controlplane_operator.reasons import Reason
+from kplane.provider import Client, NotFound
+
+CREATED_AT = "2026-11-26T12:00:00Z"
+
+
+class Cluster:
+    """Creates what it is asked to, and has the control planes of these names."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+        self.created: dict[str, Any] = {}
+
+    async def create(self, _: Any, body: dict[str, Any]) -> dict[str, Any]:
+        self.created = body
+        return body
+
+    async def get(self, _: Any, name: str) -> dict[str, Any]:
+        if name not in self.names:
+            raise NotFound(404, "NotFound", name, details={"name": name})
+        return {"metadata": {"name": name}, "spec": {}}
+
+
+def follow_reasons(monkeypatch: pytest.MonkeyPatch, *reasons: str) -> None:
+    """Have a snapshot without a condition, then with one of each of these reasons, then no change any more."""
+
+    async def follow(client: Cluster, kind: type[ControlPlaneSnapshot], *, name: str) -> AsyncGenerator[Any, None]:
+        del name
+        yield Change("ADDED", kind.model_validate(client.created))
+        for reason in reasons:
+            told = {"type": "Ready", "status": "False", "reason": reason, "message": f"the words of {reason}"}
+            status = {"phase": "Pending", "conditions": [told | {"lastTransitionTime": CREATED_AT}]}
+            yield Change("MODIFIED", kind.model_validate(client.created | {"status": status}))
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(kplane.client.control_planes, "follow", follow)
+
+
+async def save(cluster: Cluster, *, seconds: float) -> None:
+    control_planes = ControlPlanes(cast("Client", cluster))
+    await control_planes.snapshot("before", of="acme", wait=True, timeout_seconds=seconds)
+
+
+@pytest.mark.parametrize("reason", [Reason.NO_SNAPSHOT_STORAGE, Reason.NOT_RUN_BY_KPLANE])
+async def test_snapshot_that_waits_for_person_ends_wait_at_once(
+    monkeypatch: pytest.MonkeyPatch, reason: Reason
+) -> None:
+    follow_reasons(monkeypatch, Reason.SAVING, reason)
+    async with asyncio.timeout(10):
+        with pytest.raises(ClientError, match=f"the words of {reason}; .*kplane backup delete before") as failure:
+            await save(Cluster("acme"), seconds=600)
+    assert not isinstance(failure.value, NotSettled)
+
+
+async def test_snapshot_of_missing_control_plane_ends_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    follow_reasons(monkeypatch, Reason.CONTROL_PLANE_NOT_FOUND)
+    async with asyncio.timeout(10):
+        with pytest.raises(NoControlPlane, match="acme"):
+            await save(Cluster(), seconds=600)
+
+
+@pytest.mark.parametrize("reason", [Reason.SAVING, Reason.SNAPSHOT_FAILED, Reason.CONTROL_PLANE_NOT_FOUND])
+async def test_snapshot_that_passes_by_itself_is_waited_for(monkeypatch: pytest.MonkeyPatch, reason: Reason) -> None:
+    follow_reasons(monkeypatch, reason)
+    with pytest.raises(NotSettled, match=f"the words of {reason}"):
+        await save(Cluster("acme"), seconds=0.2)
