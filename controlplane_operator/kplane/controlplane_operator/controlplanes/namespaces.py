@@ -23,6 +23,7 @@ from kplane.api.names import (
 )
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.beginning import is_owned, record_of
+from kplane.controlplane_operator.controlplanes.leaving import describe_leaving
 from kplane.controlplane_operator.controlplanes.retained_data import (
     POD_SECURITY,
     RetainedDataRecord,
@@ -114,8 +115,8 @@ class ManagementNamespaces:
             raise _foreign(control_plane)
         if _terminating(found):
             if record is not None and record.is_of(control_plane):
-                await self.rescue(control_plane, volume=volume)
-            raise _leaving(name, with_keys=record is not None)
+                await self.rescue(control_plane, namespace=found, volume=volume)
+            raise _leaving(found, with_keys=record is not None)
         if self._opened is not None:
             await self._opened(name)
         if record is not None and not record.is_of(control_plane):
@@ -140,13 +141,17 @@ class ManagementNamespaces:
             await self._saved.forget(control_plane)
 
     async def rescue(
-        self, control_plane: ControlPlane, *, volume: Callable[[ControlPlane], Awaitable[str | None]]
+        self,
+        control_plane: ControlPlane,
+        *,
+        namespace: Object,
+        volume: Callable[[ControlPlane], Awaitable[str | None]],
     ) -> NoReturn:
         """Save the keys from a namespace that a user deleted. Raises ConditionError (NamespaceDeleted) in any case.
 
         The keys go only after data that would go with the namespace, which a person has to secure first.
         """
-        name = management_namespace(control_plane.name)
+        name = namespace["metadata"]["name"]
         held = await volume(control_plane)
         await self._keys.save(control_plane, release=held is None)
         said = f"a user deleted namespace {name}; the operator saved the keys of the control plane"
@@ -158,7 +163,8 @@ class ManagementNamespaces:
                 f" {PROTECTION_FINALIZER} from the claim, and the operator makes the namespace anew;"
                 " docs/troubleshoot/lost-namespace.md has the commands"
             )
-        raise ConditionError(Reason.NAMESPACE_DELETED, f"{said}; {what}")
+        # A finalizer of another program may hold the namespace for longer than the operator's own.
+        raise ConditionError(Reason.NAMESPACE_DELETED, f"{said}; {what}. Now {describe_leaving(namespace)}")
 
     async def recover(
         self,
@@ -229,7 +235,8 @@ class ManagementNamespaces:
             except NotFound:
                 await self._saved.forget(control_plane)
                 return
-        raise ConditionError(Reason.DELETING, f"waiting until namespace {name} is gone")
+            raise ConditionError(Reason.DELETING, f"waiting until namespace {name} is gone")
+        raise ConditionError(Reason.DELETING, f"waiting until the namespace is gone: {describe_leaving(found)}")
 
     async def _check_adoption(
         self, control_plane: ControlPlane, *, namespace: Object, record: RetainedDataRecord
@@ -316,8 +323,8 @@ def _replaced(control_plane: ControlPlane) -> ConditionError:
     return ConditionError(Reason.NAMESPACE_CONFLICT, f"{said}, and the operator makes its own one anew")
 
 
-def _leaving(name: str, *, with_keys: bool) -> ConditionError:
-    said = f"namespace {name} is being deleted; waiting until it is gone"
+def _leaving(namespace: Object, *, with_keys: bool) -> ConditionError:
+    said = f"waiting until a namespace of that name is gone: {describe_leaving(namespace)}"
     held = f"; to give up what it keeps of an earlier control plane, remove finalizer {PROTECTION_FINALIZER} from that"
     return ConditionError(Reason.PROVISIONING, said + held if with_keys else said)
 
