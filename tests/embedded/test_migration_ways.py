@@ -106,6 +106,30 @@ async def test_a_plan_alone_changes_nothing(mover: Mover, ledger: Ledger) -> Non
     assert await ledger.wrong() == []
 
 
+async def test_plan_of_sleeper_does_not_wake_it(mover: Mover) -> None:
+    control_planes = ControlPlanes(mover.cluster.client)
+    # Asleep by the spec of mode Virtual, which a plan for mode Dedicated sets aside.
+    await mover.patch(virtual={"start": "OnDemand"})
+    await control_planes.sleep(NAME)
+    await mover.until(lambda: mover.status.get("phase") == "Hibernated")
+    since = mover.status["hibernation"]["since"]
+    await control_planes.move(NAME, mode="Dedicated", plan=True)
+    await mover.until(lambda: "plan" in mover.migration)
+    assert mover.migration["plan"]["keys"] > 0
+    generation = mover.seen["ControlPlane"]["metadata"]["generation"]
+    await mover.until(lambda: mover.status.get("observedGeneration") == generation)
+    assert mover.status["hibernation"]["since"] == since
+    assert mover.status["phase"] == "Hibernated"
+    assert not find_processes(mover.cluster.handle.operator_directory / apiserver_name(NAME))
+
+    # Given up, it is what it was.
+    await control_planes.abort_move(NAME)
+    await mover.until(lambda: not mover.migration)
+    await control_planes.wake(NAME)
+    await mover.until(lambda: mover.status.get("phase") == "Ready")
+    await mover.patch(virtual=None)
+
+
 @contextlib.contextmanager
 def without_an_end_of_controllers(mover: Mover) -> Iterator[None]:
     """Have mcm do nothing, so that the step in which it ends its instance is not over before the spec is set back."""

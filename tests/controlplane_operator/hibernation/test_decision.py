@@ -181,6 +181,44 @@ def test_what_wakes_it(status: dict[str, Any], annotations: dict[str, str], why:
     assert decided(control_plane(slept()), start=StartPolicy.ALWAYS).sleep is None
 
 
+AT_HOME: dict[str, Any] = {"home": {"mode": "Virtual"}}
+PLANNED: dict[str, Any] = {"mode": "Dedicated", "migration": {"plan": True}}
+
+
+def test_sleeper_does_not_wake_for_plan_of_move() -> None:
+    # As `kplane move --plan` leaves it: the settings of mode Virtual are set aside, by which it starts on demand.
+    planned = control_plane(slept(generation=2) | AT_HOME, spec=PLANNED)
+    assert start_of(planned, chosen=None, gateway=None) is StartPolicy.ON_DEMAND
+    decision = decided(planned)
+    assert decision.sleep == planned.status.hibernation
+    # The operator has planned.
+    migration = {"from": AT_HOME["home"], "to": {"mode": "Dedicated", "slot": 1}}
+    planned = control_plane(slept(generation=2) | AT_HOME | {"migration": migration}, spec=PLANNED)
+    assert decided(planned).sleep is not None
+
+
+@pytest.mark.parametrize(
+    ("spec", "annotations", "why"),
+    [
+        (PLANNED, asked(-59.9), "client"),
+        (PLANNED | {"migration": {"plan": False}}, {}, "spec"),
+        ({"mode": "Virtual", "migration": {"plan": False}}, {}, "spec"),
+        ({"mode": "Virtual", "migration": {"plan": True}}, {}, "spec"),
+    ],
+    ids=["request", "move", "given-up", "nothing-planned"],
+)
+def test_planned_sleeper_wakes_for_request_move_or_change(
+    spec: dict[str, Any], annotations: dict[str, str], why: str
+) -> None:
+    decision = decided(control_plane(slept(generation=2) | AT_HOME, spec=spec, **annotations))
+    assert decision.sleep is None
+    assert why in decision.why
+
+
+def test_awake_control_plane_is_not_made_to_start_on_demand_by_plan() -> None:
+    assert start_of(control_plane(PUBLISHED | AT_HOME, spec=PLANNED), chosen=None, gateway=None) is StartPolicy.ALWAYS
+
+
 def test_keys_that_are_being_rotated_keep_it_awake_until_that_is_done() -> None:
     def rotation(phase: str) -> dict[str, Any]:
         times = {"startedAt": at(-9), "phaseStartedAt": at(-9)}

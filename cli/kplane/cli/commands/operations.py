@@ -51,7 +51,7 @@ def move(
 
     async def work(control_planes: ControlPlanes) -> None:
         from kplane.api import ControlPlaneMode
-        from kplane.client import arrived, asleep, moved
+        from kplane.client import arrived, moved
         from kplane.client.moves import former_home
 
         found = await control_planes.get(name)
@@ -60,8 +60,6 @@ def move(
             if found.home.mode == mode and found.spec.mode == mode:
                 say(f"{name} is {mode} already")
                 return
-            if plan and asleep(found):
-                say(f"{name} sleeps, and wakes: a plan changes its spec")
             await control_planes.move(name, mode=mode, plan=plan)
             settled = moved(mode)
         else:

@@ -62,11 +62,14 @@ class Decision:
 def start_of(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None, gateway: Gateway | None) -> StartPolicy:
     """Return when the API server runs: by the spec, else by the class.
 
-    Else it starts on demand if the gateway alone has its address, because then each client wakes it.
+    Else it starts on demand if the gateway alone has its address, because then each client wakes it. What sleeps while
+    a move is planned starts on demand: the spec of the other mode cannot say it.
     """
     spec = control_plane.spec
     if control_plane.home.mode is not ControlPlaneMode.VIRTUAL or spec.endpoint_ref is not None:
         return StartPolicy.ALWAYS
+    if control_plane.status.hibernation is not None and is_only_planned(control_plane):
+        return StartPolicy.ON_DEMAND
     own = spec.virtual.start if spec.virtual is not None else None
     by_class = chosen.spec.virtual.start if chosen is not None and chosen.spec.virtual is not None else None
     if asked := own or by_class:
@@ -148,11 +151,20 @@ def _why_wake(
     """Return what ends the sleep, in a clause; None if nothing does."""
     if requests.wake is not None and requests.wake > sleep.since:
         return _WOKEN
-    if sleep.observed_generation != control_plane.metadata.generation:
+    # A plan is made of what the shared etcd has, without an API server. The sleep keeps its generation: when the plan
+    # is carried out or given up, whatever else was changed in the spec meanwhile takes effect.
+    if sleep.observed_generation != control_plane.metadata.generation and not is_only_planned(control_plane):
         return "its spec was changed"
     if sleep.next_wake is not None and sleep.next_wake <= now:
         return "something inside is due"
     return None
+
+
+def is_only_planned(control_plane: ControlPlane) -> bool:
+    """Tell whether the spec asks what a move would take, and nothing moves or has moved."""
+    migration, asked = control_plane.spec.migration, control_plane.home_asked_for()
+    planned = migration is not None and migration.plan and not is_migrating(control_plane)
+    return planned and not asked.is_like(control_plane.home)
 
 
 def is_migrating(control_plane: ControlPlane) -> bool:
