@@ -72,4 +72,4 @@ class HibernationStatus(ApiModel):
     next_wake: AwareDatetime | None = None
     """When the operator wakes it by itself, because something inside is due; absent if nothing is."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None
-    """The metadata.generation that fell asleep. Another one wakes it."""
+    """The metadata.generation that fell asleep. Another one wakes it, unless it only asks for a plan of a move."""
