@@ -64,7 +64,7 @@ async def test_an_addon_whose_turn_did_not_come_is_the_first_of_the_failed_ones_
     ("wanted", "done", "said"),
     [
         # A typo in `network`: what it replaces stays.
-        (["fine", "netwrok"], ["fine"], "network, which the class does not list any more, stays until then"),
+        (["fine", "netwrk"], ["fine"], "network, which the class does not list any more, stays until then"),
         (["fine"], ["fine", "-network"], ""),
         ([], ["-fine", "-network"], ""),
     ],
