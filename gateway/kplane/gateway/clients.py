@@ -12,9 +12,9 @@ from typing import Final, Self
 
 from kplane.gateway.errors import Declined
 
-__all__ = ["NOBODY", "Client", "ClientLimits"]
+__all__ = ["IPV6_NETWORK", "NOBODY", "Client", "ClientLimits"]
 
-_IPV6_NETWORK: Final = 64
+IPV6_NETWORK: Final = 64
 """Bits of an IPv6 address that count. A client may have all addresses of such a network."""
 _WINDOW: Final = 60.0
 """Seconds in which wakes count."""
@@ -41,7 +41,7 @@ class Client:
         if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
             found = found.ipv4_mapped
         if isinstance(found, ipaddress.IPv6Address):
-            return cls(str(ipaddress.ip_network((found, _IPV6_NETWORK), strict=False)), wakes)
+            return cls(str(ipaddress.ip_network((found, IPV6_NETWORK), strict=False)), wakes)
         return cls(str(found), wakes)
 
 

@@ -3,7 +3,11 @@
 
 -- Names of tokens in two generations: by control plane, then by name. True: good. False: refused after it was good.
 local present, former, began, size = {}, {}, os.time(), 0
-local second, questions, by_address = 0, 0, {}
+
+-- Questions of this second: of all tenants, by tenant, and by client network of a tenant.
+local second, questions, by_tenant, by_network = 0, 0, {}, {}
+-- Number of tenants with questions in this second, and in the second before.
+local tenants, former_tenants = 0, 0
 
 -- Answers of an API server that only users get whom it knows. 204 also answers CORS, which needs no credential.
 local accepted = {
@@ -56,16 +60,45 @@ local function token_of(headers)
   return protocols and protocols:match("base64url[.]bearer[.]authorization[.]k8s[.]io[.]([^, ]+)"), true, false
 end
 
-local function may_ask(address)
+-- Returns an IPv4 address as it is, and of an IPv6 address the network: a client may have all addresses of that.
+local function network_of(address)
+  if not address:find(":", 1, true) or address:find(".", 1, true) then
+    return address
+  end
+  local head, tail = address:match("^(.-)::(.*)$")
+  local groups = {}
+  for group in (head or address):gmatch("[^:]+") do
+    groups[#groups + 1] = group
+  end
+  local _, last = (tail or ""):gsub("[^:]+", "")
+  -- "::" stands for all groups that are missing.
+  for _ = #groups + 1, 8 - last do
+    groups[#groups + 1] = "0"
+  end
+  for group in (tail or ""):gmatch("[^:]+") do
+    groups[#groups + 1] = group
+  end
+  return table.concat(groups, ":", 1, limits.network_groups)
+end
+
+-- Shares the questions of a second evenly: between the tenants that have any and one more, which may come yet. A client
+-- network may have half of what its tenant has.
+local function may_ask(tenant, address)
   local now = os.time()
   if now ~= second then
-    second, questions, by_address = now, 0, {}
+    tenants, former_tenants = 0, now == second + 1 and tenants or 0
+    second, questions, by_tenant, by_network = now, 0, {}, {}
   end
-  local own = by_address[address] or 0
-  if questions >= limits.questions or own >= limits.address_questions then
+  if not by_tenant[tenant] then
+    by_tenant[tenant], tenants = 0, tenants + 1
+  end
+  local share = math.max(1, math.floor(limits.questions / (math.max(tenants, former_tenants) + 1)))
+  local network = tenant .. " " .. network_of(address)
+  local own = by_network[network] or 0
+  if questions >= limits.questions or by_tenant[tenant] >= share or own >= math.ceil(share / 2) then
     return false
   end
-  questions, by_address[address] = questions + 1, own + 1
+  questions, by_tenant[tenant], by_network[network] = questions + 1, by_tenant[tenant] + 1, own + 1
   return true
 end
 
@@ -93,7 +126,7 @@ function envoy_on_request(request)
   local good, method = recall(tenant, name), request:headers():get(":method")
   -- A change that waits here is counted nowhere, so a hold would not wait until it has ended.
   local reads = method == "GET" or method == "HEAD"
-  if good == nil and verifiable and reads and may_ask(address) and is_verified(request) then
+  if good == nil and verifiable and reads and may_ask(tenant, address) and is_verified(request) then
     good = true
     remember(tenant, name, true)
   end

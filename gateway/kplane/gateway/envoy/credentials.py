@@ -11,6 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Final
 
+from kplane.gateway.clients import IPV6_NETWORK
 from kplane.gateway.envoy.messages import FILTERS, Message, typed
 from kplane.gateway.envoy.names import AUTHORIZER, CLIENT_HEADER, KNOWN_HEADER, PROTOCOL_HEADER, VERIFY_HEADER
 
@@ -32,10 +33,10 @@ _LIMITS: Final = {
     "all_bytes": 16 << 20,
     # A token whose name is longer is not remembered.
     "name_bytes": 4 << 10,
-    # Tokens a second about which the authorizer is asked for one client address, by each worker.
-    "address_questions": 100,
-    # The same for all client addresses: the authorizer has other work.
+    # Tokens a second about which each worker asks the authorizer, which has other work. Tenants share them evenly.
     "questions": 400,
+    # Groups of 16 bits of an IPv6 address that name the network of a client.
+    "network_groups": IPV6_NETWORK // 16,
     # Without an answer of the authorizer in this time, a token counts as unknown.
     "answer_milliseconds": 2000,
 }

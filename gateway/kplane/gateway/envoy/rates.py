@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from kplane.gateway.clients import IPV6_NETWORK
 from kplane.gateway.envoy.messages import FILTERS, Message, typed
 from kplane.gateway.envoy.metadata import TENANT, UNKNOWN_TO, path_to
 from kplane.gateway.envoy.names import RATE_LIMIT, TENANT_HEADER, UNKNOWN_HEADER
@@ -23,7 +24,7 @@ _UNKNOWN_BY_ROUTE: Final[Message] = {
 }
 _UNKNOWN_BY_AUTHORIZER: Final[Message] = {"descriptor_key": UNKNOWN_TO, "header_name": UNKNOWN_HEADER}
 _ADDRESS: Final = "masked_remote_address"
-_BY_ADDRESS: Final[Message] = {_ADDRESS: {"v4_prefix_mask_len": 32, "v6_prefix_mask_len": 64}}
+_BY_ADDRESS: Final[Message] = {_ADDRESS: {"v4_prefix_mask_len": 32, "v6_prefix_mask_len": IPV6_NETWORK}}
 _ALWAYS: Final = {"default_value": {"numerator": 100, "denominator": "HUNDRED"}}
 _UNBOUNDED: Final = {"max_tokens": (1 << 32) - 1, "tokens_per_fill": (1 << 32) - 1, "fill_interval": "1s"}
 """Of all requests together: Envoy demands a bucket for those that have none."""
