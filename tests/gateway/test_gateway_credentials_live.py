@@ -132,3 +132,10 @@ async def test_flood_from_one_ipv6_network_leaves_questions_to_others(script: _S
         await script.send("one", [number], client=f"2001:db8::{number:x}:{number:x}")
     assert await script.send("one", [100], client="2001:db8:0:1::1") == [100]
     assert await script.send("one", [101], client="10.0.0.1") == [101]
+
+
+@pytest.mark.parametrize("script", [{"questions": 4000, "tenant_bytes": 1000, "all_bytes": 8000}], indirect=True)
+async def test_many_tokens_of_one_tenant_have_no_token_of_others_forgotten(script: _Script) -> None:
+    assert await script.send("two", [1]) == [1]
+    assert await script.send("one", range(300)) == list(range(300))
+    assert await script.send("two", [1]) == []

@@ -34,6 +34,7 @@ local function remember(tenant, name, good)
   end
   local own = present[tenant]
   if not own or own.size >= limits.tenant_bytes then
+    size = size - (own and own.size or 0)
     own = {names = {}, size = 0}
     present[tenant] = own
   end
