@@ -64,6 +64,13 @@ async def test_failure_that_lasts_has_one_warning_and_is_counted(monkeypatch: py
     assert await warnings_and_count(monkeypatch, failure) == ([warning], 2.0)
 
 
+@pytest.mark.parametrize("reason", [Reason.ENDPOINT_UNREACHABLE, Reason.MANAGEMENT_CLUSTER_REFUSED])
+async def test_failure_that_is_told_at_once_has_one_warning(monkeypatch: pytest.MonkeyPatch, reason: Reason) -> None:
+    warning = {"reason": "DeletionFailed", "message": "no answer", "warning": True}
+    warnings, _ = await warnings_and_count(monkeypatch, ConditionError(reason, "no answer"))
+    assert warnings == [warning]
+
+
 async def test_wait_has_no_warning_and_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = ConditionError(Reason.DELETING, "waiting until namespace kplane-cp-acme is gone")
     assert await warnings_and_count(monkeypatch, waiting) == ([], None)

@@ -310,10 +310,10 @@ class Removal:
         return None
 
     def _count(self, control_plane: ControlPlane, failure: ConditionError) -> None:
-        """Count a failure of the removal, with a Warning if it lasts: its conditions only show the present step."""
+        """Count a failure of the removal, with a Warning of it: the conditions only show the present step."""
         self._context.metrics.condition_failed("controlplane", reason=failure.reason)
         uid = control_plane.metadata.uid or ""
-        if failure.reason.at_first is None or self._warned.get(uid) == failure.message:
+        if failure.reason.expected or self._warned.get(uid) == failure.message:
             return
         self._warned[uid] = failure.message
         _log.warning("failed to remove %s: %s; the operator retries", control_plane.name, failure.message)
