@@ -8,7 +8,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from kplane.api import ControlPlane
+from kplane.api import Condition, ControlPlane
 from kplane.controlplane_operator.backends.base import check_ready, is_crashing, start_errors
 from kplane.controlplane_operator.backends.prefix_claims import PrefixClaims
 from kplane.controlplane_operator.controlplanes.first_tries import FirstTries
@@ -77,6 +77,15 @@ def test_count_begins_anew_after_another_outcome(
     else:
         told(tries, clock, 3, failure=between)
     assert told(tries, clock, 20, 21, 22, 40) == [Reason.PROVISIONING] * 3 + [Reason.ETCD_UNAVAILABLE]
+
+
+def test_failure_that_the_status_tells_already_is_no_wait_after_a_restart(tries: FirstTries) -> None:
+    """Otherwise each change of the active operator would have two Events of each control plane that fails."""
+    ready = {"type": "Ready", "status": "False", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    known, other = (Condition.model_validate(ready | {"reason": reason}) for reason in (_FULL.reason, "Provisioning"))
+    assert tries.judge(_KEY, _FULL, conditions=[known]) is _FULL
+    tries.forget(_KEY)
+    assert tries.judge(_KEY, _FULL, conditions=[other]).reason is Reason.PROVISIONING
 
 
 def test_failures_of_one_control_plane_do_not_count_for_another(tries: FirstTries, clock: Clock) -> None:

@@ -127,6 +127,20 @@ def test_what_is_due_is_looked_at_also_while_a_person_is_needed(
     assert reconciler._next(("", "acme"), look(failure=failure, again=again)) == again
 
 
+def test_incomplete_setup_of_a_published_control_plane_is_counted(
+    reconciler: ControlPlaneReconciler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = Metrics()
+    monkeypatch.setattr(reconciler._context, "metrics", metrics, raising=False)
+    role = ConditionError(Reason.ROLE_NOT_FOUND, "no such role")
+    found = published() | {"credentials": SimpleNamespace(incomplete=role)}
+    assert reconciler._next(("", "acme"), look(status=_PUBLISHED, again=Result(60.0), **found)) == Result(60.0)
+    counted = metrics.registry.get_sample_value(
+        "kplane_reconcile_failures_total", {"controller": "controlplane", "reason": "RoleNotFound"}
+    )
+    assert counted == 1.0
+
+
 def test_failure_before_the_first_publication_is_counted_once_it_lasts(
     reconciler: ControlPlaneReconciler, summary: Summary, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,10 +7,11 @@ passes within seconds. A Warning of each would hide the failures that last, such
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from kplane.api import Condition
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 
@@ -37,11 +38,12 @@ class FirstTries:
         self._clock = clock
         self._tries: dict[Hashable, _Tries] = {}
 
-    def judge(self, key: Hashable, failure: ConditionError) -> ConditionError:
+    def judge(self, key: Hashable, failure: ConditionError, *, conditions: Iterable[Condition] = ()) -> ConditionError:
         """Count a failure, and return it as the status is to tell it.
 
         During the first tries it has the reason of waiting that `Reason.at_first` names, with the same message. A
-        failure that is told at once, or a wait, begins the count of the control plane anew.
+        failure that is told at once, or a wait, begins the count of the control plane anew. A failure that
+        `conditions`, those of the present status, tell already lasts: an operator that starts has no count of it.
         """
         waiting = failure.reason.at_first
         if waiting is None:
@@ -52,7 +54,8 @@ class FirstTries:
         if tries is None or tries.reason is not failure.reason:
             tries = self._tries[key] = _Tries(failure.reason, since=now)
         tries.count += 1
-        if tries.count >= _TRIES and now - tries.since >= _LASTS_SECONDS:
+        told = any(condition.reason == failure.reason for condition in conditions)
+        if told or (tries.count >= _TRIES and now - tries.since >= _LASTS_SECONDS):
             return failure
         return ConditionError(waiting, failure.message, waits_for_event=failure.waits_for_event)
 

@@ -60,10 +60,13 @@ class Pass:
         return self.provision is not None and self.provision.asleep_as is not None
 
     @property
+    def unready(self) -> ConditionError | None:
+        """Why it is not Ready: a phase failed, or its set-up is incomplete."""
+        return self.failure or (self.credentials.incomplete if self.credentials is not None else None)
+
+    @property
     def ready(self) -> tuple[Reason, str]:
         """Reason and message of the condition Ready."""
-        if self.failure is not None:
-            return self.failure.reason, self.failure.message
-        if self.credentials is not None and self.credentials.incomplete is not None:
-            return self.credentials.incomplete.reason, self.credentials.incomplete.message
+        if self.unready is not None:
+            return self.unready.reason, self.unready.message
         return Reason.RECONCILED, "; ".join(filter(None, ("the control plane is ready", self.behind)))

@@ -188,10 +188,11 @@ class ControlPlaneReconciler:
 
     def _judge(self, key: Key, one: Pass) -> None:
         """Have the status tell a failure that may pass as a wait, until it has lasted for some tries."""
+        conditions = one.control_plane.status.conditions
         if one.failure is not None:
-            one.failure = self._first_tries.judge(key, one.failure)
+            one.failure = self._first_tries.judge(key, one.failure, conditions=conditions)
         elif one.credentials is not None and one.credentials.incomplete is not None:
-            told = self._first_tries.judge(key, one.credentials.incomplete)
+            told = self._first_tries.judge(key, one.credentials.incomplete, conditions=conditions)
             one.credentials = replace(one.credentials, incomplete=told)
         else:
             self._first_tries.forget(key)
@@ -423,10 +424,11 @@ class ControlPlaneReconciler:
             self._context.metrics.published(before)
 
     def _next(self, key: Key, one: Pass) -> Result | None:
+        if one.unready is not None:
+            self._context.metrics.condition_failed("controlplane", reason=one.unready.reason)
         if one.failure is None:
             self._backoff.forget(key)
             return one.again
-        self._context.metrics.condition_failed("controlplane", reason=one.failure.reason)
         if one.failure.waits_for_event:
             # What is published is renewed, and wakes when something inside is due, although a person is needed.
             return one.again
