@@ -49,10 +49,10 @@ def test_failure_of_a_start_is_counted_and_its_wait_is_not(reason: Reason) -> No
     assert reason.transient
 
 
-def test_failure_of_a_start_exists_for_each_wait_of_a_start() -> None:
+def test_failure_exists_for_each_wait_that_it_may_hide_in() -> None:
     """A wait without a failure beside it hides failures: its Event is no Warning, and nothing counts it."""
     failures = {reason.at_first for reason in Reason}
-    assert {Reason.PROVISIONING, Reason.BOOTSTRAPPING, Reason.DELETING} <= failures
+    assert {Reason.PROVISIONING, Reason.BOOTSTRAPPING, Reason.FALLING_ASLEEP, Reason.DELETING} <= failures
 
 
 def test_mistake_of_a_user_is_no_fault_of_operator_or_machine() -> None:

@@ -377,6 +377,11 @@ class Reason(StrEnum):
         "wait: instances end, then the API server; the message says for what",
         _in(_READY, _HIBERNATED, phase=ControlPlanePhase.READY, transient=True, expected=True),
     )
+    SLEEP_FAILED = (
+        "SleepFailed",
+        "the message says why the API server cannot be ended; the operator retries",
+        _in(_HIBERNATED, phase=ControlPlanePhase.READY, transient=True, at_first="FallingAsleep"),
+    )
     AWAKE = ("Awake", "nothing to do: its API server runs", _in(_HIBERNATED, expected=True))
     KEPT_AWAKE = (
         "KeptAwake",

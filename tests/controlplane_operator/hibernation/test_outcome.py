@@ -59,6 +59,7 @@ def test_before_anything_ends_or_starts_the_status_says_so() -> None:
         (None, True, ("True/Hibernated", "Hibernated")),
         (None, False, ("False/FallingAsleep", "FallingAsleep")),
         (ConditionError(Reason.FALLING_ASLEEP, "it ends"), False, ("False/FallingAsleep", "FallingAsleep")),
+        (ConditionError(Reason.SLEEP_FAILED, "it does not end"), False, ("False/SleepFailed", "FallingAsleep")),
         (ConditionError(Reason.ENDPOINT_INVALID, "taken"), True, ("True/Hibernated", None)),
         (ConditionError(Reason.INTERNAL_ERROR, "no"), False, (None, None)),
     ],

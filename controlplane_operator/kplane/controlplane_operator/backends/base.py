@@ -169,7 +169,7 @@ class Hibernating(Movable, Protocol):
     async def hibernate(self, control_plane: ControlPlane) -> Provision | None:
         """End the API server, and have everything in place that one needs. None: one has to run first.
 
-        Raises ConditionError (FallingAsleep) while it ends.
+        Raises ConditionError (SleepFailed) if it cannot be ended.
         """
         ...
 

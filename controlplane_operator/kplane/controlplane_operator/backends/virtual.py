@@ -211,7 +211,7 @@ class VirtualProvisioner:
             with start_errors(published=False):
                 if not fresh or await self.needs_api_server(control_plane) is not None:
                     return None
-        with runtime_errors(Reason.FALLING_ASLEEP) if published else start_errors(published=False):
+        with runtime_errors(Reason.SLEEP_FAILED) if published else start_errors(published=False):
             begins = published and not is_true(control_plane.status.conditions, HIBERNATED)
             # A runtime may not have seen yet what it started a moment ago.
             if begins or self._api_servers.phase(control_plane) is not Phase.ABSENT:

@@ -92,8 +92,8 @@ def ended(
     if asleep:
         said = Reason.HIBERNATED, _asleep(decision.sleep)
         return Outcome(decision.sleep, told=("True", *said), ready=said if failure is None else None)
-    if failure is None or failure.reason is Reason.FALLING_ASLEEP:
-        return _falls_asleep(decision.sleep, failure.message if failure is not None else waiting)
+    if failure is None or failure.reason in {Reason.FALLING_ASLEEP, Reason.SLEEP_FAILED}:
+        return _falls_asleep(decision.sleep, waiting, failure=failure)
     return Outcome(decision.sleep)
 
 
@@ -122,9 +122,12 @@ def _asleep(sleep: HibernationStatus) -> str:
     )
 
 
-def _falls_asleep(sleep: HibernationStatus, what: str) -> Outcome:
-    said = Reason.FALLING_ASLEEP, f"its API server ends, because {_WHY[sleep.reason]}" + (f"; {what}" if what else "")
-    return Outcome(sleep, told=("False", *said), ready=said)
+def _falls_asleep(sleep: HibernationStatus, waiting: str, *, failure: ConditionError | None = None) -> Outcome:
+    """Return what is said while the API server ends. Ready stays True on a failure: a request wakes it still."""
+    what = failure.message if failure is not None else waiting
+    said = f"its API server ends, because {_WHY[sleep.reason]}" + (f"; {what}" if what else "")
+    reason = failure.reason if failure is not None else Reason.FALLING_ASLEEP
+    return Outcome(sleep, told=("False", reason, said), ready=(Reason.FALLING_ASLEEP, said))
 
 
 def _wakes(sleep: HibernationStatus, message: str) -> Outcome:

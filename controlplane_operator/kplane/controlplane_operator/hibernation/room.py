@@ -277,7 +277,7 @@ class Room:
             begun = max(told.last_transition_time, sleep.since)
             if now - begun >= timedelta(seconds=_BROKEN_SECONDS):
                 return None
-        falls = told is not None and told.reason == Reason.FALLING_ASLEEP
+        falls = told is not None and told.reason in {Reason.FALLING_ASLEEP, Reason.SLEEP_FAILED}
         # It may wait for ever, such as for a registration that is paused. Others make room then.
         ends = control_plane.metadata.deletion_timestamp or (sleep.since if sleep is not None and falls else None)
         kept = is_rotated(control_plane) or self._spared.get(uid, 0.0) > time.monotonic()

@@ -108,7 +108,7 @@ class Sleeper:
     async def hibernate(self, control_plane: ControlPlane, decision: Decision) -> Provision | None:
         """Have no API server run for a control plane that is to sleep; None: one has to run now.
 
-        Raises ConditionError (FallingAsleep) while it ends.
+        Raises ConditionError (SleepFailed) if it cannot be ended.
         """
         if decision.sleep is None or decision.begins or decision.waits is not None:
             # What passes requests on hears first that it sleeps, and a later pass looks inside once more.
