@@ -66,6 +66,12 @@ def collected(*control_planes: dict[str, Any]) -> tuple[dict[tuple[str, str, str
             0,
         ),
         (
+            control_plane("a", condition("Paused", "True", "PausedByAnnotation"), deleted=True),
+            "PausedByAnnotation",
+            "User",
+            30,
+        ),
+        (
             control_plane("a", condition("Ready", "True", "Reconciled"), deleted=True),
             "Deleting",
             "System",

@@ -24,7 +24,7 @@ _MEANINGS: Final[Mapping[str, str]] = {
     "DataRetained": "the data of an adopted control plane stay",
     "Deleted": "the control plane is gone; the message says what became of the data",
     "DeletedInUse": "a class was deleted while control planes name it",
-    "DeletionFailed": "the removal fails for some tries; the operator retries",
+    "DeletionFailed": "the removal fails; the message says why, and the operator retries",
     "EndNotConfirmed": "the removal continues without a confirmation that instances ended",
     "KeysRestored": "the operator put the keys back, for example after the namespace was deleted",
     "MetricsNotScraped": "the operator cannot write a ServiceMonitor",

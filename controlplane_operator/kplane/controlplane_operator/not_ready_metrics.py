@@ -61,16 +61,16 @@ def not_ready_families(control_planes: Iterable[Object]) -> Iterator[Metric]:
 def _all_not_ready(control_planes: Iterable[Object]) -> Iterator[_NotReady]:
     for obj in control_planes:
         ready, metadata = stored_condition(obj, READY), obj["metadata"]
+        paused = Reason.PAUSED_BY_ANNOTATION if stored_condition(obj, PAUSED).get("status") == "True" else None
         if "deletionTimestamp" in metadata:
-            reason = stored_condition(obj, DELETING).get("reason", Reason.DELETING)
+            reason = paused or stored_condition(obj, DELETING).get("reason", Reason.DELETING)
             yield _not_ready(obj, reason=reason, since=metadata["deletionTimestamp"])
             continue
         # Of a migration there is a metric of its own, see `metrics.py`.
         migrates = (obj.get("status") or {}).get("phase") == ControlPlanePhase.MIGRATING
         if ready.get("status") == "True" or migrates:
             continue
-        paused = stored_condition(obj, PAUSED).get("status") == "True"
-        reason = Reason.PAUSED_BY_ANNOTATION if paused else ready.get("reason", _UNKNOWN)
+        reason = paused or ready.get("reason", _UNKNOWN)
         yield _not_ready(obj, reason=reason, since=ready.get("lastTransitionTime") or metadata["creationTimestamp"])
 
 
