@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, Mock
@@ -31,9 +32,9 @@ _ACME = ControlPlane.model_validate(
 
 
 async def warnings_and_count(
-    monkeypatch: pytest.MonkeyPatch, failure: ConditionError
+    monkeypatch: pytest.MonkeyPatch, *failures: ConditionError
 ) -> tuple[list[dict[str, Any]], float | None]:
-    """Have five tries within 25 s end with the failure."""
+    """Have five tries within 25 s end with these failures in turn."""
     clock, events, metrics = iter((0.0, 1.0, 5.0, 20.0, 25.0)), Mock(), Metrics()
     status = SimpleNamespace(write=AsyncMock())
     context: Any = SimpleNamespace(stores=Stores(), metrics=metrics, events=events, status=status)
@@ -49,7 +50,7 @@ async def warnings_and_count(
     )
     monkeypatch.setattr(removal, "_first_tries", FirstTries(clock=lambda: next(clock)))
     monkeypatch.setattr(removal, "_await_consumers", Mock())
-    monkeypatch.setattr(removal, "_take_down", AsyncMock(side_effect=failure))
+    monkeypatch.setattr(removal, "_take_down", AsyncMock(side_effect=itertools.cycle(failures)))
     for _ in range(5):
         await removal.remove(_ACME, chosen=None)
     counted = metrics.registry.get_sample_value(
@@ -67,7 +68,9 @@ async def test_failure_that_lasts_has_one_warning_and_is_counted(monkeypatch: py
 @pytest.mark.parametrize("reason", [Reason.ENDPOINT_UNREACHABLE, Reason.MANAGEMENT_CLUSTER_REFUSED])
 async def test_failure_that_is_told_at_once_has_one_warning(monkeypatch: pytest.MonkeyPatch, reason: Reason) -> None:
     warning = {"reason": "DeletionFailed", "message": "no answer", "warning": True}
-    warnings, _ = await warnings_and_count(monkeypatch, ConditionError(reason, "no answer"))
+    # The text of an error may differ with each try, and each Event of another text is another object.
+    failures = (ConditionError(reason, text) for text in ("no answer", "no answer of 10.0.0.2"))
+    warnings, _ = await warnings_and_count(monkeypatch, *failures)
     assert warnings == [warning]
 
 

@@ -269,8 +269,8 @@ class Removal:
         self._undone: dict[str, DeletionPolicy] = {}
         self._given_up: set[tuple[str, Reason]] = set()
         self._first_tries = FirstTries()
-        self._warned: dict[str, str] = {}
-        """The last Warning about the removal of each control plane, by uid."""
+        self._warned: dict[str, Reason] = {}
+        """By uid, the reason of the last Warning about a removal. Messages may differ with each try."""
 
     async def remove(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> Result | None:
         """Continue the removal; returns None when the object can go."""
@@ -295,8 +295,6 @@ class Removal:
         except (ConditionError, ProviderError) as error:
             # Also what the management cluster refuses, by a quota or an admission policy.
             failure = error if isinstance(error, ConditionError) else management_refusal(error)
-            if isinstance(error, ProviderError):
-                _log.warning("failed to remove %s: %s; the operator retries", control_plane.name, error)
             await progress.tell(failure.message)
             self._count(control_plane, self._first_tries.judge(uid, failure))
             return Result(self._backoff.next(uid))
@@ -313,9 +311,9 @@ class Removal:
         """Count a failure of the removal, with a Warning of it: the conditions only show the present step."""
         self._context.metrics.condition_failed("controlplane", reason=failure.reason)
         uid = control_plane.metadata.uid or ""
-        if failure.reason.expected or self._warned.get(uid) == failure.message:
+        if failure.reason.expected or self._warned.get(uid) is failure.reason:
             return
-        self._warned[uid] = failure.message
+        self._warned[uid] = failure.reason
         _log.warning("failed to remove %s: %s; the operator retries", control_plane.name, failure.message)
         self._context.events.record(control_plane, reason="DeletionFailed", message=failure.message, warning=True)
 
