@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from kplane.gateway.envoy import clusters, routing
 from kplane.gateway.routes import Limits, Route
 from kplane.gateway.tokens import TokenTrust
 from kplane.provider import Client
@@ -18,6 +20,7 @@ from tests.mcm.control_planes import controllers_token
 
 from .attacker import exchange, http1, statuses
 from .conftest import Gateway
+from .slow_server import SlowServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("gateway"), pytest.mark.timeout(300)]
 
@@ -98,6 +101,51 @@ async def test_token_counts_for_class_after_api_server_accepts_it(gateway: Gatew
     answers = await asyncio.gather(*(_ask(gateway, token) for _ in range(10)))
     assert {statuses(answer)[0] for answer in answers} == {200, 429}
     assert any(b"limits.requestsPerSecond" in answer for answer in answers)
+
+
+async def _watch(gateway: Gateway, token: str, *, path: str = f"{PATH.rpartition('/')[0]}?watch=true") -> float:
+    """Watch namespaces until the gateway or the API server ends it; returns for how many seconds it lasted."""
+    began = time.monotonic()
+    sent = http1(path, f"Authorization: Bearer {token}")
+    answer = await exchange(gateway.serving.port, sent, ca=gateway.ca, to_the_end=True, seconds=120)
+    assert statuses(answer) == [200]
+    return time.monotonic() - began
+
+
+async def test_watches_with_unverified_tokens_keep_no_places(
+    gateway: Gateway, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clusters, "_MAX_UNKNOWN", 2)
+    monkeypatch.setattr(routing, "_UNVERIFIED", {"max_stream_duration": {"max_stream_duration": "5s"}})
+    tokens = [(await _account(gateway, f"watches-{number}"))[1] for number in range(3)]
+    route = gateway.route("one")
+    assert route.upstream is not None
+    unverifiable = dataclasses.replace(route, upstream=dataclasses.replace(route.upstream, trust=TokenTrust()))
+    assert await gateway.serve(unverifiable) == {}
+    watches = [asyncio.create_task(_watch(gateway, token)) for token in tokens[:2]]
+    await eventually(gateway.plane.numbers, lambda found: found["cluster.uid-one.upstream_rq_active"] == 2)
+    assert statuses(await _ask(gateway, tokens[2])) == [429]
+    await eventually(lambda: _ask(gateway, tokens[2]), lambda answer: statuses(answer) == [200])
+    assert max(await asyncio.gather(*watches)) < 30
+    # Now their tokens are known, so a watch lasts as long as its client says.
+    assert await _watch(gateway, tokens[0], path=f"{PATH.rpartition('/')[0]}?watch=true&timeoutSeconds=10") >= 9
+
+
+async def test_stream_to_pod_with_unverified_token_is_not_ended(
+    slow: SlowServer, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routing, "_UNVERIFIED", {"max_stream_duration": {"max_stream_duration": "2s"}})
+    await slow.serve(dataclasses.replace(slow.route, limits=Limits(requests_in_flight=300)))
+    pods = "/clusters/one/control-plane/api/v1/namespaces/default/pods"
+    log, watch = (
+        asyncio.create_task(slow.exchange(http1(path, "Authorization: Bearer made-up")))
+        for path in (f"{pods}/web/log?follow=true", f"{pods}?w%61tch=true")
+    )
+    await eventually(lambda: slow.answers, lambda received: len(received) == 2)
+    assert statuses(await watch) == [504]
+    assert not log.done()
+    slow.may_answer("follow=true")
+    assert statuses(await log) == [201]
 
 
 async def test_token_in_protocol_header_is_not_good_by_answers_to_nobody(gateway: Gateway) -> None:

@@ -18,6 +18,7 @@ __all__ = [
     "ENDS_SOON",
     "GROWS",
     "READS",
+    "STREAMS",
     "changes",
     "every",
     "header_input",
@@ -45,10 +46,14 @@ _UNCHANGING: Final = (
     f"){_END}"
 )
 
-_LASTING: Final = (
-    f"{_BEGINNING}/(?:{_IN_CORE_NAMESPACE}/(?:pods|services)/{_NAME}/(?:exec|attach|portforward|proxy|log)(?:[/?].*)?"
-    f"|api/v1/nodes/{_NAME}/proxy(?:[/?].*)?|(?:api/{_NAME}|apis/{_NAME}/{_NAME})/watch/.*|.*[?&](?:watch|follow)=.*)"
+_STREAMS: Final = (
+    f"{_IN_CORE_NAMESPACE}/(?:pods|services)/{_NAME}/(?:exec|attach|portforward|proxy|log)(?:[/?].*)?"
+    f"|api/v1/nodes/{_NAME}/proxy(?:[/?].*)?"
 )
+STREAMS: Final = f"{_BEGINNING}/(?:{_STREAMS})"
+"""Streams to pods and nodes. Unlike a watch, such a stream cannot continue on another connection."""
+
+_LASTING: Final = f"{_BEGINNING}/(?:{_STREAMS}|(?:api/{_NAME}|apis/{_NAME}/{_NAME})/watch/.*|.*[?&](?:watch|follow)=.*)"
 """Requests that may be silent for hours, whether they have a body or not."""
 
 _CREATED_IN_SPITE: Final = (

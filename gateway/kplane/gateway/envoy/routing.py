@@ -33,7 +33,7 @@ from kplane.gateway.envoy.names import (
 from kplane.gateway.envoy.rates import rate_by_address, rates
 from kplane.gateway.envoy.readiness import RETRIED
 from kplane.gateway.envoy.replies import FULL, TOO_LONG, UNREADABLE, direct_reply, refusing, unauthorized
-from kplane.gateway.envoy.requests import CHANGES, ENDS_SOON, GROWS, every, header_input, header_is, negated
+from kplane.gateway.envoy.requests import CHANGES, ENDS_SOON, GROWS, STREAMS, every, header_input, header_is, negated
 from kplane.gateway.routes import Route
 
 __all__ = ["AMBIGUOUS_PATH", "TENANT_PATH", "routing", "tenant_of"]
@@ -64,6 +64,11 @@ the time between two looks (`presence.py`). Clusters with a waiting room have a 
 
 _STREAMING: Final = {"timeout": "0s", "idle_timeout": "0s", "retry_policy": _RETRIES}
 """Only its client and its server end a request: a watch lasts for hours."""
+
+_UNVERIFIED: Final = {"max_stream_duration": {"max_stream_duration": "75s"}}
+"""For watches with tokens that may be made up. Each takes one of few places (`clusters.py`) until it ends. When the
+client watches again, Envoy knows from the first answer that the token is good. API servers end other requests before.
+"""
 
 # The listener sets this header of the certificate of the connection, and removes what clients send of it.
 _HAS_CERTIFICATE: Final = header_is(CERTIFICATE_HEADER, ".+")
@@ -149,7 +154,8 @@ def _reading(route: Route, *, limited: bool = False) -> list[Message]:
     """
     matches = ({"prefix": f"{route.path}/"}, {"path": route.path})
     limit = idle(route.limits.request_idle_seconds) if limited else {}
-    return _by_knowledge([_limited(_to(route, match, change=False), limit) for match in matches], of=route)
+    found = [_limited(_to(route, match, change=False), limit) for match in matches]
+    return _by_knowledge(found, of=route, longest=_UNVERIFIED)
 
 
 def _changing(route: Route) -> list[Message]:
@@ -162,8 +168,10 @@ def _changing(route: Route) -> list[Message]:
     return _by_knowledge([*(_limited(found, part) for part in short(limit.longest)), long], of=route)
 
 
-def _by_knowledge(routes: list[Message], *, of: Route) -> list[Message]:
+def _by_knowledge(routes: list[Message], *, of: Route, longest: Message | None = None) -> list[Message]:
     """Return these routes for requests with good tokens, then for requests whose token may be made up.
+
+    `longest` limits the time of the latter, except for streams to pods and nodes.
 
     Envoy takes one of the latter first. The filter (`credentials.py`) then says of a good token that it is good.
     """
@@ -171,12 +179,17 @@ def _by_knowledge(routes: list[Message], *, of: Route) -> list[Message]:
     verifying = {"typed_per_filter_config": with_credentials(of.key)}
     unknown = {"metadata": described(of, known=False), **verifying}
     apart = {"route": {"priority": UNKNOWN_PRIORITY}}
+    streams = {"name": ":path", "string_match": {"safe_regex": {"regex": STREAMS}}}
+    made_up = [_limited(route, {**unknown, **(apart if "route" in route else {})}) for route in routes]
+    if longest is not None:
+        lasting = [_limited(route, {"match": {"headers": [streams]}}) for route in made_up]
+        made_up = [*lasting, *(_limited(route, {"route": longest}) for route in made_up)]
     return [
         *(
             _limited(route, {"match": {"headers": [known, *route["match"].get("headers", ())]}, **verifying})
             for route in routes
         ),
-        *(_limited(route, {**unknown, **(apart if "route" in route else {})}) for route in routes),
+        *made_up,
     ]
 
 
