@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
 
+from kplane.controlplane_operator.pki.primitives import create_authority, issue_client
 from kplane.gateway.envoy import readiness
+from kplane.gateway.routes import KeyPair
 from kplane.provider import Client
 from kplane.workloads import find_processes
 from tests.mcm.control_planes import controllers_token
 
-from .attacker import exchange, http2
+from .attacker import exchange, http1, http2, statuses
 from .conftest import Gateway
 
 pytestmark = [
@@ -28,6 +32,8 @@ pytestmark = [
 ]
 
 _NAMESPACES = "/clusters/one/control-plane/api/v1/namespaces"
+_BODY = b'{"metadata":{"generateName":"x-"}}'
+_CREATED = ("Content-Type: application/json", f"Content-Length: {len(_BODY)}")
 _ADMINISTRATORS = 4
 _ANSWERS = 20
 _LOST_SECONDS = 0.2
@@ -64,6 +70,34 @@ class _Administrator:
         return sum(answer.began > moment and answer.code in {200, 201} for answer in self.answers)
 
 
+async def test_refused_front_proxy_certificate_delays_no_request_with_token(
+    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "_MAX_RETRIES", 4)
+    token = await _administrators_token(gateway)
+    route = gateway.route("one")
+    assert route.upstream is not None
+    assert route.upstream.front_proxy is not None
+    other = issue_client(create_authority("another"), user="front-proxy-client")
+    refused = dataclasses.replace(route.upstream.front_proxy, certificate=KeyPair(other.certificate, other.key))
+    upstream = dataclasses.replace(route.upstream, front_proxy=refused)
+    assert await gateway.serve(dataclasses.replace(route, upstream=upstream)) == {}
+    for method, code in (("GET", 200), ("POST", 201)):
+        headers = (f"Authorization: Bearer {token}", *_CREATED)
+        sent = http1(f"{_NAMESPACES}?dryRun=All", *headers, method=method, body=_BODY)
+        assert statuses(await exchange(gateway.serving.port, sent, ca=gateway.ca)) == [code]
+    user = issue_client(gateway.tenants["one"].authorities.client, user="jane")
+    certificate = tmp_path / "jane.pem"
+    certificate.write_bytes(user.certificate + user.key)
+    sent = http1(_NAMESPACES)
+    assert statuses(await exchange(gateway.serving.port, sent, ca=gateway.ca, certificate=certificate)) == [503]
+
+
+async def _administrators_token(gateway: Gateway) -> str:
+    async with Client(gateway.tenants["one"].config) as direct:
+        return await controllers_token(direct, account=f"admin-{uuid.uuid4().hex[:8]}")
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "ended"])
 async def test_administrator_waits_while_the_api_server_starts_again(
     gateway: Gateway, number: signal.Signals, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
@@ -74,8 +108,7 @@ async def test_administrator_waits_while_the_api_server_starts_again(
     monkeypatch.setattr(readiness, "_UNUSED_INTERVAL", readiness._INTERVAL)
     tenant = gateway.tenants["one"]
     assert await gateway.serve(gateway.route("one")) == {}
-    async with Client(tenant.config) as direct:
-        token = await controllers_token(direct, account=f"admin-{uuid.uuid4().hex[:8]}")
+    token = await _administrators_token(gateway)
     administrators = [_Administrator(gateway, token, change=number % 2 == 1) for number in range(_ADMINISTRATORS)]
     asking = [asyncio.create_task(each.ask()) for each in administrators]
 

@@ -64,8 +64,9 @@ def _by_path(route: Route, upstream: Upstream, *, waiting_room: PurePosixPath) -
         own = {"tls_certificates": [certificate(front_proxy.certificate)]}
         verified = _cluster(by_certificate(route.key, change=change), upstream, most=most, own=own)
         if upstream.is_address:
-            socket = verified["transport_socket"]
-            yield from (with_readiness(each, checked_by=socket, room=waiting_room) for each in (by_users, verified))
+            checked: Message = {"checked_by": verified["transport_socket"], "room": waiting_room}
+            yield with_readiness(by_users, **checked, needs_certificate=False)
+            yield with_readiness(verified, **checked, needs_certificate=True)
         else:
             # A name is that of a Service, which leads to ready pods alone.
             yield from (by_users, verified)

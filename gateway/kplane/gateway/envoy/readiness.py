@@ -39,25 +39,29 @@ _UNUSED_INTERVAL: Final = "10s"
 _UNREADY_INTERVAL: Final = "0.2s"
 _TIMEOUT: Final = "1s"
 """Envoy uses a new cluster after the first check, and the confirmation of all changes waits for that."""
+_READY: Final = 200
+_REFUSED: Final = 401
+"""The API server refuses the certificate of the check. Requests with tokens do not need this certificate."""
 _FAILURES: Final = 2
-"""Checks in a row without an answer. An answer other than 200 counts at once."""
+"""Checks in a row without an answer. Another answer than expected counts at once."""
 _CHECKING: Final = {"check": True}
 _PRIORITY: Final = "envoy.extensions.retry.priority.previous_priorities.v3.PreviousPrioritiesConfig"
 _MAX_RETRIES: Final = 50
 """The waiting room takes half a second of each. So a request waits for 25 s: many clients give up after 30 s."""
 
 
-def with_readiness(cluster: Message, *, checked_by: Message, room: PurePosixPath) -> Message:
+def with_readiness(cluster: Message, *, checked_by: Message, needs_certificate: bool, room: PurePosixPath) -> Message:
     """Return a cluster whose requests wait at the socket `room` while its API server is not ready.
 
-    `checked_by` is the transport socket with the front-proxy certificate.
+    `checked_by` is the transport socket with the front-proxy certificate. `needs_certificate`: requests of the cluster
+    use that too, and wait while the API server refuses it.
     """
     options = cluster["typed_extension_protocol_options"][HTTP_OPTIONS]
     assignment = cluster["load_assignment"]
     return {
         **cluster,
         "load_assignment": {**assignment, "endpoints": [*assignment["endpoints"], _waiting(room)]},
-        "health_checks": [_check()],
+        "health_checks": [_check(needs_certificate=needs_certificate)],
         # Without this, Envoy would send requests to an API server that is not ready if no other endpoint is.
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
         "transport_socket_matches": [{"name": "check", "match": _CHECKING, "transport_socket": checked_by}],
@@ -65,8 +69,9 @@ def with_readiness(cluster: Message, *, checked_by: Message, room: PurePosixPath
     }
 
 
-def _check() -> Message:
+def _check(*, needs_certificate: bool) -> Message:
     identity = {"x-remote-user": _USER, "x-remote-group": _GROUP}
+    answers = [_READY] if needs_certificate else [_READY, _REFUSED]
     return {
         "timeout": _TIMEOUT,
         "interval": _INTERVAL,
@@ -78,6 +83,7 @@ def _check() -> Message:
             # Otherwise the name of the cluster, which is no name of a host.
             "host": _USER,
             "path": _PATH,
+            "expected_statuses": [{"start": code, "end": code + 1} for code in answers],
             "request_headers_to_add": [{"header": {"key": key, "value": value}} for key, value in identity.items()],
         },
         "transport_socket_match_criteria": _CHECKING,
