@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
+from kplane.api.names import management_namespace
 from kplane.controlplane_operator.backends.mcm import McmProgram
-from kplane.controlplane_operator.component_names import place
+from kplane.controlplane_operator.component_names import apiserver_name, place
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.grants import Access, Account
-from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
+from kplane.controlplane_operator.kinds import (
+    CONTROL_PLANE_CLASSES,
+    CONTROL_PLANE_REGISTRATIONS,
+    CONTROL_PLANES,
+)
 from kplane.controlplane_operator.registrations.dedicated_mcm import DedicatedMcmReconciler, DedicatedMcms
 from kplane.controlplane_operator.registrations.identities import McmIdentities
 from kplane.controlplane_operator.secret_access import SecretAccess
@@ -19,21 +25,24 @@ from kplane.controlplane_operator.status.writer import StatusWriter
 from kplane.controlplane_operator.watch.queues import Queues
 from kplane.controlplane_operator.watch.stores import LABEL_SELECTORS, Stores
 from kplane.provider.client.resources import CLUSTER_ROLES, PODS, SECRETS, SERVICE_ACCOUNTS, SERVICES, STATEFUL_SETS
+from kplane.workloads import Component, Scheduling
 from kplane.workloads.pods import Image, PodRuntime, PodSettings
 
 pytestmark = pytest.mark.integration
 
-NAME = "podded"
-NAMESPACE = f"kplane-cp-{NAME}"
-SETTINGS = PodSettings(images={"mcm": Image("registry.example/mcm:1")}, ports={"http": 8081})
+SETTINGS = PodSettings(
+    images={name: Image(f"registry.example/{name}:1") for name in ("mcm", "kube-apiserver")},
+    ports={"http": 8081},
+)
 
 
 class Dedicated:
     """A registration that is resolved, and who looks after its mcm."""
 
-    def __init__(self, client, runtime):
+    def __init__(self, client, runtime, *, name):
+        self.name, self.namespace = name, management_namespace(name)
         events = Events(client)
-        self.client = client
+        self.client, self.runtime = client, runtime
         stores = Stores()
         self.context = OperatorContext(
             client=client,
@@ -59,38 +68,40 @@ class Dedicated:
         for store in self.context.stores.watched():
             found = await self.client.list(store.resource, label_selector=LABEL_SELECTORS.get(store.resource))
             store.replace(found.items, resource_version=found.resource_version)
-        await self.reconciler.reconcile(("", NAME))
-        status = (await self.client.get(CONTROL_PLANE_REGISTRATIONS, NAME))["status"]
+        await self.reconciler.reconcile(("", self.name))
+        status = (await self.client.get(CONTROL_PLANE_REGISTRATIONS, self.name))["status"]
         return next((each["reason"] for each in status.get("conditions", ()) if each["type"] == "DedicatedReady"), "")
 
     async def says(self, **status):
-        await self.client.patch(CONTROL_PLANE_REGISTRATIONS, NAME, {"status": status}, subresource="status")
+        await self.client.patch(CONTROL_PLANE_REGISTRATIONS, self.name, {"status": status}, subresource="status")
 
     async def names(self, resource):
-        return {found["metadata"]["name"] for found in (await self.client.list(resource, namespace=NAMESPACE)).items}
+        return {
+            found["metadata"]["name"] for found in (await self.client.list(resource, namespace=self.namespace)).items
+        }
 
 
 @pytest.fixture
-async def dedicated(cluster):
-    client = cluster.client
-    await cluster.namespace(NAMESPACE, **{"pod-security.kubernetes.io/enforce": "restricted"})
-    served = await client.create(CONTROL_PLANES, {"metadata": {"name": NAME}, "spec": {}})
-    spec = {"controlPlaneRef": {"name": NAME}, "mode": "Dedicated"}
-    await client.create(CONTROL_PLANE_REGISTRATIONS, {"metadata": {"name": NAME}, "spec": spec})
+async def dedicated(cluster, request):
+    client, name = cluster.client, f"podded-{'mcm' if 'node' in request.function.__name__ else 'once'}"
+    await cluster.namespace(management_namespace(name), **{"pod-security.kubernetes.io/enforce": "restricted"})
+    served = await client.create(CONTROL_PLANES, {"metadata": {"name": name}, "spec": {}})
+    spec = {"controlPlaneRef": {"name": name}, "mode": "Dedicated"}
+    await client.create(CONTROL_PLANE_REGISTRATIONS, {"metadata": {"name": name}, "spec": spec})
     try:
         async with PodRuntime(client, place=place, settings=SETTINGS) as runtime:
             await runtime.synced()
-            made = Dedicated(client, runtime)
+            made = Dedicated(client, runtime, name=name)
             await made.says(ready=True, mode="Dedicated", controlPlaneUID=served["metadata"]["uid"])
             yield made
     finally:
-        await client.delete(CONTROL_PLANE_REGISTRATIONS, NAME)
-        await client.delete(CONTROL_PLANES, NAME)
+        await client.delete(CONTROL_PLANE_REGISTRATIONS, name)
+        await client.delete(CONTROL_PLANES, name)
 
 
 async def test_it_is_a_pod_with_an_identity_of_its_own_until_its_instance_has_ended(cluster, dedicated):
     assert await dedicated.look() == "McmStarting"
-    pod = await cluster.pod(NAMESPACE)
+    pod = await cluster.pod(dedicated.namespace)
     [name] = await dedicated.names(STATEFUL_SETS)
     assert pod["spec"]["serviceAccountName"] == name
     tokens = [volume for volume in pod["spec"]["volumes"] if "projected" in volume]
@@ -98,7 +109,7 @@ async def test_it_is_a_pod_with_an_identity_of_its_own_until_its_instance_has_en
     [container] = pod["spec"]["containers"]
     assert container["resources"] == {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "768Mi"}}
     assert container["args"] == [
-        f"--registration={NAME}",
+        f"--registration={dedicated.name}",
         "--report-status",
         "--state-dir=/var/run/kplane",
         "--programs-dir=/usr/local/bin",
@@ -110,10 +121,44 @@ async def test_it_is_a_pod_with_an_identity_of_its_own_until_its_instance_has_en
     # Its turn is over when its pods have ended, whatever it said itself: nothing is left that could write.
     await dedicated.says(mode="Shared", instance={"mode": "Dedicated"})
     await cluster.eventually(dedicated.look, lambda reason: not reason, timeout=120.0)
-    status = (await dedicated.client.get(CONTROL_PLANE_REGISTRATIONS, NAME))["status"]
+    status = (await dedicated.client.get(CONTROL_PLANE_REGISTRATIONS, dedicated.name))["status"]
     assert "instance" not in status
     assert [each["reason"] for each in status["conditions"]] == ["Ended"]
     left = [await dedicated.names(resource) for resource in (STATEFUL_SETS, SERVICES, PODS, SECRETS, SERVICE_ACCOUNTS)]
     assert set().union(*left) <= {"default"}
-    roles = await dedicated.client.list(CLUSTER_ROLES, label_selector=f"controlplane.kplane.dev/registration={NAME}")
+    roles = await dedicated.client.list(
+        CLUSTER_ROLES, label_selector=f"controlplane.kplane.dev/registration={dedicated.name}"
+    )
     assert roles.items == []
+
+
+async def test_mcm_keeps_its_node_while_api_server_finds_none_by_its_class(cluster, dedicated):
+    client, runtime = dedicated.client, dedicated.runtime
+    api_server = Component(name=apiserver_name(dedicated.name), program="kube-apiserver", args=())
+    await runtime.apply(api_server)
+    await cluster.run_pod(await cluster.pod(dedicated.namespace))
+    await cluster.eventually(lambda: runtime.placed(api_server.name, None))
+    [first] = [pod["metadata"]["name"] for pod in await cluster.pods(dedicated.namespace)]
+    await dedicated.look()
+    pod = await cluster.pod(dedicated.namespace, but=(first,))
+    await cluster.run_pod(pod)
+    await cluster.eventually(dedicated.look, lambda reason: reason == "McmRunning")
+
+    spec = {"pods": {"nodeSelector": {"disk": "sdd"}}}
+    await client.create(CONTROL_PLANE_CLASSES, {"metadata": {"name": dedicated.name}, "spec": spec})
+    try:
+        await client.patch(CONTROL_PLANES, dedicated.name, {"spec": {"classRef": {"name": dedicated.name}}})
+        await dedicated.look()
+        scheduling = Scheduling(node_selector={"disk": "sdd"})
+        await runtime.apply(dataclasses.replace(api_server, scheduling=scheduling))
+        await dedicated.look()
+        next_pod = await cluster.pod(dedicated.namespace, but=(first, pod["metadata"]["name"]))
+        [mcm] = (await client.list(STATEFUL_SETS, namespace=dedicated.namespace)).items
+        assert mcm["metadata"]["generation"] == 1
+        await cluster.run_pod(next_pod)
+        await cluster.eventually(lambda: runtime.placed(api_server.name, scheduling))
+        await dedicated.look()
+        [mcm] = (await client.list(STATEFUL_SETS, namespace=dedicated.namespace)).items
+        assert mcm["spec"]["template"]["spec"]["nodeSelector"] == {"disk": "sdd"}
+    finally:
+        await client.delete(CONTROL_PLANE_CLASSES, dedicated.name)

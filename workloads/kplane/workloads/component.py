@@ -186,6 +186,9 @@ class Component:
     resources: Resources | None = None
     scheduling: Scheduling | None = None
     """None: any node, as for other pods."""
+    scheduling_held: bool = False
+    """Whether pods that exist keep the scheduling they have, whatever `scheduling` says: it counts for a new component.
+    """
     open_files: int | None = None
     """So many files and connections it may have open at once, where the runtime can hold it to that: processes."""
     only_logs: bool = False

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kplane.workloads.component import Component
+from kplane.workloads.component import Component, Scheduling
 
 __all__ = ["Address", "ComponentState", "Exposure", "ExternalAddress", "NamedLocks", "Phase", "Runtime", "Subscribers"]
 
@@ -86,6 +86,8 @@ class ComponentState:
     """It is being replaced, because its description has changed. `message` says what is in the way then, also where the
     phase is READY: what was there before may serve on. Of that, something may be left even longer: see `settled`.
     """
+    unplaced: bool = False
+    """A pod of it has no node, because none fits its scheduling, or the cluster refuses to make the pod."""
     unobtainable: bool = False
     """It does not run, because its program cannot be had, for example because there is no such image."""
 
@@ -141,6 +143,13 @@ class Runtime(Protocol):
         """Return whether the component is ready as this runtime was told last, and nothing runs as it was told before.
 
         Files that programs read again by themselves are not waited for.
+        """
+        ...
+
+    def placed(self, name: str, scheduling: Scheduling | None) -> bool:
+        """Return whether the component is settled (`settled`), and every pod of it is scheduled as this says.
+
+        False until `apply` was called, and while the component keeps another scheduling (`Component.scheduling_held`).
         """
         ...
 

@@ -17,8 +17,9 @@ from kplane.controlplane_operator.backends.lost_data import data_lost, expected_
 from kplane.controlplane_operator.backends.members import DedicatedEtcd, EtcdKeys, EtcdMembers
 from kplane.controlplane_operator.backends.proxy import PROXY_PROCESS, ProxyProgram
 from kplane.controlplane_operator.backends.restore import Restorer
+from kplane.controlplane_operator.backends.trial import try_scheduling
 from kplane.controlplane_operator.backends.versions import ApiServerPlanner
-from kplane.controlplane_operator.component_names import MOST_ETCD_MEMBERS, etcd_name
+from kplane.controlplane_operator.component_names import MOST_ETCD_MEMBERS, apiserver_name, etcd_name
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.pki.primitives import issue_client
 from kplane.controlplane_operator.pki.store import TenantKeys
@@ -32,7 +33,7 @@ from kplane.data.follow import LARGEST_ANSWER, Place
 from kplane.data.revision import raise_revision
 from kplane.provider import ClusterConfig, NotFound
 from kplane.provider.client.resources import SERVICE_ACCOUNTS
-from kplane.workloads import Phase, Runtime
+from kplane.workloads import Phase, Runtime, Scheduling
 
 __all__ = ["DedicatedProvisioner"]
 
@@ -42,6 +43,8 @@ _ETCD_ROOT: Final = "root"
 _PREFIX: Final = "/registry"
 _LOOK_SECONDS: Final = 3.0
 """Deadline of each call that looks for the identity of the data."""
+_FOLLOW_SECONDS: Final = 0.5
+"""Until etcd follows the API server to other nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class _Etcd:
     members: EtcdMembers
     asked: int
     wanted: int
+    scheduling: Scheduling | None
 
 
 class DedicatedProvisioner:
@@ -110,13 +114,18 @@ class DedicatedProvisioner:
                 etcd_shared=False,
             )
         found = await self._api_servers.provision(control_plane, ground=etcd.ground, writes=writes)
+        tried = self._runtime.placed(_api_server(control_plane), etcd.scheduling)
+        # Nothing tells of a change when the API server has been where etcd is to follow since before this operator.
+        follows = members.held and members.settled and tried
         signs = takes_our_tokens(etcd.ground.plan.chosen)
         return replace(
             found,
             account_uid=partial(self._account_uid, found.administrator) if signs else None,
             settled=found.settled and members.settled,
-            lag=found.lag or members.lag or _more_than_asked(etcd.wanted, asked=etcd.asked),
-            again_seconds=members.again_seconds,
+            lag=_with_held(found.lag, held=members.held and not tried)
+            or members.lag
+            or _more_than_asked(etcd.wanted, asked=etcd.asked),
+            again_seconds=_FOLLOW_SECONDS if follows else members.again_seconds,
             data_identity=identity,
         )
 
@@ -159,6 +168,7 @@ class DedicatedProvisioner:
         published = control_plane.status.endpoint is not None
         plan = await self._planner.plan(control_plane)
         asked = _members_asked(control_plane, chosen=plan.chosen)
+        scheduling = scheduling_of(plan.chosen)
         with start_errors(published=published):
             if control_plane.status.restore is not None and not published:
                 await self._restorer.restore_keys(control_plane)
@@ -182,10 +192,10 @@ class DedicatedProvisioner:
                 addresses=addresses,
                 wanted=wanted,
                 keys=keys,
-                scheduling=scheduling_of(plan.chosen),
+                trial=try_scheduling(self._runtime, _api_server(control_plane), scheduling),
                 begins_at=begins_at,
             )
-        return _Etcd(ground, keys, members, asked=asked, wanted=wanted)
+        return _Etcd(ground, keys, members, asked=asked, wanted=wanted, scheduling=scheduling)
 
     async def prepare_home(self, control_plane: ControlPlane, *, begins_at: int | None, new: bool) -> None:
         """Have all members of etcd run; a new one begins at that revision.
@@ -309,6 +319,18 @@ def _members_asked(control_plane: ControlPlane, *, chosen: ControlPlaneClass | N
     own = control_plane.spec.dedicated.etcd if control_plane.spec.dedicated is not None else None
     settings = own or (chosen.spec.etcd if chosen is not None else None)
     return settings.members if settings is not None else 1
+
+
+def _api_server(control_plane: ControlPlane) -> str:
+    return apiserver_name(control_plane.name, slot=control_plane.home.slot)
+
+
+def _with_held(lag: VersionLag | None, *, held: bool) -> VersionLag | None:
+    """Add to the lag of the API server that etcd waits for it."""
+    if not held or (lag is not None and lag.reason is not Reason.ROLLING_OUT):
+        return lag
+    waits = "etcd keeps its nodes until kube-apiserver runs with the pod settings of the class"
+    return VersionLag(Reason.ROLLING_OUT, f"{lag.message}; {waits}" if lag is not None else waits)
 
 
 def _place(control_plane: ControlPlane) -> tuple[str | None, int]:

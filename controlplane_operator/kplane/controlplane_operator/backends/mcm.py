@@ -46,6 +46,7 @@ def mcm_component(
     service_account: str,
     files: Mapping[str, File],
     scheduling: Scheduling | None = None,
+    scheduling_held: bool = False,
 ) -> Component:
     """Describe the mcm of one registration.
 
@@ -73,6 +74,7 @@ def mcm_component(
         liveness_path="/healthz",
         resources=program.resources,
         scheduling=scheduling,
+        scheduling_held=scheduling_held,
         metrics_port=_PORT,
         # Control planes may be anywhere.
         reaches=None,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kplane.api import ControlPlane
@@ -26,6 +26,7 @@ from kplane.controlplane_operator.backends.etcd import (
     peer_url,
     quota_of,
 )
+from kplane.controlplane_operator.backends.trial import SchedulingTrial
 from kplane.controlplane_operator.component_names import MOST_ETCD_MEMBERS, apiserver_name, etcd_name
 from kplane.controlplane_operator.pki.primitives import KeyPair
 from kplane.controlplane_operator.reasons import Reason
@@ -54,6 +55,7 @@ _LOOK_AGAIN_SECONDS: Final = 5.0
 _ATTEMPTS: Final = 5
 """So often one call looks whether a learner has the data."""
 _ASK_AGAIN_SECONDS: Final = 0.2
+_ANYWHERE: Final = SchedulingTrial(None)
 _VOTED: Final = "voted"
 """Mark of data whose member was about to get its vote, or had it."""
 _COMPLETE: Final = "complete"
@@ -82,6 +84,8 @@ class EtcdMembers:
     """Why it is not what is asked for."""
     again_seconds: float | None = None
     """When to call again, though nothing may tell of a change."""
+    held: bool = False
+    """A member keeps another scheduling than its class asks for."""
 
 
 @dataclass(slots=True)
@@ -90,7 +94,7 @@ class _Look:
 
     control_plane: ControlPlane
     keys: EtcdKeys
-    scheduling: Scheduling | None
+    trial: SchedulingTrial
     names: list[str]
     addresses: list[Address]
     states: list[ComponentState]
@@ -168,12 +172,13 @@ class DedicatedEtcd:
         addresses: Sequence[Address],
         wanted: int,
         keys: EtcdKeys,
-        scheduling: Scheduling | None = None,
+        trial: SchedulingTrial = _ANYWHERE,
         begins_at: int | None = None,
     ) -> EtcdMembers:
         """Have the members run that `reserve` gave the addresses of, and take the next step towards `wanted`.
 
-        A new etcd begins at revision `begins_at`, where that is given.
+        A new etcd begins at revision `begins_at`, where that is given. Members that exist keep the scheduling that they
+        have while `trial` says so.
 
         Raises ConditionError while no API server can work with it, and before the control plane is published while a
         member is missing.
@@ -184,11 +189,11 @@ class DedicatedEtcd:
                 address=addresses[0],
                 wanted=wanted,
                 keys=keys,
-                scheduling=scheduling,
+                trial=trial,
                 begins_at=begins_at,
             )
         else:
-            found = await self._several(control_plane, addresses=addresses, keys=keys, scheduling=scheduling)
+            found = await self._several(control_plane, addresses=addresses, keys=keys, trial=trial)
         if found.lag is not None and control_plane.status.endpoint is None:
             raise ConditionError(Reason.PROVISIONING, found.lag.message)
         return found
@@ -200,7 +205,7 @@ class DedicatedEtcd:
         address: Address,
         wanted: int,
         keys: EtcdKeys,
-        scheduling: Scheduling | None,
+        trial: SchedulingTrial,
         begins_at: int | None,
     ) -> EtcdMembers:
         name, published = (
@@ -209,24 +214,34 @@ class DedicatedEtcd:
         )
         membership = Membership(0, {0: peer_url(address)}, joins=False)
         several = wanted > 1
-        await self._runtime.apply(
-            self._describe(
-                control_plane,
-                address=address,
-                keys=keys,
-                scheduling=scheduling,
-                membership=membership,
-                several=several,
-                begins_at=begins_at,
-            )
+        described = self._describe(
+            control_plane,
+            address=address,
+            keys=keys,
+            scheduling=trial.scheduling,
+            membership=membership,
+            several=several,
+            begins_at=begins_at,
         )
-        await check_ready(self._runtime, name, what="etcd", published=published)
+        held = trial.holds(self._runtime.state(name))
+        await self._runtime.apply(replace(described, scheduling_held=held))
+        try:
+            await check_ready(self._runtime, name, what="etcd", published=published)
+        except ConditionError:
+            # Only now: for a moment, a pod that is being replaced has no node either.
+            if held and self._runtime.state(name).unplaced:
+                await self._runtime.apply(described)
+            raise
         settled = self._runtime.settled(name)
         if not several:
-            return EtcdMembers((address,), settled)
+            return EtcdMembers((address,), settled, held=self._keeps_scheduling(name, trial=trial))
         # From now on there may be members that have more than this one: it begins with no other data any more.
         await self._runtime.mark_data(name, _VOTED)
         return EtcdMembers((address,), settled, _lag(1, of=wanted, why="the next one is about to join"), _SOON_SECONDS)
+
+    def _keeps_scheduling(self, name: str, *, trial: SchedulingTrial) -> bool:
+        """Return whether a member that is settled keeps another scheduling than it is to have."""
+        return self._runtime.settled(name) and not self._runtime.placed(name, trial.scheduling)
 
     async def _several(
         self,
@@ -234,7 +249,7 @@ class DedicatedEtcd:
         *,
         addresses: Sequence[Address],
         keys: EtcdKeys,
-        scheduling: Scheduling | None,
+        trial: SchedulingTrial,
     ) -> EtcdMembers:
         names = [
             etcd_name(control_plane.name, number, slot=control_plane.home.slot) for number in range(len(addresses))
@@ -242,7 +257,7 @@ class DedicatedEtcd:
         look = _Look(
             control_plane=control_plane,
             keys=keys,
-            scheduling=scheduling,
+            trial=trial,
             names=names,
             addresses=list(addresses),
             states=[self._runtime.state(name) for name in names],
@@ -283,7 +298,8 @@ class DedicatedEtcd:
         if awaited is None and unready:
             awaited = _Awaited("; ".join(look.told(number) for number in unready))
         lag = _lag(len(voters) - len(unready), of=len(look.names), why=awaited.what) if awaited is not None else None
-        return EtcdMembers(tuple(look.addresses[number] for number in used), settled, lag, again)
+        held = any(self._keeps_scheduling(look.names[number], trial=look.trial) for number in voters)
+        return EtcdMembers(tuple(look.addresses[number] for number in used), settled, lag, again, held)
 
     async def _revive(self, look: _Look) -> None:
         """Start all that have data, as no majority answers."""
@@ -393,17 +409,16 @@ class DedicatedEtcd:
         """
         urls = {each: peer_url(look.addresses[each]) for each in among}
         membership = Membership(number, urls, joins=True)
-        address = look.addresses[number]
-        await self._runtime.apply(
-            self._describe(
-                look.control_plane,
-                address=address,
-                keys=look.keys,
-                scheduling=look.scheduling,
-                membership=membership,
-                several=True,
-            )
+        described = self._describe(
+            look.control_plane,
+            address=look.addresses[number],
+            keys=look.keys,
+            scheduling=look.trial.scheduling,
+            membership=membership,
+            several=True,
         )
+        held = look.trial.holds(look.states[number]) and not look.states[number].unplaced
+        await self._runtime.apply(replace(described, scheduling_held=held))
 
     def _describe(
         self,

@@ -18,8 +18,9 @@ from kplane.api.conditions import DEDICATED_READY
 from kplane.api.names import management_namespace
 from kplane.controlplane_operator.backends.class_settings import scheduling_of
 from kplane.controlplane_operator.backends.mcm import MCM_PORTS, McmProgram, mcm_component
+from kplane.controlplane_operator.backends.trial import SchedulingTrial, try_scheduling
 from kplane.controlplane_operator.class_policy import class_in_force
-from kplane.controlplane_operator.component_names import MCM_PREFIX, mark_of, mcm_mark, mcm_name, place
+from kplane.controlplane_operator.component_names import MCM_PREFIX, apiserver_name, mark_of, mcm_mark, mcm_name, place
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import BootstrapFailed
 from kplane.controlplane_operator.grants import Account
@@ -35,7 +36,7 @@ from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import ClusterConfig, Conflict, Invalid, Result
 from kplane.provider.errors import Forbidden
 from kplane.provider.logs import log_fields
-from kplane.workloads import File, Phase, Runtime, Scheduling, WorkloadsError
+from kplane.workloads import File, Phase, Runtime, WorkloadsError
 
 __all__ = ["DedicatedMcmReconciler", "DedicatedMcms", "account_of", "eldest_of"]
 
@@ -244,6 +245,8 @@ class DedicatedMcmReconciler:
         address = await self._runtime.reserve(component, ports=MCM_PORTS)
         account = account_of(component)
         await self._identities.ensure(registration, account=account)
+        trial = self._trial(account.namespace)
+        present = self._runtime.state(component)
         await self._runtime.apply(
             mcm_component(
                 component,
@@ -252,7 +255,8 @@ class DedicatedMcmReconciler:
                 address=address,
                 service_account=account.name,
                 files=await self._files(account),
-                scheduling=self._scheduling(account.namespace),
+                scheduling=trial.scheduling,
+                scheduling_held=trial.holds(present) and not present.unplaced,
             )
         )
         state = self._runtime.state(component)
@@ -266,13 +270,19 @@ class DedicatedMcmReconciler:
             said = f"its mcm is {state.phase}" + (f": {state.message}" if state.message else "")
             await self._tell(registration, "False", Reason.MCM_STARTING if starts else Reason.MCM_FAILED, said)
         renewal = self._identities.renewed_in(account) if self._config is not None else _PERIOD_SECONDS
-        return Result(jittered(max(_RETRY_SECONDS, min(_PERIOD_SECONDS, renewal))))
+        keeps_scheduling = self._runtime.settled(component) and not self._runtime.placed(component, trial.scheduling)
+        due = _RETRY_SECONDS if keeps_scheduling else min(_PERIOD_SECONDS, renewal)
+        return Result(jittered(max(_RETRY_SECONDS, due)))
 
-    def _scheduling(self, namespace: str) -> Scheduling | None:
+    def _trial(self, namespace: str) -> SchedulingTrial:
         """Return where the pods of the control plane that has this namespace run."""
         stores = self._context.stores
         found = [as_recorded(obj) for obj in stores.control_planes.by("namespace", namespace)]
-        return scheduling_of(class_in_force(found[0], classes=stores.classes).chosen) if found else None
+        if not found:
+            return SchedulingTrial(None)
+        api_server = apiserver_name(found[0].name, slot=found[0].home.slot)
+        scheduling = scheduling_of(class_in_force(found[0], classes=stores.classes).chosen)
+        return try_scheduling(self._runtime, api_server, scheduling)
 
     async def _files(self, account: Account) -> dict[str, File]:
         """Return how it gets in where no pod's ServiceAccount lets it; the token is read again when it is renewed."""

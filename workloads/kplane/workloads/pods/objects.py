@@ -24,6 +24,7 @@ __all__ = [
     "disruption_budget",
     "files_secret",
     "files_secret_name",
+    "hold_scheduling",
     "is_stateful",
     "labels_of",
     "metadata_of",
@@ -59,6 +60,14 @@ _ANY_ADDRESS: Final[Sequence[Object]] = (
 )
 """All but link-local ones, where clouds have their metadata."""
 _REVISIONS: Final = 2
+_SCHEDULING_FIELDS: Final = (
+    "nodeSelector",
+    "tolerations",
+    "affinity",
+    "priorityClassName",
+    "topologySpreadConstraints",
+)
+"""Of a pod: what `Component.scheduling` sets."""
 
 
 def labels_of(name: str, *, placement: Placement) -> dict[str, str]:
@@ -157,6 +166,18 @@ def workload(component: Component, *, placement: Placement, image: Image, settin
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
         },
     }
+
+
+def hold_scheduling(described: Object, *, live: Object) -> bool:
+    """Give a described workload the scheduling of the live one; returns whether these differed."""
+    pod, present = described["spec"]["template"]["spec"], live["spec"]["template"]["spec"]
+    differing = [name for name in _SCHEDULING_FIELDS if pod.get(name) != present.get(name)]
+    for name in differing:
+        if name in present:
+            pod[name] = present[name]
+        else:
+            del pod[name]
+    return bool(differing)
 
 
 def disruption_budget(component: Component, *, placement: Placement) -> Object | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from kplane.provider import Client, Event, Informer, Resource
@@ -119,6 +119,7 @@ class Observation:
             restarts=restarts,
             version=version,
             rolling=rolling,
+            unplaced=_is_unplaced(workload, pods=self._living(name)),
             unobtainable=phase is not Phase.READY and any(reason in _NO_IMAGE_REASONS for reason, _ in troubles),
         )
 
@@ -191,6 +192,13 @@ def _is_rolling(workload: Object, *, pods: Iterable[Object]) -> bool:
     return status.get("replicas", 0) > updated or any(
         _image(pod["spec"]) != _image(_template(workload)) for pod in pods
     )
+
+
+def _is_unplaced(workload: Object, *, pods: Sequence[Object]) -> bool:
+    """Return whether the scheduler has found no node for a pod, or there is no pod, or one that is refused."""
+    told = (condition for each in (workload, *pods) for condition in each.get("status", {}).get("conditions", ()))
+    failures = {("PodScheduled", "False"), ("ReplicaFailure", "True")}
+    return not pods or any((condition["type"], condition["status"]) in failures for condition in told)
 
 
 def _template(workload: Object) -> Object:

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final, Self
 
@@ -26,7 +26,7 @@ from kplane.provider.client.resources import (
     SERVICES,
     STATEFUL_SETS,
 )
-from kplane.workloads.component import Component
+from kplane.workloads.component import Component, Scheduling
 from kplane.workloads.errors import RuntimeFailure
 from kplane.workloads.pods.calls import failing, get_own, unless_leaving
 from kplane.workloads.pods.claims import Claims
@@ -38,6 +38,7 @@ from kplane.workloads.pods.objects import (
     disruption_budget,
     files_secret,
     files_secret_name,
+    hold_scheduling,
     is_stateful,
     network_policy,
     pull_secret,
@@ -68,6 +69,9 @@ class _Applied:
     uid: str
     generation: int
     until: float
+    scheduling: Scheduling | None
+    held: bool
+    """The workload keeps another scheduling."""
 
 
 class PodRuntime:
@@ -173,6 +177,7 @@ class PodRuntime:
             if live is not None and component.data:
                 # Kubernetes lets nobody change them; other settings count for new components.
                 described["spec"]["volumeClaimTemplates"] = _claims(live)
+            held = component.scheduling_held and await self._hold_scheduling(component.name, resource, described, live)
             before: list[tuple[Resource, Object]] = [
                 (SECRETS, files_secret(component, placement=placement)),
                 (NETWORK_POLICIES, network_policy(component, placement=placement, settings=self._settings)),
@@ -181,6 +186,9 @@ class PodRuntime:
                 before.append((POD_DISRUPTION_BUDGETS, budget))
             digest = _digest([obj for _, obj in before] + [described])
             if self._is_applied(component.name, digest=digest, live=live):
+                # The same objects may come of another scheduling that is held.
+                known = self._applied[component.name]
+                self._applied[component.name] = replace(known, scheduling=component.scheduling, held=held)
                 return
             with failing(f"Component {component.name}: its objects in namespace {placement.namespace}"):
                 if live is None:
@@ -191,7 +199,12 @@ class PodRuntime:
                         await self._client.apply(kind, obj)
                     metadata = await self._apply_workload(component.name, resource, described, known=live)
                     self._applied[component.name] = _Applied(
-                        digest, metadata["uid"], metadata["generation"], time.monotonic() + _VERIFIED_SECONDS
+                        digest,
+                        metadata["uid"],
+                        metadata["generation"],
+                        time.monotonic() + _VERIFIED_SECONDS,
+                        component.scheduling,
+                        held,
                     )
 
     def state(self, name: str) -> ComponentState:
@@ -202,6 +215,12 @@ class PodRuntime:
         """See `Runtime.settled`. False until `apply` was called: what an earlier run wanted is not known."""
         applied = self._applied.get(name)
         return applied is not None and self._observation.settled(name, generation=applied.generation)
+
+    def placed(self, name: str, scheduling: Scheduling | None) -> bool:
+        """See `Runtime.placed`."""
+        applied = self._applied.get(name)
+        asked = applied is not None and not applied.held and applied.scheduling == scheduling
+        return asked and self.settled(name)
 
     def names(self, *, prefix: str = "") -> Sequence[str]:
         """See `Runtime.names`."""
@@ -294,6 +313,17 @@ class PodRuntime:
                         f"Component {name}: Service {namespace}/{service_name} has no address from a load balancer yet."
                     )
                 return ExternalAddress(_canonical(host), _ports(known))
+
+    async def _hold_scheduling(self, name: str, resource: Resource, described: Object, observed: Object | None) -> bool:
+        """Give the described workload the scheduling that it has now; returns whether another one is described."""
+        applied = self._applied.get(name)
+        live = observed
+        if applied is not None and (live is None or live["metadata"]["generation"] < applied.generation):
+            # A watch that lags would bring a former scheduling back.
+            placement = self._place(name)
+            with failing(f"Component {name}: its {resource.kind} in namespace {placement.namespace}"):
+                live = await get_own(self._client, resource, placement.name, namespace=placement.namespace, of=name)
+        return live is not None and hold_scheduling(described, live=live)
 
     def _is_applied(self, name: str, *, digest: str, live: Object | None) -> bool:
         known = self._applied.get(name)

@@ -17,7 +17,7 @@ import aiohttp
 
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import end_tasks
-from kplane.workloads.component import Component
+from kplane.workloads.component import Component, Scheduling
 from kplane.workloads.errors import RuntimeFailure
 from kplane.workloads.processes.directory import REMOVED_PREFIX, ComponentDirectory
 from kplane.workloads.processes.launch import check_name, is_name, prepare_launch
@@ -171,6 +171,10 @@ class ProcessRuntime:
     def settled(self, name: str) -> bool:
         """See `Runtime.settled`. One process ends before the next one starts."""
         return self.state(name).phase is Phase.READY
+
+    def placed(self, name: str, scheduling: Scheduling | None) -> bool:  # noqa: ARG002 - there is one machine
+        """See `Runtime.placed`."""
+        return self.settled(name)
 
     def names(self, *, prefix: str = "") -> Sequence[str]:
         """See `Runtime.names`."""
