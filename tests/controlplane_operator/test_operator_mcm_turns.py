@@ -87,7 +87,13 @@ class Programs:
         return sorted(name for name in self.present if name.startswith(prefix))
 
     def state(self, _: str) -> Any:
-        return SimpleNamespace(phase=Phase.READY, message="", unobtainable=False)
+        return SimpleNamespace(phase=Phase.READY, message="", unplaced=False, unobtainable=False)
+
+    def settled(self, _: str) -> bool:
+        return True
+
+    def placed(self, _: str, scheduling: object) -> bool:
+        return True
 
     async def stop(self, name: str) -> None:
         if self.lasts:
