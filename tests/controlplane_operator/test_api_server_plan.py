@@ -206,6 +206,15 @@ def test_a_replacement_is_told_with_what_is_in_its_way() -> None:
     )
 
 
+def test_a_change_that_failed_is_told_with_the_words_of_the_program() -> None:
+    found = ApiServerPlan(None, resources_of(control_plane(), chosen=None))
+    state = ComponentState(name="a", phase=Phase.READY, rolling=True, failing=True, message="unknown flag: --x")
+    lag = found.lag(state)
+    assert lag is not None
+    assert lag.reason == "ChangeFailed"
+    assert lag.message.endswith("correct the change in the class or in spec: unknown flag: --x")
+
+
 @pytest.mark.parametrize(
     ("resources", "expected"),
     [

@@ -138,8 +138,8 @@ class ApiServerSettings(ApiModel):
         ),
     ] = Field(default_factory=list)
     """More flags of kube-apiserver, such as --max-requests-inflight=200. Refused are those that kplane sets, and those
-    that have a field here. A change starts API servers anew. One that kube-apiserver does not know keeps it from
-    starting: the control plane says so.
+    that have a field here. A change starts API servers anew. With a flag or value that it does not accept,
+    kube-apiserver does not start: one that worked runs as before, and condition UpToDate of the control plane says why.
     """
     service_cidr: (
         Annotated[

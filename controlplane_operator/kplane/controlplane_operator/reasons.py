@@ -441,6 +441,11 @@ class Reason(StrEnum):
         "wait: the next API server is not ready yet",
         _in(_UP_TO_DATE, transient=True, expected=True),
     )
+    CHANGE_FAILED = (
+        "ChangeFailed",
+        "correct the setting of class or spec that the message names: kube-apiserver ends with it, and runs as before",
+        _in(_UP_TO_DATE, by_user=True),
+    )
     ETCD_INCOMPLETE = (
         "EtcdIncomplete",
         "wait: a member of the dedicated etcd joins or is not ready; the message names it",

@@ -12,6 +12,7 @@ __all__ = [
     "FILES",
     "SCRATCH",
     "Component",
+    "Fallback",
     "File",
     "Lifetime",
     "Port",
@@ -60,6 +61,20 @@ class File:
     """The program re-reads the file by itself, so that a change replaces it atomically and restarts nothing."""
     names_files: bool = False
     """`FILES` in the content is replaced by the directory, as in arguments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fallback:
+    """What a former description must have in common with a new one to run on in its place, if the new one fails.
+
+    A new one fails if its program ends by itself, or hangs, before it was ever ready: an argument is misspelled, or a
+    file cannot be parsed. Whatever decides which data are served, and who is let in, belongs here.
+    """
+
+    arguments: tuple[str, ...] = ()
+    """Whole arguments, without placeholders."""
+    files: tuple[str, ...] = ()
+    """Names of files whose content must be equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +230,10 @@ class Component:
     reaches: tuple[Reach, ...] | None = ()
     """What it connects to besides DNS, and to nothing else where the runtime can keep it. None: to whatever it will."""
     restart: RestartPolicy = RestartPolicy.ALWAYS
+    fallback: Fallback | None = None
+    """None: a description that fails is tried until it is ready. It needs `readiness`. Pods without data need none:
+    their Deployment ends no pod until the next one is ready.
+    """
     lifetime: Lifetime = Lifetime.INDEPENDENT
     grace_seconds: float = 30.0
     """Between the request to stop and the kill."""

@@ -88,6 +88,10 @@ class ComponentState:
     """
     unplaced: bool = False
     """A pod of it has no node, because none fits its scheduling, or the cluster refuses to make the pod."""
+    failing: bool = False
+    """Its new description was tried and given up for now: the program ended before it was ready, and runs as before.
+    `rolling` is True too, and `message` has the last words of the program. Pods are never given up, only `rolling`.
+    """
     unobtainable: bool = False
     """It does not run, because its program cannot be had, for example because there is no such image."""
 

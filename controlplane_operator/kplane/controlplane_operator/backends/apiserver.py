@@ -18,7 +18,7 @@ from kplane.controlplane_operator.backends.etcd import EtcdAccess
 from kplane.controlplane_operator.backends.readiness import READY
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities, TenantCertificates
 from kplane.controlplane_operator.pki.primitives import KeyPair
-from kplane.workloads import FILES, Address, Component, File, Port, Probe, Reach, Resources, Scheduling
+from kplane.workloads import FILES, Address, Component, Fallback, File, Port, Probe, Reach, Resources, Scheduling
 
 __all__ = [
     "API_SERVER",
@@ -113,19 +113,20 @@ def api_server_component(
     port = address.ports[_HTTPS]
     settings = settings or ApiServerSettings()
     audit = settings.audit_policy
+    arguments = _arguments(
+        address,
+        etcd_endpoints=etcd.endpoints,
+        etcd_prefix=etcd_prefix,
+        etcd_shared=etcd_shared,
+        service_cidr=service_cidr,
+        settings=settings,
+        egress=egress,
+    )
     return Component(
         name=name,
         program=API_SERVER,
         version=version,
-        args=_arguments(
-            address,
-            etcd_endpoints=etcd.endpoints,
-            etcd_prefix=etcd_prefix,
-            etcd_shared=etcd_shared,
-            service_cidr=service_cidr,
-            settings=settings,
-            egress=egress,
-        ),
+        args=arguments,
         files={
             # kube-apiserver re-reads its serving certificate, its client CAs and its etcd client certificate.
             **_pair("server", certificates.api_server),
@@ -161,6 +162,12 @@ def api_server_component(
             *(egress.reaches() if egress is not None else ()),
         ),
         grace_seconds=10.0,
+        # A mistake in a class must not end API servers that work. Data and keys have to be the same, however: with a
+        # former key, an API server would accept tokens that a rotation has revoked.
+        fallback=Fallback(
+            arguments=tuple(each for each in arguments if each.startswith(("--etcd-servers=", "--etcd-prefix="))),
+            files=("sa.key", "sa.pub", "etcd-ca.crt"),
+        ),
     )
 
 

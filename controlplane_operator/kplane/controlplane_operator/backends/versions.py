@@ -84,6 +84,12 @@ class ApiServerPlan:
         """Say in what the API server, whose state this is, is not what the control plane asks for."""
         if self.refused is not None or not state.rolling:
             return self.refused
+        if state.failing:
+            return VersionLag(
+                Reason.CHANGE_FAILED,
+                "the next kube-apiserver fails before it is ready, and the one before it serves on; correct the change"
+                f" in the class or in spec: {state.message}",
+            )
         way = f"; in its way: {state.message}" if state.message else ""
         return VersionLag(
             Reason.ROLLING_OUT, f"the next kube-apiserver is not ready yet, and the one before it serves on{way}"

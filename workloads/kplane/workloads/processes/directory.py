@@ -74,6 +74,10 @@ class ComponentDirectory:
             if path.name not in files:
                 path.unlink()
 
+    def read_files(self) -> dict[str, bytes]:
+        """Return the content of the present files by name. Raises OSError."""
+        return {path.name: path.read_bytes() for path in self.files.iterdir() if not path.name.startswith(".")}
+
     def _content(self, file: File) -> bytes:
         return file.content.replace(FILES.encode(), bytes(self.files)) if file.names_files else file.content
 

@@ -19,6 +19,7 @@ __all__ = [
     "group_members",
     "marked_processes",
     "open_pidfd",
+    "read_command",
     "running_components",
     "uptime",
 ]
@@ -92,6 +93,13 @@ def open_pidfd(entry: ProcessEntry) -> int | None:
         return pidfd
     os.close(pidfd)
     return None
+
+
+def read_command(entry: ProcessEntry) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the arguments and the environment that a process was started with. Raises OSError if it is gone."""
+    arguments = Path(f"/proc/{entry.pid}/cmdline").read_bytes().split(b"\0")[:-1]
+    variables = (item.partition(b"=")[::2] for item in _read_environment(entry).split(b"\0") if item)
+    return tuple(map(os.fsdecode, arguments)), {os.fsdecode(name): os.fsdecode(value) for name, value in variables}
 
 
 def _entries(*, group: int | None = None) -> Iterator[ProcessEntry]:

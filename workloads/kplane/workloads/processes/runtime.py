@@ -170,7 +170,8 @@ class ProcessRuntime:
 
     def settled(self, name: str) -> bool:
         """See `Runtime.settled`. One process ends before the next one starts."""
-        return self.state(name).phase is Phase.READY
+        state = self.state(name)
+        return state.phase is Phase.READY and not state.rolling
 
     def placed(self, name: str, scheduling: Scheduling | None) -> bool:  # noqa: ARG002 - there is one machine
         """See `Runtime.placed`."""

@@ -19,11 +19,12 @@ from kplane.provider.aio.backoff import Backoff
 from kplane.workloads.component import Lifetime, RestartPolicy
 from kplane.workloads.errors import RuntimeFailure
 from kplane.workloads.processes.directory import ComponentDirectory
+from kplane.workloads.processes.former import Command, Former
 from kplane.workloads.processes.launch import Launch
 from kplane.workloads.processes.log import LogFile
 from kplane.workloads.processes.probing import HttpProbe, Liveness
 from kplane.workloads.processes.process import Process
-from kplane.workloads.processes.proctable import ProcessEntry
+from kplane.workloads.processes.proctable import ProcessEntry, read_command
 from kplane.workloads.runtime import ComponentState, Phase
 
 __all__ = ["Pace", "Supervision"]
@@ -50,6 +51,9 @@ class Pace:
     live_failures: int = 6
     start_limit: float = 600.0
     """So long a component may take until it first answers that it lives."""
+    refused_base: float = 600.0
+    """Longest wait before the retry of a description that failed, while the former one runs; it doubles, as above."""
+    refused_limit: float = 86400.0
     log_check: float = 1.0
     """Between looks at the size of a log."""
 
@@ -87,6 +91,19 @@ class Supervision:
         self._process: Process | None = None
         self._hung = ""
         """Why the process was killed; empty if it was not."""
+        self._last: Command | None = None
+        """The last one that was started; its files are in the directory, also after a stop."""
+        self._served = False
+        """Whether a process of `_last` was ever ready."""
+        self._former: Former | None = None
+        """What was ready before `_last`, as long as `_last` is not."""
+        self._refused: Launch | None = None
+        """What is described, while the former one runs in its place."""
+        self._refusal = ""
+        """Why."""
+        self._retries = Backoff(initial_seconds=pace.refused_base, maximum_seconds=pace.refused_limit)
+        self._retry_at: float | None = None
+        """When an `apply` tries it again, on the loop's clock. None: not before the former one is ready."""
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
         self._wake = asyncio.Event()
@@ -101,6 +118,8 @@ class Supervision:
         process = Process.adopt(entry, on_end=self._wake.set)
         if process is not None:
             self._digest = entry.digest
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                self._last, self._served = Command(*read_command(entry), entry.digest), True
             self._supervise(process, message="found running from an earlier run, and not described again yet")
 
     async def apply(self, launch: Launch) -> None:
@@ -108,20 +127,26 @@ class Supervision:
         component = launch.component
         try:
             self.directory.create(data=component.data, scratch=component.scratch)
-            if self._keeps_up(launch):
-                self.directory.write_files(component.files)
-                if self._launch != launch:
-                    self._launch = launch
+            present = self._present_form(launch)
+            if present is not None:
+                self.directory.write_files(present.component.files)
+                if self._launch != present:
+                    self._launch = present
                     self._wake.set()
                 return
             # What fails here leaves the old process as it is, with its old files.
+            served = self._served and self._last is not None and self._last.digest == launch.digest
+            former = self._read_former() if component.fallback is not None and not served else None
             staged = self.directory.stage(component.files)
             await self.stop()
+            # Before the files change: those of the former one are read from the directory only while it is `_last`.
+            self._former, self._served = former, served
             self.directory.switch(component.files, staged=staged)
         except OSError as error:
             raise RuntimeFailure(f"Component {component.name}: its directory cannot be written: {error}.") from error
         process = self._spawn(launch)
         self._launch, self._digest, self._backoff = launch, launch.digest, RestartBackoff(self._pace)
+        self._last = Command.of(launch)
         self._supervise(process)
 
     async def stop(self) -> None:
@@ -147,6 +172,27 @@ class Supervision:
             self._task.cancel()
         await asyncio.wait([self._task])
         self._task = None
+
+    def _present_form(self, launch: Launch) -> Launch | None:
+        """Return what runs already of a description: itself, or the former one in its place; None if another runs."""
+        refused = self._refused
+        if self._keeps_up(launch):
+            if refused is not None:  # the change that failed was reverted
+                self._refused, self._refusal = None, ""
+                self._show(message="")
+            return launch
+        if refused is None or refused.digest != launch.digest or self._former is None or self._stopping:
+            return None
+        if self._retry_at is not None and asyncio.get_running_loop().time() >= self._retry_at:
+            return None
+        self._refused = launch
+        return self._former.in_place_of(launch)
+
+    def _read_former(self) -> Former | None:
+        """Return the last description that was ready. Raises OSError."""
+        if not self._served or self._last is None:
+            return self._former
+        return Former(self._last, self.directory.read_files())
 
     def _keeps_up(self, launch: Launch) -> bool:
         if self._stopping or self._digest != launch.digest:
@@ -192,7 +238,7 @@ class Supervision:
                     self._show(exit_code=current.exit_code)
                     break
                 self._process = None
-                current = await self._restart(current)
+                current = await self._restart(current, at_once=self._change_over(current))
                 self._process = current
             if self._stopping:
                 self._forget()
@@ -209,6 +255,7 @@ class Supervision:
 
     def _forget(self) -> None:
         self._digest, self._launch = "", None
+        self._refused, self._refusal = None, ""
         self._show(phase=Phase.ABSENT, message="", restarts=0, pid=None)
 
     @property
@@ -273,14 +320,48 @@ class Supervision:
         if self._stopping:
             return  # an answer that came just before the monitors are ended
         if problem is None:
-            self._show(phase=Phase.READY, message="")
+            self._note_served()
+            self._show(phase=Phase.READY, message=self._refusal)
         elif self.state.phase is not Phase.READY:
             self._show(message=problem)
         elif lasting:
             self._show(phase=Phase.UNREADY, message=problem)
 
-    async def _restart(self, ended: Process) -> Process | None:
-        """Wait and start again; None if that is not to be, or no longer."""
+    def _note_served(self) -> None:
+        self._served = True
+        if self._refused is None:
+            self._former = None
+            self._retries.reset()
+        elif self._retry_at is None:
+            # Not earlier: what keeps both from being ready is no fault of the description.
+            self._retry_at = asyncio.get_running_loop().time() + self._retries.next_delay()
+
+    def _change_over(self, ended: Process) -> bool:
+        """After an end before it was ready, take the other of two descriptions: the former one, or the refused one.
+
+        So a description with a mistake never costs a component that worked, and one without is tried again where both
+        failed, for example because etcd was away. Returns True if the next start shall not wait.
+        """
+        launch, former, refused = self._launch, self._former, self._refused
+        # A signal is no fault of the description: the kernel kills if memory is short, and administrators do.
+        failed = bool(self._hung) or (ended.exit_code is not None and ended.exit_code >= 0)
+        if self._served or not failed or launch is None or launch.component.restart is RestartPolicy.NEVER:
+            return False
+        if former is None or (refused is None and not former.fits(launch)):
+            return False
+        following = refused or former.in_place_of(launch)
+        try:
+            self.directory.write_files(following.component.files)
+        except OSError as error:
+            logger.warning("Component %s cannot run as before: %s", self.state.name, error)
+            return False
+        self._refused, self._refusal = (launch, self._tell_end(ended)) if refused is None else (None, "")
+        self._launch, self._digest, self._last = following, following.digest, Command.of(following)
+        self._retry_at = None
+        return refused is None and not self._backoff.failures
+
+    async def _restart(self, ended: Process, *, at_once: bool) -> Process | None:
+        """Wait unless `at_once`, and start again; None if that is not to be, or no longer."""
         reason, ran_seconds = self._tell_end(ended), ended.age_seconds
         while True:
             if self._launch is None or self._launch.component.restart is RestartPolicy.NEVER:
@@ -288,11 +369,11 @@ class Supervision:
                     self._digest = ""
                 self._show(phase=Phase.ENDED, message=reason, pid=None, exit_code=ended.exit_code)
                 return None
-            wait = self._backoff.next_wait(ran_seconds=ran_seconds)
-            logger.warning("Component %s %s; next start in %.1f s", self.state.name, reason.partition(";")[0], wait)
-            message = f"{reason}\nnext start in {wait:.1f} s at the earliest"
-            self._show(phase=Phase.BACKOFF, message=message, pid=None, exit_code=ended.exit_code)
-            await self._wait_to_restart(wait)
+            if at_once:
+                logger.warning("Component %s %s; it runs as before again", self.state.name, reason.partition(";")[0])
+                at_once = False
+            else:
+                await self._back_off(reason, ran_seconds=ran_seconds, exit_code=ended.exit_code)
             if self._stopping:
                 return None
             try:
@@ -302,6 +383,13 @@ class Supervision:
                 continue
             self._show(phase=Phase.STARTING, message=reason, restarts=self.state.restarts + 1, pid=process.pid)
             return process
+
+    async def _back_off(self, reason: str, *, ran_seconds: float, exit_code: int | None) -> None:
+        wait = self._backoff.next_wait(ran_seconds=ran_seconds)
+        logger.warning("Component %s %s; next start in %.1f s", self.state.name, reason.partition(";")[0], wait)
+        message = f"{reason}\nnext start in {wait:.1f} s at the earliest"
+        self._show(phase=Phase.BACKOFF, message=message, pid=None, exit_code=exit_code)
+        await self._wait_to_restart(wait)
 
     async def _wait_to_restart(self, seconds: float) -> None:
         """Wait for so long, and then for `before_restart`. A stop ends it."""
@@ -332,7 +420,8 @@ class Supervision:
         return f"{how} after {process.age_seconds:.1f} s" + (f"; the end of its log is:\n{tail}" if tail else "")
 
     def _show(self, **changes: object) -> None:
-        state = dataclasses.replace(self.state, **changes)  # type: ignore[arg-type]
+        refused = self._refused is not None
+        state = dataclasses.replace(self.state, rolling=refused, failing=refused, **changes)  # type: ignore[arg-type]
         if state != self.state:
             self.state = state
             self._on_change(state.name)

@@ -1,0 +1,65 @@
+"""A mistake in the settings of a class does not end the API servers of its control planes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kplane.controlplane_operator.component_names import apiserver_name
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES
+from kplane.provider import Client
+from kplane.provider.client.resources import CONFIG_MAPS, EVENTS
+from kplane.workloads import find_processes
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+NAME = "mistaken"
+NO_PATH = {"rules": [{"level": "Metadata", "nonResourceURLs": ["healthz"]}]}
+"""The schema accepts it, and kube-apiserver does not: validateNonResourceURLs of k8s.io/apiserver."""
+
+
+async def test_api_server_serves_on_until_a_mistake_in_its_class_is_corrected(field: Any) -> None:
+    await field.create("ControlPlaneClass", NAME, apiServer={"extraArgs": ["--max-requests-inflight=77"]})
+    await field.create("ControlPlane", NAME, classRef={"name": NAME}, deletionPolicy="Destroy")
+    await field.becomes("ControlPlane", NAME, "Reconciled")
+
+    async def up_to_date() -> dict[str, Any]:
+        conditions = (await field.get("ControlPlane", NAME))["status"]["conditions"]
+        return next((each for each in conditions if each["type"] == "UpToDate"), {})
+
+    async def set_up(**api_server: Any) -> None:
+        settings = {"extraArgs": None, "auditPolicy": None, **api_server}
+        await field.client.patch(CONTROL_PLANE_CLASSES, NAME, {"spec": {"apiServer": settings}})
+
+    def arguments() -> list[str]:
+        [pid] = find_processes(field.state / apiserver_name(NAME))
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+    async with Client(await field.tenant(NAME)) as tenant:
+        for mistake, words in (
+            ({"extraArgs": ["--no-such-flag=1"]}, "unknown flag: --no-such-flag"),
+            ({"auditPolicy": NO_PATH}, "healthz"),
+        ):
+            await set_up(**mistake)
+            told = await field.eventually(
+                up_to_date, lambda found, words=words: words in found.get("message", ""), timeout=120.0
+            )
+            assert told["reason"] == "ChangeFailed"
+            assert await field.reason("ControlPlane", NAME) == "Reconciled"
+            assert "--max-requests-inflight=77" in arguments()
+            await tenant.create(CONFIG_MAPS, {"metadata": {"generateName": "kept-", "namespace": "default"}})
+
+        async def warned() -> bool:
+            events = (await field.client.list(EVENTS, namespace="default")).items
+            return any(
+                (each["involvedObject"]["name"], each["type"], each["reason"]) == (NAME, "Warning", "ChangeFailed")
+                for each in events
+            )
+
+        assert await field.eventually(warned)
+        await set_up(extraArgs=["--max-requests-inflight=78"])
+        await field.eventually(up_to_date, lambda found: not found, timeout=120.0)
+        assert "--max-requests-inflight=78" in arguments()
+        await field.lets_in(tenant.config)
