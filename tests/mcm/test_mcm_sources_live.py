@@ -7,6 +7,7 @@ import base64
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -92,20 +93,16 @@ async def test_of_two_endpoints_of_one_api_server_the_older_one_has_the_instance
     names, namespace = [f"one-{stem}", f"two-{stem}", f"bare-{stem}"], f"fleet-{stem}"
     await admin.create(NAMESPACES, {"metadata": {"name": namespace}})
     data = {k: base64.b64encode(v).decode() for k, v in tenants["one"].controllers_secret().items()}
-    made = []
     # The one without credentials comes first, and keeps nobody from anything.
     for name in reversed(names):
         if not name.startswith("bare"):
             await admin.create(SECRETS, {"metadata": {"name": f"{name}-keys", "namespace": namespace}, "data": data})
         spec = {"endpoint": f"{tenants['one'].server}/"}
-        made.append(
-            await admin.create(ENDPOINTS, {"metadata": {"name": name, "labels": {"fleet": stem}}, "spec": spec})
-        )
-    ages = {
-        found["metadata"]["name"]: (found["metadata"]["creationTimestamp"], found["metadata"]["uid"])
-        for found in made[1:]
-    }
-    older, younger = sorted(ages, key=lambda name: ages[name])
+        made = await admin.create(ENDPOINTS, {"metadata": {"name": name, "labels": {"fleet": stem}}, "spec": spec})
+        # Of two of one second, neither is older.
+        over = datetime.fromisoformat(made["metadata"]["creationTimestamp"]) + timedelta(seconds=1)
+        await eventually(lambda over=over: datetime.now(UTC) >= over)
+    younger, older, _ = names
     mcm = mcm_of(api_server.admin_kubeconfig)
     mcm.start(
         "--cluster-source=controlplaneendpoint",
