@@ -34,6 +34,7 @@ __all__ = [
     "is_crashing",
     "runtime_errors",
     "start_errors",
+    "start_reason",
 ]
 
 
@@ -204,7 +205,7 @@ async def check_ready(runtime: Runtime, component: str, *, what: str, published:
         if state.unobtainable and not published:
             raise ConditionError(Reason.FAILED, f"{what} cannot be started{told}")
         reason = Reason.START_FAILED if is_crashing(state) else Reason.PROVISIONING
-        reason = _start_reason(reason, published=published)
+        reason = start_reason(reason, published=published)
         raise ConditionError(reason, f"waiting for {what}, which is {state.phase}{told}")
     return state
 
@@ -261,10 +262,11 @@ def start_errors(*, published: bool) -> Iterator[None]:
     try:
         yield
     except KeyspaceError as error:
-        raise ConditionError(_start_reason(Reason.ETCD_UNAVAILABLE, published=published), str(error)) from error
+        raise ConditionError(start_reason(Reason.ETCD_UNAVAILABLE, published=published), str(error)) from error
     except WorkloadsError as error:
-        raise ConditionError(_start_reason(Reason.START_FAILED, published=published), str(error)) from error
+        raise ConditionError(start_reason(Reason.START_FAILED, published=published), str(error)) from error
 
 
-def _start_reason(reason: Reason, *, published: bool) -> Reason:
+def start_reason(reason: Reason, *, published: bool) -> Reason:
+    """Return why there is no API server that serves: APIServerNotReady once published, and `reason` before."""
     return Reason.API_SERVER_NOT_READY if published else reason

@@ -10,7 +10,14 @@ from typing import Final
 
 from kplane.api import ControlPlane, ControlPlaneClass, DeletionPolicy
 from kplane.controlplane_operator.backends.api_server_runner import ApiServerRunner, Ground
-from kplane.controlplane_operator.backends.base import Provision, VersionLag, data_errors, runtime_errors, start_errors
+from kplane.controlplane_operator.backends.base import (
+    Provision,
+    VersionLag,
+    data_errors,
+    runtime_errors,
+    start_errors,
+    start_reason,
+)
 from kplane.controlplane_operator.backends.class_settings import scheduling_of, takes_our_tokens
 from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url
 from kplane.controlplane_operator.backends.lost_data import data_lost, expected_identity, is_used
@@ -159,7 +166,7 @@ class DedicatedProvisioner:
                     raise data_lost(control_plane, told=f"etcd at {endpoint}: {error}") from error
                 except DataError as error:
                     if address is etcd.members.voters[-1] and (not published or phase is not Phase.READY):
-                        reason = Reason.API_SERVER_NOT_READY if published else Reason.ETCD_UNAVAILABLE
+                        reason = start_reason(Reason.ETCD_UNAVAILABLE, published=published)
                         raise ConditionError(reason, str(error)) from error
         return None
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kplane.api import ControlPlane
-from kplane.controlplane_operator.backends.base import VersionLag, check_ready, is_crashing
+from kplane.controlplane_operator.backends.base import VersionLag, check_ready, is_crashing, start_reason
 from kplane.controlplane_operator.backends.etcd import (
     ETCD_PORTS,
     Membership,
@@ -310,9 +310,7 @@ class DedicatedEtcd:
     def _no_majority(self, look: _Look, *, why: str) -> ConditionError:
         published = look.control_plane.status.endpoint is not None
         crashing = any(map(is_crashing, look.states))
-        reason = Reason.ETCD_UNAVAILABLE if crashing else Reason.PROVISIONING
-        if published:
-            reason = Reason.API_SERVER_NOT_READY
+        reason = start_reason(Reason.ETCD_UNAVAILABLE if crashing else Reason.PROVISIONING, published=published)
         told = ", ".join(map(look.told, look.everyone))
         return ConditionError(reason, f"{why}: {told}")
 

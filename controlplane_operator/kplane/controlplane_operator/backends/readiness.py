@@ -14,6 +14,7 @@ import asyncio
 from typing import Final
 
 from kplane.api import ControlPlane, KubernetesVersion
+from kplane.controlplane_operator.backends.base import start_reason
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.tenant.client import tenant_client
@@ -75,7 +76,7 @@ async def check_bootstrapped(config: ClusterConfig, *, published: bool, connecti
                     said = f": {error}"
                 await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError:
-        reason = Reason.API_SERVER_NOT_READY if published else Reason.PROVISIONING
+        reason = start_reason(Reason.PROVISIONING, published=published)
         raise ConditionError(reason, f"waiting for kube-apiserver, which bootstraps its data{said}") from None
 
 

@@ -308,8 +308,8 @@ class StatusReporter:
         """Return when to look again if another mcm writes the status of this registration; None: this one does.
 
         Two mcm may follow one registration, because their selectors overlap. One holds the Lease in the control plane
-        and runs the instance. If both wrote the condition, it would change for ever. So the other one
-        leaves the condition alone when it finds there that an instance runs, and says in its log why it is held.
+        and runs the instance. If both wrote the condition, it would change for ever. So the other one leaves the
+        condition alone when it finds there that an instance runs, and says in its log why it is held.
         """
         held = subject.live is not None and subject.live.reason is Reason.FOREIGN_CONTROLLER_MANAGER
         said = transition_of(registration)

@@ -103,7 +103,8 @@ class Observation:
             return ComponentState(name=name, phase=ending, restarts=restarts, version=version)
         troubles = [trouble for pod in pods for trouble in _troubles(pod)]
         message = ("; ".join(dict.fromkeys(told for _, told in troubles)) or _conditions(workload))[:_MESSAGE_LIMIT]
-        rolling = _is_rolling(workload, pods=self._living(name))
+        living = self._living(name)
+        rolling = _is_rolling(workload, pods=living)
         if workload.get("status", {}).get("readyReplicas", 0):
             phase, message = Phase.READY, message if rolling else ""
         elif any(reason == _BACKOFF_REASON for reason, _ in troubles):
@@ -119,7 +120,7 @@ class Observation:
             restarts=restarts,
             version=version,
             rolling=rolling,
-            unplaced=_is_unplaced(workload, pods=self._living(name)),
+            unplaced=_is_unplaced(workload, pods=living),
             unobtainable=phase is not Phase.READY and any(reason in _NO_IMAGE_REASONS for reason, _ in troubles),
         )
 
