@@ -16,7 +16,7 @@ from kplane.controlplane_operator.errors import KeyspaceError
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities
 from kplane.controlplane_operator.pki.primitives import KeyPair
 from kplane.controlplane_operator.reasons import Reason
-from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.errors import ConditionError, start_reason
 from kplane.data import DataError, Usage
 from kplane.data.follow import Place
 from kplane.provider import ClusterConfig
@@ -34,7 +34,6 @@ __all__ = [
     "is_crashing",
     "runtime_errors",
     "start_errors",
-    "start_reason",
 ]
 
 
@@ -265,8 +264,3 @@ def start_errors(*, published: bool) -> Iterator[None]:
         raise ConditionError(start_reason(Reason.ETCD_UNAVAILABLE, published=published), str(error)) from error
     except WorkloadsError as error:
         raise ConditionError(start_reason(Reason.START_FAILED, published=published), str(error)) from error
-
-
-def start_reason(reason: Reason, *, published: bool) -> Reason:
-    """Return why there is no API server that serves: APIServerNotReady once published, and `reason` before."""
-    return Reason.API_SERVER_NOT_READY if published else reason

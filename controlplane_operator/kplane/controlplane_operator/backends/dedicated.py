@@ -10,14 +10,7 @@ from typing import Final
 
 from kplane.api import ControlPlane, ControlPlaneClass, DeletionPolicy
 from kplane.controlplane_operator.backends.api_server_runner import ApiServerRunner, Ground
-from kplane.controlplane_operator.backends.base import (
-    Provision,
-    VersionLag,
-    data_errors,
-    runtime_errors,
-    start_errors,
-    start_reason,
-)
+from kplane.controlplane_operator.backends.base import Provision, VersionLag, data_errors, runtime_errors, start_errors
 from kplane.controlplane_operator.backends.class_settings import scheduling_of, takes_our_tokens
 from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url
 from kplane.controlplane_operator.backends.lost_data import data_lost, expected_identity, is_used
@@ -31,7 +24,7 @@ from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.pki.primitives import issue_client
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
-from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.errors import ConditionError, start_reason
 from kplane.controlplane_operator.tenant.bootstrap import TENANT_NAMESPACE
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.data import Client, DataError, DataLost, HeldCredentials, RevisionTooFar, Usage, identify

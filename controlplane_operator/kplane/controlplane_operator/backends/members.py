@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kplane.api import ControlPlane
-from kplane.controlplane_operator.backends.base import VersionLag, check_ready, is_crashing, start_reason
+from kplane.controlplane_operator.backends.base import VersionLag, check_ready, is_crashing
 from kplane.controlplane_operator.backends.etcd import (
     ETCD_PORTS,
     Membership,
@@ -30,7 +30,7 @@ from kplane.controlplane_operator.backends.trial import SchedulingTrial
 from kplane.controlplane_operator.component_names import MOST_ETCD_MEMBERS, apiserver_name, etcd_name
 from kplane.controlplane_operator.pki.primitives import KeyPair
 from kplane.controlplane_operator.reasons import Reason
-from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.errors import ConditionError, start_reason
 from kplane.data import Client, DataError, HeldCredentials, LearnerBehind, Member
 from kplane.workloads import (
     Address,

@@ -14,9 +14,8 @@ import asyncio
 from typing import Final
 
 from kplane.api import ControlPlane, KubernetesVersion
-from kplane.controlplane_operator.backends.base import start_reason
 from kplane.controlplane_operator.reasons import Reason
-from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.errors import ConditionError, start_reason
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.provider import ClusterConfig, ProviderError
 from kplane.provider.client.connections import Connections

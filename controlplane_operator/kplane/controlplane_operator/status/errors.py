@@ -10,7 +10,7 @@ from kplane.controlplane_operator.reasons import Reason
 from kplane.provider import ApiError, ProviderError, Unreachable
 from kplane.provider.errors import Forbidden, Unauthorized
 
-__all__ = ["ConditionError", "management_refusal", "tenant_error"]
+__all__ = ["ConditionError", "management_refusal", "start_reason", "tenant_error"]
 
 _WEBHOOK: Final = re.compile(r"(?:failed calling webhook|admission webhook) \"(?P<name>[-.a-zA-Z0-9]{1,253})\"")
 """In messages of API servers, see ErrCallingWebhook and ToStatusErr of k8s.io/apiserver."""
@@ -26,6 +26,11 @@ class ConditionError(OperatorError):
         self.reason: Final = reason
         self.message: Final = message
         self.waits_for_event: Final = reason.waits_for_event if waits_for_event is None else waits_for_event
+
+
+def start_reason(reason: Reason, *, published: bool) -> Reason:
+    """Return why there is no API server that serves: APIServerNotReady once published, and `reason` before."""
+    return Reason.API_SERVER_NOT_READY if published else reason
 
 
 def tenant_error(what: str, error: ProviderError) -> ConditionError:
