@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kplane.data import AlreadyExists, Client, NotFound, Permission, PermissionDenied
+from kplane.data import AlreadyExists, Client, Follower, NotFound, Permission, PermissionDenied, Place
 
 pytestmark = pytest.mark.integration
 
@@ -66,6 +66,21 @@ async def test_a_user_may_what_its_role_allows(etcd: Any, client: Client, prefix
         await access.delete_user(name)
         with pytest.raises(PermissionDenied):
             await user.count(prefix)
+
+
+async def test_user_who_may_read_one_prefix_can_copy_it(etcd: Any, client: Client, prefix: str, tmp_path: Path) -> None:
+    """The benchmarks copy as the API server of a control plane, which may read its own prefix only."""
+    access, name, source, target = client.access, f"copier{prefix}", f"{prefix}from/", f"{prefix}to/"
+    await client.put(f"{source}one".encode(), b"value")
+    await access.add_role(name)
+    await access.grant_permission(name, Permission.below(source))
+    await access.add_user(name)
+    await access.grant_role(name, name)
+    async with Client(etcd.url, credentials=etcd.credentials(name, tmp_path / "user")) as user:
+        await Follower(Place(user, source), Place(client, target)).copy()
+    copied = await client.get(f"{target}one".encode())
+    assert copied is not None
+    assert copied.value == b"value"
 
 
 async def test_what_is_there_twice_or_not_at_all_is_told_apart(client: Client, prefix: str) -> None:

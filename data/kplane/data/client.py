@@ -216,9 +216,13 @@ class Client:
         """Return the bytes that the database of the member that answers has in use, history included."""
         return (await self._call(rpc.STATUS, pb.StatusRequest())).dbSizeInUse
 
-    async def revision(self) -> int:
-        """Return the revision of the last change of any key."""
-        return (await self._call(rpc.RANGE, pb.RangeRequest(key=b"health", count_only=True))).header.revision
+    async def revision(self, *, key: bytes = b"health") -> int:
+        """Return the revision of the last change of any key, from an answer about `key`.
+
+        A user of etcd that may read one prefix only has to name a key of it. Raises DataError: PermissionDenied
+        if the user may not read `key`.
+        """
+        return (await self._call(rpc.RANGE, pb.RangeRequest(key=key, count_only=True))).header.revision
 
     async def weigh(self, walk: Walk) -> Weight:
         """Weigh the next keys of a walk, as the member that answers has them."""

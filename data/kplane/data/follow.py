@@ -174,7 +174,8 @@ class Follower:
         await check_room(self._target.client)
         await self._take()
         # First the source's revision: a key of the target that is above it is above all that is copied.
-        there = await self._target.read(old_up_to=await self._source.client.revision())
+        present = await self._source.client.revision(key=self._from)
+        there = await self._target.read(old_up_to=present)
         self._copied, self._written, self._shown = Tally(), there.tally, there.revision
         wrong, revision = self._written.keys(), 0
         slots = asyncio.Semaphore(_AT_ONCE)
