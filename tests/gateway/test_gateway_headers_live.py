@@ -15,6 +15,7 @@ from kplane.controlplane_operator.pki.primitives import KeyPair, create_authorit
 from kplane.gateway import routes
 from kplane.gateway.data_plane import DataPlane
 from kplane.gateway.envoy.listener import Serving
+from kplane.gateway.envoy.readiness import ANSWER_HEADER
 from kplane.gateway.program import EnvoyValidator
 from kplane.gateway.routes import FrontProxy, Route, Upstream
 from kplane.workloads import ProcessRuntime
@@ -41,6 +42,10 @@ CLAIMS = (
 )
 
 
+_REFUSALS = 3
+"""More than Envoy tries in a row, so that one try is at the waiting room."""
+
+
 def _pair(pair: KeyPair) -> routes.KeyPair:
     return routes.KeyPair(pair.certificate, pair.key)
 
@@ -59,7 +64,15 @@ async def ask(envoy: Path, tmp_path: Path, hold_port: Callable[[], int]) -> Asyn
     context.load_cert_chain(server)
     context.verify_mode = ssl.CERT_OPTIONAL
 
+    refused = list[str]()
+
     async def echo(request: web.BaseRequest) -> web.Response:
+        if request.raw_path.startswith("/ending") and refused.count(request.raw_path) < _REFUSALS:
+            refused.append(request.raw_path)
+            told = {"Retry-After": "1", "X-Content-Type-Options": "nosniff"}
+            return web.Response(status=503, headers=told, body=b'{"kind":"Status"}', content_type="application/json")
+        if request.raw_path == "/unavailable":
+            return web.json_response({"path": request.raw_path}, status=503)
         transport = request.transport
         peer = transport.get_extra_info("peercert") if transport is not None else None
         headers = [(name.lower(), value) for name, value in request.headers.items()]
@@ -83,7 +96,9 @@ async def ask(envoy: Path, tmp_path: Path, hold_port: Callable[[], int]) -> Asyn
         sent = http1(f"/clusters/one/control-plane{path}", *headers)
         own = jane if certificate else None
         answer = await exchange(serving.port, sent, ca=authority.certificate, certificate=own)
-        found: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2])
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert ANSWER_HEADER.encode() not in head.lower()
+        found: dict[str, Any] = json.loads(body)
         return found
 
     async with ProcessRuntime(tmp_path / "runtime", programs=[]) as runtime:
@@ -132,3 +147,10 @@ async def test_a_certificate_comes_as_the_user_that_the_gateway_found(ask: Ask) 
 async def test_a_token_beside_a_certificate_counts(ask: Ask) -> None:
     got = await ask("/api", "Authorization: Bearer t", *CLAIMS, certificate=True)
     assert (_claims(got), got["peer"]) == ([], False)
+
+
+async def test_a_request_is_sent_again_if_an_api_server_that_ends_refused_it(ask: Ask) -> None:
+    assert (await ask("/ending/token", "Authorization: Bearer t"))["path"] == "/ending/token"
+    assert (await ask("/ending/certificate", certificate=True))["path"] == "/ending/certificate"
+    # Another 503 is an answer: that of an aggregated API, for example.
+    assert await ask("/unavailable", "Authorization: Bearer t") == {"path": "/unavailable"}

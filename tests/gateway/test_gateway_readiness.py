@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 from kplane.gateway.envoy.clusters import clusters
+from kplane.gateway.envoy.readiness import ANSWER_HEADER
+from kplane.gateway.envoy.routing import routing
 
 from .fleet import route
 
@@ -36,3 +38,18 @@ def test_clusters_of_names_are_not_checked() -> None:
         assert cluster["type"] == "STRICT_DNS"
         assert "health_checks" not in cluster
         assert str(ROOM) not in str(cluster)
+
+
+def test_answers_of_an_api_server_that_ends_are_tried_again() -> None:
+    """One header of the answer has all that tells it from others, and the routes remove it."""
+    found = clusters([route("one")], holder=PurePosixPath("/run/holder.sock"), waiting_room=ROOM)
+    for cluster in (each for each in found if "health_checks" in each):
+        (options,) = cluster["typed_extension_protocol_options"].values()
+        policy = options["retry_policy"]
+        assert "retriable-headers" in policy["retry_on"].split(",")
+        (header,) = policy["retriable_headers"]
+        assert header["name"] == ANSWER_HEADER
+        assert header["string_match"]["exact"].startswith("503/1/")
+        assert ANSWER_HEADER in str(options["http_filters"][0])
+        assert "upstream_codec" in str(options["http_filters"][-1])
+    assert ANSWER_HEADER in routing([route("one")])["response_headers_to_remove"]

@@ -4,6 +4,9 @@ An API server listens for seconds before it knows the roles of its users, and an
 API server for `/readyz`. While the answer is not 200, requests go to a second endpoint of the cluster, the waiting room
 (`waiting_room.py`). It never answers, and closes the connection soon. Envoy tries again then, because it has not sent
 the request.
+
+An API server that ends refuses requests before the next check. It has not carried them out, and asks to retry
+(`waitGroupWriteRetryAfterToResponse` of k8s.io/apiserver/pkg/server/filters/waitgroup.go). So Envoy tries those again.
 """
 
 from __future__ import annotations
@@ -11,9 +14,9 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Final
 
-from kplane.gateway.envoy.messages import HTTP_OPTIONS, Message, typed, unix_socket
+from kplane.gateway.envoy.messages import FILTERS, HTTP_OPTIONS, Message, typed, unix_socket
 
-__all__ = ["RETRIED", "with_readiness"]
+__all__ = ["ANSWER_HEADER", "RETRIED", "with_readiness"]
 
 RETRIED: Final = "connect-failure,refused-stream,reset-before-request"
 """The failures after which Envoy tries a request again: no API server has seen it."""
@@ -46,6 +49,11 @@ _FAILURES: Final = 2
 """Checks in a row without an answer. Another answer than expected counts at once."""
 _CHECKING: Final = {"check": True}
 _PRIORITY: Final = "envoy.extensions.retry.priority.previous_priorities.v3.PreviousPrioritiesConfig"
+ANSWER_HEADER: Final = "x-kplane-answer"
+"""What an answer of an API server is, for the decision about a retry. No client gets it."""
+_ANSWER: Final = "%RESP(:STATUS)%/%RESP(RETRY-AFTER)%/%RESP(CONTENT-TYPE)%/%RESP(X-CONTENT-TYPE-OPTIONS)%"
+"""Envoy compares one header with one text. So all that tells an answer from others is in this one."""
+_ENDING: Final = "503/1/application/json/nosniff"
 _MAX_RETRIES: Final = 50
 """The waiting room takes half a second of each. So a request waits for 25 s: many clients give up after 30 s."""
 
@@ -65,7 +73,9 @@ def with_readiness(cluster: Message, *, checked_by: Message, needs_certificate: 
         # Without this, Envoy would send requests to an API server that is not ready if no other endpoint is.
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
         "transport_socket_matches": [{"name": "check", "match": _CHECKING, "transport_socket": checked_by}],
-        "typed_extension_protocol_options": {HTTP_OPTIONS: {**options, "retry_policy": _retries()}},
+        "typed_extension_protocol_options": {
+            HTTP_OPTIONS: {**options, "http_filters": _telling_answers(), "retry_policy": _retries()}
+        },
     }
 
 
@@ -95,6 +105,14 @@ def _waiting(room: PurePosixPath) -> Message:
     return {"priority": 1, "lb_endpoints": [{"endpoint": endpoint}]}
 
 
+def _telling_answers() -> list[Message]:
+    header = {"key": ANSWER_HEADER, "value": _ANSWER}
+    told = {"append": {"header": header, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}}
+    mutation = typed(f"{FILTERS}.http.header_mutation.v3.HeaderMutation", mutations={"response_mutations": [told]})
+    codec = typed(f"{FILTERS}.http.upstream_codec.v3.UpstreamCodec")
+    return [{"name": "answers", "typed_config": mutation}, {"name": "codec", "typed_config": codec}]
+
+
 def _retries() -> Message:
     """Return the policy by which requests wait.
 
@@ -102,7 +120,8 @@ def _retries() -> Message:
     two stays there are three waits at most. Together they are shorter than the time between two looks (`presence.py`).
     """
     return {
-        "retry_on": RETRIED,
+        "retry_on": f"{RETRIED},retriable-headers",
+        "retriable_headers": [{"name": ANSWER_HEADER, "string_match": {"exact": _ENDING}}],
         "num_retries": _MAX_RETRIES,
         # After two tries at an API server that takes no connection, two at the waiting room follow, and so on.
         "retry_priority": {"name": "previous-priorities", "typed_config": typed(_PRIORITY, update_frequency=2)},

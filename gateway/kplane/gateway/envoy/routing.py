@@ -31,7 +31,7 @@ from kplane.gateway.envoy.names import (
     by_token,
 )
 from kplane.gateway.envoy.rates import rate_by_address, rates
-from kplane.gateway.envoy.readiness import RETRIED
+from kplane.gateway.envoy.readiness import ANSWER_HEADER, RETRIED
 from kplane.gateway.envoy.replies import FULL, TOO_LONG, UNREADABLE, direct_reply, refusing, unauthorized
 from kplane.gateway.envoy.requests import CHANGES, ENDS_SOON, GROWS, STREAMS, every, header_input, header_is, negated
 from kplane.gateway.routes import Route
@@ -95,6 +95,7 @@ def routing(routes: Iterable[Route], *, bodies: Iterable[BodyLimit] = ()) -> Mes
         "name": ROUTES,
         # These have done their work when a route is chosen, and are removed after the route has added headers.
         "request_headers_to_remove": [CERTIFICATE_HEADER, *AUTHORIZER_HEADERS, *GROUP_HEADERS, *OWN_HEADERS],
+        "response_headers_to_remove": [ANSWER_HEADER],
         "virtual_hosts": [{**host, "typed_per_filter_config": rates(listed)}],
         "validate_clusters": False,
     }
