@@ -69,3 +69,12 @@ def test_finding_and_asking() -> None:
     assert not is_true(conditions, "Ready")
     assert not is_true(conditions, "Other")
     assert is_true(ready("True", among=conditions, now=LATER), "Ready")
+
+
+def test_time_in_the_future_becomes_now_at_the_next_write() -> None:
+    ahead = ready("False", among=[], now=THEN + timedelta(days=2))
+    corrected = ready("False", among=ahead, now=THEN)
+    assert [condition.last_transition_time for condition in corrected] == [THEN]
+    # Clocks of two machines differ a little.
+    soon = ready("False", among=[], now=THEN + timedelta(seconds=30))
+    assert ready("False", among=soon, now=THEN) == soon

@@ -198,3 +198,17 @@ def test_former_plugin_is_renewed() -> None:
     }
     assert renew_plugin(renewed) is None
     assert renew_plugin({"command": "aws", "args": ["eks", "get-token"]}) is None
+
+
+def test_credential_is_fetched_when_a_clock_that_was_ahead_kept_it(client, monkeypatch: pytest.MonkeyPatch) -> None:
+    client("first")
+    ahead = time.time_ns() + 2 * 86400 * 10**9
+    with monkeypatch.context() as patch:
+        patch.setattr(credential_cache.time, "time_ns", lambda: ahead)
+        patch.setattr(credential_cache.time, "time", lambda: ahead / 10**9)
+        kept()
+    client("second")
+    assert hand_out(UID) is None
+    kept()
+    client("third")
+    assert token_of(hand_out(UID)) == "a.b.c"

@@ -286,6 +286,7 @@ async def test_leases_that_are_not_renewed() -> None:
     assert ended(lease("a", NOW), now=NOW) == ""
     assert ended(lease("a", NOW - timedelta(seconds=15)), now=NOW) == ""
     assert ended(lease("a", None), now=NOW) == "it has no holder"
+    assert ended(lease("a", NOW + timedelta(days=2)), now=NOW).endswith("which is in the future")
     leases = [lease("kplane-operator", LONG_AGO), lease("other-operator", LONG_AGO)]
     programs = Programs(replica(Program.OPERATOR))
     (found,) = await check_leader(survey(Api(leases=leases), programs=programs))

@@ -88,6 +88,7 @@ async def test_wait_returns_at_once_without_replicas(
     assert await confirmation.wait(control_plane(), is_new=True) == ""
     clock[0] += 1.0
     replicas.put("dead", secrets=1, age_seconds=60)
+    replicas.put("dead since its clock was ahead", secrets=1, age_seconds=-2 * 86400)
     replicas.put("starts", secrets=None)
     assert await confirmation.wait(control_plane("globex"), is_new=True) == ""
     assert replicas.readings == 2

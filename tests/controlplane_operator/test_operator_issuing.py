@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
 import pytest
 
 from kplane.controlplane_operator.errors import BootstrapFailed
+from kplane.controlplane_operator.pki import issuing
 from kplane.controlplane_operator.pki.issuing import (
     Identity,
     expires_at,
@@ -16,10 +17,11 @@ from kplane.controlplane_operator.pki.issuing import (
     issue_token,
     of_certificate,
     reusable,
+    sign_token,
     until_renewal,
 )
 from kplane.controlplane_operator.pki.kubeconfig import render_kubeconfig
-from kplane.controlplane_operator.pki.primitives import create_authority
+from kplane.controlplane_operator.pki.primitives import create_authority, create_signing_key
 
 DAY = timedelta(days=1)
 
@@ -131,3 +133,24 @@ def test_no_secret_shows_in_a_repr() -> None:
     certificate = issue_certificate(create_authority("tenant"), user="kplane:admin", lifetime=DAY)
     assert "PRIVATE" not in repr(certificate)
     assert "secret" not in repr(token(60))
+
+
+@pytest.mark.parametrize("by_certificate", [False, True])
+def test_credential_is_issued_anew_when_the_clock_is_set_back(
+    by_certificate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by_certificate:
+        identity = issue_certificate(create_authority("tenant"), user="kplane:admin", lifetime=DAY)
+    else:
+        identity = sign_token(create_signing_key(), namespace="a", service_account="b", uid="c", lifetime=DAY)
+    secret = published(identity)
+    assert reusable(secret, by_certificate=by_certificate, lifetime=DAY) == identity
+    corrected = datetime.now(UTC) - 2 * DAY
+
+    class Corrected(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return corrected
+
+    monkeypatch.setattr(issuing, "datetime", Corrected)
+    assert reusable(secret, by_certificate=by_certificate, lifetime=DAY) is None

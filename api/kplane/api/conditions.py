@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final, Literal
 
 from pydantic import AwareDatetime, Field, StringConstraints
@@ -88,6 +88,8 @@ DEDICATED_READY: Final = "DedicatedReady"
 """The condition of a registration with an mcm of its own that says whether that mcm runs."""
 
 _MAX_MESSAGE: Final = 32768
+_CLOCKS_DIFFER: Final = timedelta(minutes=1)
+"""Maximum difference between the clocks of two machines that counts as none."""
 _TYPE_PATTERN: Final = (
     r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$"
 )
@@ -141,11 +143,14 @@ def set_condition(
     """Return the conditions with one of them set; the order of the others stays.
 
     `now` (with a time zone; kept to the second, as Kubernetes does) becomes its transition time only where the status
-    changes, so setting the same condition again returns an equal list. A message over 32,768 characters is cut.
+    changes, so setting the same condition again returns an equal list. It also replaces a transition time that a clock
+    wrote while it was ahead. A message over 32,768 characters is cut.
     """
     kept = list(conditions)
     previous = find_condition(kept, type)
-    unchanged = previous is not None and previous.status == status
+    unchanged = (
+        previous is not None and previous.status == status and previous.last_transition_time <= now + _CLOCKS_DIFFER
+    )
     condition = Condition(
         type=type,
         status=status,

@@ -18,6 +18,7 @@ VALID_SECONDS = 300.0
 """A client asks again after this time."""
 _API_VERSION = "client.authentication.k8s.io/v1"
 _KEPT_SECONDS = 30 * 86400.0
+_CLOCKS_DIFFER_NANOSECONDS = 60 * 10**9
 _HEX = frozenset("0123456789abcdef-")
 _MOST_BYTES_OF_CLIENTS = 16 * 1024
 
@@ -33,6 +34,8 @@ def hand_out(uid: str) -> str | None:
     number, fresh_until, expires, status = entry
     if time.time() >= fresh_until or _was_handed_out(uid, number):
         return None
+    if float(number) > time.time_ns() + _CLOCKS_DIFFER_NANOSECONDS:
+        return None  # It was issued while a clock was ahead. API servers may refuse it until then.
     return _record(uid, number, expires=expires, status=status)
 
 
@@ -97,7 +100,7 @@ def _read(uid: str) -> tuple[str, float, float, str] | None:
         with _private(_path(directory, uid)) as descriptor, open(descriptor, closefd=False) as file:
             head, status = file.read().splitlines()
         number, fresh_until, expires = head.split()
-        return number, float(fresh_until), float(expires), status
+        return str(int(number)), float(fresh_until), float(expires), status
     except (OSError, ValueError):
         return None
 

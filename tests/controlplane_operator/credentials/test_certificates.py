@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from cryptography import x509
 
 from kplane.controlplane_operator.errors import CredentialsInvalid
 from kplane.controlplane_operator.pki.authorities import CONTROLLERS_USER, TenantAuthorities, TenantCertificates
@@ -189,3 +190,23 @@ def test_kubeconfig_carries_server_ca_and_one_credential() -> None:
     document = yaml.safe_load(render_kubeconfig(server="https://host:1", ca=None, client=client))
     assert document["users"][0]["user"] == {"client-certificate-data": "Y2VydA==", "client-key-data": "a2V5"}
     assert document["clusters"][0]["cluster"] == {"server": "https://host:1"}
+
+
+def test_certificate_is_due_while_its_life_has_not_begun() -> None:
+    certificate = issue_client(create_authority("x"), user="u").certificate
+    assert not renewal_due(certificate, now=now() - dt.timedelta(minutes=4))
+    assert renewal_due(certificate, now=now() - dt.timedelta(minutes=6))
+
+
+def test_certificates_from_the_future_are_all_replaced() -> None:
+    first = _certificates(None)
+    second = _certificates(first, now=now() - dt.timedelta(days=2))
+    assert not set(first.to_secret().values()) & set(second.to_secret().values())
+
+
+def test_authority_stays_valid_when_the_clock_is_set_back() -> None:
+    authority = create_authority("x")
+    loaded = x509.load_pem_x509_certificate(authority.certificate)
+    assert loaded.not_valid_before_utc < now() - dt.timedelta(days=29)
+    assert not renewal_due(authority.certificate, now=now() - dt.timedelta(days=2))
+    assert not renewal_due(authority.certificate, now=now() + dt.timedelta(days=2400))

@@ -222,3 +222,16 @@ def test_two_generations_have_other_names() -> None:
     for mine, yours in ((one.serving, other.serving), (one.client, other.client), (one.etcd, other.etcd)):
         names = {x509.load_pem_x509_certificate(pair.certificate).subject for pair in (mine, yours)}
         assert len(names) == 2
+
+
+def test_overlap_begins_again_when_a_clock_that_was_ahead_began_it() -> None:
+    overlapping = step(STAGES[1].rotation, now=START + dt.timedelta(days=2))
+    assert overlapping is not None
+    corrected = step(overlapping)
+    assert corrected is not None
+    assert corrected.phase is RotationPhase.OVERLAPPING
+    assert corrected.drop_at == (START + OVERLAP).replace(microsecond=0)
+    assert step(corrected) is None
+    finished = step(overlapping, wish=RotationWish("a", finish="a"))
+    assert finished is not None
+    assert finished.phase is RotationPhase.DROPPING

@@ -247,3 +247,27 @@ def test_times_are_read_as_other_programs_write_them() -> None:
         wake = requests(control_plane(**{WAKE_REQUESTED_ANNOTATION: value})).wake
         assert wake is not None
         assert wake.replace(microsecond=0) == datetime(2026, 11, 23, 11, 59, 30, tzinfo=UTC)
+
+
+DAYS = 2 * 86400
+
+
+def test_sleep_that_began_in_the_future_ends_for_a_client_that_asks_now() -> None:
+    asleep = slept(DAYS)
+    assert decided(control_plane(asleep, **asked(-2))).sleep is None
+    # A request of long ago is of an earlier sleep. The status takes up the corrected time, so later ones count.
+    for noted in ({}, asked(-3600)):
+        sleep = decided(control_plane(asleep, **noted)).sleep
+        assert sleep is not None
+        assert sleep.since < NOW
+
+
+def test_wake_in_the_future_delays_no_sleep() -> None:
+    idle = timedelta(minutes=10)
+    awake = woken(DAYS)
+    requested = control_plane(awake, **{SLEEP_REQUESTED_ANNOTATION: at(-1)})
+    assert decided(requested).begins
+    unused = control_plane(awake, **{LAST_USED_ANNOTATION: at(-700)})
+    assert decided(unused, idle=idle).begins
+    used = control_plane(awake, **{LAST_USED_ANNOTATION: at(-500)})
+    assert decided(used, idle=idle).sleep is None

@@ -117,3 +117,14 @@ def test_a_damaged_authority_is_told_and_never_replaced() -> None:
     del credentials["ca.key"]
     with pytest.raises(CredentialsInvalid, match=r"it has no entry ca\.key"):
         renew_credentials(credentials, now=now())
+
+
+def test_certificates_of_etcd_from_the_future_are_replaced_by_the_same_authority() -> None:
+    known = create_credentials("etcd")
+    authority = authority_of(known)
+    server = renew_server({}, authority=authority, hosts=HOSTS, now=now())
+    before = later(-2)
+    assert renew_server(server, authority=authority, hosts=HOSTS, now=before)["server.crt"] != server["server.crt"]
+    renewed = renew_credentials(known, now=before)
+    assert renewed["client.crt"] != known["client.crt"]
+    assert renewed["ca.crt"] == known["ca.crt"]

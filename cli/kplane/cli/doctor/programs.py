@@ -122,6 +122,8 @@ def ended(lease: Mapping[str, Any], *, now: datetime) -> str:
         return "it has no holder"
     renewed = datetime.fromisoformat(spec["renewTime"])
     lasts = timedelta(seconds=spec.get("leaseDurationSeconds") or 0)
+    if renewed > now + lasts + _SLACK:
+        return f"{spec['holderIdentity']} renewed it at {renewed:%Y-%m-%d %H:%M:%S} UTC, which is in the future"
     if now <= renewed + lasts + _SLACK:
         return ""
     return f"{spec['holderIdentity']} renewed it last at {renewed:%Y-%m-%d %H:%M:%S} UTC"

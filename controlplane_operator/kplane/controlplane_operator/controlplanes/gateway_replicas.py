@@ -19,6 +19,7 @@ from kplane.api.names import (
     SERVED_ANNOTATION,
     gateway_secret_name,
 )
+from kplane.controlplane_operator.clocks import is_future
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.reasons import Reason
@@ -79,7 +80,10 @@ def _is_expired(lease: Object) -> bool:
     renewed = spec.get("renewTime")
     if renewed is None:
         return True
-    return datetime.fromisoformat(renewed) + timedelta(seconds=spec.get("leaseDurationSeconds", 0)) < datetime.now(UTC)
+    time, now = datetime.fromisoformat(renewed), datetime.now(UTC)
+    lasts = timedelta(seconds=spec.get("leaseDurationSeconds", 0))
+    # A replica that ended while its clock was ahead would count as long as the clock was ahead.
+    return time + lasts < now or is_future(time - lasts, now=now)
 
 
 @dataclass(slots=True)

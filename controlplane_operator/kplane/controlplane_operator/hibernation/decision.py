@@ -23,6 +23,7 @@ from kplane.api import (
 )
 from kplane.api.conditions import HIBERNATED
 from kplane.api.names import ROTATE_ANNOTATION
+from kplane.controlplane_operator.clocks import is_future
 from kplane.controlplane_operator.gateway import Gateway, asked_policy
 from kplane.controlplane_operator.hibernation.requests import Requests
 
@@ -30,6 +31,8 @@ __all__ = ["Decision", "decide", "idle_after", "is_migrating", "is_rotated", "la
 
 _UNPROVEN: Final = timedelta(seconds=120)
 """By so much a wake without use counts as older. The gateway reports a use within 20 seconds, but no answers by 401."""
+_ASKED_LATELY: Final = timedelta(minutes=5)
+"""If a clock that was ahead noted the begin of a sleep, only a wake that was asked for lately ends it."""
 _ALWAYS: Final = "spec.virtual.start is Always"
 _MIGRATES: Final = "its data move"
 _ROTATED: Final = "its keys are rotated"
@@ -97,6 +100,9 @@ def decide(
         return Decision(None, _MIGRATES)
     requests = Requests.of(control_plane, start=start, now=now)
     if sleep is not None:
+        if is_future(sleep.since, now=now):
+            # No request would be newer until then. The status takes up the corrected time.
+            sleep = sleep.model_copy(update={"since": now - _ASKED_LATELY})
         why = _why_wake(control_plane, sleep=sleep, requests=requests, now=now)
         return Decision(None, why) if why is not None else Decision(sleep, again=sleep.next_wake)
     if control_plane.status.endpoint is None:
@@ -107,7 +113,7 @@ def decide(
 
 
 def _while_awake(control_plane: ControlPlane, *, requests: Requests, idle: timedelta | None, now: datetime) -> Decision:
-    needed = _latest(requests.wake, _woken(control_plane))
+    needed = _latest(requests.wake, _woken(control_plane, now=now))
     if requests.sleep is not None and (needed is None or requests.sleep > needed):
         return Decision(new_sleep(control_plane, reason=HibernationReason.REQUESTED, now=now), begins=True)
     used = _latest(needed, requests.used)
@@ -125,15 +131,18 @@ def last_activity(control_plane: ControlPlane, *, now: datetime) -> datetime | N
     A wake that was asked for counts less until a use follows: the API server may know no client that asked.
     """
     requests = Requests.of(control_plane, start=StartPolicy.ON_DEMAND, now=now)
-    woken = _latest(requests.wake, _woken(control_plane))
+    woken = _latest(requests.wake, _woken(control_plane, now=now))
     if woken is not None and requests.wake is not None and (requests.used is None or requests.used < requests.wake):
         woken -= _UNPROVEN
     return _latest(woken, requests.used)
 
 
-def _woken(control_plane: ControlPlane) -> datetime | None:
+def _woken(control_plane: ControlPlane, *, now: datetime) -> datetime | None:
+    """Return when a control plane woke last; None if that is unknown, also because a clock was ahead."""
     known = find_condition(control_plane.status.conditions, HIBERNATED)
-    return known.last_transition_time if known is not None else None
+    return (
+        known.last_transition_time if known is not None and not is_future(known.last_transition_time, now=now) else None
+    )
 
 
 def _latest(*times: datetime | None) -> datetime | None:

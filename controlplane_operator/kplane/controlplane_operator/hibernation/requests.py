@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Final, Self
+from datetime import datetime
+from typing import Self
 
 from kplane.api import ControlPlane, StartPolicy
 from kplane.api.names import LAST_USED_ANNOTATION, SLEEP_REQUESTED_ANNOTATION, WAKE_REQUESTED_ANNOTATION
+from kplane.controlplane_operator.clocks import is_future
 
 __all__ = ["Requests"]
-
-_CLOCKS_DIFFER: Final = timedelta(minutes=1)
-"""A time later than this from now is no request: it would count again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,8 @@ class Requests:
             if time is None:
                 such = now.isoformat(timespec="seconds").replace("+00:00", "Z")
                 said = f"give it a time with its zone, such as {such}"
-            elif time > now + _CLOCKS_DIFFER:
+            elif is_future(time, now=now):
+                # It would count again and again.
                 said = f"{value[:40]} is in the future"
             else:
                 return time

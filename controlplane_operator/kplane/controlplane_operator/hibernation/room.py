@@ -287,7 +287,7 @@ class Room:
             control_plane.name,
             self._memory_bytes(control_plane, chosen=chosen),
             active=None if fixed else last_activity(control_plane, now=now),
-            leaves=ends is not None and now - ends < timedelta(seconds=_LEAVES_SECONDS),
+            leaves=ends is not None and abs(now - ends) < timedelta(seconds=_LEAVES_SECONDS),
         )
 
     def _memory_bytes(self, control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> int:

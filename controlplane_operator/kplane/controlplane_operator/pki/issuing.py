@@ -11,6 +11,7 @@ from typing import Final
 
 from kplane.api import SERVICE_ACCOUNT_ISSUER
 from kplane.api.names import GROUP
+from kplane.controlplane_operator.clocks import CLOCKS_DIFFER, is_future
 from kplane.controlplane_operator.errors import BootstrapFailed
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities
 from kplane.controlplane_operator.pki.kubeconfig import config_of
@@ -48,7 +49,6 @@ _CHECKSUM: Final = f"{GROUP}/checksum"
 """On a published Secret: a digest of its credentials and annotations, which shows edits."""
 _RENEWED_AFTER: Final = 1 / 3
 """Two days of the default lifetime are left then: users keep their access while an operator is down for a day."""
-_CLOCKS_DIFFER: Final = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,11 @@ class Identity:
     client: KeyPair | None = None
     lifetime: timedelta | None = None
     """What was asked for, which the API server need not have granted; None if no lifetime was asked for."""
+
+    @property
+    def issued_at(self) -> datetime:
+        """When the credential was issued, by the clock of the operator that asked for it."""
+        return self.expires_at - (self.expires_at - self.renew_at) / (1 - _RENEWED_AFTER)
 
     def annotations(self) -> dict[str, str]:
         """Return what the Secret of the kubeconfig notes about it; the checksum shows edits."""
@@ -109,7 +114,7 @@ def sign_token(key: bytes, *, namespace: str, service_account: str, uid: str, li
     """
     now = datetime.now(UTC).replace(microsecond=0)
     # An API server whose clock is late takes it too. API servers allow for a minute themselves.
-    begins, ends = now - _CLOCKS_DIFFER, now + lifetime
+    begins, ends = now - CLOCKS_DIFFER, now + lifetime
     claims = {
         "aud": [SERVICE_ACCOUNT_ISSUER],
         "exp": int(ends.timestamp()),
@@ -138,7 +143,7 @@ def of_certificate(client: KeyPair) -> Identity:
 def reusable(secret: Object | None, *, by_certificate: bool, lifetime: timedelta) -> Identity | None:
     """Return the identity in a published Secret, where it is as it was issued, of the wanted kind, not to be renewed.
 
-    One that was issued for another lifetime than the wanted one is not used again.
+    One that was issued for another lifetime than the wanted one is not used again, nor one from the future.
     """
     config = config_of(secret)
     if secret is None or config is None:
@@ -156,7 +161,9 @@ def reusable(secret: Object | None, *, by_certificate: bool, lifetime: timedelta
             lifetime=lifetime,
         )
         issued = all(annotations.get(name) == value for name, value in identity.annotations().items())
-        good = issued and datetime.now(UTC) < identity.renew_at and (pair is not None) is by_certificate
+        now = datetime.now(UTC)
+        current = not is_future(identity.issued_at, now=now) and now < identity.renew_at
+        good = issued and current and (pair is not None) is by_certificate
     except (KeyError, ValueError, TypeError):
         # It was edited: what cannot be read is issued anew.
         return None

@@ -41,6 +41,8 @@ AUTHORITY_LIFETIME: Final = dt.timedelta(days=3650)
 LEAF_LIFETIME: Final = dt.timedelta(days=365)
 
 _CLOCK_SKEW: Final = dt.timedelta(minutes=5)
+_AUTHORITY_CLOCK_SKEW: Final = dt.timedelta(days=30)
+"""An authority is hard to replace. It stays valid if the clock that created it is set back by less than this."""
 _RENEWED_AFTER: Final = 2 / 3
 """Share of its life after which a certificate is renewed."""
 
@@ -62,8 +64,9 @@ def create_authority(
     """
     key = ec.generate_private_key(ec.SECP256R1()) if former_key is None else _load_key(former_key)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+    clock_skew = max(_CLOCK_SKEW, min(_AUTHORITY_CLOCK_SKEW, lifetime / 100))
     certificate = (
-        _builder(name, issuer=name, key=key.public_key(), lifetime=lifetime)
+        _builder(name, issuer=name, key=key.public_key(), lifetime=lifetime, clock_skew=clock_skew)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(authority=True), critical=True)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
@@ -117,8 +120,11 @@ def expiry(certificate: bytes) -> dt.datetime:
 
 
 def renewal_due(certificate: bytes, *, now: dt.datetime) -> bool:
-    """Tell whether two thirds of a certificate's life have gone."""
-    return now >= renewal_time(certificate)
+    """Tell whether two thirds of a certificate's life have gone, or its life has not begun.
+
+    A clock that was ahead issued the latter. Nobody accepts such a certificate before its life begins.
+    """
+    return now < _load(certificate).not_valid_before_utc or now >= renewal_time(certificate)
 
 
 def renewal_time(certificate: bytes) -> dt.datetime:
@@ -187,7 +193,12 @@ def _issue(
 
 
 def _builder(
-    subject: x509.Name, *, issuer: x509.Name, key: ec.EllipticCurvePublicKey, lifetime: dt.timedelta
+    subject: x509.Name,
+    *,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    lifetime: dt.timedelta,
+    clock_skew: dt.timedelta = _CLOCK_SKEW,
 ) -> x509.CertificateBuilder:
     now = dt.datetime.now(dt.UTC)
     return (
@@ -196,7 +207,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_before(now - clock_skew)
         .not_valid_after(now + lifetime)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )

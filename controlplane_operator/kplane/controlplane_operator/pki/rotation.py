@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Self, TypeGuard
 
 from kplane.api import MAX_ROTATION_VALUE, RotationPhase
+from kplane.controlplane_operator.clocks import is_future
 
 __all__ = [
     "OVERLAP",
@@ -100,15 +101,21 @@ def next_rotation(
         return Rotation(wish.value, RotationPhase.TRUSTING, started_at=now, phase_started_at=now)
     match rotation.phase:
         case RotationPhase.TRUSTING:
-            drop_at = max(now + OVERLAP, _second(outlives) if outlives is not None else now)
-            return replace(rotation, phase=RotationPhase.OVERLAPPING, phase_started_at=now, drop_at=drop_at)
+            return _overlapping(rotation, now=now, outlives=outlives)
         case RotationPhase.OVERLAPPING:
             over = rotation.drop_at is None or now >= rotation.drop_at
             if not over and wish.finish != rotation.value:
-                return None
+                # A clock that was ahead began the overlap: begin it again, instead of extending it by as much.
+                begins_again = is_future(rotation.phase_started_at, now=now)
+                return _overlapping(rotation, now=now, outlives=outlives) if begins_again else None
             return replace(rotation, phase=RotationPhase.DROPPING, phase_started_at=now)
         case RotationPhase.DROPPING:
             return replace(rotation, phase=RotationPhase.DONE, phase_started_at=now)
+
+
+def _overlapping(rotation: Rotation, *, now: datetime, outlives: datetime | None) -> Rotation:
+    drop_at = max(now + OVERLAP, _second(outlives) if outlives is not None else now)
+    return replace(rotation, phase=RotationPhase.OVERLAPPING, phase_started_at=now, drop_at=drop_at)
 
 
 def _is_value(value: str | None) -> TypeGuard[str]:

@@ -41,6 +41,13 @@ _RENEWED_AFTER: Final = 1 / 3
 
 
 @dataclass(frozen=True, slots=True)
+class _KeptToken:
+    token: Token
+    issued_at: datetime
+    renew_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class _Written:
     """What was written for an mcm, and until when it is taken to be there."""
 
@@ -61,8 +68,7 @@ class McmIdentities:
         self._changed: set[str] = set()
         """Whose rights were changed since the last `load` began."""
         self._written: dict[str, _Written] = {}
-        self._tokens: dict[Account, tuple[Token, datetime]] = {}
-        """With the time when each is to be renewed."""
+        self._tokens: dict[Account, _KeptToken] = {}
         self._uids: dict[Account, str] = {}
 
     async def load(self) -> None:
@@ -141,17 +147,20 @@ class McmIdentities:
         """Return a token of the ServiceAccount that is good for hours. Raises BootstrapFailed where none is given."""
         now = datetime.now(UTC)
         known = self._tokens.get(account)
-        if known is None or now >= known[1]:
+        # A token that was issued after the present time has a clock behind it that was ahead.
+        if known is None or not known.issued_at <= now < known.renew_at:
             token = await request_token(
                 self._client, service_account=account.name, lifetime=_TOKEN_LIFETIME, namespace=account.namespace
             )
-            known = self._tokens[account] = token, now + (token.expires_at - now) * _RENEWED_AFTER
-        return known[0].value
+            renew_at = now + (token.expires_at - now) * _RENEWED_AFTER
+            known = self._tokens[account] = _KeptToken(token, issued_at=now, renew_at=renew_at)
+        return known.token.value
 
     def renewed_in(self, account: Account) -> float:
         """Return in how many seconds the last `token` of the ServiceAccount is to be renewed; 0: it was removed."""
         known = self._tokens.get(account)
-        return (known[1] - datetime.now(UTC)).total_seconds() if known is not None else 0.0
+        now = datetime.now(UTC)
+        return (known.renew_at - now).total_seconds() if known is not None and known.issued_at <= now else 0.0
 
     async def revoke(self, uid: str) -> None:
         """Take the rights of the mcm of the registration with this uid back, where it has any."""

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from kplane.api import ControlPlane, MigrationStep
+from kplane.controlplane_operator.clocks import is_future
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
@@ -101,4 +102,5 @@ def _step(obj: Object) -> str | None:
 
 def _began_after(control_plane: ControlPlane, moment: datetime) -> bool:
     began = control_plane.status.migration.started_time if control_plane.status.migration is not None else None
-    return began is not None and began > moment
+    # A migration that a clock put into the future began at an unknown time, and keeps nobody back.
+    return began is not None and began > moment and not is_future(began, now=datetime.now(UTC))
