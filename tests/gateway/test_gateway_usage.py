@@ -185,3 +185,16 @@ async def test_those_that_are_gone_are_forgotten() -> None:
     assert await world.look(gateway, acme=1, gone=1) == ["acme"]
     del world.objects["acme"]
     assert await world.look(gateway, seconds=60, acme=2) == []
+
+
+async def test_use_before_the_clock_was_set_back_is_reported_once() -> None:
+    world = World("acme")
+    gateway = world.reporter()
+    await world.look(gateway, acme=0)
+    world.broken = True
+    await world.look(gateway, acme=1)
+    world.broken = False
+    world.now -= timedelta(days=2)
+    said = [await world.look(gateway, acme=1) for _ in range(3)]
+    assert said == [["acme"], [], []]
+    assert world.last_use("acme") <= world.now

@@ -118,7 +118,8 @@ class UsageReporter:
             reported = last_use(control_plane, now=now)
             if reported is not None and reported >= used:
                 continue
-            present[entry.uid] = used
+            # The operator ignores a report of a use in the future: a clock that was ahead was set back.
+            used = present[entry.uid] = min(used, now)
             if reported is None or now - reported >= self._interval:
                 due.append((reported or datetime.min.replace(tzinfo=UTC), entry.name, entry.uid))
         self._unreported = present

@@ -271,3 +271,9 @@ def test_wake_in_the_future_delays_no_sleep() -> None:
     assert decided(unused, idle=idle).begins
     used = control_plane(awake, **{LAST_USED_ANNOTATION: at(-500)})
     assert decided(used, idle=idle).sleep is None
+
+
+def test_sleep_that_began_in_the_future_ends_when_something_inside_is_due_later() -> None:
+    decision = decided(control_plane(slept(DAYS, nextWake=at(DAYS + 3600))))
+    assert decision.sleep is None
+    assert "clock" in decision.why

@@ -206,3 +206,20 @@ async def test_metrics_tell_how_late_the_newest_one_is() -> None:
 def test_what_is_no_schedule_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no schedule"):
         Schedule(text)
+
+
+async def test_snapshot_stays_when_others_have_times_in_the_future() -> None:
+    world = World(retain=2)
+    for day in (2, 3):
+        time = (NOON + timedelta(days=day)).isoformat()
+        annotations = {SCHEDULED_FOR_ANNOTATION: "u", SCHEDULED_AT_ANNOTATION: time}
+        body = {
+            "metadata": {"name": f"ahead-{day}", "annotations": annotations},
+            "spec": {"controlPlaneRef": {"name": "acme"}},
+        }
+        world.stores.snapshots.apply(await world.client.create(CONTROL_PLANE_SNAPSHOTS, body))
+        world.becomes(f"ahead-{day}", "Completed")
+    world.now = NOON + timedelta(minutes=10)
+    made = await world.take()
+    await world.look()
+    assert world.names() == [made, "ahead-3"]

@@ -13,11 +13,12 @@ import pyrage
 
 from kplane.controlplane_operator.backup.archive import encrypt, pack
 from kplane.controlplane_operator.backup.storage import ENCRYPTED, PLAIN, Hashing, Storage, digest_of
+from kplane.controlplane_operator.clocks import CLOCKS_DIFFER
 from kplane.controlplane_operator.errors import BackupFailed
 from kplane.data import Client
 from kplane.data.snapshot import Snapshot
 
-__all__ = ["Pulling", "save", "write"]
+__all__ = ["Pulling", "outdated", "save", "write"]
 
 _TIME: Final = "%Y%m%dT%H%M%SZ"
 _BATCH: Final = 1 << 20
@@ -50,10 +51,21 @@ async def save(
             f"failed to save {name}: what the storage returns is not what was written; check the storage"
         )
     say(f"saved {name}")
-    for old in (await asyncio.to_thread(storage.names))[:-keep]:
+    for old in outdated(await asyncio.to_thread(storage.names), keep=keep, now=datetime.now(UTC)):
         await asyncio.to_thread(storage.remove, old)
         say(f"removed {old}")
     return name
+
+
+def outdated(names: Sequence[str], *, keep: int, now: datetime) -> list[str]:
+    """Return the backups to remove so that `keep` stay; `names` are sorted by time.
+
+    A backup with a time in the future, of a clock that was ahead, counts as older than all others. Otherwise it would
+    stay, and each new backup would be removed at once.
+    """
+    present = (now + CLOCKS_DIFFER).strftime(_TIME)
+    ahead = [name for name in names if name[: len(present)] > present]
+    return [*ahead, *(name for name in names if name not in set(ahead))][:-keep]
 
 
 def write(source: Pulling, storage: Storage, name: str, to: Sequence[pyrage.x25519.Recipient]) -> str:

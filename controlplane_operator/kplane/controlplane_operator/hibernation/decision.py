@@ -101,6 +101,9 @@ def decide(
     requests = Requests.of(control_plane, start=start, now=now)
     if sleep is not None:
         if is_future(sleep.since, now=now):
+            if sleep.next_wake is not None:
+                # What is due between now and then was left out.
+                return Decision(None, "a clock that was ahead computed what is due inside")
             # No request would be newer until then. The status takes up the corrected time.
             sleep = sleep.model_copy(update={"since": now - _ASKED_LATELY})
         why = _why_wake(control_plane, sleep=sleep, requests=requests, now=now)

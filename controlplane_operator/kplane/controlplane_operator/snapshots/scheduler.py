@@ -16,6 +16,7 @@ from kplane.api.names import (
     snapshot_name,
 )
 from kplane.controlplane_operator.class_policy import class_in_force
+from kplane.controlplane_operator.clocks import is_future
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_SNAPSHOTS
 from kplane.controlplane_operator.schedule import Schedule
@@ -97,6 +98,8 @@ class SnapshotScheduler:
 
     async def _delete_old(self, found: list[Object], *, retain: int) -> None:
         completed = [each for each in found if _phase(each) == SnapshotPhase.COMPLETED]
+        # One of the future was made while the clock was wrong. Later ones must not go for it.
+        completed.sort(key=lambda each: (time := _time(each)) is None or not is_future(time, now=self._now()))
         for each in completed[:-retain]:
             if "deletionTimestamp" not in each["metadata"]:
                 with contextlib.suppress(NotFound):

@@ -102,5 +102,5 @@ def _step(obj: Object) -> str | None:
 
 def _began_after(control_plane: ControlPlane, moment: datetime) -> bool:
     began = control_plane.status.migration.started_time if control_plane.status.migration is not None else None
-    # A migration that a clock put into the future began at an unknown time, and keeps nobody back.
+    # A migration that a clock put into the future began at an unknown time. Others do not wait for it.
     return began is not None and began > moment and not is_future(began, now=datetime.now(UTC))
