@@ -427,6 +427,17 @@ async def test_the_token_of_retained_data_is_in_no_finding() -> None:
     )
 
 
+async def test_stuck_namespace_that_keeps_a_control_plane_awake_is_found() -> None:
+    why = "kept awake, because namespace shop is being deleted: Discovery failed"
+    stuck = control_plane("acme", READY, condition("Hibernated", "False", "NamespaceStuck", why, since=NOW))
+    (found,) = await check_conditions(survey(control_planes=[stuck]))
+    command = "kplane connect acme -- kubectl get namespaces,apiservices"
+    assert (found.severity, found.object, found.command) == (Severity.WARNING, "ControlPlane acme", command)
+    assert why in found.problem
+    job = control_plane("globex", READY, condition("Hibernated", "False", "KeptAwake", "a Job runs"))
+    assert await check_conditions(survey(control_planes=[job])) == []
+
+
 async def test_what_is_not_as_asked_for_is_a_warning() -> None:
     found = await check_conditions(
         survey(

@@ -10,11 +10,11 @@ import pytest
 
 from kplane.api import ControlPlane
 from kplane.controlplane_operator.context import OperatorContext
-from kplane.controlplane_operator.controlplanes.leaving import describe_leaving
 from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
 from kplane.controlplane_operator.controlplanes.retained_data import owned_metadata
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.leaving import describe_leaving
 from kplane.controlplane_operator.watch.stores import Stores
 
 SINCE = "2026-11-27T10:00:05Z"

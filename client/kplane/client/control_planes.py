@@ -21,6 +21,7 @@ from kplane.api import (
     SnapshotPhase,
     find_condition,
 )
+from kplane.api.conditions import HIBERNATED
 from kplane.api.names import (
     FAKE_NODES_CONFIG_MAP,
     KUBECONFIG_EXTERNAL_KEY,
@@ -37,6 +38,7 @@ from kplane.client.errors import ClientError, NoControlPlane, NoKubeconfig, NotS
 from kplane.client.events import ControlPlaneEvents, KubernetesEvent
 from kplane.client.moves import former_home, home_of_mode, patch_for
 from kplane.client.settled import Settled, asleep, awake, ready
+from kplane.client.sleeping import answer, obstacle
 from kplane.client.tokens import issue_token
 from kplane.client.watching import Change, follow, read_as, served
 from kplane.provider import Client, ClusterConfig, NotFound, ProviderError
@@ -50,6 +52,10 @@ _SNAPSHOTS: Final = served(ControlPlaneSnapshot.resource)
 _FIELD_MANAGER: Final = "kplane-client"
 _WAIT_SECONDS: Final = 300.0
 _POLL_SECONDS: Final = 0.3
+_ANSWER_SECONDS: Final = 10.0
+"""Time in which the operator answers a request to sleep. What its conditions say until then may be older."""
+_SLEEP_HOLDS_SECONDS: Final = 3.0
+"""Time in which clients whose connections ended with the API server come back, and wake it."""
 _WAITS_FOR_PERSON: Final = frozenset({"NoSnapshotStorage", "NotRunByKplane"})
 """Reasons of a snapshot that no time changes. The operator's list of reasons is above this package."""
 _NOT_FOUND: Final = "ControlPlaneNotFound"
@@ -301,9 +307,39 @@ class ControlPlanes:
         home = former_home(found)
         return await self._patch(name, patch_for(found, mode=home.mode, home=home, plan=False))
 
-    async def sleep(self, name: str) -> ControlPlane:
-        """Ask that the API server ends until a client needs it."""
-        return await self._annotate(name, SLEEP_REQUESTED_ANNOTATION, _now())
+    async def sleep(self, name: str, *, wait: bool = False, timeout_seconds: float = _WAIT_SECONDS) -> ControlPlane:
+        """Ask that the API server ends until a client needs it; with `wait`, returns when it has ended.
+
+        Raises ClientError as soon as it is known what keeps the control plane awake, and if a client wakes it at once.
+        The request stays: the control plane sleeps when nothing keeps it awake any more.
+        """
+        asked = await self._annotate(name, SLEEP_REQUESTED_ANNOTATION, _now())
+        return await self._wait_asleep(asked, timeout_seconds=timeout_seconds) if wait else asked
+
+    async def _wait_asleep(self, asked: ControlPlane, *, timeout_seconds: float) -> ControlPlane:
+        name, former = asked.name, answer(asked)
+
+        def is_decided(control_plane: ControlPlane) -> bool:
+            return asleep(control_plane) or obstacle(control_plane) is not None
+
+        def is_decided_anew(control_plane: ControlPlane) -> bool:
+            return asleep(control_plane) or obstacle(control_plane) not in {None, former}
+
+        if former is None:
+            found = await self.wait(name, is_decided, timeout_seconds=timeout_seconds)
+        else:
+            try:
+                seconds = min(_ANSWER_SECONDS, timeout_seconds)
+                found = await self.wait(name, is_decided_anew, timeout_seconds=seconds)
+            except NotSettled:
+                seconds = max(timeout_seconds - _ANSWER_SECONDS, _POLL_SECONDS)
+                found = await self.wait(name, is_decided, timeout_seconds=seconds)
+        if not asleep(found):
+            raise ClientError(f"ControlPlane {name} does not sleep: {obstacle(found)}")
+        with contextlib.suppress(NotSettled):
+            woken = await self.wait(name, lambda each: not asleep(each), timeout_seconds=_SLEEP_HOLDS_SECONDS)
+            raise ClientError(f"ControlPlane {name} slept and was woken again: {_told(name, woken)}")
+        return found
 
     async def wake(self, name: str) -> ControlPlane:
         """Ask that the API server of one that sleeps starts."""
@@ -429,7 +465,10 @@ def _told(name: str, control_plane: ControlPlane | None) -> str:
         return f"ControlPlane {name} is not there"
     phase = control_plane.status.phase or ControlPlanePhase.PENDING
     said = find_condition(control_plane.status.conditions, READY)
-    why = f" ({said.reason}: {said.message})" if said is not None and said.status != "True" else ""
+    if said is not None and said.status == "True":
+        # What is Ready may be awake although it should sleep, or asleep although it should wake.
+        said = find_condition(control_plane.status.conditions, HIBERNATED)
+    why = f" ({said.reason}: {said.message})" if said is not None else ""
     return f"ControlPlane {name} is {phase}{why}"
 
 

@@ -388,6 +388,11 @@ class Reason(StrEnum):
         "the message says what has to end before the control plane can sleep",
         _in(_HIBERNATED, transient=True, expected=True),
     )
+    NAMESPACE_STUCK = (
+        "NamespaceStuck",
+        "mend what the message names inside the control plane; after an hour of this deletion the control plane sleeps",
+        _in(_HIBERNATED, by_user=True),
+    )
 
     # Migrations
     MIGRATING = (

@@ -108,6 +108,40 @@ async def test_when_it_wakes_for_what_is_due(plural: str, obj: dict[str, Any], s
     assert found == Inside(next_wake=NOW + timedelta(seconds=seconds) if seconds is not None else None)
 
 
+def deleted_namespace(seconds: float) -> dict[str, Any]:
+    """Return a namespace that was deleted so many seconds ago, in a control plane with an API service that is down."""
+    message = "Discovery failed for some groups, 1 failing: metrics.k8s.io/v1beta1: stale GroupVersion discovery"
+    condition = {"type": "NamespaceDeletionDiscoveryFailure", "status": "True", "message": message}
+    return {"metadata": {"name": "shop", "deletionTimestamp": at(-seconds)}, "status": {"conditions": [condition]}}
+
+
+async def test_deletion_of_namespace_that_does_not_end_says_why() -> None:
+    new = await inside(namespaces=deleted_namespace(240))
+    assert (new.kept, new.stuck) == ("Namespace shop is being deleted", False)
+    stuck = await inside(namespaces=deleted_namespace(360))
+    assert stuck.stuck
+    assert "metrics.k8s.io/v1beta1" in stuck.kept
+    assert "kubectl get apiservices" in stuck.kept
+
+
+@pytest.mark.parametrize(
+    ("hours", "next_hours"),
+    [(1, 2), (1.9, 2), (2.1, 4), (3, 4), (5, 8), (100, 128)],
+)
+async def test_deletion_of_namespace_keeps_it_awake_for_an_hour_only(hours: float, next_hours: float) -> None:
+    kept = await inside(namespaces=deleted_namespace(3599))
+    assert kept.kept
+    found = await inside(namespaces=deleted_namespace(3600 * hours))
+    assert found == Inside(next_wake=NOW + timedelta(hours=next_hours - hours))
+
+
+@pytest.mark.parametrize("seconds", [-50, 0, 50])
+async def test_deletion_of_namespace_is_tried_again_at_its_time(seconds: float) -> None:
+    found = await inside(namespaces=deleted_namespace(4 * 3600 + seconds))
+    assert found.kept == "Namespace shop is being deleted, and its controllers try again"
+    assert found.next_wake is None
+
+
 async def test_the_first_of_all_times_counts() -> None:
     found = await inside(jobs=finished(-10, ttl=3600), secrets=token(at(600)))
     assert found.next_wake == NOW + timedelta(seconds=600)

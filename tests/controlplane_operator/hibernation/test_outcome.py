@@ -109,3 +109,5 @@ def test_one_that_cannot_sleep_says_why() -> None:
     assert words(outcome) == ("False/KeptAwake", None)
     assert outcome.told is not None
     assert "flags decide" in outcome.told[2]
+    stuck = Decision(None, "namespace shop is being deleted", kept=True, stuck=True)
+    assert words(ended(control_plane(), stuck, published=True, asleep=False, failure=None))[0] == "False/NamespaceStuck"

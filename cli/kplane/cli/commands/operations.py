@@ -172,15 +172,18 @@ def _turn(context: str | None, name: str, *, to_sleep: bool, timeout: float | No
 
     async def work(control_planes: ControlPlanes) -> None:
         from kplane.api import ControlPlaneMode
-        from kplane.client import asleep, awake
+        from kplane.client import awake
 
         if to_sleep and (await control_planes.get(name)).home.mode is ControlPlaneMode.DEDICATED:
             raise Refused(
                 f"{name} has an etcd of its own, and never sleeps; move it first: kplane move {name} --to Virtual"
             )
-        await (control_planes.sleep(name) if to_sleep else control_planes.wake(name))
-        if timeout is not None:
-            await control_planes.wait(name, asleep if to_sleep else awake, timeout_seconds=timeout)
+        if to_sleep:
+            await control_planes.sleep(name, wait=timeout is not None, timeout_seconds=timeout or 0.0)
+        else:
+            await control_planes.wake(name)
+            if timeout is not None:
+                await control_planes.wait(name, awake, timeout_seconds=timeout)
         done, asked = ("sleeps", "is to sleep") if to_sleep else ("is awake", "is to wake")
         print_text(f"controlplane/{name} {done if timeout is not None else asked}")
 

@@ -11,6 +11,7 @@ from kplane.api.conditions import (
     ADDONS_READY,
     CLASS_FOUND,
     DELETING,
+    HIBERNATED,
     MIGRATING,
     PAUSED,
     STORAGE_SUFFICIENT,
@@ -73,6 +74,10 @@ async def check_conditions(survey: Survey) -> Sequence[Finding]:
         found += grouped(_KIND, wrong, now=survey.now, describe=_DESCRIBE, harmless=True)
     blocked = [each for each in _false(survey.control_planes, MIGRATING) if each.condition.reason in _MOVES]
     found += grouped(_KIND, blocked, now=survey.now, describe="kplane move {name} --abort", harmless=True)
+    # A control plane that is awake is fine, unless a deletion inside that does not end keeps it so.
+    awake = _false(survey.control_planes, HIBERNATED)
+    stuck = [each for each in awake if each.condition.reason == Reason.NAMESPACE_STUCK]
+    found += grouped(_KIND, stuck, now=survey.now, describe=_DESCRIBE, harmless=True)
     paused = [each.name for each in survey.control_planes if is_true(each.status.conditions, PAUSED)]
     if paused:
         problem = "paused: the operator leaves it as it is, its deletion included"

@@ -23,7 +23,6 @@ from kplane.api.names import (
 )
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.beginning import is_owned, record_of
-from kplane.controlplane_operator.controlplanes.leaving import describe_leaving
 from kplane.controlplane_operator.controlplanes.retained_data import (
     POD_SECURITY,
     RetainedDataRecord,
@@ -38,6 +37,7 @@ from kplane.controlplane_operator.pki.secrets import data_of
 from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.leaving import describe_leaving
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import AlreadyExists, NotFound
 from kplane.provider.client.resources import NAMESPACES

@@ -54,6 +54,8 @@ class Decision:
     """It never sleeps."""
     kept: bool = False
     """It was to sleep, and cannot."""
+    stuck: bool = False
+    """It is kept awake by the deletion of a namespace that does not end."""
     crowded: bool = False
     """It is to wake, and waits for room: it sleeps until then."""
     waits: str | None = None

@@ -2,6 +2,9 @@
 
 Only running controllers know when an autoscaler, a Job or a node needs them. So these keep a control plane awake. Of
 times that are written down, the first one wakes it.
+
+The deletion of a namespace may never end, for example if an API service is down. It keeps a control plane awake for an
+hour, and wakes it for a next attempt after 2, 4, 8 hours and so on.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Any, Final
 
 from kplane.controlplane_operator.hibernation.bootstrap_tokens import BootstrapToken, read_bootstrap_token
 from kplane.controlplane_operator.hibernation.cron import next_time
+from kplane.controlplane_operator.status.leaving import describe_leaving
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import Client, NotFound, Resource
 from kplane.provider.client.resources import LEASES, NAMESPACES, SECRETS
@@ -38,6 +42,10 @@ _SOON: Final = timedelta(minutes=1)
 """No sleep is shorter. Controllers have as long for what is due, and nodes report more often."""
 _OBJECTS_PER_TURN: Final = 20
 """After so many objects other control planes have their turn: the next time of a CronJob takes milliseconds."""
+_STUCK_AFTER: Final = timedelta(minutes=5)
+"""Age from which a deletion of a namespace is reported as one that does not end."""
+_DELETION_KEEPS_AWAKE: Final = timedelta(hours=1)
+"""Age up to which a deletion of a namespace keeps its control plane awake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,8 @@ class Inside:
 
     kept: str = ""
     """What keeps the control plane awake, in a clause; empty if nothing does."""
+    stuck: bool = False
+    """The control plane is kept awake by the deletion of a namespace that does not end."""
     next_wake: datetime | None = None
     """When the first thing inside is due."""
     unknown: bool = False
@@ -62,6 +72,8 @@ class _Look:
     judge: Callable[[Object, datetime], str | datetime | None]
     """Returns what keeps the control plane awake, or when it has to be awake."""
     options: Mapping[str, Any]
+    due: str = "is due"
+    """What an object says at the time that `judge` returned."""
 
 
 async def look_inside(client: Client, *, now: datetime) -> Inside:
@@ -80,11 +92,13 @@ async def look_inside(client: Client, *, now: datetime) -> Inside:
                 await asyncio.sleep(0)
             said = look.judge(obj, now)
             if isinstance(said, str):
+                if look.resource == NAMESPACES and _is_stuck(obj, now):
+                    return Inside(describe_leaving(obj, now=now, cluster="the control plane"), stuck=True)
                 return Inside(f"{_named(look.resource, obj)} {said}")
             if said is None or said <= now - _SOON:
                 continue  # it had its time
             if said <= now + _SOON:
-                return Inside(f"{_named(look.resource, obj)} is due")
+                return Inside(f"{_named(look.resource, obj)} {look.due}")
             due.append(said)
     accepted = tuple(token for token in tokens if token is not None)
     return Inside(next_wake=min(due, default=None), tokens=accepted)
@@ -100,8 +114,22 @@ def _autoscaler(_obj: Object, _now: datetime) -> str:
     return "scales by load"
 
 
-def _namespace(obj: Object, _now: datetime) -> str | None:
-    return "is being deleted" if "deletionTimestamp" in obj["metadata"] else None
+def _namespace(obj: Object, now: datetime) -> str | datetime | None:
+    if "deletionTimestamp" not in obj["metadata"]:
+        return None
+    since = _time(obj["metadata"]["deletionTimestamp"])
+    if since is None or now - since < _DELETION_KEEPS_AWAKE:
+        return "is being deleted"
+    # Not later than now: the control plane stays awake for a minute at the time of an attempt, as for a CronJob.
+    attempt = since + 2 * _DELETION_KEEPS_AWAKE
+    while attempt <= now - _SOON:
+        attempt = since + 2 * (attempt - since)
+    return attempt
+
+
+def _is_stuck(obj: Object, now: datetime) -> bool:
+    since = _time(obj["metadata"]["deletionTimestamp"])
+    return since is not None and now - since >= _STUCK_AFTER
 
 
 def _request(obj: Object, _now: datetime) -> str | None:
@@ -163,7 +191,8 @@ def _time(value: Any) -> datetime | None:
 
 
 _LOOKS: Final = (
-    _Look(NAMESPACES, _namespace, {"metadata_only": True}),
+    # With their status, which says why a deletion does not end.
+    _Look(NAMESPACES, _namespace, {}, due="is being deleted, and its controllers try again"),
     _Look(_AUTOSCALERS, _autoscaler, {"metadata_only": True}),
     _Look(LEASES, _node_lease, {"namespace": _NODE_LEASES}),
     _Look(_REQUESTS, _request, {}),

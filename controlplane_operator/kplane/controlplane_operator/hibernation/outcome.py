@@ -33,6 +33,7 @@ _WHY: Final = {
     HibernationReason.IDLE: "no client used it for as long as its class says",
     HibernationReason.ROOM_NEEDED: "the limit of awake control planes is reached, and this one is idle for longest",
 }
+_WHY_AWAKE: Final = frozenset({Reason.AWAKE, Reason.KEPT_AWAKE, Reason.NAMESPACE_STUCK})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +108,11 @@ def _awake(
             return _wakes(sleep, f"woken, because {decision.why}: {failure.message}")
         return Outcome(sleep)
     if decision.kept:
-        return Outcome(None, told=("False", Reason.KEPT_AWAKE, f"kept awake, because {decision.why}"))
+        reason = Reason.NAMESPACE_STUCK if decision.stuck else Reason.KEPT_AWAKE
+        return Outcome(None, told=("False", reason, f"kept awake, because {decision.why}"))
     if known is None and sleep is None and (decision.always or not published):
         return Outcome(None)
-    if sleep is None and known is not None and known.reason in {Reason.AWAKE, Reason.KEPT_AWAKE}:
+    if sleep is None and known is not None and known.reason in _WHY_AWAKE:
         return Outcome(None)  # it says why it is awake since the last time that it was to sleep
     return Outcome(None, told=("False", Reason.AWAKE, f"awake, because {decision.why}"))
 

@@ -86,7 +86,7 @@ class Sleeper:
             return replace(decision, waits=f"waiting for a look inside: {inside.kept}", again=again)
         if inside.kept:
             self._room.spare(control_plane.metadata.uid)
-            return Decision(None, inside.kept, kept=True, again=now + _ASKED_AGAIN)
+            return Decision(None, inside.kept, kept=True, stuck=inside.stuck, again=now + _ASKED_AGAIN)
         beginning.failing = None
         beginning.tokens = inside.tokens
         sleep = decision.sleep.model_copy(update={"next_wake": inside.next_wake})

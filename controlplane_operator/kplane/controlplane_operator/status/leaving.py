@@ -1,4 +1,4 @@
-"""What a namespace that is being deleted waits for, as the management cluster tells it.
+"""What a namespace that is being deleted waits for, as its cluster tells it: the management cluster or a tenant.
 
 The namespace controller of Kubernetes writes the conditions, see status_condition_utils.go of
 k8s.io/kubernetes/pkg/controller/namespace/deletion. They are True while something is left.
@@ -27,10 +27,11 @@ _LONGEST: Final = 500
 """Characters of one message: a list of groups that fail, or of finalizers, has no bound of its own."""
 
 
-def describe_leaving(namespace: Object, *, now: datetime | None = None) -> str:
+def describe_leaving(namespace: Object, *, now: datetime | None = None, cluster: str = "the management cluster") -> str:
     """Say since when a namespace is being deleted, and which contents, finalizers or APIs it waits for.
 
-    The text has no age, so that it stays the same while nothing changes. `now` is the time, for tests.
+    The text has no age, so that it stays the same while nothing changes. `now` is the time, for tests. `cluster` names
+    the cluster in which the namespace is.
     """
     name = namespace["metadata"]["name"]
     since = _time(namespace["metadata"].get("deletionTimestamp"))
@@ -44,8 +45,8 @@ def describe_leaving(namespace: Object, *, now: datetime | None = None) -> str:
         return f"{said}: {'. '.join(causes)}{todo}"
     if since is not None and ((now or datetime.now(UTC)) - since).total_seconds() > _PATIENCE_SECONDS:
         return (
-            f"{said}, and its status does not say what it waits for; see whether kube-controller-manager of the"
-            f" management cluster runs: kubectl describe namespace {name}"
+            f"{said}, and its status does not say what it waits for; see whether kube-controller-manager of {cluster}"
+            f" runs: kubectl describe namespace {name}"
         )
     return said
 

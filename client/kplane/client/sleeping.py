@@ -1,0 +1,66 @@
+"""Why a control plane that was asked to sleep stays awake, as its annotations and conditions tell."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+from kplane.api import ControlPlane, RotationPhase, find_condition
+from kplane.api.conditions import HIBERNATED, SUPPORTED
+from kplane.api.names import PAUSED_ANNOTATION, SLEEP_REQUESTED_ANNOTATION, WAKE_REQUESTED_ANNOTATION
+
+__all__ = ["answer", "obstacle"]
+
+_KEPT_AWAKE: Final = frozenset({"KeptAwake", "NamespaceStuck"})
+"""Reasons of condition Hibernated. The operator's list of reasons is above this package."""
+
+
+def obstacle(control_plane: ControlPlane) -> str | None:
+    """Return what keeps awake a control plane that was asked to sleep, with a remedy; None if nothing is known."""
+    return _prevention(control_plane) or answer(control_plane)
+
+
+def _prevention(control_plane: ControlPlane) -> str | None:
+    """Return what the object itself says, whether or not the operator has seen the request."""
+    rotation, migration = control_plane.status.rotation, control_plane.status.migration
+    if control_plane.deleting:
+        return "it is being deleted"
+    if rotation is not None and rotation.phase is not RotationPhase.DONE:
+        return "its keys are rotated; it can sleep after that"
+    if migration is not None and migration.step is not None and not migration.step.is_cut:
+        return "its data move; it can sleep after that"
+    if control_plane.metadata.annotations.get(PAUSED_ANNOTATION) == "true":
+        return f"it is paused; resume it: kplane resume {control_plane.name}"
+    if _woken_since(control_plane):
+        return "a client asked for it after the request to sleep; end the clients that use it, or watch it, first"
+    return None
+
+
+def answer(control_plane: ControlPlane) -> str | None:
+    """Return what the operator says that keeps it awake; None if it says nothing of that.
+
+    The conditions may be an answer to an earlier request.
+    """
+    hibernated = find_condition(control_plane.status.conditions, HIBERNATED)
+    if hibernated is not None and hibernated.status == "False" and hibernated.reason in _KEPT_AWAKE:
+        return f"{hibernated.message}; it sleeps once that has ended, unless a client asks for it before"
+    supported = find_condition(control_plane.status.conditions, SUPPORTED)
+    if supported is not None and supported.status == "False" and SLEEP_REQUESTED_ANNOTATION in supported.message:
+        return supported.message
+    return None
+
+
+def _woken_since(control_plane: ControlPlane) -> bool:
+    """Tell whether a client, or a person, asked for the API server after the last request to sleep."""
+    annotations = control_plane.metadata.annotations
+    asked = _time(annotations.get(SLEEP_REQUESTED_ANNOTATION))
+    woken = _time(annotations.get(WAKE_REQUESTED_ANNOTATION))
+    return asked is not None and woken is not None and woken >= asked
+
+
+def _time(value: str | None) -> datetime | None:
+    try:
+        time = datetime.fromisoformat(value) if value is not None else None
+    except ValueError:
+        return None
+    return time if time is not None and time.tzinfo is not None else None
