@@ -9,9 +9,12 @@ import stat
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
+from kubernetes.client import Configuration
+from kubernetes.config.kube_config import KubeConfigLoader
 
 from kplane.cli import credential_cache
 from kplane.cli.credential_cache import forget, hand_out, hand_out_last, keep
@@ -72,6 +75,27 @@ def test_client_gets_credential_again_when_its_own_has_ended(client, monkeypatch
     monkeypatch.setattr(credential_cache.time, "time", lambda: now + credential_cache.VALID_SECONDS + 1.0)
     assert token_of(hand_out(UID)) == "a.b.c"
     assert hand_out(UID) is None
+
+
+def test_credential_is_valid_for_more_than_ten_minutes() -> None:
+    """The official Python client asks 5 minutes before the end, at 300 s for each request."""
+    answer = json.loads(keep(UID, '"token": "a"', issued=time.time(), expires=time.time() + HOUR))
+    expires = datetime.fromisoformat(answer["status"]["expirationTimestamp"]).timestamp()
+    assert 600 < expires - time.time() <= 900
+
+
+@pytest.mark.parametrize(
+    ("life", "asks_after", "is_refused"), [(3600, 590, True), (3600, 610, False), (400, 150, True)]
+)
+def test_client_that_asks_before_the_end_gets_kept_credential(
+    client, monkeypatch: pytest.MonkeyPatch, life: float, asks_after: float, is_refused: bool
+) -> None:
+    client("first")
+    kept(life)
+    now = time.time()
+    monkeypatch.setattr(credential_cache.time, "time", lambda: now + asks_after)
+    # An early request without a reason of the clock is one after 401.
+    assert (hand_out(UID) is None) is is_refused
 
 
 def test_credential_is_fetched_after_two_thirds_of_its_life(client) -> None:
@@ -212,3 +236,31 @@ def test_credential_is_fetched_when_a_clock_that_was_ahead_kept_it(client, monke
     kept()
     client("third")
     assert token_of(hand_out(UID)) == "a.b.c"
+
+
+def test_official_python_client_runs_plugin_once_for_ten_requests(tmp_path: Path) -> None:
+    runs, plugin = tmp_path / "runs", tmp_path / "plugin.py"
+    plugin.write_text(
+        "import pathlib\n"
+        "from kplane.cli.credential_cache import render\n"
+        f"with pathlib.Path({str(runs)!r}).open('a') as file:\n"
+        "    file.write('run\\n')\n"
+        'print(render(\'"token": "a"\'))\n'
+    )
+    exec_entry = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": sys.executable,
+        "args": [str(plugin)],
+        "interactiveMode": "Never",
+    }
+    document = {
+        "clusters": [{"name": "acme", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "users": [{"name": "acme", "user": {"exec": exec_entry}}],
+        "contexts": [{"name": "acme", "context": {"cluster": "acme", "user": "acme"}}],
+        "current-context": "acme",
+    }
+    configuration = Configuration()
+    KubeConfigLoader(document).load_and_set(configuration)
+    for _ in range(10):
+        assert configuration.get_api_key_with_prefix("BearerToken") == "Bearer a"
+    assert runs.read_text().splitlines() == ["run"]

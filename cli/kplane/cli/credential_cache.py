@@ -14,8 +14,9 @@ from collections.abc import Iterator
 
 __all__ = ["VALID_SECONDS", "forget", "hand_out", "hand_out_last", "keep", "render"]
 
-VALID_SECONDS = 300.0
-"""A client asks again after this time."""
+VALID_SECONDS = 900.0
+"""Time after which a client asks again, at most: the official Python client asks `_EARLY_SECONDS` before."""
+_EARLY_SECONDS = 300.0
 _API_VERSION = "client.authentication.k8s.io/v1"
 _KEPT_SECONDS = 30 * 86400.0
 _CLOCKS_DIFFER_NANOSECONDS = 60 * 10**9
@@ -26,7 +27,7 @@ _MOST_BYTES_OF_CLIENTS = 16 * 1024
 def hand_out(uid: str) -> str | None:
     """Return the ExecCredential of a control plane for the client that asks; None if it has to be fetched.
 
-    A client asks a second time before the credential ends only if an API server answered 401. It gets None then.
+    A client that asks a second time long before the credential ends has got 401 of an API server. It gets None then.
     """
     entry = _read(uid)
     if entry is None:
@@ -106,7 +107,7 @@ def _read(uid: str) -> tuple[str, float, float, str] | None:
 
 
 def _was_handed_out(uid: str, number: str) -> bool:
-    """Tell whether the process that asks has this credential already, and may still use it."""
+    """Tell whether the process that asks has this credential already, and has no reason to ask by the clock."""
     client = _client()
     directory = _directory()
     if directory is None:
@@ -123,7 +124,8 @@ def _was_handed_out(uid: str, number: str) -> bool:
 def _record(uid: str, number: str | int, *, expires: float, status: str) -> str:
     """Remember that the process that asks has this credential, and return the text for it."""
     if (directory := _directory()) is not None and _is_uid(uid):
-        until = min(time.time() + VALID_SECONDS, expires)
+        valid = min(time.time() + VALID_SECONDS, expires) - time.time()
+        until = time.time() + max(valid - _EARLY_SECONDS, valid / 2)
         path = _clients_path(directory, uid)
         with contextlib.suppress(OSError):
             flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
