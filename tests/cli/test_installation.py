@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kplane.cli import installation, kubeconfigs
+from kplane.cli import installation, kubeconfigs, own_kubeconfig
 from kplane.cli.errors import Refused
 from kplane.cli.installation import Installation
 from kplane.cli.kubeconfigs import Management
@@ -59,10 +59,10 @@ def test_with_the_context_of_a_control_plane_its_management_cluster_is_changed(
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     monkeypatch.delenv("KPLANE_CONTEXT", raising=False)
-    kubeconfigs.add_context(entry("work", {"token": "x"}))
+    own_kubeconfig.add_context(entry("work", {"token": "x"}))
     published = kubeconfigs.to_text(entry("acme", {"token": "y"}))
     merged = kubeconfigs.with_exec_credential(published, name="acme", uid=None, context=None, internal=False)
-    kubeconfigs.add_context(merged)
+    own_kubeconfig.add_context(merged)
     assert kubeconfigs.current_context() == "kplane-acme"
     helm.lists(*charts)
     assert CliRunner().invoke(app, [command]).exit_code == 0

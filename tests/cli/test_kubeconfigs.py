@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kplane.cli import kubeconfigs
+from kplane.cli import kubeconfigs, own_kubeconfig
 from kplane.cli.errors import Refused
 from kplane.cli.exec_plugin import print_credential
 from kplane.cli.kubeconfigs import Management, management
@@ -50,36 +50,36 @@ def made(name: str, *, context: str | None = "kplane") -> dict[str, Any]:
 
 
 def test_what_others_wrote_stays(own: Path) -> None:
-    kubeconfigs.add_context(entry("work"))
-    kubeconfigs.add_context(entry("kplane"))
-    kubeconfigs.add_context(made("acme"))
-    kubeconfigs.add_context(made("acme"))
-    kubeconfigs.add_context(made("globex", context="work"))
+    own_kubeconfig.add_context(entry("work"))
+    own_kubeconfig.add_context(entry("kplane"))
+    own_kubeconfig.add_context(made("acme"))
+    own_kubeconfig.add_context(made("acme"))
+    own_kubeconfig.add_context(made("globex", context="work"))
     held = yaml.safe_load(own.read_text())
     assert [each["name"] for each in held["contexts"]] == ["work", "kplane", "kplane-acme", "kplane-globex"]
     assert held["current-context"] == "kplane-globex"
     assert stat.S_IMODE(own.stat().st_mode) == 0o600
     assert os.listdir(own.parent) == ["config"]
     # With a management cluster, what asks it for credentials goes.
-    kubeconfigs.remove_context("kplane")
+    own_kubeconfig.remove_context("kplane")
     held = yaml.safe_load(own.read_text())
     assert [each["name"] for each in held["users"]] == ["work", "kplane-globex"]
     assert held["current-context"] == "kplane-globex"
 
 
 def test_entries_of_a_former_version_are_renewed(own: Path) -> None:
-    assert kubeconfigs.renew_plugins() is None
+    assert own_kubeconfig.renew_plugins() is None
     former = made("acme")
     plugin = former["users"][0]["user"]["exec"]
     plugin["args"] = ["-m", "kplane.cli.main", "credential", "acme", "--context", "work"]
-    kubeconfigs.add_context(entry("work"))
+    own_kubeconfig.add_context(entry("work"))
     # As a former version wrote it.
     held = yaml.safe_load(own.read_text())
     for section in ("clusters", "users", "contexts"):
         held[section] += former[section]
     own.write_text(yaml.safe_dump(held | {"current-context": "kplane-acme"}))
     assert management(None) == Management("work")
-    assert kubeconfigs.renew_plugins() == own
+    assert own_kubeconfig.renew_plugins() == own
     renewed = yaml.safe_load(own.read_text())
     assert renewed["users"][0] == held["users"][0]
     assert renewed["users"][1]["user"]["exec"] == plugin | {
@@ -87,7 +87,7 @@ def test_entries_of_a_former_version_are_renewed(own: Path) -> None:
     }
     assert renewed["current-context"] == "kplane-acme"
     assert management(None) == Management("work")
-    assert kubeconfigs.renew_plugins() is None
+    assert own_kubeconfig.renew_plugins() is None
 
 
 def test_a_link_stays_a_link_and_a_lock_is_respected(own: Path, tmp_path: Path) -> None:
@@ -95,12 +95,12 @@ def test_a_link_stays_a_link_and_a_lock_is_respected(own: Path, tmp_path: Path) 
     real = tmp_path / "real"
     real.write_text(yaml.safe_dump(entry("work")))
     own.symlink_to(real)
-    kubeconfigs.add_context(entry("kplane"))
+    own_kubeconfig.add_context(entry("kplane"))
     assert own.is_symlink()
     assert len(yaml.safe_load(real.read_text())["contexts"]) == 2
     (own.parent / "config.lock").touch()
     with pytest.raises(Refused, match="is being changed by another program"):
-        kubeconfigs.add_context(entry("more"))
+        own_kubeconfig.add_context(entry("more"))
 
 
 def test_kubectl_asks_for_the_credential_of_the_present(own: Path) -> None:
@@ -111,7 +111,7 @@ def test_kubectl_asks_for_the_credential_of_the_present(own: Path) -> None:
     assert plugin["args"][-6:] == ["kplane.cli.credential", "acme", "--uid", "0-1", "--context", "kplane"]
     assert plugin["env"] == [{"name": "KUBECONFIG", "value": str(own)}]
     # As it is at the time: a later change of the current context must not matter.
-    kubeconfigs.add_context(entry("work"))
+    own_kubeconfig.add_context(entry("work"))
     assert made("acme", context=None)["users"][0]["user"]["exec"]["args"][-1] == "work"
     answer = json.loads(print_credential(ClusterConfig.from_kubeconfig(PUBLISHED), uid=None))
     assert answer["status"]["token"] == "secret"
@@ -134,27 +134,27 @@ def test_a_command_gets_a_private_file_that_goes_with_it(tmp_path: Path) -> None
 
 def test_the_context_of_a_control_plane_leads_to_its_management_cluster(own: Path) -> None:
     assert management(None) == Management()
-    kubeconfigs.add_context(entry("work"))
+    own_kubeconfig.add_context(entry("work"))
     assert management(None) == Management()
-    kubeconfigs.add_context(made("acme", context="work"))
+    own_kubeconfig.add_context(made("acme", context="work"))
     assert management(None) == Management("work")
     assert management("other") == Management("other")
     # What is merged from there leads to the management cluster too.
     assert made("globex", context=None)["users"][0]["user"]["exec"]["args"][-1] == "work"
-    assert kubeconfigs.choose_context("kplane-work", "work") == "work"
+    assert own_kubeconfig.choose_context("kplane-work", "work") == "work"
     assert management(None) == Management()
     assert yaml.safe_load(own.read_text())["current-context"] == "work"
     with pytest.raises(Refused, match="has no context kplane-globex or globex"):
-        kubeconfigs.choose_context("kplane-globex", "globex")
+        own_kubeconfig.choose_context("kplane-globex", "globex")
 
 
 def test_what_is_connected_leads_to_the_kubeconfig_of_its_management_cluster(
     own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kubeconfigs.add_context(entry("work"))
+    own_kubeconfig.add_context(entry("work"))
     connected = tmp_path / "connected"
     connected.write_text(kubeconfigs.to_text(made("acme", context="work")))
-    kubeconfigs.add_context(entry("other"))
+    own_kubeconfig.add_context(entry("other"))
     monkeypatch.setenv("KUBECONFIG", str(connected))
     assert management(None) == Management("work", str(own))
     assert management("other") == Management("other", str(own))

@@ -15,7 +15,16 @@ from kplane.binaries.interpreter import module_command
 from kplane.cli.credential_cache import keep, render
 from kplane.provider import ClusterConfig
 
-__all__ = ["asked_context", "is_plugin", "plugin_entry", "print_credential", "renew_plugin"]
+__all__ = [
+    "asked_context",
+    "asked_name",
+    "asked_uid",
+    "is_plugin",
+    "plugin_entry",
+    "plugin_of",
+    "print_credential",
+    "renew_plugin",
+]
 
 _API_VERSION: Final = "client.authentication.k8s.io/v1"
 _COMMAND: Final = tuple(module_command("kplane.cli.credential"))
@@ -55,6 +64,26 @@ def asked_context(plugin: Mapping[str, Any]) -> str | None:
     """Return the context of the management cluster that an entry asks; None if it names none."""
     arguments = plugin.get("args") or []
     return str(arguments[-1]) if arguments[-2:-1] == ["--context"] else None
+
+
+def asked_uid(plugin: Mapping[str, Any]) -> str | None:
+    """Return the uid of the control plane whose credential an entry asks for; None if it names none."""
+    arguments = [str(each) for each in plugin.get("args") or []]
+    return arguments[arguments.index("--uid") + 1] if "--uid" in arguments[:-1] else None
+
+
+def asked_name(plugin: Mapping[str, Any]) -> str | None:
+    """Return the name of the control plane whose credential an entry of kplane asks for; None for other entries."""
+    arguments = [str(each) for each in plugin.get("args") or []]
+    if not is_plugin(plugin):
+        return None
+    return arguments[len(_FORMER if _is_former(arguments) else _COMMAND[1:])]
+
+
+def plugin_of(user: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the exec plugin of an entry in the section `users` of a kubeconfig; empty if it has none."""
+    plugin: Mapping[str, Any] = (user.get("user") or {}).get("exec") or {}
+    return plugin
 
 
 def renew_plugin(plugin: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from kplane.binaries.errors import BinariesError
 from kplane.binaries.programs import resolve
 from kplane.cli.errors import CliError, Refused
 from kplane.cli.kubeconfigs import Management
+from kplane.cli.session import continuing
 from kplane.cli.versions import is_newer
 
 __all__ = ["CHART", "NAMESPACE", "RELEASE", "Installation"]
@@ -79,7 +80,8 @@ class Installation:
     def _change(self, verb: str, *options: str) -> None:
         # helm has a deadline of its own, and its output goes to the user as it comes.
         command = self._command(verb, RELEASE, str(CHART), *options)
-        done = subprocess.run(command, env=self.cluster.environment, check=False)
+        with continuing(f"helm was interrupted; see the state of the release: helm status {RELEASE} -n {NAMESPACE}"):
+            done = subprocess.run(command, env=self.cluster.environment, check=False)
         if done.returncode != 0:
             raise CliError(f"helm {verb} ended with status {done.returncode}; its message is above")
 

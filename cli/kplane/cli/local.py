@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from kplane.binaries.programs import BinariesError, resolve
 from kplane.cli.errors import CliError, Refused
-from kplane.cli.kubeconfigs import add_context, administrator_context, remove_context
+from kplane.cli.local_context import enter_local, leave_local
+from kplane.cli.own_kubeconfig import check_writable
 from kplane.embedded import lock
 from kplane.embedded.daemon import Daemon, end
 from kplane.embedded.errors import EmbeddedError
 from kplane.embedded.handle import READY_FILE, Handle
 from kplane.embedded.snapshots import SNAPSHOT_KEY, SNAPSHOTS
 
-__all__ = ["CONTEXT", "default_directory", "end_local", "start_local"]
+__all__ = ["default_directory", "end_local", "start_local"]
 
-CONTEXT: Final = "kplane"
 _MARKER: Final = ".kplane-local"
 _READY_SECONDS: Final = 240.0
 
@@ -32,29 +34,35 @@ def default_directory() -> Path:
     return Path(state) / "kplane" / "local"
 
 
-def start_local(directory: Path | None, *, fake_nodes: bool = False, report: Report) -> Handle:
-    """Have a management cluster run in a directory, and its context in the user's kubeconfig.
+def start_local(directory: Path | None, *, fake_nodes: bool = False, report: Report) -> str:
+    """Have a management cluster run in a directory, and return its context in the user's kubeconfig.
 
-    Raises CliError if the directory is another program's, if the start fails, or if what runs there has no fake nodes.
+    Raises CliError if the directory is another program's, if the directory or the kubeconfig cannot be written, if the
+    start fails, or if what runs there has no fake nodes.
     """
+    check_writable()
     chosen = (directory or default_directory()).absolute()
-    if lock.holder(chosen) is not None and (chosen / READY_FILE).exists():
+    with _using(chosen):
+        is_running = lock.holder(chosen) is not None and (chosen / READY_FILE).exists()
+    if is_running:
         handle = _load(chosen)
         if fake_nodes and not handle.fake_nodes:
             raise Refused("kplane runs already, without fake nodes; end it first: kplane down")
         report(f"kplane runs already, process {handle.pid}")
     else:
         handle = _start(chosen, fake_nodes=fake_nodes, report=report)
-    path = add_context(administrator_context(handle.admin_kubeconfig, name=CONTEXT))
-    report(f"context {CONTEXT} is in {path}, and is the current one")
-    report(f"next: kplane create acme{' --fake-nodes 3' if handle.fake_nodes else ''}; end it: kplane down")
-    return handle
+    context, path = enter_local(handle)
+    report(f"context {context} is in {path}, and is the current one")
+    option = "" if chosen == default_directory().absolute() else f" --directory {shlex.quote(str(chosen))}"
+    report(f"next: kplane create acme{' --fake-nodes 3' if handle.fake_nodes else ''}; end it: kplane down{option}")
+    return context
 
 
 def _start(directory: Path, *, fake_nodes: bool, report: Report) -> Handle:
-    _require_own(directory)
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (directory / _MARKER).touch(mode=0o600)
+    with _using(directory):
+        _require_own(directory)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (directory / _MARKER).touch(mode=0o600)
     try:
         binaries = resolve(report=report)
         kwok = resolve(programs=("kwok",), report=report).path("kwok") if fake_nodes else None
@@ -62,7 +70,9 @@ def _start(directory: Path, *, fake_nodes: bool, report: Report) -> Handle:
         daemon = Daemon(directory, binaries=binaries, bound=False, gateway=True, kwok=kwok)
         try:
             handle = daemon.wait_ready(timeout_seconds=_READY_SECONDS)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                report("interrupted: what was started is being ended ...")
             end(directory)
             raise
     except (BinariesError, EmbeddedError) as error:
@@ -79,16 +89,29 @@ def end_local(directory: Path | None, *, purge: bool, report: Report) -> None:
     if not chosen.exists():
         report("nothing runs")
         return
+    server = _load(chosen).server if (chosen / READY_FILE).exists() else None
     try:
         end(chosen)
     except EmbeddedError as error:
         raise CliError(str(error)) from error
-    remove_context(CONTEXT)
+    leave_local(chosen, server=server)
     if purge:
         shutil.rmtree(chosen)
         report("ended, and all data deleted")
     else:
         report(f"ended; the data stay in {chosen} for the next `kplane up`; --purge deletes them")
+
+
+@contextlib.contextmanager
+def _using(directory: Path) -> Iterator[None]:
+    """Raise Refused with a remedy if the directory cannot be read or written."""
+    try:
+        yield
+    except OSError as error:
+        raise Refused(
+            f"failed to use directory {directory}: {error.strerror or error}; choose one that you can write: kplane up"
+            " --directory DIRECTORY"
+        ) from error
 
 
 def _require_own(directory: Path) -> None:

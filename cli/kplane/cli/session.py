@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -14,7 +15,7 @@ from kplane.cli.printable import printable_lines
 if TYPE_CHECKING:  # loaded when a command runs, so that --help stays fast
     from kplane.client import ControlPlanes
 
-__all__ = ["run", "say", "work_on"]
+__all__ = ["continuing", "run", "say", "work_on"]
 
 Work = Callable[["ControlPlanes"], Awaitable[None]]
 
@@ -55,7 +56,7 @@ def run(command: Callable[[], Any]) -> None:
         sys.stderr.close()
         raise typer.Exit(ExitCode.OK) from None
     except (ClientError, CliError, OSError, ProviderError) as error:
-        say(f"error: {error}", error=True)
+        say(f"error: {_words(error)}", error=True)
         match error:
             case NoControlPlane() | NotFound():
                 code = ExitCode.NOT_FOUND
@@ -66,6 +67,27 @@ def run(command: Callable[[], Any]) -> None:
             case _:
                 code = ExitCode.FAILED
         raise typer.Exit(code) from None
+
+
+@contextlib.contextmanager
+def continuing(text: str) -> Iterator[None]:
+    """Say that a change continues if the wait for it is interrupted, or takes too long."""
+    import asyncio
+
+    from kplane.client import NotSettled
+
+    try:
+        yield
+    except (asyncio.CancelledError, KeyboardInterrupt, NotSettled):
+        say(text)
+        raise
+
+
+def _words(error: Exception) -> str:
+    """Return what an error says; of one of the operating system without its number."""
+    if isinstance(error, OSError) and error.strerror is not None and error.filename is not None:
+        return f"failed to use {error.filename}: {error.strerror}"
+    return str(error)
 
 
 def say(text: str, *, error: bool = False) -> None:

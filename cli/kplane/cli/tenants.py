@@ -30,7 +30,7 @@ async def reached(
     `ControlPlanes.kubeconfig` does, and CliError if no port can be forwarded.
     """
     await control_planes.ensure_awake(name)
-    document = yaml.safe_load(await control_planes.kubeconfig(name, internal=internal))
+    document = yaml.safe_load(await control_planes.restored_kubeconfig(name, internal=internal))
     async with contextlib.AsyncExitStack() as stack:
         if not internal and is_inside(document):
             forwarding = forwarded(document, to=management(context))

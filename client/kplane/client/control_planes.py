@@ -52,6 +52,8 @@ _SNAPSHOTS: Final = served(ControlPlaneSnapshot.resource)
 _FIELD_MANAGER: Final = "kplane-client"
 _WAIT_SECONDS: Final = 300.0
 _POLL_SECONDS: Final = 0.3
+_RESTORE_SECONDS: Final = 60.0
+"""Time in which the operator writes a kubeconfig Secret again that was lost."""
 _ANSWER_SECONDS: Final = 10.0
 """Time in which the operator answers a request to sleep. What its conditions say until then may be older."""
 _SLEEP_HOLDS_SECONDS: Final = 3.0
@@ -238,7 +240,7 @@ class ControlPlanes:
         """Return the administrator's kubeconfig: for people, or, with `internal`, for the management cluster's pods.
 
         Its credentials end; the Secret has others before that. Raises NoControlPlane, and NoKubeconfig if it has not
-        published one yet.
+        published one yet, or if the Secret was lost.
         """
         key = KUBECONFIG_KEY if internal else KUBECONFIG_EXTERNAL_KEY
         try:
@@ -247,9 +249,31 @@ class ControlPlanes:
             secret = {}
         content = (secret.get("data") or {}).get(key)
         if content is None:
-            found = await self.get(name)
-            raise NoKubeconfig(f"{_told(name, found)}: it has published no kubeconfig yet")
+            raise NoKubeconfig(_why_no_kubeconfig(await self.get(name), key=key, is_lost=not secret))
         return base64.b64decode(content).decode()
+
+    async def restored_kubeconfig(
+        self, name: str, *, internal: bool = False, timeout_seconds: float = _WAIT_SECONDS
+    ) -> str:
+        """Return that kubeconfig. If its Secret was lost, wait until the operator has written it again.
+
+        A control plane that sleeps is woken for that only: while it sleeps, nobody can issue credentials. Raises
+        NoControlPlane, NoKubeconfig if it was never published or is not back in time, and NotSettled.
+        """
+        try:
+            return await self.kubeconfig(name, internal=internal)
+        except NoKubeconfig:
+            if (await self.get(name)).status.endpoint is None:
+                raise
+        await self.ensure_awake(name, timeout_seconds=timeout_seconds)
+        deadline = asyncio.get_running_loop().time() + min(timeout_seconds, _RESTORE_SECONDS)
+        while True:
+            try:
+                return await self.kubeconfig(name, internal=internal)
+            except NoKubeconfig:
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise
+                await asyncio.sleep(_POLL_SECONDS)
 
     async def config(self, name: str, *, internal: bool = False) -> ClusterConfig:
         """Return that kubeconfig as a configuration for `kplane.provider.Client`."""
@@ -261,7 +285,8 @@ class ControlPlanes:
     ) -> AsyncIterator[Client]:
         """Connect to the API of a control plane as its administrator; one that sleeps is woken first."""
         await self.ensure_awake(name, timeout_seconds=timeout_seconds)
-        async with Client(await self.config(name, internal=internal), field_manager=_FIELD_MANAGER) as client:
+        kubeconfig = await self.restored_kubeconfig(name, internal=internal, timeout_seconds=timeout_seconds)
+        async with Client(ClusterConfig.from_kubeconfig(kubeconfig), field_manager=_FIELD_MANAGER) as client:
             yield client
 
     async def token(self, name: str, *, internal: bool = False, lifetime: timedelta | None = None) -> str:
@@ -470,6 +495,18 @@ def _told(name: str, control_plane: ControlPlane | None) -> str:
         said = find_condition(control_plane.status.conditions, HIBERNATED)
     why = f" ({said.reason}: {said.message})" if said is not None else ""
     return f"ControlPlane {name} is {phase}{why}"
+
+
+def _why_no_kubeconfig(control_plane: ControlPlane, *, key: str, is_lost: bool) -> str:
+    name = control_plane.name
+    told, secret = _told(name, control_plane), f"{management_namespace(name)}/{kubeconfig_secret_name(name)}"
+    if control_plane.status.endpoint is None:
+        return f"{told}: it has published no kubeconfig yet"
+    if not is_lost:
+        return f"{told}: its Secret {secret} has no key {key}; it is published for the other kind of client only"
+    if asleep(control_plane):
+        return f"{told}: its Secret {secret} is gone; the operator writes it again after a wake: kplane wake {name}"
+    return f"{told}: its Secret {secret} is gone, and the operator has not written it again yet; try again in a minute"
 
 
 def _is_ready(node: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,7 +49,8 @@ def kubeconfig(
     """
 
     async def work(control_planes: ControlPlanes) -> None:
-        from kplane.cli.kubeconfigs import add_context, to_text, with_exec_credential
+        from kplane.cli.kubeconfigs import to_text, with_exec_credential
+        from kplane.cli.own_kubeconfig import add_context
 
         if static and merge:
             raise Refused("--static and --merge do not go together: what is merged has to stay valid")
@@ -62,8 +64,11 @@ def kubeconfig(
         if not merge:
             print_text(to_text(document), nl=False)
             return
-        path = add_context(document)
-        say(f"context kplane-{name} is in {path}, and is the current one; back: kubectl config use-context NAME")
+        added = add_context(document)
+        back = f"; back: kubectl config use-context {shlex.quote(added.former)}" if added.former is not None else ""
+        say(f"context kplane-{name} is in {added.path}, and is the current one{back}")
+        if added.replaced is not None:
+            say(f"warning: context kplane-{name} led to {name} of {added.replaced} before")
         print_text(f"kplane-{name}")
 
     work_on(context, work)
@@ -71,7 +76,7 @@ def kubeconfig(
 
 def _renew_plugins() -> None:
     """Rewrite what a former version added to the user's kubeconfig: it runs code of the working directory."""
-    from kplane.cli.kubeconfigs import renew_plugins
+    from kplane.cli.own_kubeconfig import renew_plugins
 
     try:
         path = renew_plugins()
@@ -217,8 +222,10 @@ def connect(
         nonlocal document
         from kplane.cli.kubeconfigs import with_exec_credential
 
+        # A name that does not exist ends the command at once.
+        await control_planes.get(name)
         uid = (await control_planes.wait(name, timeout_seconds=timeout)).metadata.uid
-        published = await control_planes.kubeconfig(name, internal=internal)
+        published = await control_planes.restored_kubeconfig(name, internal=internal, timeout_seconds=timeout)
         document = with_exec_credential(published, name=name, uid=uid, context=context, internal=internal)
         _renew_plugins()
 

@@ -9,7 +9,7 @@ import typer
 
 from kplane.cli.commands.options import ContextOption, NameArgument, TimeoutOption, WaitOption
 from kplane.cli.output import print_text
-from kplane.cli.session import say, work_on
+from kplane.cli.session import continuing, say, work_on
 
 if TYPE_CHECKING:
     from kplane.client import ControlPlanes
@@ -61,7 +61,8 @@ def adopt(
         print_text(f"controlplane/{name} created")
         if not wait:
             return
-        found = await control_planes.wait(name, timeout_seconds=timeout)
+        with continuing(f"{name} is still being adopted; follow it: kplane get {name} --watch"):
+            found = await control_planes.wait(name, timeout_seconds=timeout)
         print_text(f"controlplane/{name} is {found.status.phase}")
         say(f"run controllers for it, if it has none: kplane register {name}")
 

@@ -8,7 +8,7 @@ import typer
 
 from kplane.cli.commands.options import ContextOption, NameArgument, TimeoutOption, WaitOption
 from kplane.cli.output import print_text
-from kplane.cli.session import say, work_on
+from kplane.cli.session import continuing, say, work_on
 
 if TYPE_CHECKING:
     from kplane.client import ControlPlanes
@@ -36,7 +36,8 @@ def create(
         from datetime import UTC, datetime
 
         chosen = snapshot or f"{name}-{datetime.now(UTC):%Y%m%d%H%M%S}"
-        saved = await control_planes.snapshot(chosen, of=name, wait=wait, timeout_seconds=timeout)
+        with continuing(f"if snapshot {chosen} was created, it is still being made; see: kplane backup list {name}"):
+            saved = await control_planes.snapshot(chosen, of=name, wait=wait, timeout_seconds=timeout)
         size = f": {saved.status.keys} keys, {(saved.status.bytes or 0) >> 10} KiB" if wait else ""
         print_text(f"controlplanesnapshot/{chosen} {'completed' if wait else 'created'}{size}")
 
@@ -119,7 +120,8 @@ def restore(
         await control_planes.restore(
             snapshot, name, identity_secret=identity_secret, clone=clone, class_name=class_name
         )
-        found = await control_planes.wait(name, timeout_seconds=timeout)
+        with continuing(f"{name} is still being created; follow it: kplane get {name} --watch"):
+            found = await control_planes.wait(name, timeout_seconds=timeout)
         print_text(f"controlplane/{name} is {found.status.phase}")
         say(f"delete the private key: kubectl delete secret {identity_secret} -n kplane-system")
 

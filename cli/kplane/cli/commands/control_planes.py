@@ -19,7 +19,7 @@ from kplane.cli.commands.options import (
 )
 from kplane.cli.errors import Refused
 from kplane.cli.output import Format, print_text
-from kplane.cli.session import say, work_on
+from kplane.cli.session import continuing, say, work_on
 
 if TYPE_CHECKING:
     from kplane.api import ControlPlane
@@ -85,10 +85,11 @@ def create(
             await control_planes.register(name, services=("controllers", "scheduler"), profile="Full")
         if not wait:
             return
-        found = await control_planes.wait(name, timeout_seconds=timeout)
-        if fake_nodes is not None:
-            await control_planes.wait_for_nodes(name, fake_nodes, timeout_seconds=timeout)
-            found = await control_planes.get(name)
+        with continuing(f"{name} is still being created; follow it: kplane get {name} --watch"):
+            found = await control_planes.wait(name, timeout_seconds=timeout)
+            if fake_nodes is not None:
+                await control_planes.wait_for_nodes(name, fake_nodes, timeout_seconds=timeout)
+                found = await control_planes.get(name)
         print_text(f"controlplane/{name} is {found.status.phase}")
         say(f"use it: kplane connect {name} -- kubectl get namespaces")
 
@@ -155,19 +156,36 @@ def delete(
 
     async def work(control_planes: ControlPlanes) -> None:
         from kplane.cli.credential_cache import forget
+        from kplane.cli.kubeconfigs import current_context, management
 
+        cluster = management(context).context or current_context()
         found = await control_planes.get(name)
         say(await _consequences(control_planes, found))
         if not yes:
             _ask_for(name)
-        await control_planes.delete(name, wait=wait, timeout_seconds=timeout)
+        with continuing(f"if the deletion was asked for, it continues; see how far it is: kplane describe {name}"):
+            await control_planes.delete(name, wait=wait, timeout_seconds=timeout)
         forget(found.metadata.uid or "")
+        _remove_contexts(found, cluster=cluster)
         print_text(f"controlplane/{name} deleted" if wait else f"controlplane/{name} is being deleted")
         if found.spec.endpoint_ref is not None:
             endpoint = found.spec.endpoint_ref.name
             say(f"the endpoint stays, with the credentials: kubectl delete controlplaneendpoint {endpoint}")
 
     work_on(context, work)
+
+
+def _remove_contexts(control_plane: ControlPlane, *, cluster: str | None) -> None:
+    """Remove what leads to a deleted control plane from the user's kubeconfig. Say so, also if that fails."""
+    from kplane.cli.own_kubeconfig import remove_control_plane
+
+    try:
+        removed = remove_control_plane(control_plane.name, uid=control_plane.metadata.uid, context=cluster)
+    except Refused as error:
+        say(f"warning: the context of {control_plane.name} stays in your kubeconfig: {error}")
+        return
+    if removed:
+        say(f"context {', '.join(removed)} is removed from your kubeconfig")
 
 
 async def _consequences(control_planes: ControlPlanes, control_plane: ControlPlane) -> str:
@@ -179,14 +197,22 @@ async def _consequences(control_planes: ControlPlanes, control_plane: ControlPla
     name, storage = control_plane.name, control_plane.status.storage
     if control_plane.spec.endpoint_ref is not None:
         return f"{name} is an API server that kplane does not run: it stays, and kplane's access to it ends."
-    # The operator measures every ten minutes, and writes down large changes only.
-    size = f" ({storage.keys} keys when last measured, minutes ago)" if storage is not None else ""
+    size = f" (about {_rounded(storage.keys)} keys)" if storage is not None and storage.keys else ""
     if policy is DeletionPolicy.RETAIN:
         kept_by = management_namespace(name)
         return f"The API of {name} ends. Its data{size} stay, and its keys in namespace {kept_by}: policy Retain."
     kept = [each.name for each in await control_planes.snapshots(name) if each.status.phase == "Completed"]
     rest = f" Snapshots stay: {', '.join(kept)}." if kept else " There is no snapshot of it."
     return f"The API of {name} ends, and all its data{size} and keys are destroyed for good: policy Destroy.{rest}"
+
+
+def _rounded(keys: int) -> int:
+    """Round up to a number of one digit and zeros.
+
+    The operator measures every ten minutes and writes down large changes only, so further digits are wrong.
+    """
+    unit: int = 10 ** (len(str(keys)) - 1)
+    return -(-keys // unit) * unit
 
 
 def _ask_for(name: str) -> None:

@@ -73,7 +73,7 @@ def use_context(name: NameArgument) -> None:
     """Use the context of a control plane that is in your kubeconfig, or any other one."""
 
     def use() -> None:
-        from kplane.cli.kubeconfigs import choose_context
+        from kplane.cli.own_kubeconfig import choose_context
 
         print_text(choose_context(f"kplane-{name}", name))
 

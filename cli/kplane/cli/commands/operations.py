@@ -11,7 +11,7 @@ from kplane.cli.commands.options import ContextOption, Mode, NameArgument, Timeo
 from kplane.cli.errors import Refused
 from kplane.cli.output import print_text
 from kplane.cli.printable import printable
-from kplane.cli.session import say, work_on
+from kplane.cli.session import continuing, say, work_on
 
 if TYPE_CHECKING:
     from kplane.api import ControlPlane, MigrationPlan
@@ -72,7 +72,8 @@ def move(
         if not wait:
             print_text(f"controlplane/{name} begins to move" if not abort else f"controlplane/{name} is to stay")
             return
-        done = await _wait_for_move(control_planes, name, settled, timeout_seconds=timeout)
+        with continuing(f"the move of {name} continues; see how far it is: kplane describe {name}"):
+            done = await _wait_for_move(control_planes, name, settled, timeout_seconds=timeout)
         moving = done.status.migration
         held = moving.hold_milliseconds if moving is not None and not abort else None
         waited = f"; writes waited for {held} ms" if held is not None else ""
@@ -178,12 +179,14 @@ def _turn(context: str | None, name: str, *, to_sleep: bool, timeout: float | No
             raise Refused(
                 f"{name} has an etcd of its own, and never sleeps; move it first: kplane move {name} --to Virtual"
             )
-        if to_sleep:
-            await control_planes.sleep(name, wait=timeout is not None, timeout_seconds=timeout or 0.0)
-        else:
-            await control_planes.wake(name)
-            if timeout is not None:
-                await control_planes.wait(name, awake, timeout_seconds=timeout)
+        asked_for = "to sleep" if to_sleep else "to wake"
+        with continuing(f"if {name} was asked {asked_for}, that stays; see how far it is: kplane describe {name}"):
+            if to_sleep:
+                await control_planes.sleep(name, wait=timeout is not None, timeout_seconds=timeout or 0.0)
+            else:
+                await control_planes.wake(name)
+                if timeout is not None:
+                    await control_planes.wait(name, awake, timeout_seconds=timeout)
         done, asked = ("sleeps", "is to sleep") if to_sleep else ("is awake", "is to wake")
         print_text(f"controlplane/{name} {done if timeout is not None else asked}")
 

@@ -48,11 +48,11 @@ def up(
             from kplane.cli.kind_cluster import CONTEXT, find_clone, start_on_kind
 
             start_on_kind(find_clone(Path(__file__)), report=say)
+            print_text(CONTEXT)
         else:
-            from kplane.cli.local import CONTEXT, start_local
+            from kplane.cli.local import start_local
 
-            start_local(directory, fake_nodes=fake_nodes, report=say)
-        print_text(CONTEXT)
+            print_text(start_local(directory, fake_nodes=fake_nodes, report=say))
 
     run(start)
 

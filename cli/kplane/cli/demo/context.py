@@ -9,14 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from kplane.cli.demo.site import default_directory
-from kplane.cli.kubeconfigs import (
-    add_context,
-    administrator_context,
-    current_context,
-    remove_context,
-    server_of,
-    use_context,
-)
+from kplane.cli.kubeconfigs import current_context
+from kplane.cli.own_kubeconfig import add_context, administrator_context, remove_context, server_of, use_context
 from kplane.embedded.handle import Handle
 
 __all__ = ["CONTEXT", "enter", "home_relative", "leave", "next_commands"]
@@ -32,7 +26,7 @@ def enter(handle: Handle) -> None:
     remembered = "" if former in {None, CONTEXT} else str(former)
     added = administrator_context(handle.admin_kubeconfig, name=CONTEXT)
     (handle.directory / _FORMER).write_text(f"{remembered}\n{added['clusters'][0]['cluster']['server']}")
-    add_context(added)
+    add_context(added, replace=True)
 
 
 def leave(directory: Path) -> None:

@@ -1,0 +1,90 @@
+"""The contexts of `kplane up` in the user's kubeconfig: one for each directory that a management cluster runs in.
+
+The cluster entry names its directory in an extension, as other programs note what is theirs. So the context of another
+directory, or of a person, is neither replaced nor removed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from kplane.cli.kubeconfigs import current_context
+from kplane.cli.own_kubeconfig import (
+    add_context,
+    administrator_context,
+    cluster_of,
+    context_names,
+    remove_context,
+    use_context,
+)
+from kplane.embedded import lock
+from kplane.embedded.handle import Handle
+
+__all__ = ["CONTEXT", "enter_local", "leave_local"]
+
+CONTEXT: Final = "kplane"
+"""Of the first management cluster. Further ones are `kplane.FOLDER`: contexts of control planes are `kplane-NAME`."""
+_EXTENSION: Final = "kplane.dev/up"
+_FORMER: Final = "former-context"
+
+
+def enter_local(handle: Handle) -> tuple[str, Path]:
+    """Make the context of a management cluster the current one; returns its name and the file that has it."""
+    directory = handle.directory.absolute()
+    former = current_context()
+    known = next((each for each in context_names() if _directory_of(cluster_of(each)) == str(directory)), None)
+    name = known or next(each for each in _names(directory) if _is_free(each, handle))
+    document = administrator_context(handle.admin_kubeconfig, name=name)
+    noted = {"name": _EXTENSION, "extension": {"directory": str(directory)}}
+    document["clusters"][0]["cluster"] = {**document["clusters"][0]["cluster"], "extensions": [noted]}
+    added = add_context(document, replace=True)
+    if former is not None and former != name:
+        (directory / _FORMER).write_text(former)
+    return name, added.path
+
+
+def leave_local(directory: Path, *, server: str | None) -> None:
+    """Remove the context of a directory. The one before it is the current one again, unless another was chosen.
+
+    `server` is the address that ran there: former versions noted no directory.
+    """
+    for name in context_names():
+        cluster = cluster_of(name) or {}
+        noted = _directory_of(cluster)
+        is_former = name == CONTEXT and noted is None and server is not None and cluster.get("server") == server
+        if noted == str(directory.absolute()) or is_former:
+            remove_context(name)
+    remembered = directory / _FORMER
+    if remembered.is_file():
+        use_context(remembered.read_text())
+        remembered.unlink()
+
+
+def _names(directory: Path) -> itertools.chain[str]:
+    own = f"{CONTEXT}.{directory.name}"
+    return itertools.chain([CONTEXT, own], (f"{own}-{number}" for number in itertools.count(2)))
+
+
+def _is_free(name: str, handle: Handle) -> bool:
+    """Tell whether a management cluster may have the context of this name."""
+    if name not in context_names():
+        return True
+    cluster = cluster_of(name) or {}
+    directory = _directory_of(cluster)
+    if directory is not None:
+        # A cluster that crashed has left its context, whose address is dead.
+        return lock.holder(Path(directory)) is None
+    # Former versions noted no directory.
+    own = administrator_context(handle.admin_kubeconfig, name=name)["clusters"][0]["cluster"]
+    authority = "certificate-authority-data"
+    return cluster.get(authority) is not None and cluster.get(authority) == own.get(authority)
+
+
+def _directory_of(cluster: Mapping[str, Any] | None) -> str | None:
+    for each in (cluster or {}).get("extensions") or []:
+        if isinstance(each, Mapping) and each.get("name") == _EXTENSION and isinstance(each.get("extension"), Mapping):
+            return str(each["extension"].get("directory"))
+    return None

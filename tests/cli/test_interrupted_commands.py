@@ -1,0 +1,151 @@
+"""Commands that are interrupted, or whose object is missing or gone, say what becomes of the change."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+from click.testing import Result
+from typer.testing import CliRunner
+
+from kplane.api import ControlPlane
+from kplane.cli import kubeconfigs, own_kubeconfig
+from kplane.cli.commands.control_planes import _consequences
+from kplane.cli.errors import ExitCode
+from kplane.cli.main import app
+from kplane.cli.session import run
+from kplane.client import ControlPlanes, NoControlPlane, NotSettled
+
+from .test_kubeconfigs import PUBLISHED, entry
+
+ACME = ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "0-1"}, "spec": {}})
+
+
+class Management:
+    """A management cluster with the control plane `acme`, whose waits end with an error."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, error: Callable[[], BaseException] | None) -> None:
+        self._error = error
+        self.waited = False
+
+        @contextlib.asynccontextmanager
+        async def connect(*_: Any) -> AsyncIterator[Management]:
+            yield self
+
+        monkeypatch.setattr(ControlPlanes, "connect", connect)
+
+    async def get(self, name: str) -> ControlPlane:
+        if name != "acme":
+            raise NoControlPlane(f"there is no ControlPlane {name}")
+        return ACME
+
+    async def wait(self, *_: Any, **__: Any) -> ControlPlane:
+        self.waited = True
+        if self._error is not None:
+            raise self._error()
+        return ACME
+
+    async def create(self, *_: Any, **__: Any) -> ControlPlane:
+        return ACME
+
+    async def wake(self, _: str) -> ControlPlane:
+        return ACME
+
+    async def snapshots(self, *_: Any) -> list[Any]:
+        return []
+
+    async def delete(self, *_: Any, wait: bool, **__: Any) -> None:
+        if wait:
+            await self.wait()
+
+    async def sleep(self, *_: Any, **__: Any) -> ControlPlane:
+        return await self.wait()
+
+    async def snapshot(self, *_: Any, **__: Any) -> Any:
+        return await self.wait()
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    monkeypatch.delenv("KPLANE_CONTEXT", raising=False)
+    own_kubeconfig.add_context(entry("kplane"))
+    return tmp_path / "config"
+
+
+def kplane(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, lambda: NotSettled("not in time")])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["create", "acme"], "acme is still being created"),
+        (["delete", "acme", "--yes"], "it continues"),
+        (["sleep", "acme"], "that stays"),
+        (["wake", "acme"], "that stays"),
+        (["backup", "create", "acme"], "it is still being made"),
+    ],
+)
+def test_interrupted_wait_says_that_the_change_continues(
+    monkeypatch: pytest.MonkeyPatch, error: Callable[[], BaseException], arguments: list[str], said: str
+) -> None:
+    Management(monkeypatch, error=error)
+    done = kplane(*arguments)
+    assert said in done.stderr
+    assert done.exit_code in {ExitCode.INTERRUPTED, ExitCode.TIMED_OUT}
+
+
+def test_connect_to_unknown_control_plane_ends_at_once_with_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Management(monkeypatch, error=lambda: NotSettled("not there"))
+    done = kplane("connect", "nosuch", "--", "true")
+    assert (done.exit_code, cluster.waited) == (ExitCode.NOT_FOUND, False)
+    assert "there is no ControlPlane nosuch" in done.stderr
+
+
+def test_delete_removes_contexts_and_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    Management(monkeypatch, error=None)
+    document = kubeconfigs.with_exec_credential(PUBLISHED, name="acme", uid="0-1", context="kplane", internal=False)
+    own_kubeconfig.add_context(document)
+    done = kplane("delete", "acme", "--yes")
+    assert done.exit_code == 0, done.output
+    assert "context kplane-acme is removed" in done.stderr
+    assert own_kubeconfig.context_names() == ["kplane"]
+    assert kubeconfigs.current_context() == "kplane"
+
+
+def test_merge_names_the_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Management(monkeypatch, error=None)
+
+    async def kubeconfig(*_: Any, **__: Any) -> str:
+        return PUBLISHED
+
+    monkeypatch.setattr(cluster, "kubeconfig", kubeconfig, raising=False)
+    done = kplane("kubeconfig", "acme", "--merge")
+    assert done.stdout == "kplane-acme\n"
+    assert "back: kubectl config use-context kplane\n" in done.stderr
+    # The context was current already: there is no way back to another.
+    assert "back:" not in kplane("kubeconfig", "acme", "--merge").stderr
+
+
+@pytest.mark.parametrize(("keys", "said"), [(188, "about 200 keys"), (231, "about 300 keys"), (9, "about 9 keys")])
+async def test_delete_names_no_more_digits_than_it_knows(keys: int, said: str) -> None:
+    status = {"storage": {"keys": keys, "bytes": 1}, "deletionPolicy": "Destroy"}
+    control_plane = ControlPlane.model_validate({"metadata": {"name": "acme"}, "spec": {}, "status": status})
+    control_planes: Any = SimpleNamespace(snapshots=Management.snapshots.__get__(control_plane))
+    assert f"all its data ({said})" in await _consequences(control_planes, control_plane)
+
+
+def test_error_of_the_file_system_has_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        Path("/proc/nosuch/file").read_text()
+
+    with pytest.raises(typer.Exit):
+        run(fail)
+    assert capsys.readouterr().err == "error: failed to use /proc/nosuch/file: No such file or directory\n"
