@@ -76,7 +76,11 @@ async def ask(envoy: Path, tmp_path: Path, hold_port: Callable[[], int]) -> Asyn
         transport = request.transport
         peer = transport.get_extra_info("peercert") if transport is not None else None
         headers = [(name.lower(), value) for name, value in request.headers.items()]
-        return web.json_response({"path": request.raw_path, "headers": headers, "peer": bool(peer)})
+        answered = {"Location": location} if (location := request.query.get("location")) else {}
+        body = {"path": request.raw_path, "headers": headers, "peer": bool(peer)}
+        if request.path == "/.well-known/openid-configuration":
+            body = {"issuer": "https://kubernetes.default.svc", "jwks_uri": request.query["keys"], "end": 1}
+        return web.json_response(body, status=301 if answered else 200, headers=answered)
 
     runner = web.ServerRunner(web.Server(echo))
     await runner.setup()
@@ -92,14 +96,21 @@ async def ask(envoy: Path, tmp_path: Path, hold_port: Callable[[], int]) -> Asyn
     directory = tmp_path / "gateway"
     directory.mkdir(mode=0o700)
 
-    async def send(path: str, *headers: str, certificate: bool = False) -> dict[str, Any]:
-        sent = http1(f"/clusters/one/control-plane{path}", *headers)
+    async def send(
+        path: str,
+        *headers: str,
+        certificate: bool = False,
+        prefix: str = "/clusters/one/control-plane",
+        host: str = "gateway",
+    ) -> dict[str, Any]:
+        sent = http1(f"{prefix}{path}", *headers, host=host)
         own = jane if certificate else None
         answer = await exchange(serving.port, sent, ca=authority.certificate, certificate=own)
         head, _, body = answer.partition(b"\r\n\r\n")
         assert ANSWER_HEADER.encode() not in head.lower()
         found: dict[str, Any] = json.loads(body)
-        return found
+        lines = [line.partition(": ") for line in head.decode().split("\r\n")]
+        return {**found, "location": [value for name, _, value in lines if name.lower() == "location"]}
 
     async with ProcessRuntime(tmp_path / "runtime", programs=[]) as runtime:
         validate = EnvoyValidator(envoy, directory=directory)
@@ -153,4 +164,55 @@ async def test_a_request_is_sent_again_if_an_api_server_that_ends_refused_it(ask
     assert (await ask("/ending/token", "Authorization: Bearer t"))["path"] == "/ending/token"
     assert (await ask("/ending/certificate", certificate=True))["path"] == "/ending/certificate"
     # Another 503 is an answer: that of an aggregated API, for example.
-    assert await ask("/unavailable", "Authorization: Bearer t") == {"path": "/unavailable"}
+    got = await ask("/unavailable", "Authorization: Bearer t")
+    assert "headers" not in got
+
+
+@pytest.mark.parametrize("certificate", [False, True])
+async def test_redirects_stay_below_the_path_of_the_control_plane(ask: Ask, certificate: bool) -> None:
+    credential = () if certificate else ("Authorization: Bearer t",)
+
+    async def location(given: str) -> str:
+        (found,) = (await ask(f"/api?location={given}", *credential, certificate=certificate))["location"]
+        return str(found)
+
+    prefix = "/clusters/one/control-plane"
+    assert await location("/openapi/v3/api/v1%3Fhash%3DA") == f"{prefix}/openapi/v3/api/v1?hash=A"
+    # These are of other servers, or relative to the path already.
+    for given in ("https://example.org/x", "//example.org/x", "x/"):
+        assert await location(given) == given
+    assert (await ask("/api", *credential, certificate=certificate))["location"] == []
+
+
+@pytest.mark.parametrize("certificate", [False, True])
+async def test_discovery_document_names_keys_at_the_gateway(ask: Ask, certificate: bool) -> None:
+    credential = () if certificate else ("Authorization: Bearer t",)
+
+    async def keys(given: str) -> Any:
+        path = f"/.well-known/openid-configuration?keys={given}"
+        got = await ask(path, *credential, host="api.example.org:8443", certificate=certificate)
+        assert (got["issuer"], got["end"]) == ("https://kubernetes.default.svc", 1)
+        return got["jwks_uri"]
+
+    at_gateway = "https://api.example.org:8443/clusters/one/control-plane/openid/v1/jwks"
+    assert await keys("https://10.0.0.1:6443/openid/v1/jwks") == at_gateway
+    # An administrator has chosen this one.
+    assert await keys("https://keys.example.org/acme/jwks") == "https://keys.example.org/acme/jwks"
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "said"),
+    [
+        ("/api/v1/namespaces", 404, "paths begin with /clusters/NAME/control-plane; your client may drop the path"),
+        (
+            "/clusters/one/control-plane//api",
+            400,
+            "has // after /clusters/NAME/control-plane; remove the slash at the end",
+        ),
+        ("/clusters/one/control-plane/../api", 400, "dot segments"),
+    ],
+)
+async def test_path_that_is_refused_says_why(ask: Ask, path: str, code: int, said: str) -> None:
+    got = await ask(path, "Authorization: Bearer t", prefix="")
+    assert got["code"] == code
+    assert said in got["message"]

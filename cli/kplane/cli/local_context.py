@@ -1,7 +1,7 @@
 """The contexts of `kplane up` in the user's kubeconfig: one for each directory that a management cluster runs in.
 
 The cluster entry names its directory in an extension, as other programs note what is theirs. So the context of another
-directory, or of a person, is neither replaced nor removed.
+directory, or of a person, stays.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from kplane.gateway.clients import NOBODY, Client, ClientLimits
+from kplane.gateway.envoy.replies import UNKNOWN_PATH
 from kplane.gateway.errors import Declined
 from kplane.gateway.routes import Hold, Route, Sleep
 from kplane.provider import ProviderError
@@ -132,7 +133,7 @@ class Waker:
         if self._closed:
             raise Declined(503, "the gateway starts again; retry")
         if route is None:
-            raise Declined(404, "the gateway serves no control plane at this path")
+            raise Declined(404, UNKNOWN_PATH)
         if route.upstream is None:
             raise Declined(503, route.why_absent or "this control plane has no API server now")
         return route

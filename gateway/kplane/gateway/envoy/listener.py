@@ -26,6 +26,7 @@ from kplane.gateway.envoy.names import (
     USER_HEADER,
 )
 from kplane.gateway.envoy.rates import rate_limit
+from kplane.gateway.envoy.redirects import redirects
 from kplane.gateway.envoy.replies import AUTHORIZER_FAILED, local_replies
 from kplane.gateway.routes import KeyPair
 
@@ -143,7 +144,15 @@ def _http(routes: str | Message, *, changes: PurePosixPath) -> Message:
         "stat_prefix": LISTENER,
         "codec_type": "AUTO",
         **({"rds": source} if source is not None else {"route_config": routes}),
-        "http_filters": [credentials(), _authorizer(), rate_limit(), body_limit(), expectation(), _router()],
+        "http_filters": [
+            credentials(),
+            _authorizer(),
+            rate_limit(),
+            body_limit(),
+            expectation(),
+            redirects(),
+            _router(),
+        ],
         "local_reply_config": local_replies(),
         **access_logs(changes),
         "early_header_mutation_extensions": [_stripping()],

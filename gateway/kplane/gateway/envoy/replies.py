@@ -9,7 +9,7 @@ from kplane.gateway.envoy.credentials import of_unknown
 from kplane.gateway.envoy.messages import Message
 from kplane.gateway.envoy.metadata import LIMITED_BY, shown
 from kplane.gateway.envoy.names import LIMITED_BY_HEADER
-from kplane.gateway.envoy.requests import READS
+from kplane.gateway.envoy.requests import DOUBLE_SLASH, READS
 
 __all__ = [
     "AUTHORIZER_FAILED",
@@ -18,6 +18,7 @@ __all__ = [
     "RETRY_SECONDS",
     "TOO_LONG",
     "UNAVAILABLE",
+    "UNKNOWN_PATH",
     "UNREADABLE",
     "body_of",
     "direct_reply",
@@ -61,6 +62,14 @@ _NOT_VERIFIED: Final = "UAEX"
 UNREADABLE: Final = (
     "the gateway does not take this request: it is malformed, or its path has dot segments, escaped slashes or"
     " backslashes"
+)
+_DOUBLED: Final = (
+    "the gateway does not take this request: its path has // after /clusters/NAME/control-plane; remove the slash at"
+    " the end of the server URL of your client"
+)
+UNKNOWN_PATH: Final = (
+    "the gateway serves no control plane at this path; paths begin with /clusters/NAME/control-plane; your client may"
+    " drop the path of the server URL"
 )
 
 AUTHORIZER_FAILED: Final = 500
@@ -131,7 +140,7 @@ def local_replies() -> Message:
                 "headers_to_add": list(_OF_API_SERVERS),
             },
             *_limits(),
-            _mapper(_flags(*_NO_ROUTE), 404, "the gateway serves no control plane at this path"),
+            _mapper(_flags(*_NO_ROUTE), 404, UNKNOWN_PATH),
             # client-go repeats each request whose answer has Retry-After, also one that was carried out already.
             _mapper(_every(_flags(*_LOST), _reads()), UNAVAILABLE, "the API server of this control plane ended; retry"),
             _mapper(_flags(*_LOST), LOST, "the API server of this control plane ended; it may have made the change"),
@@ -139,6 +148,7 @@ def local_replies() -> Message:
             _mapper(failed, 503, "the gateway cannot decide about this request now; retry"),
             # All else that the authorizer says is an answer already.
             {"filter": _flags(_NOT_VERIFIED)},
+            _mapper(_every(_code(400), _header_is(":path", DOUBLE_SLASH)), 400, _DOUBLED),
             _mapper(_either(_flags(*_MALFORMED), _code(400)), 400, UNREADABLE),
             _mapper(_code(403), 403, "the gateway passes on upgrades to websocket and SPDY/3.1 alone"),
             _mapper(_code(408), 408, "the request did not arrive in time"),
@@ -197,8 +207,11 @@ def _code(code: int) -> Message:
 
 def _reads() -> Message:
     """Match requests that may be repeated: they change nothing."""
-    methods = {"safe_regex": {"regex": READS}}
-    return {"header_filter": {"header": {"name": ":method", "string_match": methods}}}
+    return _header_is(":method", READS)
+
+
+def _header_is(name: str, regex: str) -> Message:
+    return {"header_filter": {"header": {"name": name, "string_match": {"safe_regex": {"regex": regex}}}}}
 
 
 def _every(*filters: Message) -> Message:

@@ -15,6 +15,7 @@ from kplane.gateway.envoy.names import CHUNKED_HEADER
 __all__ = [
     "CARRIES",
     "CHANGES",
+    "DOUBLE_SLASH",
     "ENDS_SOON",
     "GROWS",
     "READS",
@@ -28,6 +29,8 @@ __all__ = [
 
 READS: Final = "GET|HEAD|OPTIONS"
 """Methods that change nothing."""
+DOUBLE_SLASH: Final = "/clusters/[^/?]*/control-plane//.*"
+"""Paths of clients that join a server URL with a slash at its end, and a path."""
 _NAME: Final = "[^/?]+"
 _BEGINNING: Final = "/clusters/[-a-z0-9]+/control-plane"
 _END: Final = r"(?:[?].*)?"

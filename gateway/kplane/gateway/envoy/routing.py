@@ -33,14 +33,22 @@ from kplane.gateway.envoy.names import (
 from kplane.gateway.envoy.rates import rate_by_address, rates
 from kplane.gateway.envoy.readiness import ANSWER_HEADER, RETRIED
 from kplane.gateway.envoy.replies import FULL, TOO_LONG, UNREADABLE, direct_reply, refusing, unauthorized
-from kplane.gateway.envoy.requests import CHANGES, ENDS_SOON, GROWS, STREAMS, every, header_input, header_is, negated
+from kplane.gateway.envoy.requests import (
+    CHANGES,
+    DOUBLE_SLASH,
+    ENDS_SOON,
+    GROWS,
+    STREAMS,
+    every,
+    header_input,
+    header_is,
+    negated,
+)
 from kplane.gateway.routes import Route
 
 __all__ = ["AMBIGUOUS_PATH", "TENANT_PATH", "routing", "tenant_of"]
 
-AMBIGUOUS_PATH: Final = (
-    r"[^?]*(?:\\|%00|%2[fF]|%5[cC]|/(?:\.|%2[eE]){1,2}(?:[/?]|$)).*|/clusters/[^/?]*/control-plane//.*"
-)
+AMBIGUOUS_PATH: Final = r"[^?]*(?:\\|%00|%2[fF]|%5[cC]|/(?:\.|%2[eE]){1,2}(?:[/?]|$)).*|" + DOUBLE_SLASH
 """Paths with dot segments, escaped slashes, backslashes or NUL, and those of a tenant that begin with two slashes.
 
 Of Envoy's regular expressions (RE2), which match a whole text. The query is free.
