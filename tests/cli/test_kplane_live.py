@@ -72,6 +72,20 @@ def test_a_life_of_a_control_plane(kplane: Kplane, small: str) -> None:
     assert kplane("delete", "typed", "--yes").stdout == "controlplane/typed deleted\n"
 
 
+def test_sleep_says_at_once_what_keeps_a_control_plane_awake(kplane: Kplane, small: str) -> None:
+    kplane("create", "busy", "--class", small)
+    kplane("wake", "busy")
+    kplane("connect", "busy", "--", "kubectl", "create", "job", "one", "--image=none")
+    begun = time.monotonic()
+    told = kplane("sleep", "busy", code=1).stderr
+    assert "busy does not sleep: kept awake, because Job default/one runs" in told
+    # A former cause counts as an answer as well, after a moment in which the operator may say another.
+    assert "Job default/one runs" in kplane("sleep", "busy", code=1).stderr
+    assert time.monotonic() - begun < 100
+    assert "there is no ControlPlane nosuch" in kplane("connect", "nosuch", "--", "true", code=3).stderr
+    kplane("delete", "busy", "--yes")
+
+
 def test_a_kubeconfig_that_is_merged_stays_valid(
     kplane: Kplane, small: str, environment: dict[str, str], planted: Path
 ) -> None:

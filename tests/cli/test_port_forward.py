@@ -138,7 +138,7 @@ async def test_a_loop_goes_on_while_kubectl_starts(monkeypatch: pytest.MonkeyPat
             }
         )
 
-    control_planes: Any = SimpleNamespace(ensure_awake=ready, kubeconfig=ready)
+    control_planes: Any = SimpleNamespace(ensure_awake=ready, restored_kubeconfig=ready)
     reaching = reached(control_planes, "acme", internal=False, context="management")
     entering = asyncio.ensure_future(reaching.__aenter__())
     turns = 0
