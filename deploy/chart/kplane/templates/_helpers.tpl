@@ -2,16 +2,16 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* Beginning of all names. The longest endings are -etcd-restore-2-0123456789 and -etcd-backup-0123456789, and names of pods have to fit into 63 letters. */}}
+{{/* Beginning of all names. The longest endings are -etcd-restore-2-0123456789 and -etcd-backup-0123456789, and names of pods have to fit into 63 letters.
+     Names of Services begin with a letter and have no dots; release names may be otherwise. */}}
 {{- define "kplane.fullname" -}}
 {{- $name := include "kplane.name" . -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 32 | trimSuffix "-" -}}
-{{- else if contains $name .Release.Name -}}
-{{- .Release.Name | trunc 32 | trimSuffix "-" -}}
-{{- else -}}
-{{- printf "%s-%s" .Release.Name $name | trunc 32 | trimSuffix "-" -}}
+{{- $release := .Release.Name | replace "." "-" -}}
+{{- $beginning := .Values.fullnameOverride | default (ternary $release (printf "%s-%s" $release $name) (contains $name $release)) -}}
+{{- if regexMatch "^[0-9]" $beginning -}}
+{{- $beginning = printf "%s-%s" .Chart.Name $beginning -}}
 {{- end -}}
+{{- $beginning | trunc 32 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- define "kplane.etcd" -}}
@@ -21,9 +21,9 @@
 {{/* Labels that select the pods of a component: (list $ "operator"). */}}
 {{- define "kplane.selector" -}}
 {{- $root := index . 0 -}}
-app.kubernetes.io/name: {{ include "kplane.name" $root }}
-app.kubernetes.io/instance: {{ $root.Release.Name }}
-app.kubernetes.io/component: {{ index . 1 }}
+app.kubernetes.io/name: {{ include "kplane.name" $root | quote }}
+app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
+app.kubernetes.io/component: {{ index . 1 | quote }}
 {{- end -}}
 
 {{/* Labels of a pod that is not to be replaced by each version of the chart: (list $ "etcd"). */}}
@@ -31,7 +31,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- $root := index . 0 -}}
 {{ include "kplane.selector" . }}
 app.kubernetes.io/part-of: kplane
-app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service | quote }}
 {{- end -}}
 
 {{/* All labels of an object of a component: (list $ "operator"). */}}
@@ -39,7 +39,7 @@ app.kubernetes.io/managed-by: {{ $root.Release.Service }}
 {{- $root := index . 0 -}}
 {{ include "kplane.podLabels" . }}
 app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
-helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" | quote }}
 {{- end -}}
 
 {{/* A reference to an image, in global.imageRegistry where that is set: (list $ "registry.k8s.io/etcd:v3.6.16"). */}}
@@ -118,7 +118,7 @@ affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- end -}}
 

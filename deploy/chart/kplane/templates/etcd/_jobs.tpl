@@ -27,36 +27,36 @@ template:
   spec:
     {{- include "kplane.etcdJobPod" $root | nindent 4 }}
     {{- if include "kplane.backsUpKeys" $root }}
-    serviceAccountName: {{ index . 1 }}
+    serviceAccountName: {{ index . 1 | quote }}
     {{- end }}
     automountServiceAccountToken: {{ ternary true false (ne (include "kplane.backsUpKeys" $root) "") }}
     # With Never the pod stays, and Helm shows its log.
-    restartPolicy: {{ ternary "Never" "OnFailure" (ne $advice "") }}
+    restartPolicy: {{ ternary "Never" "OnFailure" (ne $advice "") | quote }}
     containers:
       - name: backup
-        image: {{ include "kplane.image" (list $root "operator") }}
-        imagePullPolicy: {{ $values.operator.image.pullPolicy }}
+        image: {{ include "kplane.image" (list $root "operator") | quote }}
+        imagePullPolicy: {{ $values.operator.image.pullPolicy | quote }}
         command: [python, -P, -m, kplane.controlplane_operator.backup, save]
         args:
           - --volume=/backup
-          - --etcd=https://{{ $name }}.{{ $root.Release.Namespace }}.svc:2379
+          - "--etcd=https://{{ $name }}.{{ $root.Release.Namespace }}.svc:2379"
           - --credentials=/etc/etcd
-          - --namespace={{ $root.Release.Namespace }}
-          - --etcd-secret={{ $name }}-credentials
-          - --keep={{ $backup.keep }}
+          - "--namespace={{ $root.Release.Namespace }}"
+          - "--etcd-secret={{ $name }}-credentials"
+          - "--keep={{ int64 $backup.keep }}"
           {{- range $backup.recipients }}
-          - --recipient={{ . }}
+          - {{ printf "--recipient=%v" . | quote }}
           {{- end }}
           {{- with $backup.bucket }}
           {{- if .url }}
-          - --bucket={{ .url }}
+          - {{ printf "--bucket=%v" .url | quote }}
           - --bucket-credentials=/etc/bucket
           {{- end }}
           {{- with .endpoint }}
-          - --bucket-endpoint={{ . }}
+          - {{ printf "--bucket-endpoint=%v" . | quote }}
           {{- end }}
           {{- with .region }}
-          - --bucket-region={{ . }}
+          - {{ printf "--bucket-region=%v" . | quote }}
           {{- end }}
           {{- end }}
           {{- with $advice }}
@@ -78,10 +78,10 @@ template:
     volumes:
       - name: backup
         persistentVolumeClaim:
-          claimName: {{ $name }}-backup
+          claimName: "{{ $name }}-backup"
       - name: credentials
         secret:
-          secretName: {{ $name }}-credentials
+          secretName: "{{ $name }}-credentials"
           defaultMode: 0440
           # Not the key of the authority.
           items:
@@ -91,7 +91,7 @@ template:
       {{- if $backup.bucket.url }}
       - name: bucket
         secret:
-          secretName: {{ $backup.bucket.credentialsSecret }}
+          secretName: {{ $backup.bucket.credentialsSecret | quote }}
           defaultMode: 0440
       {{- end }}
 {{- end -}}
@@ -104,8 +104,8 @@ template:
 apiVersion: v1
 kind: ServiceAccount
 metadata:
-  name: {{ $name }}
-  namespace: {{ $root.Release.Namespace }}
+  name: {{ $name | quote }}
+  namespace: {{ $root.Release.Namespace | quote }}
   labels:
     {{- include "kplane.labels" (list $root "etcd-backup") | nindent 4 }}
   {{- with $annotations }}
@@ -117,7 +117,7 @@ automountServiceAccountToken: false
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata:
-  name: {{ $name }}
+  name: {{ $name | quote }}
   labels:
     {{- include "kplane.labels" (list $root "etcd-backup") | nindent 4 }}
   {{- with $annotations }}
@@ -141,7 +141,7 @@ rules:
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
 metadata:
-  name: {{ $name }}
+  name: {{ $name | quote }}
   labels:
     {{- include "kplane.labels" (list $root "etcd-backup") | nindent 4 }}
   {{- with $annotations }}
@@ -151,17 +151,17 @@ metadata:
 roleRef:
   apiGroup: rbac.authorization.k8s.io
   kind: ClusterRole
-  name: {{ $name }}
+  name: {{ $name | quote }}
 subjects:
   - kind: ServiceAccount
-    name: {{ $name }}
-    namespace: {{ $root.Release.Namespace }}
+    name: {{ $name | quote }}
+    namespace: {{ $root.Release.Namespace | quote }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata:
-  name: {{ $name }}
-  namespace: {{ $root.Release.Namespace }}
+  name: {{ $name | quote }}
+  namespace: {{ $root.Release.Namespace | quote }}
   labels:
     {{- include "kplane.labels" (list $root "etcd-backup") | nindent 4 }}
   {{- with $annotations }}
@@ -172,14 +172,14 @@ rules:
   - apiGroups: [""]
     resources: [secrets]
     # the CA of the shared etcd
-    resourceNames: [{{ include "kplane.etcd" $root }}-credentials]
+    resourceNames: ["{{ include "kplane.etcd" $root }}-credentials"]
     verbs: [get]
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
 metadata:
-  name: {{ $name }}
-  namespace: {{ $root.Release.Namespace }}
+  name: {{ $name | quote }}
+  namespace: {{ $root.Release.Namespace | quote }}
   labels:
     {{- include "kplane.labels" (list $root "etcd-backup") | nindent 4 }}
   {{- with $annotations }}
@@ -189,11 +189,11 @@ metadata:
 roleRef:
   apiGroup: rbac.authorization.k8s.io
   kind: Role
-  name: {{ $name }}
+  name: {{ $name | quote }}
 subjects:
   - kind: ServiceAccount
-    name: {{ $name }}
-    namespace: {{ $root.Release.Namespace }}
+    name: {{ $name | quote }}
+    namespace: {{ $root.Release.Namespace | quote }}
 {{- end -}}
 
 {{/* The job that restores a member: (list $ 0). All of them take the same snapshot and raise revisions by the same number. */}}
@@ -216,19 +216,19 @@ template:
     restartPolicy: Never
     containers:
       - name: restore
-        image: {{ include "kplane.image" (list $root "operator") }}
-        imagePullPolicy: {{ $values.operator.image.pullPolicy }}
+        image: {{ include "kplane.image" (list $root "operator") | quote }}
+        imagePullPolicy: {{ $values.operator.image.pullPolicy | quote }}
         command: [/bin/sh, /scripts/restore.sh]
         env:
           - {name: BACKUPS, value: /backup}
           - {name: SNAPSHOT, value: {{ $restore.snapshot | quote }}}
           - {name: VOLUME, value: /var/lib/etcd}
-          - {name: MEMBER, value: {{ $member }}}
+          - {name: MEMBER, value: {{ $member | quote }}}
           - {name: PEER_URL, value: {{ include "kplane.etcdMember" . | quote }}}
           - {name: CLUSTER, value: {{ include "kplane.etcdCluster" $root | quote }}}
           # Members that were not restored have another one, and the restored ones do not talk to them. etcd itself reads the
           # token from its data, not from its arguments.
-          - {name: CLUSTER_TOKEN, value: {{ $name }}-{{ $digest }}}
+          - {name: CLUSTER_TOKEN, value: "{{ $name }}-{{ $digest }}"}
           - {name: BUMP_REVISION, value: {{ int64 $restore.bumpRevision | quote }}}
           - {name: DIGEST, value: {{ $digest | quote }}}
         {{- with $values.etcd.backup.resources }}
@@ -246,13 +246,13 @@ template:
     volumes:
       - name: scripts
         configMap:
-          name: {{ $name }}-scripts
+          name: "{{ $name }}-scripts"
       - name: backup
         persistentVolumeClaim:
-          claimName: {{ $name }}-backup
+          claimName: "{{ $name }}-backup"
       - name: data
         persistentVolumeClaim:
-          claimName: data-{{ $member }}
+          claimName: "data-{{ $member }}"
       - name: tmp
         emptyDir: {sizeLimit: 64Mi}
 {{- end -}}
