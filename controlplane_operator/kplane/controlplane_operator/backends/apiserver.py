@@ -13,6 +13,7 @@ from kplane.controlplane_operator.backends.apiserver_config import (
     authentication_configuration,
     encryption_configuration,
 )
+from kplane.controlplane_operator.backends.canonical import canonical_flags
 from kplane.controlplane_operator.backends.egress import Egress
 from kplane.controlplane_operator.backends.etcd import EtcdAccess
 from kplane.controlplane_operator.backends.readiness import READY
@@ -240,7 +241,7 @@ def _arguments(
             if settings.audit_policy is not None
             else ()
         ),
-        *settings.extra_args,
+        *canonical_flags(settings.extra_args),
     )
 
 

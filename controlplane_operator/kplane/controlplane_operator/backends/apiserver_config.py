@@ -9,6 +9,7 @@ from typing import Any, Final
 import yaml
 
 from kplane.api import AuditPolicy, OidcIssuer
+from kplane.controlplane_operator.backends.canonical import canonical_lists
 
 __all__ = ["audit_configuration", "authentication_configuration", "encryption_configuration"]
 
@@ -58,9 +59,9 @@ def _authenticator(issuer: OidcIssuer) -> dict[str, Any]:
 
 
 def audit_configuration(policy: AuditPolicy) -> bytes:
-    """Write the policy in the form of audit.k8s.io/v1."""
+    """Write the policy in the form of audit.k8s.io/v1. Of its lists, only the order of rules counts."""
     content = policy.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return _written("audit.k8s.io/v1", "Policy", content)
+    return _written("audit.k8s.io/v1", "Policy", canonical_lists(content, ordered=("rules",)))
 
 
 def encryption_configuration(resources: Sequence[str], *, key: bytes) -> bytes:

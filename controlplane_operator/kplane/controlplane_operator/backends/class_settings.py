@@ -12,6 +12,7 @@ from kplane.api import (
     ControlPlaneClass,
 )
 from kplane.api.resource import ApiModel
+from kplane.controlplane_operator.backends.canonical import canonical_set
 from kplane.workloads import Exposure, Scheduling
 
 __all__ = ["api_server_settings", "exposure_of", "scheduling_of", "service_cidr_of", "takes_our_tokens"]
@@ -69,4 +70,4 @@ def exposure_of(chosen: ControlPlaneClass | None) -> Exposure:
 
 
 def _as_written(models: Sequence[ApiModel]) -> tuple[dict[str, Any], ...]:
-    return tuple(model.model_dump(mode="json", by_alias=True, exclude_none=True) for model in models)
+    return tuple(canonical_set(model.model_dump(mode="json", by_alias=True, exclude_none=True) for model in models))
