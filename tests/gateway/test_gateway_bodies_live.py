@@ -73,7 +73,9 @@ async def test_http2_has_the_limit_whatever_it_says_of_the_length(slow: SlowServ
     lie = await slow.exchange(_http2("POST", "lie", body=_LONG, length=10), protocol="h2")
     # The server behind speaks HTTP/1.1 alone.
     assert b"it may have made the change" in short
+    assert b"the body of this deletion is longer than the" in long
     assert b"requestBytes" in long
+    assert b"this request has no Content-Length" in post
     assert b"requestBytes" in post
     assert b"answered" not in lie
 

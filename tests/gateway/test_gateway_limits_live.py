@@ -125,6 +125,9 @@ async def test_bodies_beyond_the_limit_get_413(gateway: Gateway) -> None:
         async with Client(config) as client:
             long = {"code": 413, "reason": "RequestEntityTooLarge", "limit": "requestBytes"}
             await _refused(client.create(CONFIG_MAPS, _config_map(name, x="y" * 10_000)), **long)
+            with pytest.raises(ApiError, match=r"longer than the 10000 bytes that .*; send less") as caught:
+                await client.create(CONFIG_MAPS, _config_map(name, x="y" * 10_000))
+            assert "Content-Length" not in str(caught.value)
             assert await client.create(CONFIG_MAPS, _config_map(name, x="y" * 9_000))
             await client.delete(CONFIG_MAPS, name, namespace="default")
     chunked = http1(
@@ -133,7 +136,10 @@ async def test_bodies_beyond_the_limit_get_413(gateway: Gateway) -> None:
         "Transfer-Encoding: chunked",
         method="POST",
     )
-    assert statuses(await exchange(gateway.serving.port, chunked + b"0\r\n\r\n", ca=gateway.ca))[0] == 413
+    answer = (await exchange(gateway.serving.port, chunked + b"0\r\n\r\n", ca=gateway.ca)).decode()
+    assert statuses(answer.encode())[0] == 413
+    assert "has no Content-Length to hold against the 10000 bytes that" in answer
+    assert "is longer than" not in answer
 
 
 async def test_requests_in_flight_beyond_the_limit_get_429(gateway: Gateway, eventually: Callable[..., Any]) -> None:

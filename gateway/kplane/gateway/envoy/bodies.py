@@ -12,12 +12,23 @@ from kplane.gateway.envoy.messages import FILTERS, Message, typed
 from kplane.gateway.envoy.requests import CARRIES, negated
 from kplane.gateway.routes import Route
 
-__all__ = ["WAITING_IDLE_SECONDS", "BodyLimit", "body_limit", "expectation", "idle", "limits_of_bodies", "short"]
+__all__ = [
+    "CONNECTION_BUFFER",
+    "WAITING_IDLE_SECONDS",
+    "BodyLimit",
+    "body_limit",
+    "expectation",
+    "idle",
+    "limits_of_bodies",
+    "short",
+]
 
 _LUA: Final = f"{FILTERS}.http.lua.v3"
 _MUTATION: Final = f"{FILTERS}.http.header_mutation.v3"
 _NAME: Final = "body-limit"
 _EXPECTATION: Final = "expectation"
+CONNECTION_BUFFER: Final = 256 << 10
+"""Bytes of bodies that Envoy keeps of a connection, also while its request waits. `waker.py` bounds how many wait."""
 DELETION_SECONDS: Final = 150
 """A request that waits for its body is in no count of those in flight. The API server itself gives up after 60 s."""
 WAITING_IDLE_SECONDS: Final = 150
@@ -88,7 +99,8 @@ def body_limit() -> Message:
 def short(longest: int) -> tuple[Message, Message]:
     """Return the parts of two routes. One of them takes a request whose body may pass.
 
-    A deletion needs no body, and then no `Content-Length`. Whether it has one shows when the body comes.
+    A deletion needs no body, and then no `Content-Length`. Whether it has one shows when the body comes. Such a body has
+    to fit into the buffer of its connection: Envoy itself answers 413 above that.
     """
     length = {"name": "content-length", "range_match": {"start": 0, "end": longest + 1}}
     deletion = {"name": ":method", "string_match": {"exact": "DELETE"}}

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from kplane.gateway.envoy.access_log import access_logs
-from kplane.gateway.envoy.bodies import body_limit, expectation
+from kplane.gateway.envoy.bodies import CONNECTION_BUFFER, body_limit, expectation
 from kplane.gateway.envoy.credentials import credentials
 from kplane.gateway.envoy.host_names import host_filter_chains, reading_host_names
 from kplane.gateway.envoy.messages import FILTERS, TLS, Message, certificate, discovery_response, file_source, typed
@@ -43,8 +43,6 @@ _ROUTER: Final = f"{FILTERS}.http.router.v3"
 _MUTATION: Final = "envoy.extensions.http.early_header_mutation.header_mutation.v3"
 
 _HEADERS_KIB: Final = 96
-_CONNECTION_BUFFER: Final = 256 << 10
-"""Bytes of bodies that Envoy keeps of a connection, also while its request waits. `waker.py` bounds how many wait."""
 _STREAMS: Final = 250
 """As many as kube-apiserver allows on one connection; client-go opens another one then."""
 _STREAM_WINDOW: Final = 256 << 10
@@ -97,7 +95,7 @@ def listener(
     return {
         "name": LISTENER,
         "address": {"socket_address": {"address": serving.host, "port_value": serving.port}},
-        "per_connection_buffer_limit_bytes": _CONNECTION_BUFFER,
+        "per_connection_buffer_limit_bytes": CONNECTION_BUFFER,
         "tcp_keepalive": {"keepalive_time": 60, "keepalive_interval": 15, "keepalive_probes": 4},
         "listener_filters": [reading_host_names()],
         "filter_chains": [

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from kplane.gateway.envoy.bodies import CONNECTION_BUFFER
 from kplane.gateway.envoy.credentials import of_unknown
 from kplane.gateway.envoy.messages import Message
-from kplane.gateway.envoy.metadata import LIMITED_BY, shown
+from kplane.gateway.envoy.metadata import LIMITED_BY, LONGEST_BODY, shown
 from kplane.gateway.envoy.names import LIMITED_BY_HEADER
 from kplane.gateway.envoy.requests import DOUBLE_SLASH, READS
 
@@ -85,6 +86,11 @@ TOO_LONG: Final = 413
 
 _LIMITED_BY: Final = f"{shown(LIMITED_BY)}%REQ({LIMITED_BY_HEADER})%"
 """Who set a limit: the route knows it, or the authorizer said so."""
+
+
+_HAS_NO_LENGTH: Final = {"header_filter": {"header": {"name": "content-length", "present_match": False}}}
+_DELETES: Final = {"header_filter": {"header": {"name": ":method", "string_match": {"exact": "DELETE"}}}}
+"""The gateway reads the body of a deletion without Content-Length, see `bodies.py`."""
 
 
 def refusing(code: int) -> Message:
@@ -165,9 +171,12 @@ def _limits() -> list[Message]:
         f"{_LIMITED_BY} allows no more requests of this control plane in flight (limits.requestsInFlight); {more}"
     )
     rate = f"{_LIMITED_BY} allows no more requests of this control plane a second (limits.requestsPerSecond); {more}"
-    length = (
-        f"the body of this request is longer than {_LIMITED_BY} allows (limits.requestBytes), or has no Content-Length;"
-        " send less at a time, or ask for a higher limit"
+    longest = f"{shown(LONGEST_BODY)} bytes that {_LIMITED_BY} allows (limits.requestBytes)"
+    long = f"the body of this request is longer than the {longest}; send less at a time, or ask for a higher limit"
+    no_length = f"this request has no Content-Length to hold against the {longest}; send it with a Content-Length"
+    deletion = (
+        f"the body of this deletion is longer than the {longest}, or than the {CONNECTION_BUFFER} bytes that the gateway"
+        " reads of a body without a Content-Length; send less, or send it with a Content-Length"
     )
     full = (
         f"this control plane has reached the storage quota of {_LIMITED_BY} (virtual.storage.quota), which allows"
@@ -181,7 +190,9 @@ def _limits() -> list[Message]:
         _mapper(_every(of_unknown(), _either(_flags(_OVERFLOW), _code(_TOO_MANY))), _TOO_MANY, unknown),
         _mapper(_flags(_OVERFLOW), _TOO_MANY, in_flight),
         _mapper(_code(_TOO_MANY), _TOO_MANY, rate),
-        _mapper(_code(TOO_LONG), TOO_LONG, length),
+        _mapper(_every(_code(TOO_LONG), _HAS_NO_LENGTH, _DELETES), TOO_LONG, deletion),
+        _mapper(_every(_code(TOO_LONG), _HAS_NO_LENGTH), TOO_LONG, no_length),
+        _mapper(_code(TOO_LONG), TOO_LONG, long),
         _mapper(_code(FULL), 403, full),
     ]
 

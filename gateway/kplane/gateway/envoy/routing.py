@@ -13,7 +13,7 @@ from typing import Final
 from kplane.gateway.envoy.bodies import WAITING_IDLE_SECONDS, BodyLimit, idle, limits_of_bodies, short
 from kplane.gateway.envoy.credentials import with_credentials
 from kplane.gateway.envoy.messages import FILTERS, Message, typed
-from kplane.gateway.envoy.metadata import described
+from kplane.gateway.envoy.metadata import described, longest_body
 from kplane.gateway.envoy.names import (
     AUTHORIZER,
     AUTHORIZER_HEADERS,
@@ -271,7 +271,8 @@ def _authorized_change(name: str, limit: BodyLimit) -> list[Message]:
     found = _limited(_by_authorizer(name), idle(limit.idle_seconds))
     if limit.longest is None:
         return [found]
-    return [*(_limited(found, part) for part in short(limit.longest)), _too_long(name)]
+    metadata = {"metadata": longest_body(limit.longest)}
+    return [*(_limited(found, {**part, **metadata}) for part in short(limit.longest)), {**_too_long(name), **metadata}]
 
 
 def _too_long(name: str) -> Message:
