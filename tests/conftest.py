@@ -8,8 +8,9 @@ import gc
 import inspect
 import os
 import socket
+import subprocess
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -96,6 +97,22 @@ def hold_port() -> Iterator[Callable[[], int]]:
             return int(found.getsockname()[1])
 
         yield hold
+
+
+@pytest.fixture(scope="session")
+def few_inotify_instances() -> Callable[[int], Sequence[str]]:
+    """`few_inotify_instances(4)`: the beginning of a command whose program may have four inotify instances.
+
+    A user namespace has a limit of its own, so other programs of this machine keep theirs.
+    """
+
+    def beginning(count: int) -> Sequence[str]:
+        limiting = f'echo {count} > /proc/sys/user/max_inotify_instances && exec "$@"'
+        return ("unshare", "--user", "--map-root-user", "sh", "-c", limiting, "sh")
+
+    if subprocess.run([*beginning(1), "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine allows no user namespaces")
+    return beginning
 
 
 @pytest.fixture(scope="session")

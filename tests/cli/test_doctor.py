@@ -20,12 +20,12 @@ from kplane.api import (
 )
 from kplane.api.names import GATEWAY_NAMESPACE
 from kplane.cli.advice import addressed
-from kplane.cli.doctor import Finding, Severity, examine
+from kplane.cli.doctor import Finding, Severity, examine, machine
 from kplane.cli.doctor.control_planes import check_conditions, check_credentials, check_not_ready
 from kplane.cli.doctor.definitions import check_definitions, check_kubernetes, compare
 from kplane.cli.doctor.leftovers import check_leftovers
 from kplane.cli.doctor.lost_data import check_lost_data
-from kplane.cli.doctor.machine import check_clock, check_open_files
+from kplane.cli.doctor.machine import check_clock, check_inotify, check_open_files
 from kplane.cli.doctor.programs import (
     check_controllers_credentials,
     check_gateways,
@@ -38,6 +38,7 @@ from kplane.cli.doctor.rights import NEEDED, check_rights, check_unread
 from kplane.cli.doctor.survey import KINDS, Survey
 from kplane.cli.kubeconfigs import Management
 from kplane.cli.programs import Program, Replica
+from kplane.cli.programs.processes import Processes
 from kplane.embedded.manifests import crd_manifests
 from kplane.provider import NotFound, Unreachable
 from kplane.provider.client.resources import LEASES
@@ -695,6 +696,22 @@ async def test_the_clock(seconds: int, severity: str | None, said: str) -> None:
 async def test_the_limit_of_open_files(monkeypatch: pytest.MonkeyPatch, hard: int, count: int) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (1024, hard))
     assert len(await check_open_files(survey())) == count
+
+
+@pytest.mark.parametrize(
+    ("free", "severity", "said"),
+    [(18, None, ""), (17, "warning", "one more awake control plane"), (4, "error", "a gateway that starts again")],
+)
+async def test_inotify_instances_of_processes(
+    monkeypatch: pytest.MonkeyPatch, free: int, severity: str | None, said: str
+) -> None:
+    command = "sudo sysctl -w fs.inotify.max_user_instances=8192"
+    shortage = f"user 0 has 125 of 128 inotify instances in use; raise the limit: {command}"
+    monkeypatch.setattr(machine, "inotify_shortage", lambda needed: shortage if needed > free else "")
+    found = await check_inotify(survey(programs=object.__new__(Processes)))
+    assert told(found) == ([(severity, "this machine", command)] if severity else [])
+    assert all(said in each.problem and "125 of 128" in each.problem for each in found)
+    assert await check_inotify(survey()) == []
 
 
 # All of it

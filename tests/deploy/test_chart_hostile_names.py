@@ -60,7 +60,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "endpoints": {**ENDPOINTS, "mcm.source.namespaceScope": "tok-scope"},
 }
 
-SECTIONS = ("crds", "operator", "mcm", "gateway", "controlPlanes", "etcd", "admissionPolicy", "networkPolicy", "metrics")
+SECTIONS = (
+    "crds",
+    "operator",
+    "mcm",
+    "gateway",
+    "controlPlanes",
+    "etcd",
+    "admissionPolicy",
+    "networkPolicy",
+    "metrics",
+    "global",
+)
 
 
 def substitute(tree: Any, tokens: dict[str, str]) -> Any:
@@ -88,7 +99,7 @@ def in_order(manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
 )
 def test_names_like_numbers_render_as_strings(chart: Any, variant: str, name: str) -> None:
     settings = {**NAMES, **VARIANTS[variant]}
-    tokens = {token: name for token in re.findall(r"tok-[-a-z]+", json.dumps(settings))}
+    tokens = dict.fromkeys(re.findall(r"tok-[-a-z]+", json.dumps(settings)), name)
     tokens = {
         **{token: f"{name}a" if token == "tok-gateway-namespace" else name for token in tokens},
         "tok-release": name,
@@ -104,7 +115,9 @@ def test_names_like_numbers_render_as_strings(chart: Any, variant: str, name: st
 
 @pytest.mark.parametrize("release", [*HOSTILE, "a.b", "1.2", "9" * 53])
 def test_services_have_dns_labels_for_names(chart: Any, release: str) -> None:
-    names = chart.render(release=release, settings={"gateway.enabled": True, "gateway.url": "https://a"}).names("Service")
+    names = chart.render(release=release, settings={"gateway.enabled": True, "gateway.url": "https://a"}).names(
+        "Service"
+    )
     assert [name for name in names if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name)] == []
 
 

@@ -19,6 +19,19 @@ SCRIPT = ROOT / "deploy" / "chart" / "kplane" / "files" / "test" / "check.py"
 KINDS = sorted(path.stem.partition("_")[2] for path in (ROOT / "crds").glob("*.yaml"))
 
 
+KERNEL = """\
+import ctypes, os
+class Kernel:
+    left = {instances}
+    def __init__(self, name): pass
+    def inotify_init1(self, flags):
+        Kernel.left -= 1
+        return os.open(os.devnull, os.O_RDONLY) if Kernel.left >= 0 else -1
+ctypes.CDLL = Kernel
+"""
+"""Gives inotify instances, however many other programs of this machine have."""
+
+
 class Servers:
     """Answers for the operator, mcm and the API server, each below a path of its own."""
 
@@ -61,7 +74,7 @@ def servers() -> Servers:
 
 @pytest.fixture
 def check(servers: Servers, tmp_path: Path) -> Iterator[Any]:
-    """Run the script as the pod does, without its minute of patience."""
+    """Run the script as the pod does, without its minute of patience, and with as many inotify instances."""
     (tmp_path / "token").write_text("secret\n")
     server = servers.start()
     url = f"http://127.0.0.1:{server.server_port}"
@@ -73,11 +86,17 @@ def check(servers: Servers, tmp_path: Path) -> Iterator[Any]:
         "API_SERVER": f"{url}/api",
         "CREDENTIALS": str(tmp_path),
         "SECONDS_AT_MOST": "0",
+        "NODE": "worker-1",
     }
 
-    def run() -> subprocess.CompletedProcess[str]:
+    def run(instances: int = 128, **paths: str) -> subprocess.CompletedProcess[str]:
+        added = {name: f"{url}{path}" for name, path in paths.items()}
         return subprocess.run(
-            [sys.executable, "-c", SCRIPT.read_text()], env=environment, capture_output=True, text=True, check=False
+            [sys.executable, "-c", KERNEL.format(instances=instances) + SCRIPT.read_text()],
+            env={**environment, **added},
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
     yield run
@@ -88,7 +107,7 @@ def check(servers: Servers, tmp_path: Path) -> Iterator[Any]:
 def test_an_installation_that_works_passes(servers: Servers, check: Any) -> None:
     done = check()
     assert (done.returncode, done.stderr) == (0, "")
-    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ["ok"] * 3
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ["ok"] * 4
     # Only the API server gets the token.
     assert servers.tokens == [None, None, "Bearer secret"]
 
@@ -113,4 +132,18 @@ def test_what_does_not_work_is_told(
     done = check()
     assert done.returncode == 1
     assert says in done.stdout
-    assert done.stdout.count("ok: ") == 2
+    assert done.stdout.count("ok: ") == 3
+
+
+def test_gateway_is_asked_where_there_is_one(servers: Servers, check: Any) -> None:
+    servers.answers["/gateway/readyz"] = (503, "user 65532 has 125 of 128 inotify instances in use")
+    done = check(GATEWAY="/gateway")
+    assert done.returncode == 1
+    assert "FAILED: the gateway is ready: 503 Service Unavailable: user 65532 has 125 of 128 inotify" in done.stdout
+
+
+def test_node_without_inotify_instances_fails(check: Any) -> None:
+    done = check(instances=4)
+    assert done.returncode == 1
+    assert "inotify instances in use (fs.inotify.max_user_instances), and an API server takes 7" in done.stdout
+    assert "raise the limit on node worker-1: sysctl -w fs.inotify.max_user_instances=8192" in done.stdout

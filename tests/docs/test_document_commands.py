@@ -62,7 +62,7 @@ def test_images_of_the_documents_are_those_that_are_built() -> None:
     named = document_images()
     assert set(named.values()) == {*images(), gateway_image()}
     manifest = (ROOT / "deploy" / "install.yaml").read_text()
-    assert set(re.findall(r"\bimage: (\S+)", manifest)) <= set(named)
+    assert set(re.findall(r"\bimage: \"?([^\s\"]+)", manifest)) <= set(named)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from kplane.binaries.programs import Binaries
 from kplane.embedded import lock
 from kplane.embedded.daemon import Daemon, end
 from kplane.embedded.errors import DaemonFailed
+from kplane.embedded.python_path import python_path
 from kplane.workloads import find_processes
 
 pytestmark = pytest.mark.integration
@@ -41,6 +44,26 @@ def test_ends_with_all_that_it_runs(directory: Path, binaries: Binaries) -> None
     assert find_processes(directory) == []
     assert lock.holder(directory) is None
     assert not (directory / "ready.json").exists()
+
+
+def test_gateway_without_inotify_instances_is_refused_at_once(directory: Path, few_inotify_instances) -> None:
+    code = (
+        "import pathlib, sys\n"
+        "from kplane.binaries.programs import Binaries\n"
+        "from kplane.embedded.daemon import Daemon\n"
+        "from kplane.embedded.errors import DaemonFailed\n"
+        "binaries = Binaries.of_runtime(kubernetes=pathlib.Path('/none'), etcd=pathlib.Path('/none'))\n"
+        "try:\n"
+        "    Daemon(pathlib.Path(sys.argv[1]), binaries=binaries, gateway=True)\n"
+        "except DaemonFailed as failed:\n"
+        "    print(failed)\n"
+    )
+    command = [*few_inotify_instances(12), sys.executable, "-c", code, str(directory)]
+    environment = {**os.environ, "PYTHONPATH": python_path()}
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert told.startswith(f"failed to start the management cluster in {directory}: user 0 has ")
+    assert "inotify instances in use (fs.inotify.max_user_instances), and 13 more are needed" in told
+    assert find_processes(directory) == []
 
 
 @pytest.mark.slow

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
+import shutil
+import tempfile
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
 
+from kplane.binaries.envoy import find_envoy
+from kplane.gateway import data_plane
 from kplane.gateway.data_plane import DataPlane
 from kplane.gateway.routes import Hold
 from kplane.gateway.waker import Waker
+from kplane.workloads import ProcessRuntime
 
 from .fleet import no_waker, route, serving
 
@@ -59,3 +66,26 @@ async def test_a_hold_that_has_ended_or_is_lifted_is_not_named(tmp_path: Path, m
         # While Envoy answers what it counts, it gets a table that holds nothing.
         numbers.side_effect = lifted
         assert await plane.quiet() == {}
+
+
+@pytest.mark.integration
+async def test_envoy_without_inotify_instances_names_limit_and_fatal_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Any, few_inotify_instances: Any
+) -> None:
+    """The real Envoy, in a user namespace that gives it no instance."""
+    *beginning, name = few_inotify_instances(0)
+    envoy = tmp_path / "envoy"
+    envoy.write_text(f'#!/bin/sh\nexec {shlex.join([*beginning, name, str(find_envoy())])} "$@"\n')
+    envoy.chmod(0o755)
+    monkeypatch.setattr(data_plane, "inotify_shortage", lambda needed: f"{needed} instances more are needed")
+    directory = Path(tempfile.mkdtemp(prefix="kplane-g-"))
+    async with ProcessRuntime(directory / "runtime", programs=[]) as runtime:
+        plane = DataPlane(
+            directory / "g", validate=AsyncMock(), program=envoy, runtime=runtime, waker=Waker(AsyncMock())
+        )
+        async with plane.running():
+            told = await eventually(plane.failure, lambda failure: "last fatal line" in failure)
+            await plane.stop()
+    shutil.rmtree(directory)
+    assert told.startswith("5 instances more are needed; Envoy was ended by signal SIGABRT after ")
+    assert "assert failure: inotify_fd_ >= 0" in told

@@ -40,6 +40,14 @@ async def test_backoff_says_why_and_what_was_logged(sandbox, caplog) -> None:
         assert runtime.state("crash").phase is Phase.ABSENT
 
 
+async def test_backoff_has_the_fatal_line_before_a_long_backtrace(sandbox) -> None:
+    async with sandbox.runtime(pace=Pace(restart_base=1000.0, restart_limit=1000.0)) as runtime:
+        script = "echo '[1][critical][assert] inotify_fd_ >= 0'; for i in $(seq 100); do echo frame $i; done; exit 7"
+        await runtime.apply(sandbox.shell("crash", script))
+        state = await sandbox.phase(runtime, "crash", Phase.BACKOFF)
+        assert "; its last fatal line is: [1][critical][assert] inotify_fd_ >= 0; the end of its log" in state.message
+
+
 async def test_an_equal_description_does_not_cut_the_backoff_short(sandbox) -> None:
     async with sandbox.runtime(pace=Pace(restart_base=1000.0, restart_limit=1000.0)) as runtime:
         component = sandbox.shell("crash", "exit 1")

@@ -17,8 +17,10 @@ from kplane.workloads import FILES, Address, Component, File, Lifetime, Port, Pr
 
 __all__ = [
     "API_SERVER",
+    "AWAKE_INOTIFY_INSTANCES",
     "CONTROLLER_MANAGER",
     "CONTROLLER_MANAGER_PORTS",
+    "ENVOY_INOTIFY_INSTANCES",
     "ETCD",
     "GATEWAY",
     "GATEWAY_PORTS",
@@ -26,6 +28,7 @@ __all__ = [
     "MCM",
     "OPERATOR",
     "OPERATOR_PORTS",
+    "START_INOTIFY_INSTANCES",
     "TENANTS_ETCD",
     "bound",
     "controller_manager",
@@ -46,6 +49,19 @@ _HTTP: Final = "http"
 CONTROLLER_MANAGER_PORTS: Final = (_HTTPS,)
 OPERATOR_PORTS: Final = (_HTTP,)
 GATEWAY_PORTS: Final = (_HTTP, _HTTPS)
+
+ENVOY_INOTIFY_INSTANCES: Final = 5
+"""Envoy ends by SIGABRT if it does not get them. All other programs run on, and do not read their files again."""
+_API_SERVER_INOTIFY_INSTANCES: Final = 7
+"""For certificates and key of its own (2), `authentication.yaml`, and two each for `client-ca.crt` and
+`front-proxy-ca.crt`. All these flags are needed.
+"""
+AWAKE_INOTIFY_INSTANCES: Final = _API_SERVER_INOTIFY_INSTANCES + 6
+"""Of an awake control plane. kube-controller-manager takes one for its certificate, and one for the CAs of its callers.
+Each of the four signers of certificates takes one; only profile Core is without them.
+"""
+START_INOTIFY_INSTANCES: Final = _API_SERVER_INOTIFY_INSTANCES + 1 + ENVOY_INOTIFY_INSTANCES
+"""Of a management cluster without control planes."""
 
 _CONTROLLERS: Final = (
     "namespace-controller",

@@ -18,10 +18,11 @@ from typing import Self
 from kplane.binaries.interpreter import inheriting_command
 from kplane.binaries.programs import Binaries
 from kplane.embedded import lock
+from kplane.embedded.components import START_INOTIFY_INSTANCES
 from kplane.embedded.errors import DaemonFailed, LeftRunning
 from kplane.embedded.handle import LOG_FILE, READY_FILE, Handle
 from kplane.embedded.python_path import python_path
-from kplane.workloads import end_processes, find_processes
+from kplane.workloads import end_processes, find_processes, inotify_shortage
 
 __all__ = ["Daemon", "end", "start_cluster", "tail"]
 
@@ -61,10 +62,14 @@ class Daemon:
         `operators`, `manifests`, `fsync` and `kwok` are those of `kplane.embedded.cluster.ManagementCluster`.
         `gateway` starts a gateway with the Envoy that `kplane.binaries` finds.
         A `bound` daemon ends when this process ends or is killed. Any other runs until `end`.
-        Raises `EmbeddedError` and `OSError` if the start fails.
+        Raises `EmbeddedError` and `OSError` if the start fails, `DaemonFailed` if Envoy could not start.
         """
         self.directory = directory
         self.log = directory / LOG_FILE
+        # Processes that a killed daemon left have their instances already.
+        needed = START_INOTIFY_INSTANCES if gateway and not find_processes(directory) else 0
+        if shortage := inotify_shortage(needed):
+            raise DaemonFailed(f"failed to start the management cluster in {directory}: {shortage}")
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         (directory / READY_FILE).unlink(missing_ok=True)
         command = inheriting_command("kplane.embedded", "--directory", str(directory))

@@ -191,7 +191,7 @@ class Controller:
         self.problem = None
         logger.info("serves %d control planes", sum(route.upstream is not None for route in self.routes))
         if not confirmed:
-            self.problem = "Envoy does not use the present configuration; see its log"
+            self.problem = "Envoy does not use the present configuration"
             return False
         # One route that Envoy refuses does not keep the others back.
         self._note_served(served)

@@ -22,11 +22,11 @@ from kplane.gateway.envoy.listener import Serving
 from kplane.gateway.files import Publisher, Validator, Versions
 from kplane.gateway.holder import Holder
 from kplane.gateway.in_flight import ChangesInFlight
-from kplane.gateway.program import ENVOY, envoy_component
+from kplane.gateway.program import ENVOY, INOTIFY_INSTANCES, envoy_component
 from kplane.gateway.routes import Hold, Route
 from kplane.gateway.waiting_room import waiting_room
 from kplane.gateway.waker import Waker
-from kplane.workloads import Runtime
+from kplane.workloads import Phase, Runtime, inotify_shortage
 
 __all__ = ["DataPlane"]
 
@@ -212,6 +212,25 @@ class DataPlane:
             return await self._administration.serves() == self._published
         except (OSError, aiohttp.ClientError, TimeoutError):
             return False
+
+    async def failure(self) -> str:
+        """Say why Envoy does not run; empty if it runs, or the cause is not known here."""
+        if self._administration is None:
+            return ""
+        try:
+            await self._administration.serves()
+        except (OSError, aiohttp.ClientError, TimeoutError):
+            # In a pod, Envoy is a container of its own with the same user.
+            shortage = await asyncio.to_thread(inotify_shortage, INOTIFY_INSTANCES)
+            return "; ".join(part for part in (shortage, self._end()) if part)
+        return ""
+
+    def _end(self) -> str:
+        """Return the first line of what the runtime says of an Envoy that ended."""
+        state = self._runtime.state(ENVOY) if self._runtime is not None else None
+        if state is None or state.phase not in {Phase.BACKOFF, Phase.ENDED, Phase.STARTING} or not state.message:
+            return ""
+        return f"Envoy {state.message.splitlines()[0].removesuffix('; the end of its log is:')}"
 
     async def numbers(self) -> Mapping[str, int]:
         """Return what Envoy counts of API servers. Raises OSError, aiohttp.ClientError or TimeoutError."""

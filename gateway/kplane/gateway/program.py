@@ -14,10 +14,13 @@ from kplane.gateway.envoy.bootstrap import Layout, bootstrap
 from kplane.gateway.errors import ConfigurationRejected
 from kplane.workloads import Component, Lifetime, ProgramFailed, ProgramTimedOut, run_program
 
-__all__ = ["ENVOY", "EnvoyValidator", "envoy_component"]
+__all__ = ["ENVOY", "INOTIFY_INSTANCES", "EnvoyValidator", "envoy_component"]
 
 ENVOY: Final = "envoy"
 """Name of the component."""
+
+INOTIFY_INSTANCES: Final = 5
+"""Those that Envoy takes: one for each file that it watches. It aborts if it does not get them."""
 
 _DIGEST: Final = "KPLANE_GATEWAY_DIGEST"
 _VALIDATION_SECONDS: Final = 120.0

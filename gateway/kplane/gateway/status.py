@@ -53,7 +53,8 @@ async def serve_status(listen: HostPort, *, controller: Controller, plane: DataP
         if await plane.ready():
             return web.Response(text=f"ok{f'; {controller.problem}' if controller.problem else ''}\n")
         why = controller.problem or "Envoy does not serve the present configuration"
-        return web.Response(text=f"{why}\n", status=503)
+        failure = await plane.failure()
+        return web.Response(text=f"{why}{f': {failure}' if failure else ''}\n", status=503)
 
     async def metrics(_: web.Request) -> web.Response:
         registry = CollectorRegistry()

@@ -18,6 +18,7 @@ from kplane.workloads.component import (
     Storage,
 )
 from kplane.workloads.errors import ProgramFailed, ProgramTimedOut, RuntimeFailure, WorkloadsError
+from kplane.workloads.processes.inotify import inotify_shortage
 from kplane.workloads.processes.launcher import landlock_version
 from kplane.workloads.processes.process import end_processes, find_processes
 from kplane.workloads.processes.program import run_program
@@ -57,6 +58,7 @@ __all__ = [
     "WorkloadsError",
     "end_processes",
     "find_processes",
+    "inotify_shortage",
     "landlock_version",
     "run_program",
 ]

@@ -12,7 +12,7 @@ from kplane.cli.doctor.definitions import check_definitions, check_kubernetes
 from kplane.cli.doctor.finding import Finding, Severity, warning
 from kplane.cli.doctor.leftovers import check_leftovers
 from kplane.cli.doctor.lost_data import check_lost_data
-from kplane.cli.doctor.machine import check_clock, check_open_files, check_own_certificate
+from kplane.cli.doctor.machine import check_clock, check_inotify, check_open_files, check_own_certificate
 from kplane.cli.doctor.programs import (
     check_controllers_credentials,
     check_gateways,
@@ -49,6 +49,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     "clock": check_clock,
     "own-certificate": check_own_certificate,
     "open-files": check_open_files,
+    "inotify": check_inotify,
 }
 """Name: what it finds. A check opens no connection to a control plane."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 from collections.abc import Sequence
 from datetime import timedelta
@@ -10,8 +11,10 @@ from typing import Final
 from kplane.cli.doctor.finding import Finding, error, warning
 from kplane.cli.doctor.survey import Survey
 from kplane.cli.programs.processes import Processes
+from kplane.embedded.components import AWAKE_INOTIFY_INSTANCES, ENVOY_INOTIFY_INSTANCES
+from kplane.workloads import inotify_shortage
 
-__all__ = ["check_clock", "check_open_files", "check_own_certificate"]
+__all__ = ["check_clock", "check_inotify", "check_open_files", "check_own_certificate"]
 
 _NOTICED: Final = timedelta(seconds=3)
 _HARMFUL: Final = timedelta(seconds=30)
@@ -41,6 +44,20 @@ async def check_open_files(survey: Survey) -> Sequence[Finding]:
     problem = f"a process may have {hard} files open, and `kplane up` and `kplane demo` need {_FEW_FILES}"
     command = f"echo '* hard nofile {_FEW_FILES}' | sudo tee /etc/security/limits.d/kplane.conf"
     return [warning("this machine", problem, command)]
+
+
+async def check_inotify(survey: Survey) -> Sequence[Finding]:
+    """Look whether a gateway can start again here, and whether one more control plane can be awake."""
+    if not isinstance(survey.programs, Processes):
+        return []  # pods have the limits of their nodes
+    for needed, told, harm in (
+        (ENVOY_INOTIFY_INSTANCES, error, "a gateway that starts again ends at once"),
+        (ENVOY_INOTIFY_INSTANCES + AWAKE_INOTIFY_INSTANCES, warning, "one more awake control plane leaves none"),
+    ):
+        if shortage := await asyncio.to_thread(inotify_shortage, needed):
+            problem, _, command = shortage.partition("; raise the limit: ")
+            return [told("this machine", f"{problem}: {harm}", command)]
+    return []
 
 
 async def check_own_certificate(survey: Survey) -> Sequence[Finding]:

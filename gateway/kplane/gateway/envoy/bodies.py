@@ -99,8 +99,8 @@ def body_limit() -> Message:
 def short(longest: int) -> tuple[Message, Message]:
     """Return the parts of two routes. One of them takes a request whose body may pass.
 
-    A deletion needs no body, and then no `Content-Length`. Whether it has one shows when the body comes. Such a body has
-    to fit into the buffer of its connection: Envoy itself answers 413 above that.
+    A deletion needs no body, and then no `Content-Length`. Whether it has one shows when the body comes. Such a body
+    has to fit into the buffer of its connection: Envoy itself answers 413 above that.
     """
     length = {"name": "content-length", "range_match": {"start": 0, "end": longest + 1}}
     deletion = {"name": ":method", "string_match": {"exact": "DELETE"}}

@@ -175,8 +175,8 @@ def _limits() -> list[Message]:
     long = f"the body of this request is longer than the {longest}; send less at a time, or ask for a higher limit"
     no_length = f"this request has no Content-Length to hold against the {longest}; send it with a Content-Length"
     deletion = (
-        f"the body of this deletion is longer than the {longest}, or than the {CONNECTION_BUFFER} bytes that the gateway"
-        " reads of a body without a Content-Length; send less, or send it with a Content-Length"
+        f"the body of this deletion is longer than the {longest}, or than the {CONNECTION_BUFFER} bytes that the"
+        " gateway reads of a body without a Content-Length; send less, or send it with a Content-Length"
     )
     full = (
         f"this control plane has reached the storage quota of {_LIMITED_BY} (virtual.storage.quota), which allows"

@@ -5,15 +5,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from pathlib import Path
 
-__all__ = ["LogFile"]
+__all__ = ["LogFile", "last_fatal_line"]
 
 _CHUNK_BYTES = 1 << 20
 _TAIL_BYTES = 2048
 _TAIL_LINES = 20
+_SEARCHED_BYTES = 64 << 10
+_SHOWN_LETTERS = 500
+_FATAL = re.compile(
+    r"\[critical\]\[(?!backtrace)"  # Envoy; a backtrace follows
+    r"|^(panic|fatal error): "  # Go; the stacks of goroutines follow
+    r"|^F[0-9]{4} |\"command failed\" err="  # klog, k8s.io/component-base/cli
+    r'|"level":"(fatal|panic)"'  # zap, as etcd has it
+    r"|^Error: | CRITICAL "  # cobra, and Python's logging
+)
+"""What programs write before they end by themselves."""
 
 logger = logging.getLogger(__name__)
+
+
+def last_fatal_line(log: str) -> str:
+    """Return the last line of a log by which a program says why it ends; empty if there is none."""
+    line = next((line for line in reversed(log.splitlines()) if _FATAL.search(line)), "")
+    return line.strip()[:_SHOWN_LETTERS]
 
 
 class LogFile:
@@ -35,15 +52,21 @@ class LogFile:
 
     def tail(self) -> str:
         """Read the last lines that the present run wrote: at most 20 and 2 KiB."""
+        return "\n".join(self._end(_TAIL_BYTES).splitlines()[-_TAIL_LINES:])
+
+    def fatal_line(self) -> str:
+        """Return the last line by which the present run said why it ends; empty if there is none."""
+        return last_fatal_line(self._end(_SEARCHED_BYTES))
+
+    def _end(self, limit_bytes: int) -> str:
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 first = self._mark if self._mark <= size else 0
-                file.seek(max(first, size - _TAIL_BYTES))
-                text = file.read(_TAIL_BYTES).decode(errors="replace")
+                file.seek(max(first, size - limit_bytes))
+                return file.read(limit_bytes).decode(errors="replace")
         except OSError:
             return ""
-        return "\n".join(text.splitlines()[-_TAIL_LINES:])
 
     async def keep_bounded(self, *, interval_seconds: float) -> None:
         """Look at the size now and after each interval, and rotate where it is over the limit. Never returns."""

@@ -13,7 +13,7 @@ from kplane.workloads.processes.proctable import uptime
 
 __all__ = ["HttpProbe", "Liveness"]
 
-_SHOWN_BYTES: Final = 300
+_SHOWN_BYTES: Final = 1000
 _LATE_SECONDS: Final = 1.0
 """A probe that takes so much longer than its time says nothing of the component, but of the machine."""
 

@@ -416,8 +416,14 @@ class Supervision:
             how = f"was ended by signal {_signal_name(-code)}"
         else:
             how = f"ended with exit code {code}"
-        tail = self._log.tail()
-        return f"{how} after {process.age_seconds:.1f} s" + (f"; the end of its log is:\n{tail}" if tail else "")
+        tail, fatal = self._log.tail(), self._log.fatal_line()
+        parts = [f"{how} after {process.age_seconds:.1f} s"]
+        # What follows a fatal line, such as a backtrace, is longer than the tail.
+        if fatal and fatal != tail.strip():
+            parts.append(f"its last fatal line is: {fatal}")
+        if tail:
+            parts.append(f"the end of its log is:\n{tail}")
+        return "; ".join(parts)
 
     def _show(self, **changes: object) -> None:
         refused = self._refused is not None

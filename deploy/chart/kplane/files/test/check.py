@@ -1,5 +1,6 @@
-"""Checks an installation for `helm test`: both operators are ready, and the API server serves kplane's kinds."""
+"""Checks an installation for `helm test`: programs are ready, kinds are served, and this node has inotify instances."""
 
+import ctypes
 import json
 import os
 import ssl
@@ -16,6 +17,8 @@ KINDS = {
     "controlplanesnapshots",
 }
 CREDENTIALS = os.environ["CREDENTIALS"]
+API_SERVER_INSTANCES = 7
+INSTANCES = "fs.inotify.max_user_instances"
 
 
 def read(url: str, *, token: str = "") -> bytes:
@@ -40,11 +43,31 @@ def check_kinds() -> None:
         raise OSError(f"the API server does not serve {', '.join(sorted(absent))}")
 
 
+def check_inotify() -> None:
+    """Make as many inotify instances as one more API server takes: pods of kplane have one user on a node."""
+    libc = ctypes.CDLL(None)
+    made = [libc.inotify_init1(os.O_CLOEXEC) for _ in range(API_SERVER_INSTANCES)]
+    free = [descriptor for descriptor in made if descriptor >= 0]
+    for descriptor in free:
+        os.close(descriptor)
+    if len(free) < API_SERVER_INSTANCES:
+        with open("/proc/sys/" + INSTANCES.replace(".", "/"), encoding="ascii") as file:
+            limit = int(file.read())
+        raise OSError(
+            f"user {os.geteuid()} has {limit - len(free)} of {limit} inotify instances in use ({INSTANCES}), and an API"
+            f" server takes {API_SERVER_INSTANCES}; raise the limit on node {os.environ.get('NODE', '')}:"
+            f" sysctl -w {INSTANCES}=8192"
+        )
+
+
 CHECKS = {
     "the operator is ready": lambda: read(f"{os.environ['OPERATOR']}/readyz"),
     "mcm is ready": lambda: read(f"{os.environ['MCM']}/readyz"),
     "the API server serves the kinds of kplane": check_kinds,
+    "this node has inotify instances for one more API server": check_inotify,
 }
+if gateway := os.environ.get("GATEWAY"):
+    CHECKS["the gateway is ready"] = lambda: read(f"{gateway}/readyz")
 
 
 def main() -> int:

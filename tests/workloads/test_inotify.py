@@ -1,0 +1,97 @@
+"""A user who has too few inotify instances is told limit, use and remedy."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from kplane.embedded import components
+from kplane.embedded.python_path import python_path
+from kplane.gateway.program import INOTIFY_INSTANCES
+from kplane.workloads import inotify_shortage
+from kplane.workloads.processes import inotify
+from kplane.workloads.processes.log import last_fatal_line
+
+ENVOY = """\
+[2026-11-27 23:05:15.617][11096][critical][assert] [source/common/watcher_impl.cc:25] assert failure: inotify_fd_ >= 0.
+[2026-11-27 23:05:15.626][11096][error][envoy_bug] [./source/common/common/assert.h:66] #12 UNKNOWN [0x7f8f01ae024a]
+[2026-11-27 23:05:15.626][11096][critical][backtrace] [./source/server/backtrace.h:167] #0: [0x7f8f01af5050]
+"""
+API_SERVER = """\
+I1127 10:00:00.000000 1 options.go:1] "starting"
+E1127 10:00:00.000001 1 run.go:72] "command failed" err="invalid argument"
+"""
+ETCD = """\
+{"level":"warn","msg":"slow"}
+{"level":"fatal","msg":"failed to purge","error":"no space left"}
+"""
+
+
+def _asked(beginning: Sequence[str], needed: int) -> str:
+    """Ask in a process of its own."""
+    code = f"from kplane.workloads import inotify_shortage; print(inotify_shortage({needed}), end='')"
+    command = [*beginning, sys.executable, "-c", code]
+    environment = {"PYTHONPATH": python_path()}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_shortage_has_limit_use_and_remedy(few_inotify_instances) -> None:
+    # Other programs of this machine may have less than three left.
+    assert re.fullmatch(
+        r"user 0 has [0-3] of 3 inotify instances in use \(fs\.inotify\.max_user_instances\), and 5 more are needed;"
+        r" raise the limit: sudo sysctl -w fs\.inotify\.max_user_instances=8192",
+        _asked(few_inotify_instances(3), 5),
+    )
+
+
+def test_nothing_is_said_while_there_are_enough() -> None:
+    assert inotify_shortage(0) == ""
+
+
+def test_limit_of_open_files_is_no_shortage() -> None:
+    code = (
+        "import resource, os; from kplane.workloads import inotify_shortage;"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)); print(inotify_shortage(60))"
+    )
+    asked = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": python_path()}, capture_output=True, text=True, check=True
+    )
+    assert asked.stdout == "\n"
+
+
+def test_nothing_is_said_where_there_is_no_inotify(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inotify.ctypes, "CDLL", lambda *_, **__: object())
+    assert inotify_shortage(1000) == ""
+
+
+def test_instances_are_closed_again() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    inotify_shortage(1)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_both_rooms_count_the_same_for_envoy() -> None:
+    assert components.ENVOY_INOTIFY_INSTANCES == INOTIFY_INSTANCES
+
+
+@pytest.mark.parametrize(
+    ("log", "line"),
+    [
+        (ENVOY, ENVOY.splitlines()[0]),
+        (API_SERVER, API_SERVER.splitlines()[1]),
+        (ETCD, ETCD.splitlines()[1]),
+        ("panic: no map\n\ngoroutine 1 [running]:\nmain.main()\n", "panic: no map"),
+        ("fatal error: out of memory\n\nruntime stack:\n", "fatal error: out of memory"),
+        ("Error: unknown flag: --x\nUsage:\n", "Error: unknown flag: --x"),
+        ("2026-11-27 10:00:00,000 CRITICAL kplane: no\n", "2026-11-27 10:00:00,000 CRITICAL kplane: no"),
+        ("ready\nserving\n", ""),
+        ("panic: " + "x" * 1000, "panic: " + "x" * 493),
+    ],
+)
+def test_last_fatal_line_of_each_program(log: str, line: str) -> None:
+    assert last_fatal_line(log) == line
