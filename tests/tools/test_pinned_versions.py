@@ -130,7 +130,7 @@ def test_update_names_the_version_wherever_an_image_has_it(
 
     repository = image.partition(":")[0]
     for name in NAMED_IN:
-        before, after = (re.findall(rf"{repository}:\S+", (root / name).read_text()) for root in (ROOT, tmp_path))
+        before, after = (re.findall(rf"{repository}:[\w.-]+", (root / name).read_text()) for root in (ROOT, tmp_path))
         assert before
         assert after == [image] * len(before)
         assert len((ROOT / name).read_text().splitlines()) == len((tmp_path / name).read_text().splitlines())

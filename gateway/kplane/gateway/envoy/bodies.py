@@ -13,7 +13,6 @@ from kplane.gateway.envoy.requests import CARRIES, negated
 from kplane.gateway.routes import Route
 
 __all__ = [
-    "CONNECTION_BUFFER",
     "WAITING_IDLE_SECONDS",
     "BodyLimit",
     "body_limit",
@@ -27,8 +26,6 @@ _LUA: Final = f"{FILTERS}.http.lua.v3"
 _MUTATION: Final = f"{FILTERS}.http.header_mutation.v3"
 _NAME: Final = "body-limit"
 _EXPECTATION: Final = "expectation"
-CONNECTION_BUFFER: Final = 256 << 10
-"""Bytes of bodies that Envoy keeps of a connection, also while its request waits. `waker.py` bounds how many wait."""
 DELETION_SECONDS: Final = 150
 """A request that waits for its body is in no count of those in flight. The API server itself gives up after 60 s."""
 WAITING_IDLE_SECONDS: Final = 150

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from kplane.gateway.envoy.access_log import access_logs
-from kplane.gateway.envoy.bodies import CONNECTION_BUFFER, body_limit, expectation
+from kplane.gateway.envoy.bodies import body_limit, expectation
 from kplane.gateway.envoy.credentials import credentials
 from kplane.gateway.envoy.host_names import host_filter_chains, reading_host_names
 from kplane.gateway.envoy.messages import FILTERS, TLS, Message, certificate, discovery_response, file_source, typed
@@ -17,6 +17,7 @@ from kplane.gateway.envoy.names import (
     CERTIFICATE_HEADER,
     CHUNKED_HEADER,
     CLIENT_HEADER,
+    CONNECTION_BUFFER,
     CREDENTIAL_HEADER,
     INTERNAL_PREFIX,
     LISTENER,

@@ -14,6 +14,7 @@ __all__ = [
     "CHUNKED_HEADER",
     "CLIENT_HEADER",
     "CONNECTIONS",
+    "CONNECTION_BUFFER",
     "CREDENTIAL_HEADER",
     "FULL_HEADER",
     "GROUP_HEADERS",
@@ -44,6 +45,9 @@ AUTHORIZER: Final = "authorizer"
 LISTENER: Final = "gateway"
 RATE_LIMIT: Final = "rate-limit"
 ROUTES: Final = "control-planes"
+
+CONNECTION_BUFFER: Final = 256 << 10
+"""Bytes of bodies that Envoy keeps of a connection, also while its request waits. `waker.py` bounds how many wait."""
 
 BACKLOG: Final = 4096
 """Connections that Envoy opens to each service of the controller: its Unix socket would refuse more."""

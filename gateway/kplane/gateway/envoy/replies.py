@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from kplane.gateway.envoy.bodies import CONNECTION_BUFFER
 from kplane.gateway.envoy.credentials import of_unknown
 from kplane.gateway.envoy.messages import Message
 from kplane.gateway.envoy.metadata import LIMITED_BY, LONGEST_BODY, shown
-from kplane.gateway.envoy.names import LIMITED_BY_HEADER
+from kplane.gateway.envoy.names import CONNECTION_BUFFER, LIMITED_BY_HEADER
 from kplane.gateway.envoy.requests import DOUBLE_SLASH, READS
 
 __all__ = [
