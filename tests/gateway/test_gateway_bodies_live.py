@@ -56,6 +56,16 @@ async def test_a_deletion_that_says_no_length_has_the_limit_too(slow: SlowServer
     assert await code("long", _LONG) == 413
 
 
+async def test_deletion_beyond_the_buffer_names_the_buffer(slow: SlowServer) -> None:
+    await slow.serve(replace(slow.route, limits=Limits(set_by="ControlPlaneClass large", request_bytes=1 << 20)))
+    chunked = "Transfer-Encoding: chunked"
+    sent = http1(f"{PATH}?buffer", _TOKEN, chunked, method="DELETE", body=_chunked(b"x" * 300_000))
+    answer = await slow.exchange(sent)
+    assert statuses(answer) == [413]
+    assert b"the 1048576 bytes that ControlPlaneClass large allows" in answer
+    assert b"or than the 262144 bytes that the gateway reads of a body without a Content-Length" in answer
+
+
 async def test_a_deletion_whose_body_never_comes_is_ended(slow: SlowServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "DELETION_SECONDS", 1)
     await slow.serve(_limited(slow))

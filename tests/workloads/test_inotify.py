@@ -15,21 +15,6 @@ from kplane.embedded.python_path import python_path
 from kplane.gateway.program import INOTIFY_INSTANCES
 from kplane.workloads import inotify_shortage
 from kplane.workloads.processes import inotify
-from kplane.workloads.processes.log import last_fatal_line
-
-ENVOY = """\
-[2026-11-27 23:05:15.617][11096][critical][assert] [source/common/watcher_impl.cc:25] assert failure: inotify_fd_ >= 0.
-[2026-11-27 23:05:15.626][11096][error][envoy_bug] [./source/common/common/assert.h:66] #12 UNKNOWN [0x7f8f01ae024a]
-[2026-11-27 23:05:15.626][11096][critical][backtrace] [./source/server/backtrace.h:167] #0: [0x7f8f01af5050]
-"""
-API_SERVER = """\
-I1127 10:00:00.000000 1 options.go:1] "starting"
-E1127 10:00:00.000001 1 run.go:72] "command failed" err="invalid argument"
-"""
-ETCD = """\
-{"level":"warn","msg":"slow"}
-{"level":"fatal","msg":"failed to purge","error":"no space left"}
-"""
 
 
 def _asked(beginning: Sequence[str], needed: int) -> str:
@@ -77,21 +62,3 @@ def test_instances_are_closed_again() -> None:
 
 def test_both_rooms_count_the_same_for_envoy() -> None:
     assert components.ENVOY_INOTIFY_INSTANCES == INOTIFY_INSTANCES
-
-
-@pytest.mark.parametrize(
-    ("log", "line"),
-    [
-        (ENVOY, ENVOY.splitlines()[0]),
-        (API_SERVER, API_SERVER.splitlines()[1]),
-        (ETCD, ETCD.splitlines()[1]),
-        ("panic: no map\n\ngoroutine 1 [running]:\nmain.main()\n", "panic: no map"),
-        ("fatal error: out of memory\n\nruntime stack:\n", "fatal error: out of memory"),
-        ("Error: unknown flag: --x\nUsage:\n", "Error: unknown flag: --x"),
-        ("2026-11-27 10:00:00,000 CRITICAL kplane: no\n", "2026-11-27 10:00:00,000 CRITICAL kplane: no"),
-        ("ready\nserving\n", ""),
-        ("panic: " + "x" * 1000, "panic: " + "x" * 493),
-    ],
-)
-def test_last_fatal_line_of_each_program(log: str, line: str) -> None:
-    assert last_fatal_line(log) == line

@@ -20,6 +20,7 @@ from kplane.mcm.describe.kinds import InstanceKind
 from kplane.provider import ApiError, Client, NotFound
 from kplane.provider.client.resources import PODS
 from kplane.provider.errors import Forbidden
+from kplane.workloads.last_words import last_fatal_line
 from kplane.workloads.pods.objects import COMPONENT_LABEL, MANAGED, selector_of
 
 __all__ = ["Pods", "instance_line", "pod_problem"]
@@ -182,7 +183,8 @@ def pod_problem(pod: Pod) -> str:
 
 
 def _words(state: Mapping[str, Any]) -> str:
-    message = " ".join((state.get("message") or "").split())
+    said = state.get("message") or ""
+    message = " ".join((last_fatal_line(said) or said).split())
     return f"{state.get('reason', 'unknown')}{f': {message[-300:]}' if message else ''}"
 
 

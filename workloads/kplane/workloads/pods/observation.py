@@ -11,6 +11,7 @@ from kplane.provider import Client, Event, Informer, Resource
 from kplane.provider.cache.entry import Entry
 from kplane.provider.client.resources import DEPLOYMENTS, PODS, SERVICES, STATEFUL_SETS
 from kplane.workloads.errors import RuntimeFailure
+from kplane.workloads.last_words import last_fatal_line
 from kplane.workloads.pods.objects import COMPONENT_LABEL, MANAGED, Object
 from kplane.workloads.pods.settings import Image, Placement
 from kplane.workloads.runtime import ComponentState, Phase
@@ -246,8 +247,11 @@ def _troubles(pod: Object) -> Iterator[tuple[str, str]]:
 
 def _end(terminated: Object) -> str:
     said = terminated.get("message", "").strip()
+    fatal = last_fatal_line(said)
+    # Before the end of the log, which is cut.
+    first = f"its last fatal line is: {fatal}; " if fatal and fatal != said else ""
     return f"{terminated.get('reason', 'ended')}, exit code {terminated.get('exitCode')}" + (
-        f": {said}" if said else ""
+        f": {first}{said}" if said else ""
     )
 
 

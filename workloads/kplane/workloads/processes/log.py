@@ -5,32 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 from pathlib import Path
 
-__all__ = ["LogFile", "last_fatal_line"]
+from kplane.workloads.last_words import last_fatal_line
+
+__all__ = ["LogFile"]
 
 _CHUNK_BYTES = 1 << 20
 _TAIL_BYTES = 2048
 _TAIL_LINES = 20
 _SEARCHED_BYTES = 64 << 10
-_SHOWN_LETTERS = 500
-_FATAL = re.compile(
-    r"\[critical\]\[(?!backtrace)"  # Envoy; a backtrace follows
-    r"|^(panic|fatal error): "  # Go; the stacks of goroutines follow
-    r"|^F[0-9]{4} |\"command failed\" err="  # klog, k8s.io/component-base/cli
-    r'|"level":"(fatal|panic)"'  # zap, as etcd has it
-    r"|^Error: | CRITICAL "  # cobra, and Python's logging
-)
-"""What programs write before they end by themselves."""
 
 logger = logging.getLogger(__name__)
-
-
-def last_fatal_line(log: str) -> str:
-    """Return the last line of a log by which a program says why it ends; empty if there is none."""
-    line = next((line for line in reversed(log.splitlines()) if _FATAL.search(line)), "")
-    return line.strip()[:_SHOWN_LETTERS]
 
 
 class LogFile:
