@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from kplane.embedded.handle import Handle
 from kplane.embedded.kubectl import Kubectl
@@ -133,6 +136,20 @@ def test_large_numbers_render_without_exponents(chart: Any) -> None:
     assert "--awake-limit=2000000" in text
     assert "--workers=1000000" in text
     assert "--keep=1000000" in text
+
+
+def test_file_of_member_that_joins_has_numbers_as_numbers(chart: Any, tmp_path: Path) -> None:
+    copy = shutil.copytree(chart.directory, tmp_path / "kplane")
+    # Without an API server, helm knows of no etcd that has grown.
+    helpers = copy / "templates" / "_helpers.tpl"
+    grown, count = re.subn(r'(define "kplane.etcdGrown" -}}\n).*\n', r"\1true\n", helpers.read_text())
+    assert count == 1
+    helpers.write_text(grown)
+    images = f"--values={chart.images}"
+    text = chart.helm("template", "kplane", str(copy), images, "--show-only=templates/etcd/join.yaml")
+    # etcd ends if a text is where it expects a number.
+    settings = yaml.safe_load(yaml.safe_load(text)["data"]["etcd.yaml"])
+    assert settings["quota-backend-bytes"] == chart.values["etcd"]["quotaBytes"]
 
 
 @pytest.fixture
