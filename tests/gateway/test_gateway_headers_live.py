@@ -172,8 +172,8 @@ async def test_a_request_is_sent_again_if_an_api_server_that_ends_refused_it(ask
 async def test_redirects_stay_below_the_path_of_the_control_plane(ask: Ask, certificate: bool) -> None:
     credential = () if certificate else ("Authorization: Bearer t",)
 
-    async def location(given: str) -> str:
-        (found,) = (await ask(f"/api?location={given}", *credential, certificate=certificate))["location"]
+    async def location(given: str, *, path: str = "/api") -> str:
+        (found,) = (await ask(f"{path}?location={given}", *credential, certificate=certificate))["location"]
         return str(found)
 
     prefix = "/clusters/one/control-plane"
@@ -182,6 +182,11 @@ async def test_redirects_stay_below_the_path_of_the_control_plane(ask: Ask, cert
     for given in ("https://example.org/x", "//example.org/x", "x/"):
         assert await location(given) == given
     assert (await ask("/api", *credential, certificate=certificate))["location"] == []
+    # An API server keeps the host of a redirect by a pod that names the host of the request.
+    proxy = "/api/v1/namespaces/a/pods/b/proxy"
+    assert await location(f"http://gateway{proxy}/x", path=f"{proxy}/") == f"http://gateway{prefix}{proxy}/x"
+    for given in ("https://example.org/x", "//gateway/x", "https://gateway.example.org/x"):
+        assert await location(given, path=f"{proxy}/") == given
 
 
 @pytest.mark.parametrize("certificate", [False, True])
@@ -196,8 +201,10 @@ async def test_discovery_document_names_keys_at_the_gateway(ask: Ask, certificat
 
     at_gateway = "https://api.example.org:8443/clusters/one/control-plane/openid/v1/jwks"
     assert await keys("https://10.0.0.1:6443/openid/v1/jwks") == at_gateway
-    # An administrator has chosen this one.
-    assert await keys("https://keys.example.org/acme/jwks") == "https://keys.example.org/acme/jwks"
+    assert await keys("https://[fd00::1]:6443/openid/v1/jwks") == at_gateway
+    # An administrator has chosen these.
+    for given in ("https://keys.example.org/acme/jwks", "https://cafe.example.org/openid/v1/jwks"):
+        assert await keys(given) == given
 
 
 @pytest.mark.parametrize(
