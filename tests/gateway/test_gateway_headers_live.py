@@ -201,7 +201,7 @@ async def test_discovery_document_names_keys_at_the_gateway(ask: Ask, certificat
 
     at_gateway = "https://api.example.org:8443/clusters/one/control-plane/openid/v1/jwks"
     assert await keys("https://10.0.0.1:6443/openid/v1/jwks") == at_gateway
-    assert await keys("https://[fd00::1]:6443/openid/v1/jwks") == at_gateway
+    assert await keys("https://%5Bfd00::1%5D:6443/openid/v1/jwks") == at_gateway
     # An administrator has chosen these.
     for given in ("https://keys.example.org/acme/jwks", "https://cafe.example.org/openid/v1/jwks"):
         assert await keys(given) == given

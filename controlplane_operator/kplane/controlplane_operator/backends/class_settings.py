@@ -54,10 +54,10 @@ def scheduling_of(chosen: ControlPlaneClass | None) -> Scheduling | None:
     spread = pods.topology_spread_constraints
     return Scheduling(
         node_selector=pods.node_selector,
-        tolerations=_as_written(pods.tolerations),
+        tolerations=_as_set(pods.tolerations),
         affinity=pods.affinity,
         priority_class=pods.priority_class_name,
-        topology_spread=_as_written(spread) if spread is not None else None,
+        topology_spread=_as_set(spread) if spread is not None else None,
     )
 
 
@@ -69,5 +69,5 @@ def exposure_of(chosen: ControlPlaneClass | None) -> Exposure:
     return Exposure(annotations=service.annotations, load_balancer_class=service.load_balancer_class)
 
 
-def _as_written(models: Sequence[ApiModel]) -> tuple[dict[str, Any], ...]:
+def _as_set(models: Sequence[ApiModel]) -> tuple[dict[str, Any], ...]:
     return tuple(canonical_set(model.model_dump(mode="json", by_alias=True, exclude_none=True) for model in models))
