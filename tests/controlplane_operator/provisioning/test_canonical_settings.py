@@ -43,6 +43,8 @@ def test_flags_that_mean_the_same_start_nothing_anew(one: list[str], other: list
         ([INFLIGHT, "--max-requests-inflight=9"], ["--max-requests-inflight=9", INFLIGHT]),
         (["--v=2", "--v=4", "--v=2"], ["--v=2", "--v=4"]),
         (["--feature-gates=A=true,A=false"], ["--feature-gates=A=false,A=true"]),
+        (["--feature-gates=kube:A=true,A=false"], ["--feature-gates=A=false,kube:A=true"]),
+        (["--feature-gates=A=false", "--feature-gates= A=true"], ["--feature-gates= A=true,A=false"]),
         (["--service-account-extend-token-expiration"], ["--service-account-extend-token-expiration=false"]),
     ],
 )

@@ -67,8 +67,13 @@ def canonical_lists(value: Any, *, ordered: Sequence[str]) -> Any:
 def _joined(name: str, values: Sequence[str]) -> str:
     """Return one flag with all items. Items with the same key keep their order, because the last of them may count."""
     items = [item for value in values for item in value.split(",")]
-    ordered = sorted(items, key=lambda item: item.partition("=")[0])
+    ordered = sorted(items, key=_key)
     return f"{name}={','.join(item for item, _ in groupby(ordered))}"
+
+
+def _key(item: str) -> str:
+    # kube-apiserver trims names, and takes a feature without a component as one of kube (component-base/compatibility).
+    return item.partition("=")[0].strip().removeprefix("kube:")
 
 
 def _name(flag: str) -> str:
