@@ -164,3 +164,10 @@ def test_time_without_zone_follows_the_clock_changes_of_this_machine(monkeypatch
 def test_next_time_raises_when_the_zone_is_unknown(zone: str) -> None:
     with pytest.raises(ValueError, match=r"zone|TZPATH|normalized|absolute|directory"):
         next_time("* * * * *", zone=zone, after=NOW)
+
+
+def test_next_time_refuses_a_schedule_that_takes_seconds_to_read() -> None:
+    full = [",".join(map(str, range(low, high + 1))) for low, high in ((0, 59), (0, 23), (1, 31), (1, 12), (0, 6))]
+    assert next_time(" ".join(full), zone="UTC", after=NOW) == NOW.replace(minute=1, second=0)
+    with pytest.raises(ValueError, match="characters"):
+        next_time("0," * 100_000 + "0 * * * *", zone="UTC", after=NOW)

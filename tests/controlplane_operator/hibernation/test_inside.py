@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -155,3 +156,15 @@ async def test_missed_cron_job_wakes_at_its_next_time_at_every_second() -> None:
         now = NOW.replace(second=0) + timedelta(seconds=second)
         found = await look_inside(client, now=now)
         assert found.kept or found.next_wake == NOW.replace(minute=59, second=50), second
+
+
+async def test_look_at_many_cron_jobs_gives_turns_to_others() -> None:
+    """Each of these takes milliseconds, as many a schedule that comes once in four years."""
+    spec = {"schedule": "59 23 29 2 *", "timeZone": "Europe/Berlin"}
+    jobs = [{"metadata": {"name": str(number), "namespace": "shop"}, "spec": spec} for number in range(50)]
+    looking = asyncio.ensure_future(look_inside(cast("Client", Tenant({"cronjobs": jobs})), now=NOW))
+    turns = 0
+    while not looking.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 10

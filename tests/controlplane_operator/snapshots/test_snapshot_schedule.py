@@ -222,4 +222,8 @@ async def test_snapshot_stays_when_others_have_times_in_the_future() -> None:
     world.now = NOON + timedelta(minutes=10)
     made = await world.take()
     await world.look()
-    assert world.names() == [made, "ahead-3"]
+    assert world.names() == [made, "ahead-2", "ahead-3"]
+    # The clock was behind: as soon as their time has come, they count.
+    world.now = NOON + timedelta(days=3, hours=1)
+    await world.look()
+    assert made not in world.names()

@@ -18,7 +18,7 @@ from kplane.controlplane_operator.errors import BackupFailed
 from kplane.data import Client
 from kplane.data.snapshot import Snapshot
 
-__all__ = ["Pulling", "outdated", "save", "write"]
+__all__ = ["Pulling", "save", "split_by_time", "write"]
 
 _TIME: Final = "%Y%m%dT%H%M%SZ"
 _BATCH: Final = 1 << 20
@@ -35,8 +35,8 @@ async def save(
 ) -> str:
     """Save etcd, and with recipients the objects too; returns the name of the backup.
 
-    Without recipients the backup is the snapshot alone, and not encrypted. The newest `keep` backups stay; nothing is
-    removed after a failure. Raises BackupFailed, DataError, ProviderError and OSError.
+    Without recipients the backup is the snapshot alone, and not encrypted. The newest `keep` backups stay, and all with
+    a time in the future; nothing is removed after a failure. Raises BackupFailed, DataError, ProviderError and OSError.
     """
     for removed in await asyncio.to_thread(storage.prepare):
         say(f"removed {removed}")
@@ -51,21 +51,27 @@ async def save(
             f"failed to save {name}: what the storage returns is not what was written; check the storage"
         )
     say(f"saved {name}")
-    for old in outdated(await asyncio.to_thread(storage.names), keep=keep, now=datetime.now(UTC)):
+    present, ahead = split_by_time(await asyncio.to_thread(storage.names), now=datetime.now(UTC))
+    if ahead:
+        say(
+            f"kept {', '.join(ahead)} with times in the future: a clock is wrong, or was; check the clocks of all nodes"
+        )
+    for old in present[:-keep]:
         await asyncio.to_thread(storage.remove, old)
         say(f"removed {old}")
     return name
 
 
-def outdated(names: Sequence[str], *, keep: int, now: datetime) -> list[str]:
-    """Return the backups to remove so that `keep` stay; `names` are sorted by time.
+def split_by_time(names: Sequence[str], *, now: datetime) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the backups whose time has come, and those with a time in the future; `names` are sorted by time.
 
-    A backup with a time in the future, of a clock that was ahead, counts as older than all others. Otherwise it would
-    stay, and each new backup would be removed at once.
+    Retention counts the former only. If the latter counted, they would be the newest, and each new backup would be
+    removed at once. They stay until their time has come: the clock that is behind may be the present one, and then they
+    are good backups.
     """
-    present = (now + CLOCKS_DIFFER).strftime(_TIME)
-    ahead = [name for name in names if name[: len(present)] > present]
-    return [*ahead, *(name for name in names if name not in set(ahead))][:-keep]
+    limit = (now + CLOCKS_DIFFER).strftime(_TIME)
+    present = [name for name in names if name[: len(limit)] <= limit]
+    return present, names[len(present) :]
 
 
 def write(source: Pulling, storage: Storage, name: str, to: Sequence[pyrage.x25519.Recipient]) -> str:

@@ -39,6 +39,8 @@ _MONTHS: Final = dict(
 )
 _WEEKDAYS: Final = dict(zip(("sun", "mon", "tue", "wed", "thu", "fri", "sat"), range(7), strict=True))
 _FIELD_COUNT: Final = 5
+_MAX_CHARACTERS: Final = 1024
+"""Kubernetes has no limit. A list of all numbers in each field has fewer; a megabyte would take seconds to read."""
 _YEARS: Final = 5
 """The library looks no further ahead."""
 _LONGEST: Final = dict(enumerate((31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31), 1))
@@ -104,8 +106,10 @@ def next_time(schedule: str, *, zone: str | None, after: datetime, last: datetim
     `last` is the time from which kube-controller-manager counts: lastScheduleTime, else creationTimestamp. `@every`
     counts from it. Without a zone, that of this machine counts, as it does for kube-controller-manager. Where a change
     of the clock leaves more than one answer, the earliest is returned. Raises ValueError if Kubernetes would refuse
-    the schedule or if the zone is unknown here.
+    the schedule, if it is too long or if the zone is unknown here.
     """
+    if len(schedule) > _MAX_CHARACTERS:
+        raise ValueError(f"it has more than {_MAX_CHARACTERS} characters")
     begin = int(after.timestamp() // 1)
     counted_from = min(begin, int(last.timestamp() // 1)) if last is not None else begin
     if "TZ" not in schedule and zone is not None:

@@ -124,7 +124,9 @@ class CredentialsKeeper:
         except CredentialsInvalid as error:
             raise CredentialsInvalid(f"{where} is damaged: {error}; restore it") from None
         if self._kept is None and renewal_due(credentials["ca.crt"], now=self._now()):
-            _log.warning("two thirds of the life of the authority in %s have gone: plan its replacement", where)
+            _log.warning(
+                "the authority in %s is not valid yet, or two thirds of its life have gone: plan its replacement", where
+            )
         if self._kept is not None and credentials["ca.crt"] != self._kept["ca.crt"]:
             _log.warning("%s has another authority now: restart the members of the etcd, so that they trust it", where)
         return credentials

@@ -98,9 +98,10 @@ class SnapshotScheduler:
 
     async def _delete_old(self, found: list[Object], *, retain: int) -> None:
         completed = [each for each in found if _phase(each) == SnapshotPhase.COMPLETED]
-        # One of the future was made while the clock was wrong. Later ones must not go for it.
-        completed.sort(key=lambda each: (time := _time(each)) is None or not is_future(time, now=self._now()))
-        for each in completed[:-retain]:
+        # Snapshots of the future are not counted: later ones must not go for them. They stay until their time has come,
+        # because the clock that is wrong may be the present one.
+        present = [each for each in completed if (time := _time(each)) is None or not is_future(time, now=self._now())]
+        for each in present[:-retain]:
             if "deletionTimestamp" not in each["metadata"]:
                 with contextlib.suppress(NotFound):
                     await self._context.client.delete(CONTROL_PLANE_SNAPSHOTS, each["metadata"]["name"])
