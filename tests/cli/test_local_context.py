@@ -127,3 +127,21 @@ def test_up_without_right_to_write_starts_nothing(tmp_path: Path, monkeypatch: p
     directory = tmp_path / ("file" if what == "directory" else "a") / "local"
     with pytest.raises(Refused, match=f"failed to .*{what} .*; (set KUBECONFIG|choose one that you can write)"):
         start_local(directory, report=lambda _: None)
+
+
+def test_entries_of_a_person_beside_context_stay(tmp_path: Path, own: Path) -> None:
+    person = entry("kplane")
+    person["contexts"][0]["name"] = person["current-context"] = "work"
+    own_kubeconfig.add_context(person)
+    with contextlib.ExitStack() as held:
+        first = Running(tmp_path / "a", port=1, held=held)
+        # Cluster and user `kplane` are a person's, though no context is.
+        assert first.enter() == "kplane.a"
+        mine = entry("mine")
+        mine["contexts"][0]["context"]["cluster"] = "kplane.a"
+        own_kubeconfig.add_context(mine)
+        # A context of a person that leads to this management cluster is not its own.
+        assert first.enter() == "kplane.a"
+        first.leave()
+    assert [each["name"] for each in yaml.safe_load(own.read_text())["contexts"]] == ["work", "mine"]
+    assert "kplane" in servers(own)

@@ -91,6 +91,25 @@ def test_contexts_of_other_control_planes_stay(files: tuple[Path, Path]) -> None
     assert [path.read_text() for path in files] == before
 
 
+def test_context_that_a_person_renamed_goes_with_its_control_plane(files: tuple[Path, Path]) -> None:
+    write(files[0], "kplane")
+    document = made("acme")
+    document["contexts"][0]["name"] = document["current-context"] = "production"
+    files[1].write_text(yaml.safe_dump(document))
+    assert own_kubeconfig.remove_control_plane("acme", uid="0-1", context="kplane") == ["production"]
+    assert kubeconfigs.current_context() == "kplane"
+    assert [names(files[1], section) for section in ("clusters", "contexts", "users")] == [[], [], []]
+
+
+def test_context_of_person_with_name_of_deleted_control_plane_stays(files: tuple[Path, Path]) -> None:
+    write(files[0], "kplane-acme", current="kplane-acme")
+    files[1].write_text(yaml.safe_dump(made("acme")))
+    before = files[0].read_text()
+    own_kubeconfig.remove_control_plane("acme", uid="0-1", context="kplane")
+    assert files[0].read_text() == before
+    assert names(files[1]) == []
+
+
 def test_deleted_control_plane_whose_management_context_is_gone_leaves_no_current(files: tuple[Path, Path]) -> None:
     own_kubeconfig.add_context(made("acme", context="gone"))
     own_kubeconfig.remove_control_plane("acme", uid="0-1", context="gone")

@@ -15,8 +15,8 @@ from kplane.cli.kubeconfigs import current_context
 from kplane.cli.own_kubeconfig import (
     add_context,
     administrator_context,
-    cluster_of,
-    context_names,
+    clusters_by_name,
+    has_entry,
     remove_context,
     use_context,
 )
@@ -35,7 +35,9 @@ def enter_local(handle: Handle) -> tuple[str, Path]:
     """Make the context of a management cluster the current one; returns its name and the file that has it."""
     directory = handle.directory.absolute()
     former = current_context()
-    known = next((each for each in context_names() if _directory_of(cluster_of(each)) == str(directory)), None)
+    known = next(
+        (name for name, cluster in clusters_by_name().items() if _directory_of(cluster) == str(directory)), None
+    )
     name = known or next(each for each in _names(directory) if _is_free(each, handle))
     document = administrator_context(handle.admin_kubeconfig, name=name)
     noted = {"name": _EXTENSION, "extension": {"directory": str(directory)}}
@@ -51,8 +53,7 @@ def leave_local(directory: Path, *, server: str | None) -> None:
 
     `server` is the address that ran there: former versions noted no directory.
     """
-    for name in context_names():
-        cluster = cluster_of(name) or {}
+    for name, cluster in clusters_by_name().items():
         noted = _directory_of(cluster)
         is_former = name == CONTEXT and noted is None and server is not None and cluster.get("server") == server
         if noted == str(directory.absolute()) or is_former:
@@ -70,9 +71,9 @@ def _names(directory: Path) -> itertools.chain[str]:
 
 def _is_free(name: str, handle: Handle) -> bool:
     """Tell whether a management cluster may have the context of this name."""
-    if name not in context_names():
+    if not has_entry(name):
         return True
-    cluster = cluster_of(name) or {}
+    cluster = clusters_by_name().get(name) or {}
     directory = _directory_of(cluster)
     if directory is not None:
         # A cluster that crashed has left its context, whose address is dead.

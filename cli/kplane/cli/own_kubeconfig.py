@@ -29,7 +29,9 @@ __all__ = [
     "check_writable",
     "choose_context",
     "cluster_of",
+    "clusters_by_name",
     "context_names",
+    "has_entry",
     "remove_context",
     "remove_control_plane",
     "renew_plugins",
@@ -120,6 +122,18 @@ def context_names() -> Sequence[str]:
     return [str(each.get("name")) for _, held in _read_all() for each in _entries(held, "contexts")]
 
 
+def has_entry(name: str) -> bool:
+    """Tell whether a context, a cluster or a user of the user's kubeconfig has this name."""
+    return any(_find(held, section, name) for _, held in _read_all() for section in _SECTIONS)
+
+
+def clusters_by_name() -> Mapping[str, Mapping[str, Any]]:
+    """Return all clusters of the user's kubeconfig."""
+    entries = [each for _, held in _read_all() for each in _entries(held, "clusters")]
+    # Of two with one name, kubectl takes the first.
+    return {str(each.get("name")): each.get("cluster") or {} for each in reversed(entries)}
+
+
 def cluster_of(context: str) -> Mapping[str, Any] | None:
     """Return the cluster that a context of the user's kubeconfig leads to; None if there is none."""
     documents = _read_all()
@@ -141,25 +155,48 @@ def remove_context(name: str) -> None:
     """Remove a context from the user's kubeconfig, and those whose credentials come from its cluster."""
     users = [each for _, held in _read_all() for each in _entries(held, "users")]
     served = {each["name"] for each in users if asked_context(plugin_of(each)) == name}
-    _remove(frozenset({name, *served}), then=None)
+    _remove(frozenset({name, *served}))
 
 
 def remove_control_plane(name: str, *, uid: str | None, context: str | None) -> Sequence[str]:
     """Remove the contexts of a control plane that is gone, and return their names.
 
-    If one of them was the current one, that of the management cluster is current afterwards. Entries of former versions
-    have no uid: they are known by `name` and by the context of the management cluster.
+    These are the contexts whose user asks kplane for its credentials, whatever a person has named them. Entries of a
+    person with the same name in another file stay. If one of the contexts was the current one, that of the management
+    cluster is current afterwards. Entries of former versions have no uid: they are known by `name` and by the context
+    of the management cluster.
     """
-    documents = _read_all()
-    gone: dict[str, str | None] = {}
-    for each in (user for _, held in documents for user in _entries(held, "users")):
-        plugin = plugin_of(each)
+
+    def is_gone(user: Mapping[str, Any]) -> bool:
+        plugin = plugin_of(user)
         same_uid = asked_uid(plugin) == uid if asked_uid(plugin) else asked_context(plugin) == context
-        if asked_name(plugin) == name and same_uid:
-            gone[str(each["name"])] = asked_context(plugin)
-    if gone:
-        _remove(frozenset(gone), then=gone.get(_current(documents) or ""))
-    return list(gone)
+        return asked_name(plugin) == name and same_uid
+
+    documents = _read_all()
+    current = _current(documents)
+    removed: list[str] = []
+    then = None
+    for path, held in documents:
+        users = {str(each.get("name")): each for each in _entries(held, "users") if is_gone(each)}
+        if not users:
+            continue
+        contexts = [each for each in _entries(held, "contexts") if (each.get("context") or {}).get("user") in users]
+        names = frozenset(str(each.get("name")) for each in contexts)
+        if current in names and current not in removed:
+            then = asked_context(plugin_of(next(iter(users.values()))))
+        removed += [each for each in names if each not in removed]
+        _edit(path, lambda held, users=frozenset(users), contexts=names: _drop(held, users=users, contexts=contexts))
+    if current in removed and current not in context_names():
+        _set_current(then if then is not None and then in context_names() else "")
+    return sorted(removed)
+
+
+def _drop(held: Document, *, users: frozenset[str], contexts: frozenset[str]) -> None:
+    """Remove users and contexts from a file, and the clusters of the users' names that no other context leads to."""
+    held["users"] = [each for each in _entries(held, "users") if each.get("name") not in users]
+    held["contexts"] = [each for each in _entries(held, "contexts") if each.get("name") not in contexts]
+    used = {(each.get("context") or {}).get("cluster") for each in held["contexts"]}
+    held["clusters"] = [each for each in _entries(held, "clusters") if each.get("name") not in users - used]
 
 
 def renew_plugins() -> Path | None:
@@ -182,8 +219,8 @@ def check_writable() -> None:
         raise _unwritable(path, error.strerror or str(error)) from error
 
 
-def _remove(names: frozenset[str], *, then: str | None) -> None:
-    """Remove all entries of these names. If the current context is one of them, `then` becomes it, if it is there."""
+def _remove(names: frozenset[str]) -> None:
+    """Remove all entries of these names. If the current context is one of them, there is none afterwards."""
     current = _current(_read_all())
 
     def remove(held: Document) -> None:
@@ -194,7 +231,7 @@ def _remove(names: frozenset[str], *, then: str | None) -> None:
         if any(each.get("name") in names for section in _SECTIONS for each in _entries(held, section)):
             _edit(path, remove)
     if current in names:
-        _set_current(then if then in context_names() and then is not None else "")
+        _set_current("")
 
 
 def _read_all() -> list[tuple[Path, Document]]:
