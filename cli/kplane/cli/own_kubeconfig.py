@@ -8,6 +8,7 @@ never replaced.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -185,7 +186,7 @@ def remove_control_plane(name: str, *, uid: str | None, context: str | None) -> 
         if current in names and current not in removed:
             then = asked_context(plugin_of(next(iter(users.values()))))
         removed += [each for each in names if each not in removed]
-        _edit(path, lambda held, users=frozenset(users), contexts=names: _drop(held, users=users, contexts=contexts))
+        _edit(path, functools.partial(_drop, users=frozenset(users), contexts=names))
     if current in removed and current not in context_names():
         _set_current(then if then is not None and then in context_names() else "")
     return sorted(removed)

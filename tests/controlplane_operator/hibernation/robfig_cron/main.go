@@ -17,7 +17,7 @@ import (
 	"github.com/robfig/cron/v3"
 )
 
-const rows = 4000
+const rows = 1000
 
 var zones = []string{
 	"UTC", "Europe/Berlin", "America/New_York", "America/St_Johns", "America/Havana", "America/Asuncion",
