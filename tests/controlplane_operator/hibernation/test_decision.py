@@ -273,6 +273,11 @@ def test_wake_in_the_future_delays_no_sleep() -> None:
     assert decided(used, idle=idle).sleep is None
 
 
+def test_wake_in_the_future_repeats_no_sleep_of_before() -> None:
+    noted = {SLEEP_REQUESTED_ANNOTATION: at(-3600), LAST_USED_ANNOTATION: at(-10)}
+    assert decided(control_plane(woken(DAYS), **noted)).sleep is None
+
+
 def test_sleep_that_began_in_the_future_ends_when_something_inside_is_due_later() -> None:
     decision = decided(control_plane(slept(DAYS, nextWake=at(DAYS + 3600))))
     assert decision.sleep is None

@@ -118,7 +118,7 @@ def decide(
 
 
 def _while_awake(control_plane: ControlPlane, *, requests: Requests, idle: timedelta | None, now: datetime) -> Decision:
-    needed = _latest(requests.wake, _woken(control_plane, now=now))
+    needed = _latest(requests.wake, _woken(control_plane, used=requests.used, now=now))
     if requests.sleep is not None and (needed is None or requests.sleep > needed):
         return Decision(new_sleep(control_plane, reason=HibernationReason.REQUESTED, now=now), begins=True)
     used = _latest(needed, requests.used)
@@ -136,18 +136,21 @@ def last_activity(control_plane: ControlPlane, *, now: datetime) -> datetime | N
     A wake that was asked for counts less until a use follows: the API server may know no client that asked.
     """
     requests = Requests.of(control_plane, start=StartPolicy.ON_DEMAND, now=now)
-    woken = _latest(requests.wake, _woken(control_plane, now=now))
+    woken = _latest(requests.wake, _woken(control_plane, used=requests.used, now=now))
     if woken is not None and requests.wake is not None and (requests.used is None or requests.used < requests.wake):
         woken -= _UNPROVEN
     return _latest(woken, requests.used)
 
 
-def _woken(control_plane: ControlPlane, *, now: datetime) -> datetime | None:
-    """Return when a control plane woke last; None if that is unknown, also because a clock was ahead."""
+def _woken(control_plane: ControlPlane, *, used: datetime | None, now: datetime) -> datetime | None:
+    """Return when a control plane woke last; None if that is unknown.
+
+    If a clock that was ahead noted that time, it is the last use: a request to sleep that is older has had its sleep.
+    """
     known = find_condition(control_plane.status.conditions, HIBERNATED)
-    return (
-        known.last_transition_time if known is not None and not is_future(known.last_transition_time, now=now) else None
-    )
+    if known is None:
+        return None
+    return used if is_future(known.last_transition_time, now=now) else known.last_transition_time
 
 
 def _latest(*times: datetime | None) -> datetime | None:
