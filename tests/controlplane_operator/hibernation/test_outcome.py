@@ -111,3 +111,14 @@ def test_one_that_cannot_sleep_says_why() -> None:
     assert "flags decide" in outcome.told[2]
     stuck = Decision(None, "namespace shop is being deleted", kept=True, stuck=True)
     assert words(ended(control_plane(), stuck, published=True, asleep=False, failure=None))[0] == "False/NamespaceStuck"
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [(Reason.KEPT_AWAKE, None), (Reason.NAMESPACE_STUCK, "False/Awake")],
+)
+def test_stuck_namespace_is_not_told_when_it_keeps_nothing_awake(reason: Reason, expected: str | None) -> None:
+    awake = control_plane(told="False")
+    conditions = [each.model_copy(update={"reason": reason}) for each in awake.status.conditions]
+    awake = awake.model_copy(update={"status": awake.status.model_copy(update={"conditions": conditions})})
+    assert words(ended(awake, AWAKE, published=True, asleep=False, failure=None))[0] == expected

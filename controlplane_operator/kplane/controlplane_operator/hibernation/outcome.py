@@ -33,7 +33,8 @@ _WHY: Final = {
     HibernationReason.IDLE: "no client used it for as long as its class says",
     HibernationReason.ROOM_NEEDED: "the limit of awake control planes is reached, and this one is idle for longest",
 }
-_WHY_AWAKE: Final = frozenset({Reason.AWAKE, Reason.KEPT_AWAKE, Reason.NAMESPACE_STUCK})
+_WHY_AWAKE: Final = frozenset({Reason.AWAKE, Reason.KEPT_AWAKE})
+"""Reasons that stay while a control plane is awake. `kplane doctor` reports NamespaceStuck, so that one has to end."""
 
 
 @dataclass(frozen=True, slots=True)
