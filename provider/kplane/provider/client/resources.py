@@ -21,6 +21,7 @@ __all__ = [
     "DNS_SUBDOMAIN",
     "EVENTS",
     "LEASES",
+    "MUTATING_WEBHOOK_CONFIGURATIONS",
     "NAMESPACES",
     "NETWORK_POLICIES",
     "NODES",
@@ -36,6 +37,7 @@ __all__ = [
     "STATEFUL_SETS",
     "VALIDATING_ADMISSION_POLICIES",
     "VALIDATING_ADMISSION_POLICY_BINDINGS",
+    "VALIDATING_WEBHOOK_CONFIGURATIONS",
     "Resource",
 ]
 
@@ -119,6 +121,18 @@ CLUSTER_ROLE_BINDINGS: Final = Resource(
     "rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False
 )
 LEASES: Final = Resource("coordination.k8s.io/v1", "Lease", "leases", namespaced=True)
+VALIDATING_WEBHOOK_CONFIGURATIONS: Final = Resource(
+    "admissionregistration.k8s.io/v1",
+    "ValidatingWebhookConfiguration",
+    "validatingwebhookconfigurations",
+    namespaced=False,
+)
+MUTATING_WEBHOOK_CONFIGURATIONS: Final = Resource(
+    "admissionregistration.k8s.io/v1",
+    "MutatingWebhookConfiguration",
+    "mutatingwebhookconfigurations",
+    namespaced=False,
+)
 VALIDATING_ADMISSION_POLICIES: Final = Resource(
     "admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", "validatingadmissionpolicies", namespaced=False
 )
