@@ -33,6 +33,22 @@ def answer(status: str, body: dict[str, Any]) -> bytes:
     return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status.encode(), len(content), content)
 
 
+def guarded(leases: Leases, *, policy: str = "Ignore") -> None:
+    """Have `leases` know of a webhook on Leases, and of one on Pods."""
+    named = {"name": "guard.example.com", "failurePolicy": policy, "timeoutSeconds": 10}
+    rules = (
+        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"]},
+        {"apiGroups": [""], "resources": ["pods"]},
+    )
+    leases.configurations = {
+        "validatingwebhookconfigurations": [
+            {"metadata": {"name": f"guard-{number}"}, "webhooks": [{**named, "rules": [{**rule, "operations": ["*"]}]}]}
+            for number, rule in enumerate(rules)
+        ],
+        "mutatingwebhookconfigurations": [],
+    }
+
+
 class Leases:
     """The Leases of an API server, by name."""
 
@@ -40,6 +56,10 @@ class Leases:
         self.specs: dict[str, dict[str, Any]] = {}
         self.forbidden: frozenset[str] = frozenset()
         """Methods that it refuses."""
+        self.refusal: bytes | None = None
+        """The answer to each write that comes, of a webhook for example."""
+        self.configurations: dict[str, list[dict[str, Any]]] = {}
+        """Objects that have webhooks, by the plural of their kind."""
         self._versions = itertools.count(1)
         self._version: dict[str, str] = {}
 
@@ -61,10 +81,17 @@ class Leases:
     def holder(self, name: str = "kube-controller-manager") -> str:
         return str(self.specs.get(name, {}).get("holderIdentity", ""))
 
+    def renewed(self, name: str = "kube-controller-manager") -> str:
+        return str(self.specs.get(name, {}).get("renewTime", ""))
+
     def serve(self, method: str, path: str, body: bytes) -> bytes:
         name = path.partition("?")[0].rpartition("/")[2]
         if method in self.forbidden:
             return answer("403 Forbidden", {"kind": "Status", "reason": "Forbidden", "message": "you may not"})
+        if method == "GET" and name in self.configurations:
+            return answer("200 OK", {"metadata": {"resourceVersion": "1"}, "items": self.configurations[name]})
+        if method != "GET" and self.refusal is not None:
+            return self.refusal
         if method == "GET":
             return self._read(name) if name in self.specs else answer("404 Not Found", {})
         sent = orjson.loads(body)
@@ -87,6 +114,8 @@ class FaultServer:
         self.leases = Leases()
         self.answer: bytes | Leases | None = self.leases
         self.after_seconds = 0.0
+        self.write_after_seconds = 0.0
+        """More, for a write: as long as a webhook takes."""
         self.endless = False
         self.asked = 0
         self.port = 0
@@ -121,7 +150,7 @@ class FaultServer:
                 length = re.search(r"(?i)^content-length: *(\d+)", head, re.MULTILINE)
                 body = await reader.readexactly(int(length[1])) if length else b""
                 self.asked += 1
-                await asyncio.sleep(self.after_seconds)
+                await asyncio.sleep(self.after_seconds + (self.write_after_seconds if method != "GET" else 0.0))
                 found = self.answer
                 writer.write(found.serve(method, path, body) if isinstance(found, Leases) else found or b"")
                 while self.endless:

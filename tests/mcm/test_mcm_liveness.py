@@ -87,7 +87,7 @@ class World:
         [instance] = self.instances.groups["a"]
         return instance.process.phase
 
-    async def look(self, *_: object) -> BlockingReason | None:
+    async def look(self, *_: object, **__: object) -> BlockingReason | None:
         self.looks += 1
         return BlockingReason(Reason.API_SERVER_UNREACHABLE, "it is away") if self.away else None
 

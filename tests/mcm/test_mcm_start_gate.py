@@ -19,7 +19,7 @@ from kplane.provider import ClusterConfig
 from kplane.workloads import ProcessRuntime, RuntimeFailure
 
 from .instances_world import program
-from .start_gate_world import PACE, FaultServer, Time, World, answer
+from .start_gate_world import PACE, FaultServer, Time, World, answer, guarded
 
 Eventually = Callable[..., Any]
 
@@ -40,8 +40,8 @@ async def world(runtime: ProcessRuntime, tmp_path: Path) -> AsyncIterator[World]
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     made, look = Time(), TenantLease.look
 
-    async def counted(lease: TenantLease, config: ClusterConfig) -> BlockingReason | None:
-        found = await look(lease, config)
+    async def counted(lease: TenantLease, config: ClusterConfig, **limits: Any) -> BlockingReason | None:
+        found = await look(lease, config, **limits)
         made.answered += found is None
         made.unanswered += found is not None
         return found
@@ -89,6 +89,40 @@ async def test_an_api_server_that_is_back_in_time_costs_nothing(
         await world.server.start()
         await eventually(lambda looks=looks: time.answered > looks + 1)
     assert world.summary().pid == pid
+
+
+async def test_an_instance_runs_on_and_starts_though_a_webhook_holds_up_each_write(
+    world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world.instances, "_gate_pace", replace(PACE, timeout=0.1, grace=2.0))
+    guarded(world.server.leases)
+    world.server.write_after_seconds = 0.5
+    await world.add()
+    # It says what its start waits for, as after a move.
+    await eventually(lambda: world.heard.last()[0] is Reason.WEBHOOK_REFUSED)
+    assert "'guard.example.com' of ValidatingWebhookConfiguration guard-0" in world.heard.last()[1]
+    pid = await eventually(lambda: world.summary().pid)
+    holder, renewed = world.server.leases.holder(), world.server.leases.renewed()
+    await eventually(lambda: world.server.leases.renewed() > renewed)
+    assert (world.server.leases.holder(), world.summary().pid) == (holder, pid)
+
+
+async def test_an_instance_that_a_webhook_ends_names_it_and_comes_back(
+    world: World, time: Time, eventually: Eventually
+) -> None:
+    guarded(world.server.leases, policy="Fail")
+    await world.add()
+    await eventually(lambda: world.summary().pid)
+    said = 'Internal error occurred: failed calling webhook "guard.example.com": failed to call webhook'
+    world.server.leases.refusal = answer("500 Error", {"kind": "Status", "message": said, "code": 500})
+    await eventually(lambda: time.unanswered > 1)
+    time.now += PACE.grace + 0.01
+    await eventually(lambda: world.summary().pid is None)
+    reason, message = world.heard.last()
+    assert reason is Reason.WEBHOOK_REFUSED
+    assert said in message
+    world.server.leases.refusal = None
+    await eventually(lambda: world.summary().pid)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +242,7 @@ async def test_an_instance_that_cannot_be_ended_is_tried_again(
 async def test_a_look_that_fails_for_whatever_reason_is_not_the_last_one(
     world: World, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(_: TenantLease, __: ClusterConfig) -> None:
+    async def fail(_: TenantLease, __: ClusterConfig, **___: object) -> None:
         monkeypatch.undo()
         raise RuntimeError("an error of ours")
 
@@ -222,7 +256,7 @@ async def test_while_looks_fail_the_reason_is_told_and_what_runs_is_looked_after
 ) -> None:
     looks = []
 
-    async def fail(*_: object) -> None:
+    async def fail(*_: object, **__: object) -> None:
         looks.append(None)
         raise RecursionError("an error of ours about\nwhat a tenant sent")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -9,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from kplane.mcm.instance.tenant_lease import Holder, TenantLease
+from kplane.mcm.instance.state import BlockingReason
+from kplane.mcm.instance.tenant_lease import TIMINGS, TRY_SECONDS, Holder, TenantLease
 from kplane.mcm.reasons import Reason
 from kplane.provider import Cluster
 from kplane.provider.coordination.lease import clock
 from kplane.provider.errors import ClusterNotOwned
 
-from .start_gate_world import FaultServer, Leases
+from .start_gate_world import FaultServer, Leases, answer, guarded
 
 FORBIDDEN = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\n{}"
 UNAUTHORIZED = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\n{}"
@@ -147,6 +149,93 @@ async def test_a_lease_with_more_in_it_than_any_has_is_judged_by_its_holder(serv
     assert found.reason is Reason.FOREIGN_CONTROLLER_MANAGER
 
 
+GUARD = "webhook 'guard.example.com' of ValidatingWebhookConfiguration guard-0 (Ignore, 10 s)"
+WRITE_LIMIT_SECONDS = 34
+"""After which an API server gives up a write, whatever webhooks take (k8s.io/apiserver/pkg/endpoints/handlers)."""
+
+
+def refusal(code: int, message: str) -> bytes:
+    return answer(f"{code} Error", {"kind": "Status", "reason": "Error", "message": message, "code": code})
+
+
+def test_two_writes_of_the_longest_duration_end_before_the_renew_deadline() -> None:
+    assert WRITE_LIMIT_SECONDS < TRY_SECONDS
+    # A renewal begins 36 s after the one before at the latest, and takes as long as an API server lets it.
+    assert TIMINGS.retry_seconds * 1.2 + WRITE_LIMIT_SECONDS < TIMINGS.renew_deadline_seconds
+
+
+async def test_a_write_that_a_webhook_holds_up_takes_the_lease(server: FaultServer) -> None:
+    guarded(server.leases)
+    server.write_after_seconds = 0.5
+    told = list[BlockingReason]()
+
+    async def delayed(why: BlockingReason) -> None:
+        told.append(why)
+
+    async with contextlib.aclosing(tenant_lease(server, timeout_seconds=0.1)) as lease:
+        for _ in range(2):  # it is taken, and renewed
+            assert await lease.look(server.config, delayed=delayed) is None
+    (why, _) = told
+    assert why.reason is Reason.WEBHOOK_REFUSED
+    assert why.message.startswith(f"{GUARD} of its control plane holds up or refuses the Lease kube-system/kube-con")
+
+
+async def test_a_write_that_never_ends_is_blamed_on_the_webhooks_on_leases(server: FaultServer) -> None:
+    guarded(server.leases)
+    server.write_after_seconds = 60.0
+    async with contextlib.aclosing(tenant_lease(server, timeout_seconds=0.1)) as lease:
+        found = await lease.look(server.config, seconds=0.3)
+    assert found is not None
+    assert found.reason is Reason.WEBHOOK_REFUSED
+    assert GUARD in found.message
+    assert "guard-1" not in found.message
+
+
+async def test_a_write_that_never_ends_without_a_webhook_is_blamed_on_the_api_server(server: FaultServer) -> None:
+    server.write_after_seconds = 60.0
+    async with contextlib.aclosing(tenant_lease(server, timeout_seconds=0.1)) as lease:
+        found = await lease.look(server.config, seconds=0.3)
+    assert found is not None
+    assert found.reason is Reason.API_SERVER_UNREACHABLE
+    assert "no answer within 0.3 s" in found.message
+
+
+async def test_a_silent_api_server_is_given_up_before_a_slow_write_would_be(server: FaultServer) -> None:
+    guarded(server.leases)
+    async with contextlib.aclosing(tenant_lease(server, timeout_seconds=0.1)) as lease:
+        assert await lease.look(server.config) is None
+        server.answer = None
+        async with asyncio.timeout(TRY_SECONDS / 2):
+            found = await lease.look(server.config)
+    assert found is not None
+    assert found.reason is Reason.API_SERVER_UNREACHABLE
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        refusal(500, 'Internal error occurred: failed calling webhook "guard.example.com": connection refused'),
+        refusal(403, 'admission webhook "guard.example.com" denied the request: no'),
+    ],
+    ids=["failed", "denied"],
+)
+async def test_a_refusal_of_a_webhook_is_told_by_its_name_and_is_none_of_the_credentials(
+    server: FaultServer, refused: bytes
+) -> None:
+    guarded(server.leases, policy="Fail")
+    async with contextlib.aclosing(tenant_lease(server)) as lease:
+        assert await lease.look(server.config) is None
+        server.leases.refusal = refused
+        found = await lease.look(server.config)
+        assert lease.refusal == ""
+    assert found is not None
+    assert found.reason is Reason.WEBHOOK_REFUSED
+    # The name of a webhook may be in several objects.
+    assert "of ValidatingWebhookConfiguration guard-0" in found.message
+    assert "of ValidatingWebhookConfiguration guard-1" in found.message
+    assert "exclude namespace kube-system" in found.message
+
+
 def tenant_lease(
     server: FaultServer,
     *,
@@ -154,7 +243,9 @@ def tenant_lease(
     uid: str | None = "1",
     before_write: Callable[[str], float | None] | None = None,
     now: Callable[[], float] = clock,
+    timeout_seconds: float = 5.0,
 ) -> TenantLease:
     holder = Holder(name="mcm-0", groups=(fleet, "all"), follows=(fleet,), uid=lambda _: uid, before_write=before_write)
     cluster = Cluster("a", config=server.config)
-    return TenantLease(cluster, program="kube-controller-manager", holder=holder, now=now)
+    program = "kube-controller-manager"
+    return TenantLease(cluster, program=program, holder=holder, now=now, timeout_seconds=timeout_seconds)

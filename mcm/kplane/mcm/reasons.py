@@ -32,6 +32,9 @@ class Reason(StrEnum):
     """A signal ended it, for example of mcm after it did not answer for long; mcm starts it again."""
     API_SERVER_UNREACHABLE = "APIServerUnreachable"
     """It does not run, because its API server does not answer. mcm starts it when the API server does."""
+    WEBHOOK_REFUSED = "WebhookRefused"
+    """It does not run, because an admission webhook or policy of the control plane refuses its Lease, or holds it up.
+    Mend or delete what the message names, or exclude namespace `kube-system` from its rules. mcm retries."""
     FOREIGN_CONTROLLER_MANAGER = "ForeignControllerManager"
     """It does not run, because another program works on the same control plane; the message names the holder."""
     CANNOT_START = "CannotStart"

@@ -35,7 +35,7 @@ class GatePace:
     look: float = TIMINGS.retry_seconds
     """Between looks at the API server of an instance that runs. Each look renews the Lease."""
     timeout: float = 5.0
-    """Of one look."""
+    """Deadline of a read. A write of the Lease may take half of `grace`, because it waits for admission webhooks."""
     retry: float = 5.0
     """Between looks while a renewal fails, and at most between looks while another program holds the Lease."""
     fresh: float = 1.0
@@ -96,13 +96,22 @@ class StartGate:
                 await self._try_start(blocking, engagement)
             await self._wait()
 
-    async def _look(self, engagement: Engagement) -> BlockingReason | None:
+    async def _look(self, engagement: Engagement, *, seconds: float | None = None) -> BlockingReason | None:
+        """Look within so many seconds; None: as long as one look may take."""
         async with self._looking:
             began = _now()
-            self._blocking = await self._ask(engagement)
+            self._blocking = await self._ask(engagement, seconds=self._try_seconds() if seconds is None else seconds)
             if self._blocking is None:
                 self._renewed_at = began
             return self._blocking
+
+    def _try_seconds(self) -> float:
+        """Return how long a look may take: half of the grace, as in client-go, and no longer than the grace lasts."""
+        pace = self._pace
+        seconds = max(pace.timeout, pace.grace / 2)
+        if not self._instance.running:
+            return seconds
+        return min(seconds, max(pace.timeout, self._renewed_at + pace.grace - _now()))
 
     async def _keep_looking(self, engagement: Engagement) -> None:
         while True:
@@ -110,11 +119,11 @@ class StartGate:
             await asyncio.sleep(self._delay() or self._pace.retry)
             await self._look(engagement)
 
-    async def _ask(self, engagement: Engagement) -> BlockingReason | None:
+    async def _ask(self, engagement: Engagement, *, seconds: float) -> BlockingReason | None:
         if self._lease is None:
             return None
         try:
-            blocking = await self._lease.look(engagement.cluster.config)
+            blocking = await self._lease.look(engagement.cluster.config, seconds=seconds, delayed=self._report_delay)
             self._instance.note_refusal(self._lease.refusal)
             return blocking  # noqa: TRY300 - what is reported of it may fail too
         except Exception as error:  # whatever it is that an API server makes of us, its instance is looked after
@@ -124,6 +133,11 @@ class StartGate:
                 Reason.CANNOT_START,
                 f"mcm failed to check its API server ({type(error).__name__}); see the log of mcm",
             )
+
+    async def _report_delay(self, blocking: BlockingReason) -> None:
+        """Report what holds up the write that an instance waits for; one that runs has its Lease still."""
+        if not self._instance.running:
+            await self._instance.hold(blocking)
 
     async def _admission(self) -> BlockingReason | None:
         try:
@@ -140,7 +154,11 @@ class StartGate:
         looked_at = _now()
         async with self._instance.turn():
             if _now() - looked_at > self._pace.fresh:
-                blocking = await self._look(engagement)
+                # Others wait for the turn. If a webhook is slow now, the Lease from before the turn is enough.
+                renewed_at = self._renewed_at
+                blocking = await self._look(engagement, seconds=self._pace.timeout)
+                if blocking is not None and blocking.reason is Reason.WEBHOOK_REFUSED and self._is_held(renewed_at):
+                    blocking = None
             blocking = blocking or await self._admission()
             if blocking is not None:
                 await self._instance.hold(blocking)
@@ -148,9 +166,15 @@ class StartGate:
                 await self._instance.start(engagement)
                 self._started_at = _now()
 
+    def _is_held(self, renewed_at: float) -> bool:
+        """Tell whether a Lease that was renewed then lasts for the start of an instance, and for the next look."""
+        return _now() - renewed_at < self._pace.grace / 2
+
     async def _review(self, blocking: BlockingReason | None, engagement: Engagement) -> None:
         async def answers() -> bool:
-            return await self._look(engagement) is None
+            # In a turn, for which others wait. A slow webhook shows that the API server answers.
+            found = await self._look(engagement, seconds=self._pace.timeout)
+            return found is None or found.reason is Reason.WEBHOOK_REFUSED
 
         # One that hangs is ended in a turn. That may be long after this look, and its Lease has to last until then.
         async with asyncio.TaskGroup() as tasks:
@@ -175,7 +199,8 @@ class StartGate:
         pace, blocking = self._pace, self._blocking
         if self._instance.running:
             if blocking is None:
-                return pace.look * random.uniform(0.8, 1.2)  # noqa: S311
+                # From the beginning of the last look, which may have waited for a webhook for long.
+                return max(0.0, self._renewed_at + pace.look * random.uniform(0.8, 1.2) - _now())  # noqa: S311
             return max(0.0, min(pace.retry, self._renewed_at + pace.grace - _now()))
         delay = self._backoff.next_delay()
         foreign = blocking is not None and blocking.reason is Reason.FOREIGN_CONTROLLER_MANAGER

@@ -7,15 +7,18 @@ import hashlib
 import json
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from kplane.mcm.instance.state import BlockingReason
 from kplane.mcm.reasons import Reason
-from kplane.provider import ApiError, Client, Cluster, ClusterConfig, ProviderError
+from kplane.provider import ApiError, Client, Cluster, ClusterConfig, ProviderError, Unreachable
+from kplane.provider.aio.cancellation import end_tasks
+from kplane.provider.client.admission import Guard, Write, blamed_guards, guards_of, name_guards, refusing_guard
 from kplane.provider.client.limits import AnswerLimits
+from kplane.provider.client.resources import LEASES
 from kplane.provider.coordination.lease import Lease, LeaseTimings, clock
 from kplane.provider.errors import (
     ClusterNotOwned,
@@ -28,12 +31,16 @@ from kplane.provider.errors import (
     Unauthorized,
 )
 
-__all__ = ["TIMINGS", "Holder", "TenantLease"]
+__all__ = ["TIMINGS", "TRY_SECONDS", "Holder", "TenantLease"]
 
 logger = logging.getLogger(__name__)
 
 TIMINGS: Final = LeaseTimings(duration_seconds=120, renew_deadline_seconds=90.0, retry_seconds=30.0)
 """Slow: each renewal is a write to the etcd of an idle control plane, and an API server may be away for 50 s."""
+TRY_SECONDS: Final = TIMINGS.renew_deadline_seconds / 2
+"""How long one write of a Lease may take: half of the deadline, as in client-go (NewFromKubeconfig of
+tools/leaderelection/resourcelock). An API server waits up to 30 s for a webhook, and gives up a write after 34 s.
+"""
 _NAMESPACE: Final = "kube-system"
 _LIMITS: Final = AnswerLimits(answer_bytes=256 * 1024, values=4096)
 """More than any Lease has: a hostile API server costs mcm no more."""
@@ -44,6 +51,7 @@ _RELEASE_SECONDS: Final = 2.0
 _HOLDER_LENGTH: Final = 200
 _DIGEST_LENGTH: Final = 16
 _NEVER: Final = float("-inf")
+Delayed = Callable[[BlockingReason], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +102,9 @@ class TenantLease:
     that this one follows is taken at once. An mcm that held the Lease and lost it does not take it back like that: it
     is the one that was late.
 
-    `program` is the name of the Lease, and `timeout_seconds` the deadline of one look. Tests replace `now`.
+    `program` is the name of the Lease, and `timeout_seconds` the time in which an API server has to answer a read. A
+    write may take longer, as long as reads are answered: it waits for admission webhooks of the tenant. Tests replace
+    `now`.
     """
 
     def __init__(
@@ -116,6 +126,7 @@ class TenantLease:
         self._now = now
         self._client: Client | None = None
         self._lease: Lease | None = None
+        self._write = Write(resource=LEASES, namespace=_NAMESPACE)
         self._admitted = False
         """Whether the API server has accepted these credentials: those of a user's choice may lack rights for good."""
         self.refusal: str = ""
@@ -126,15 +137,22 @@ class TenantLease:
         """For how many seconds no other program may take it; 0 if this mcm does not hold it."""
         return max(0.0, self._lease.expires_at - self._now()) if self._lease is not None else 0.0
 
-    async def look(self, config: ClusterConfig) -> BlockingReason | None:
-        """Take the Lease, or renew it. Returns what is in the way of an instance now; None if it is held."""
+    async def look(
+        self, config: ClusterConfig, *, seconds: float = TRY_SECONDS, delayed: Delayed | None = None
+    ) -> BlockingReason | None:
+        """Take the Lease, or renew it. Returns what is in the way of an instance now; None if it is held.
+
+        A look that takes longer than `seconds` has failed. `delayed` is called once if a write takes long, and the API
+        server answers reads, with what holds the write up.
+        """
         try:
             lease = await self._connect(config)
-            taken = await _take(lease)
+            taken = await self._try(lease, seconds=seconds, delayed=delayed)
         except ProviderError as error:
-            if isinstance(error, Unauthorized) or (isinstance(error, Forbidden) and self._admitted):
+            refused = isinstance(error, Unauthorized) or (isinstance(error, Forbidden) and self._admitted)
+            if refused and refusing_guard(error) is None:
                 self.refusal = f"its API server refuses the credentials of its controllers: {error}"
-            return self._failure(error, config)
+            return await self._failure(error, config)
         self._admitted, self.refusal = True, ""
         if taken:
             self._followed = ()
@@ -148,6 +166,42 @@ class TenantLease:
             f"another {self._program} works on this control plane: {str(holder)[:_HOLDER_LENGTH]!r} holds the Lease"
             f" {self._name}; stop it; mcm starts its instance when the Lease is released or expires",
         )
+
+    async def _try(self, lease: Lease, *, seconds: float, delayed: Delayed | None) -> bool:
+        """Take or renew the Lease, and wait for a slow write only while the API server answers reads."""
+        taking = asyncio.create_task(_take(lease), name=f"take the Lease {self._name}")
+        try:
+            async with asyncio.timeout(seconds):
+                _ = await asyncio.wait((taking,), timeout=self._timeout_seconds)
+                if not taking.done():
+                    await self._explain_delay(taking, delayed)
+                return await taking
+        except TimeoutError as error:
+            raise _no_answer(f"no answer within {seconds:.3g} s for the Lease {self._name}") from error
+        finally:
+            await end_tasks((taking,))
+
+    async def _explain_delay(self, taking: asyncio.Task[bool], delayed: Delayed | None) -> None:
+        """Find the webhooks that hold a write up. Raises Unreachable if the API server answers no reads either."""
+        try:
+            guards = await self._guards()
+        except ApiError:
+            guards = []  # it answers, and may refuse to tell
+        except ProviderError:
+            if taking.done():
+                return
+            raise
+        if guards and delayed is not None and not taking.done():
+            await delayed(self._held_up(guards, f"no answer within {self._timeout_seconds:g} s"))
+
+    async def _guards(self) -> list[Guard]:
+        """Return the webhooks on writes of the Lease, by one quick look."""
+        client = self._client
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                return await guards_of(client, self._write) if client is not None else []
+        except TimeoutError as error:
+            raise _no_answer(f"no answer within {self._timeout_seconds:g} s") from error
 
     async def aclose(self) -> None:
         """Release the Lease and close the connection. Call it when nothing of the instance is left."""
@@ -174,16 +228,23 @@ class TenantLease:
                 config,
                 timeout_seconds=self._timeout_seconds,
                 connect_timeout_seconds=self._timeout_seconds,
-                field_manager="mcm",
-                before_write=partial(self._before_write, self._cluster) if self._before_write is not None else None,
                 limits=_LIMITS,
             )
         elif self._client.config != config:
             await self._client.update(config)
             self._admitted, self.refusal = False, ""
         if self._lease is None:
+            # By the same connections, with a deadline of its own for each call: `look` bounds them all.
+            writer = Client(
+                config,
+                transport=self._client.transport,
+                timeout_seconds=TIMINGS.duration_seconds,
+                field_manager="mcm",
+                before_write=partial(self._before_write, self._cluster) if self._before_write is not None else None,
+                limits=_LIMITS,
+            )
             self._lease = Lease(
-                self._client,
+                writer,
                 namespace=_NAMESPACE,
                 name=self._program,
                 identity=self._identity,
@@ -201,7 +262,9 @@ class TenantLease:
             return _DEFAULT_DURATION_SECONDS
         return min(duration_seconds, _LONGEST_DURATION_SECONDS)
 
-    def _failure(self, error: ProviderError, config: ClusterConfig) -> BlockingReason:
+    async def _failure(self, error: ProviderError, config: ClusterConfig) -> BlockingReason:
+        if guards := await self._blamed(error):
+            return self._held_up(guards, str(error))
         match error:
             case ServerError():
                 return BlockingReason(
@@ -229,6 +292,31 @@ class TenantLease:
                 return BlockingReason(Reason.CANNOT_START, f"invalid kubeconfig in its Secret: {error}")
             case _:
                 return BlockingReason(Reason.API_SERVER_UNREACHABLE, f"its API server does not answer: {error}")
+
+    async def _blamed(self, error: ProviderError) -> list[Guard]:
+        """Return the webhooks and policies that may have caused an error; empty if none did."""
+        if self._client is None:
+            return []
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                return await blamed_guards(self._client, error, self._write)
+        except TimeoutError:
+            named = refusing_guard(error)
+            return [named] if named is not None else []
+
+    def _held_up(self, guards: list[Guard], why: str) -> BlockingReason:
+        """Return what to do about webhooks and policies that keep the Lease from being written."""
+        them, command = "it" if len(guards) == 1 else "them", guards[0].deletion if len(guards) == 1 else ""
+        deletion = f" (`{command}`)" if command else ""
+        return BlockingReason(
+            Reason.WEBHOOK_REFUSED,
+            f"{name_guards(guards)} of its control plane holds up or refuses the Lease {self._name}; mend or delete"
+            f" {them}{deletion}, or exclude namespace {_NAMESPACE} from the rules; mcm retries: {why}",
+        )
+
+
+def _no_answer(what: str) -> Unreachable:
+    return Unreachable(what, kind="timeout")
 
 
 async def _take(lease: Lease) -> bool:
