@@ -125,6 +125,35 @@ class Api:
         return SimpleNamespace(items=items)
 
 
+# Webhooks of tenants
+
+
+async def test_check_conditions_names_webhooks_on_leases() -> None:
+    said = "controllers run by Leases in kube-system, which wait for webhook 'guard.example.com'; exclude kube-system"
+    unguarded = condition("LeasesUnguarded", "False", "WebhooksOnLeases", said)
+    (found,) = await check_conditions(survey(control_planes=[control_plane("acme", READY, unguarded)]))
+    assert (found.severity, found.object) == (Severity.WARNING, "ControlPlane acme")
+    assert said in found.problem
+    assert found.command.startswith("kplane connect acme -- kubectl get validatingwebhookconfigurations")
+
+
+async def test_check_not_ready_says_what_to_do_about_a_webhook_and_not_to_wait() -> None:
+    said = "setting up the control plane: mend or delete webhook 'deny.example.com'; failed calling webhook"
+    refused = condition("Ready", "False", "WebhookRefused", said, since=NOW)
+    (found,) = await check_not_ready(survey(control_planes=[control_plane("acme", refused)]))
+    assert (found.severity, "wait" in found.problem) == (Severity.ERROR, False)
+    assert "mend or delete webhook 'deny.example.com'" in found.problem
+    assert found.command.startswith("kplane connect acme -- kubectl get validatingwebhookconfigurations")
+
+
+async def test_check_registrations_of_a_webhook_describes_the_registration() -> None:
+    """Its name need not be that of its control plane."""
+    resolved = condition("Ready", "True", "Resolved")
+    refused = condition("Running", "False", "WebhookRefused", "webhook 'guard.example.com' holds up the Lease; mend it")
+    (found,) = await check_registrations(survey(registrations=[registration("other", resolved, refused)]))
+    assert (found.severity, found.command) == (Severity.ERROR, "kubectl describe controlplaneregistration other")
+
+
 # Definitions
 
 

@@ -19,6 +19,7 @@ _FOR_USERS: Final = frozenset(
         "adopt",
         "allow-endpoint",
         "allow-registration",
+        "delete-admission",
         "destroy-data",
         "fake-nodes",
         "finish-rotation",

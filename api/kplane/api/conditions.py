@@ -18,6 +18,7 @@ __all__ = [
     "DEDICATED_READY",
     "DELETING",
     "HIBERNATED",
+    "LEASES_UNGUARDED",
     "MANAGED",
     "MIGRATING",
     "PAUSED",
@@ -71,6 +72,9 @@ HIBERNATED: Final = "Hibernated"
 """The condition of a control plane that may sleep: True while it sleeps and no API server runs, False otherwise."""
 WAITS_FOR_ROOM: Final = "WaitsForRoom"
 """The reason of that condition while a control plane is to wake, and as many are awake as may be."""
+
+LEASES_UNGUARDED: Final = "LeasesUnguarded"
+"""The condition that is there, and False, while a webhook of the tenant judges the Leases of its controllers."""
 
 PAUSED: Final = "Paused"
 """The condition that is there, and True, while an object is paused."""

@@ -23,6 +23,7 @@ __all__ = [
     "CONTROL_PLANE_UID_LABEL",
     "DATA_IDENTITY_ANNOTATION",
     "DATA_MARK_ANNOTATION",
+    "DELETE_ADMISSION_ANNOTATION",
     "DESTROY_DATA_ANNOTATION",
     "FAKE_NODES_ANNOTATION",
     "FAKE_NODES_CONFIG_MAP",
@@ -157,6 +158,12 @@ DESTROY_DATA_ANNOTATION: Final = f"{GROUP}/destroy-data"
 
 ACCEPT_DATA_LOSS_ANNOTATION: Final = f"{GROUP}/accept-data-loss"
 """On a control plane whose data are lost: the value that condition Ready names. It continues with what is there."""
+
+DELETE_ADMISSION_ANNOTATION: Final = f"{GROUP}/delete-admission"
+"""On a control plane: `KIND/NAME` of a webhook configuration or an admission policy inside. The operator deletes it and
+then removes the annotation. KIND is ValidatingWebhookConfiguration, MutatingWebhookConfiguration or
+ValidatingAdmissionPolicy.
+"""
 
 SCHEDULED_FOR_ANNOTATION: Final = f"{GROUP}/scheduled-for"
 """On a ControlPlaneSnapshot that the operator made by the schedule of a class: the uid of its control plane."""

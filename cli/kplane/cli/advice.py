@@ -13,6 +13,10 @@ from kplane.controlplane_operator.reasons import Reason
 
 __all__ = ["addressed", "advice_for", "command_for", "reason_of"]
 
+_WEBHOOKS: Final = (
+    "kplane connect {name} -- kubectl get"
+    " validatingwebhookconfigurations,mutatingwebhookconfigurations,validatingadmissionpolicies"
+)
 _COMMANDS: Final = {
     "AddonUnknown": "kubectl get configmaps -n kplane-system -l controlplane.kplane.dev/addon=true",
     "ClassInvalid": "kubectl get controlplaneclasses",
@@ -31,6 +35,8 @@ _COMMANDS: Final = {
     "NoSnapshotStorage": "kplane upgrade --set 'etcd.backup.recipients={{age1...}}'",
     "RestoreFailed": "kplane backup list",
     "SharedEtcdUnavailable": "kubectl get pods -n kplane-system -l app.kubernetes.io/component=etcd",
+    "WebhookRefused": _WEBHOOKS,
+    "WebhooksOnLeases": _WEBHOOKS,
 }
 """By reason: the command to look at next, for any object that has it."""
 _REASONS: Final[Mapping[str, Reason]] = {str(each): each for each in Reason}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kplane.api import READY, RUNNING, ControlPlane, ControlPlaneRegistration, find_condition, is_true
-from kplane.api.conditions import MIGRATING, PAUSED, UP_TO_DATE
+from kplane.api.conditions import LEASES_UNGUARDED, MIGRATING, PAUSED, UP_TO_DATE
 from kplane.cli.advice import addressed, command_for
 from kplane.cli.kubeconfigs import Management
 from kplane.cli.output import age
@@ -88,7 +88,7 @@ def _why(found: ControlPlane, *, cluster: Management) -> list[str]:
     if is_true(found.status.conditions, PAUSED):
         resume = addressed(f"kplane resume {found.name}", cluster=cluster)
         lines.append(f"paused: the operator leaves it as it is; {resume}")
-    for name in (UP_TO_DATE, MIGRATING):
+    for name in (UP_TO_DATE, MIGRATING, LEASES_UNGUARDED):
         condition = find_condition(found.status.conditions, name)
         if condition is not None and condition.status == "False":
             lines.append(f"{name}: {condition.message} ({condition.reason})")

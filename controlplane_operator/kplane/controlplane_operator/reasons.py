@@ -21,6 +21,7 @@ _CLASS_FOUND: Final = "ControlPlane: `ClassFound`"
 _FACTS: Final = "ControlPlane: `Managed`, `Supported`, `Paused`"
 _ADDONS: Final = "ControlPlane: `AddonsReady`"
 _STORAGE: Final = "ControlPlane: `StorageSufficient`"
+_LEASES: Final = "ControlPlane: `LeasesUnguarded`"
 _HIBERNATED: Final = "ControlPlane: `Hibernated`"
 _MIGRATING: Final = "ControlPlane: `Migrating`"
 _DELETING: Final = "ControlPlane: `Deleting`, in the order of the steps"
@@ -40,6 +41,7 @@ _TABLES: Final = (
     _FACTS,
     _ADDONS,
     _STORAGE,
+    _LEASES,
     _HIBERNATED,
     _MIGRATING,
     _DELETING,
@@ -338,8 +340,13 @@ class Reason(StrEnum):
     )
     WEBHOOK_REFUSED = (
         "WebhookRefused",
-        "mend or delete the admission webhook of the control plane that the message names",
+        "[mend or delete the admission webhook or policy](../troubleshoot/webhooks.md) that the message names",
         _in(_READY, _ADDONS, by_user=True),
+    )
+    WEBHOOKS_ON_LEASES = (
+        "WebhooksOnLeases",
+        "[exclude namespace `kube-system`](../troubleshoot/webhooks.md) from the webhooks that the message names",
+        _in(_LEASES, by_user=True),
     )
     DELETING = (
         "Deleting",

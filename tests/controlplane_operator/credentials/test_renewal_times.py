@@ -72,10 +72,11 @@ async def test_refused_renewal_names_the_end_of_what_is_published(monkeypatch: p
     ends = {"controlplane.kplane.dev/expires-at": "2099-01-02T03:04:05+00:00"}
     metadata = {"name": "controlplane-acme-kubeconfig", "namespace": "kplane-cp-acme", "uid": "s", "annotations": ends}
     stores.secrets.apply({"metadata": {**metadata, "resourceVersion": "1"}, "data": {}})
-    context = cast("OperatorContext", SimpleNamespace(stores=stores))
+    context = cast("OperatorContext", SimpleNamespace(stores=stores, connections=None))
     issuer = CredentialIssuer(context, probes=CredentialProbes(context))
     monkeypatch.setattr(issuer, "_set_up", set_up)
-    url = "https://a.example"
+    url = "https://127.0.0.1:1"
     provision = Provision(Addresses(url, url, url), administrator=ClusterConfig(url), authorities=None)
-    with pytest.raises(ConditionError, match="the published credentials end at 2099-01-02 03:04 UTC"):
+    said = "the published credentials end at 2099-01-02 03:04 UTC: they cannot be renewed, and nobody gets in then"
+    with pytest.raises(ConditionError, match=said):
         await issuer.ensure(control_plane, provision=provision, auth=AuthSpec(), identified=identified)

@@ -67,6 +67,7 @@ def move(
             settled = arrived(asked.home if abort else former_home(asked))
         if plan:
             planned = await control_planes.wait(name, _is_planned, timeout_seconds=min(timeout, 120.0))
+            _print_lease_guards(planned)
             _print_plan(_plan_of(planned))
             return
         if not wait:
@@ -139,6 +140,16 @@ def _is_told(control_plane: ControlPlane) -> bool:
     moving = control_plane.status.migration
     is_cut = moving is not None and moving.step is not None and moving.step.is_cut
     return moving is None or not is_cut or moving.hold_milliseconds is not None
+
+
+def _print_lease_guards(control_plane: ControlPlane) -> None:
+    """Print which webhooks the Leases of controllers wait for: a move ends the controllers and starts others."""
+    from kplane.api import find_condition
+    from kplane.api.conditions import LEASES_UNGUARDED
+
+    guarded = find_condition(control_plane.status.conditions, LEASES_UNGUARDED)
+    if guarded is not None and guarded.status == "False":
+        print_text(printable(f"warning: {guarded.message} ({guarded.reason})"))
 
 
 def _print_plan(plan: MigrationPlan | None) -> None:

@@ -12,6 +12,7 @@ from kplane.api.conditions import (
     CLASS_FOUND,
     DELETING,
     HIBERNATED,
+    LEASES_UNGUARDED,
     MIGRATING,
     PAUSED,
     STORAGE_SUFFICIENT,
@@ -32,7 +33,7 @@ _NEW: Final = timedelta(minutes=1)
 _LONG: Final = timedelta(minutes=10)
 """A deletion that takes longer is worth a look."""
 _SOON: Final = timedelta(minutes=5)
-_OTHERS: Final = (UP_TO_DATE, SYNCED, STORAGE_SUFFICIENT, ADDONS_READY, CLASS_FOUND, SUPPORTED)
+_OTHERS: Final = (UP_TO_DATE, SYNCED, STORAGE_SUFFICIENT, LEASES_UNGUARDED, ADDONS_READY, CLASS_FOUND, SUPPORTED)
 """Conditions that do not keep a control plane from being Ready."""
 _MOVES: Final = frozenset({"MigrationBlocked"})
 """Reasons of a condition Migrating that is False, by which a move is asked for and not made."""

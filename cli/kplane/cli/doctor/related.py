@@ -67,7 +67,8 @@ async def check_registrations(survey: Survey) -> Sequence[Finding]:
     found = [
         *grouped(kind, _wrong(present, READY), now=survey.now, describe=describe),
         *grouped(kind, _wrong(present, DEDICATED_READY), now=survey.now, describe=describe),
-        *grouped(kind, _wrong(ready, RUNNING), now=survey.now, describe=describe, passing=_STARTING),
+        # WebhookRefused is a reason of mcm and of the operator. Its command takes the name of a control plane.
+        *grouped(kind, _wrong(ready, RUNNING), now=survey.now, describe=describe, passing=_STARTING, by_reason=False),
     ]
     names = {each.name for each in survey.control_planes}
     lost = [each.name for each in present if names and each.spec.control_plane_ref.name not in names]

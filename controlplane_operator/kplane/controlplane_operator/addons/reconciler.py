@@ -29,16 +29,17 @@ from kplane.controlplane_operator.pki.kubeconfig import config_of
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.conditions import is_paused
 from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
+from kplane.controlplane_operator.tenant.admission import tenant_errors
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.watch.backoff import KeyedBackoff, jittered
 from kplane.controlplane_operator.watch.cache import Key
 from kplane.controlplane_operator.watch.predicates import has_addons
-from kplane.provider import ClusterConfig, ProviderError, Result, Unreachable
-from kplane.provider.errors import Forbidden, Unauthorized
+from kplane.provider import ClusterConfig, ProviderError, Result
 from kplane.provider.logs import log_fields
 
 __all__ = ["ControlPlaneAddonsReconciler"]
 
+_INSTALLING: Final = "installing add-ons"
 _SETTLED_SECONDS: Final = 300.0
 """So long what was found in order in a control plane is taken for granted."""
 _MAX_BACKOFF_SECONDS: Final = 120.0
@@ -122,9 +123,13 @@ class ControlPlaneAddonsReconciler:
         try:
             async with tenant_client(config) as client:
                 look = AddonSync(client, bundles=self._bundles, facts=facts)
-                failures = await look.all(wanted, last=memory.failed)
+                async with tenant_errors(client, _INSTALLING):
+                    failures = await look.all(wanted, last=memory.failed)
         except ProviderError as error:
-            await self._tell(control_plane, _failure(error))
+            await self._tell(control_plane, _of_addons(tenant_error(_INSTALLING, error)))
+            return Result(self._backoff.next(key, reason="unreachable"))
+        except ConditionError as failure:
+            await self._tell(control_plane, _of_addons(failure))
             return Result(self._backoff.next(key, reason="unreachable"))
         memory.failed = list(failures)
         await self._report(control_plane, wanted=wanted, failures=failures)
@@ -165,13 +170,11 @@ class ControlPlaneAddonsReconciler:
         )
 
 
-def _failure(error: ProviderError) -> ConditionError:
-    failure = tenant_error("installing add-ons", error)
-    return (
-        failure
-        if isinstance(error, (Unreachable, Unauthorized, Forbidden))
-        else ConditionError(Reason.ADDON_FAILED, failure.message)
-    )
+def _of_addons(failure: ConditionError) -> ConditionError:
+    """Return a failure of the control plane with a reason of the condition of its add-ons."""
+    if failure.reason in {Reason.BOOTSTRAP_FAILED, Reason.FAILED}:
+        return ConditionError(Reason.ADDON_FAILED, failure.message)
+    return failure
 
 
 def _facts(control_plane: ControlPlane, *, config: ClusterConfig, gateway: Gateway | None) -> TenantFacts:

@@ -35,6 +35,7 @@ from kplane.controlplane_operator.pki.kubeconfig import config_of
 from kplane.controlplane_operator.pki.primitives import user_of
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
+from kplane.controlplane_operator.tenant.admission import lease_guards, tenant_failure
 from kplane.controlplane_operator.tenant.bootstrap import (
     ADMIN_ACCOUNT,
     CONTROLLERS_ACCOUNT,
@@ -50,13 +51,16 @@ from kplane.controlplane_operator.tenant.identity import read_cluster_uid
 from kplane.controlplane_operator.watch.backoff import jittered
 from kplane.controlplane_operator.watch.cache import Key
 from kplane.controlplane_operator.watch.event_routing import refused_since
-from kplane.provider import Client, ClusterConfig, ProviderError
+from kplane.provider import Client, ClusterConfig, NotFound, ProviderError
+from kplane.provider.client.admission import Guard
+from kplane.provider.client.resources import SERVICE_ACCOUNTS
 from kplane.provider.errors import Unauthorized
 
 __all__ = ["CredentialIssuer", "Credentials", "Identified"]
 
 _INCOMPLETE_SECONDS: Final = 15.0
 """How often the operator looks for a role that a user may create, or whether a webhook of the user answers again."""
+_SETTING_UP: Final = "setting up the control plane"
 _VERIFIED_SECONDS: Final = 300.0
 """How long the operator relies on what it found inside a control plane."""
 
@@ -77,6 +81,9 @@ class Credentials:
 
     cluster_uid: str | None = None
     """Identity of the cluster; None if it was not read this time."""
+
+    lease_guards: tuple[Guard, ...] | None = None
+    """Webhooks of the tenant on the Leases of its controllers; None if nobody looked this time."""
 
     asleep: bool = False
     """No API server runs, so nothing inside can change."""
@@ -133,7 +140,9 @@ class CredentialIssuer:
                 made = await self._confirm_repair(made, probed)
         except ProviderError as error:
             self.forget(uid)
-            raise _naming_end(tenant_error("setting up the control plane", error), self._ends(control_plane)) from error
+            renewed = _is_renewed_without_writes(provision, auth)
+            failure = await self._explain(error, provision)
+            raise _naming_end(failure, self._ends(control_plane), renewed=renewed) from error
         except BootstrapFailed as error:
             self.forget(uid)
             reason = Reason.ROLE_NOT_FOUND if isinstance(error, RoleMissing) else Reason.BOOTSTRAP_FAILED
@@ -142,6 +151,14 @@ class CredentialIssuer:
             self._verified[uid] = fingerprint, time.monotonic() + jittered(_VERIFIED_SECONDS) * 0.75, refusals
             self._probes.follow(_key(control_plane), probed)
         return made
+
+    async def _explain(self, error: ProviderError, provision: Provision) -> ConditionError:
+        """Return why the inside cannot be set up, with the webhook of the tenant that caused it."""
+        try:
+            async with self._client(provision.administrator) as client:
+                return await tenant_failure(client, _SETTING_UP, error)
+        except ProviderError:  # no client can be made of these credentials
+            return tenant_error(_SETTING_UP, error)
 
     def _probed(
         self, control_plane: ControlPlane, provision: Provision, issued: Credentials, *, auth: AuthSpec
@@ -226,7 +243,7 @@ class CredentialIssuer:
     ) -> Credentials:
         by_certificate, lifetime = auth.model is AuthModel.X509, auth.lifetime_asked
         user, bound = _subjects(control_plane, provision, auth=auth)
-        incomplete = None
+        incomplete, guards = None, None
         async with self._client(provision.administrator) as client:
             cluster_uid = await _identify(client, control_plane, provision=provision)
             if cluster_uid is not None and provision.authorities is None:
@@ -248,7 +265,9 @@ class CredentialIssuer:
                 if control_plane.status.endpoint is None or (admin is not None and controllers is not None):
                     raise
                 # A webhook of the tenant may refuse what kplane writes, and no token that kplane signs.
-                incomplete = tenant_error("setting up the control plane", error)
+                incomplete = await tenant_failure(client, _SETTING_UP, error)
+            if control_plane.status.endpoint is not None:
+                guards = await lease_guards(client)
             if admin is None or await self._version(provision, admin) is None:
                 admin = self._certificate(control_plane, provision, lifetime=lifetime) if by_certificate else None
                 if admin is None:
@@ -261,11 +280,13 @@ class CredentialIssuer:
             raise ConditionError(
                 Reason.CREDENTIALS_REJECTED, "the control plane rejects the credentials that it has just issued"
             )
-        return Credentials(admin, controllers, version, incomplete, cluster_uid)
+        if incomplete is not None:
+            incomplete = _naming_end(incomplete, admin.expires_at, renewed=_is_renewed_without_writes(provision, auth))
+        return Credentials(admin, controllers, version, incomplete, cluster_uid, lease_guards=guards)
 
     async def _token(self, client: Client, provision: Provision, *, account: str, lifetime: timedelta) -> Identity:
         """Sign a token by the key of the control plane; ask its API server where kplane has no key, or no uid."""
-        signed = await self._signed(provision, account=account, lifetime=lifetime)
+        signed = await self._signed(provision, account=account, lifetime=lifetime, client=client)
         return signed or await issue_token(client, service_account=account, lifetime=lifetime)
 
     def _certificate(
@@ -277,10 +298,19 @@ class CredentialIssuer:
         user = administrator(control_plane.metadata.uid or "", by_certificate=True)
         return issue_certificate(provision.authorities.client, user=user.name, lifetime=lifetime)
 
-    async def _signed(self, provision: Provision, *, account: str, lifetime: timedelta) -> Identity | None:
-        """Sign a token by the key of the control plane; None where kplane has no key, or no uid."""
-        uid = await provision.account_uid(account) if provision.account_uid is not None else None
-        if uid is None or provision.authorities is None:
+    async def _signed(
+        self, provision: Provision, *, account: str, lifetime: timedelta, client: Client | None = None
+    ) -> Identity | None:
+        """Sign a token by the key of the control plane; None where kplane has no key, or no uid.
+
+        A uid that etcd does not tell, because it is encrypted there, is read by `client`. No webhook judges a read.
+        """
+        if provision.account_uid is None or provision.authorities is None:
+            return None
+        uid = await provision.account_uid(account)
+        if uid is None and client is not None:
+            uid = await _read_account_uid(client, account)
+        if uid is None:
             return None
         return sign_token(
             provision.authorities.service_account_key,
@@ -355,13 +385,30 @@ async def _identify(client: Client, control_plane: ControlPlane, *, provision: P
     return await read_cluster_uid(client)
 
 
-def _naming_end(failure: ConditionError, end: datetime | None) -> ConditionError:
-    """Return the failure with the time until which published credentials can be used, if a webhook holds them up."""
+async def _read_account_uid(client: Client, account: str) -> str | None:
+    try:
+        uid = (await client.get(SERVICE_ACCOUNTS, account, namespace=TENANT_NAMESPACE))["metadata"].get("uid")
+    except NotFound:
+        return None
+    return uid if isinstance(uid, str) else None
+
+
+def _is_renewed_without_writes(provision: Provision, auth: AuthSpec) -> bool:
+    """Tell whether kplane issues credentials by keys alone, so that no webhook of the tenant can refuse a renewal."""
+    by_keys = provision.account_uid is not None or auth.model is AuthModel.X509
+    return provision.authorities is not None and by_keys
+
+
+def _naming_end(failure: ConditionError, end: datetime | None, *, renewed: bool) -> ConditionError:
+    """Return the failure with the time until which published credentials can be used, if a webhook holds it up.
+
+    `renewed` is whether they are renewed although the webhook refuses writes.
+    """
     if failure.reason is not Reason.WEBHOOK_REFUSED or end is None:
         return failure
-    return ConditionError(
-        failure.reason, f"{failure.message}; the published credentials end at {end:%Y-%m-%d %H:%M} UTC"
-    )
+    then = "the operator renews them before that" if renewed else "they cannot be renewed, and nobody gets in then"
+    said = f"the published credentials end at {end:%Y-%m-%d %H:%M} UTC: {then}"
+    return ConditionError(failure.reason, f"{failure.message}; {said}")
 
 
 def _fingerprint(provision: Provision, auth: AuthSpec) -> str:

@@ -87,6 +87,8 @@ from kplane.controlplane_operator.status.conditions import (
 )
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.status.partial import PartialControlPlane, as_recorded
+from kplane.controlplane_operator.tenant.admission import delete_named, is_deletion_named
+from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.tenant.revocation import revoke_issued
 from kplane.controlplane_operator.watch.backoff import KeyedBackoff
 from kplane.controlplane_operator.watch.cache import Key, Object, UIDTracker
@@ -342,6 +344,9 @@ class ControlPlaneReconciler:
         self._claims.confirm(one.control_plane, provision=provision)
         if provision.authorities is None:
             return provision
+        if provision.asleep_as is None:
+            # First: a webhook of the tenant may refuse all writes that follow.
+            await self._delete_admission(one, provision)
         if not one.was_published and not provision.fresh and one.control_plane.status.restore is None:
             # The data may be those of an earlier control plane, whose users must not get in.
             await revoke_issued(provision.administrator)
@@ -363,8 +368,17 @@ class ControlPlaneReconciler:
             address = provision.addresses.internal
             self._clusters.take(one.control_plane, cluster_uid=cluster_uid, address=address)
             await self._record_cluster(one, cluster_uid)
+            await self._delete_admission(one, provision)
 
+        if is_deletion_named(one.control_plane):
+            self._issuer.forget(one.control_plane.metadata.uid or "")
         return await self._issuer.ensure(one.control_plane, provision=provision, auth=auth, identified=identified)
+
+    async def _delete_admission(self, one: Pass, provision: Provision) -> None:
+        """Delete the webhook configuration or policy that the owner names, if there is one."""
+        if is_deletion_named(one.control_plane):
+            async with tenant_client(provision.administrator, connections=self._context.connections) as client:
+                one.control_plane = await delete_named(self._context, one.control_plane, client)
 
     async def _record_cluster(self, one: Pass, cluster_uid: str) -> None:
         """Write down which cluster the control plane has adopted.

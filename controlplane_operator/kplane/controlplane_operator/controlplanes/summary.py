@@ -16,7 +16,8 @@ from kplane.controlplane_operator.hibernation.requests import Requests
 from kplane.controlplane_operator.hibernation.sleeper import Sleeper
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.shared_etcd.quota import recorded, with_storage
-from kplane.controlplane_operator.status.conditions import with_condition, with_supported
+from kplane.controlplane_operator.status.conditions import with_condition, with_lease_guards, with_supported
+from kplane.controlplane_operator.tenant.admission import refused_deletion
 from kplane.workloads import Runtime
 
 __all__ = ["Summary"]
@@ -47,6 +48,8 @@ class Summary:
             conditions = with_up_to_date(
                 conditions, of=control_plane, provision=one.provision, version=fields["version"]
             )
+        if one.credentials is not None and one.credentials.lease_guards is not None:
+            conditions = with_lease_guards(conditions, of=control_plane, guards=one.credentials.lease_guards)
         if one.failure is None:
             conditions = [each for each in conditions if each.type != SYNCED]
         storage = _storage(one)
@@ -80,7 +83,7 @@ class Summary:
         """Say, in sentences, what of the spec and the class is accepted and has no effect."""
         start = start_of(one.control_plane, chosen=one.followed.chosen, gateway=self._context.gateway)
         requests = Requests.of(one.control_plane, start=start, now=datetime.now(UTC))
-        told = [*refused_rotation(one.control_plane), *requests.refused]
+        told = [*refused_rotation(one.control_plane), *requests.refused, *refused_deletion(one.control_plane)]
         dedicated = one.control_plane.spec.dedicated
         if dedicated is not None and (dedicated.provider_ref is not None or dedicated.parameters_ref is not None):
             told.append("spec.dedicated.providerRef and parametersRef have no effect: kplane runs the control plane")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -12,11 +12,19 @@ from kplane.api import (
     ResourceModel,
     set_condition,
 )
-from kplane.api.conditions import PAUSED
+from kplane.api.conditions import LEASES_UNGUARDED, PAUSED
 from kplane.api.names import PAUSED_ANNOTATION
 from kplane.controlplane_operator.reasons import Reason
+from kplane.provider.client.admission import Guard, name_guards
 
-__all__ = ["is_paused", "with_condition", "with_pause", "with_supported", "without_pause"]
+__all__ = [
+    "is_paused",
+    "with_condition",
+    "with_lease_guards",
+    "with_pause",
+    "with_supported",
+    "without_pause",
+]
 
 
 def with_condition(
@@ -48,6 +56,22 @@ def with_supported(conditions: Iterable[Condition], *, of: ResourceModel, missin
             conditions, of=of, type="Supported", status="False", reason=Reason.NOT_SUPPORTED, message=told
         )
     return [condition for condition in conditions if condition.type != "Supported"]
+
+
+def with_lease_guards(
+    conditions: Iterable[Condition], *, of: ResourceModel, guards: Sequence[Guard]
+) -> list[Condition]:
+    """Return the conditions with LeasesUnguarded=False if webhooks judge the Leases of controllers, and without it
+    otherwise."""
+    if not guards:
+        return [condition for condition in conditions if condition.type != LEASES_UNGUARDED]
+    message = (
+        f"controllers run by Leases in kube-system, which wait for {name_guards(guards)}: controllers end, and do not"
+        " start after a move, if that fails or is slow; exclude namespace kube-system by its namespaceSelector"
+    )
+    return with_condition(
+        conditions, of=of, type=LEASES_UNGUARDED, status="False", reason=Reason.WEBHOOKS_ON_LEASES, message=message
+    )
 
 
 _REASON: Final = "PausedByAnnotation"

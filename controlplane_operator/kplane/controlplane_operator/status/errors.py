@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from typing import Final
 
+from kplane.api.names import DELETE_ADMISSION_ANNOTATION
 from kplane.controlplane_operator.errors import OperatorError
 from kplane.controlplane_operator.reasons import Reason
 from kplane.provider import ApiError, ProviderError, Unreachable
+from kplane.provider.client.admission import Guard, name_guards, refusing_guard
 from kplane.provider.errors import Forbidden, Unauthorized
 
 __all__ = ["ConditionError", "management_refusal", "start_reason", "tenant_error"]
 
-_WEBHOOK: Final = re.compile(r"(?:failed calling webhook|admission webhook) \"(?P<name>[-.a-zA-Z0-9]{1,253})\"")
-"""In messages of API servers, see ErrCallingWebhook and ToStatusErr of k8s.io/apiserver."""
 _BY_WORD: Final = {str(reason): reason for reason in Reason}
 
 
@@ -33,15 +33,16 @@ def start_reason(reason: Reason, *, published: bool) -> Reason:
     return Reason.API_SERVER_NOT_READY if published else reason
 
 
-def tenant_error(what: str, error: ProviderError) -> ConditionError:
-    """Return what an error of a tenant's API server means; `what` names the address or the act."""
+def tenant_error(what: str, error: ProviderError, *, guards: Sequence[Guard] = ()) -> ConditionError:
+    """Return what an error of a tenant's API server means; `what` names the address or the act.
+
+    `guards` are the webhooks and policies that may have caused it, if somebody has looked for them in the control plane
+    (`tenant/admission.py`).
+    """
+    named = refusing_guard(error)
+    if blamed := [*guards] or [guard for guard in (named,) if guard is not None]:
+        return ConditionError(Reason.WEBHOOK_REFUSED, f"{what}: {_remedy(blamed)}; {error}")
     match error:
-        case ApiError() if (webhook := _webhook_of(error)) is not None:
-            remedy = (
-                f"mend or delete webhook {webhook!r} of the control plane, or exclude namespace kplane-system and the"
-                " group rbac.authorization.k8s.io from its rules"
-            )
-            return ConditionError(Reason.WEBHOOK_REFUSED, f"{what}: {error}; {remedy}")
         case Unreachable():
             reason = _BY_WORD[error.reason]
         case Unauthorized() | Forbidden():
@@ -53,10 +54,20 @@ def tenant_error(what: str, error: ProviderError) -> ConditionError:
     return ConditionError(reason, f"{what}: {error}")
 
 
-def _webhook_of(error: ApiError) -> str | None:
-    """Return the name of the admission webhook that refused the request, or did not answer; None if none did."""
-    found = _WEBHOOK.search(str(error))
-    return found["name"] if found is not None else None
+def _remedy(guards: Sequence[Guard]) -> str:
+    """Say what to do about webhooks and policies that refuse writes of kplane, or hold them up."""
+    remedy = (
+        f"mend or delete {name_guards(guards)}, or exclude namespace kplane-system and the group"
+        " rbac.authorization.k8s.io from the rules"
+    )
+    known = next((guard for guard in guards if guard.deletion), None)
+    if known is None:
+        return remedy
+    annotation = f"{DELETE_ADMISSION_ANNOTATION}={known.kind}/{known.configuration}"
+    return (
+        f"{remedy}; no webhook can refuse `{known.deletion}`, and annotation {annotation} of the control plane has the"
+        " operator delete it"
+    )
 
 
 def management_refusal(error: ProviderError) -> ConditionError:

@@ -23,6 +23,7 @@ from kplane.api.conditions import (
     DEDICATED_READY,
     DELETING,
     HIBERNATED,
+    LEASES_UNGUARDED,
     MANAGED,
     MIGRATING,
     PAUSED,
@@ -59,6 +60,7 @@ _OURS: Final = frozenset(
         CONTESTED,
         DELETING,
         HIBERNATED,
+        LEASES_UNGUARDED,
         MANAGED,
         MIGRATING,
         PAUSED,
@@ -337,6 +339,7 @@ _FROM_THE_START: Final = frozenset({MANAGED, READY, REACHABLE})
 """Conditions that every object of a kind has."""
 _OVER: Final = {
     "ClassFound": ("ClassFound", "the class is followed again, and not what was remembered of it"),
+    LEASES_UNGUARDED: ("LeasesUnguarded", "no webhook judges the Leases of controllers any more"),
     STORAGE_SUFFICIENT: ("StorageSufficient", "less than 80 % of the storage quota is used again"),
     "Supported": ("Supported", "every field has effect again"),
     "UpToDate": ("UpToDate", "the API server is what spec and class ask for"),

@@ -9,6 +9,7 @@ from typing import Any, Final
 from kplane.api.names import ADDON_LABEL, CONTROL_PLANE_UID_LABEL
 from kplane.controlplane_operator.grants import RBAC
 from kplane.controlplane_operator.status.errors import tenant_error
+from kplane.controlplane_operator.tenant.admission import tenant_errors
 from kplane.controlplane_operator.tenant.bootstrap import (
     ADMIN_ACCOUNT,
     ADMIN_BINDING,
@@ -26,6 +27,7 @@ from kplane.provider.errors import Forbidden
 
 __all__ = ["revoke", "revoke_as_controllers", "revoke_issued"]
 
+_TAKING_BACK: Final = "taking back what was issued in the control plane"
 _JOIN_NAMESPACE: Final = "kube-system"
 _FIELD_MANAGER: Final = "kplane-bootstrap"
 _LAST_RIGHT: Final = "controlplane-revocation"
@@ -136,7 +138,7 @@ async def _grant_last_right(client: Client, *, owner: str | None) -> None:
 async def revoke_issued(administrator: ClusterConfig) -> None:
     """Have what was issued in a control plane be worth nothing; raises ConditionError where it cannot be reached."""
     try:
-        async with tenant_client(administrator) as client:
+        async with tenant_client(administrator) as client, tenant_errors(client, _TAKING_BACK):
             await revoke(client)
     except ProviderError as error:
-        raise tenant_error("taking back what was issued in the control plane", error) from error
+        raise tenant_error(_TAKING_BACK, error) from error

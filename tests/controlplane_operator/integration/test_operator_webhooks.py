@@ -1,0 +1,167 @@
+"""Admission webhooks of a tenant on everything: the operator names them, renews what it can, and deletes on request."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from kplane.api.names import DELETE_ADMISSION_ANNOTATION
+from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
+from kplane.provider import ApiError, Client, ClusterConfig
+from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, VALIDATING_WEBHOOK_CONFIGURATIONS
+
+from .conftest import owner_of, reason_of
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+Adopt = Callable[..., Awaitable[dict[str, Any]]]
+
+_TARGET = "ValidatingWebhookConfiguration/deny-all"
+_RULE = {"apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*/*"], "operations": ["*"], "scope": "*"}
+_WEBHOOK = {
+    "name": "deny.example.com",
+    "rules": [_RULE],
+    "clientConfig": {"url": "https://127.0.0.1:9/x"},
+    "failurePolicy": "Fail",
+    "sideEffects": "None",
+    "timeoutSeconds": 2,
+    "admissionReviewVersions": ["v1"],
+}
+
+
+async def deny_all(field: Any, config: ClusterConfig) -> None:
+    """Make a webhook on everything inside, and wait until the API server asks it."""
+    async with Client(config) as tenant:
+        await tenant.create(
+            VALIDATING_WEBHOOK_CONFIGURATIONS, {"metadata": {"name": "deny-all"}, "webhooks": [_WEBHOOK]}
+        )
+
+        async def closed() -> bool:
+            with pytest.raises(ApiError, match="deny"):
+                await tenant.apply(CONFIG_MAPS, {"metadata": {"name": "a", "namespace": "default"}})
+            return True
+
+        await field.eventually(closed)
+
+
+async def names_deletion(field: Any, name: str) -> None:
+    """Do what the message says, and wait until the operator has removed the annotation."""
+    annotations = {DELETE_ADMISSION_ANNOTATION: _TARGET}
+    await field.client.patch(CONTROL_PLANES, name, {"metadata": {"annotations": annotations}})
+
+    async def left() -> dict[str, str]:
+        return (await field.get("ControlPlane", name))["metadata"].get("annotations") or {}
+
+    await field.eventually(left, lambda found: DELETE_ADMISSION_ANNOTATION not in found)
+
+
+async def has_configuration(config: ClusterConfig) -> bool:
+    async with Client(config) as tenant:
+        return await tenant.exists(VALIDATING_WEBHOOK_CONFIGURATIONS, "deny-all")
+
+
+def ready_message(control_plane: dict[str, Any]) -> str:
+    return next(each["message"] for each in control_plane["status"]["conditions"] if each["type"] == "Ready")
+
+
+async def delete(field: Any, name: str) -> None:
+    await field.client.delete(CONTROL_PLANES, name)
+    await field.gone(CONTROL_PLANES, name)
+
+
+@pytest.mark.parametrize("mode", ["Virtual", pytest.param("Dedicated", marks=pytest.mark.slow)])
+async def test_webhook_on_everything_is_named_and_deleted_by_an_annotation(field: Any, mode: str) -> None:
+    name = f"denied-{mode.lower()}"
+    await field.create("ControlPlaneClass", name, deletionPolicy="Destroy", auth={"lifetime": "10m"})
+    await field.create("ControlPlane", name, mode=mode, classRef={"name": name})
+    await field.becomes("ControlPlane", name, "Reconciled")
+    before = await field.tenant(name)
+    await deny_all(field, before)
+    # Another lifetime has the operator renew at once.
+    await field.client.patch(CONTROL_PLANE_CLASSES, name, {"spec": {"auth": {"lifetime": "20m"}}})
+    refused = await field.becomes("ControlPlane", name, "WebhookRefused")
+    message = ready_message(refused)
+    assert "webhook 'deny.example.com' of ValidatingWebhookConfiguration deny-all (Fail, 2 s)" in message
+    assert "`kubectl delete validatingwebhookconfiguration deny-all`" in message
+    assert f"{DELETE_ADMISSION_ANNOTATION}={_TARGET}" in message
+    assert "the published credentials end at" in message
+    assert "the operator renews them before that" in message
+    after = await field.eventually(lambda: field.tenant(name), lambda found: found.token != before.token)
+    async with Client(after) as renewed:
+        await renewed.list(NAMESPACES)
+
+    async def guards() -> str:
+        return reason_of(await field.get("ControlPlane", name), "LeasesUnguarded")
+
+    await field.eventually(guards, lambda found: found == "WebhooksOnLeases")
+    await names_deletion(field, name)
+    assert not await has_configuration(after)
+    await field.becomes("ControlPlane", name, "Reconciled")
+    await field.eventually(guards, lambda found: found == "")
+    await delete(field, name)
+
+
+async def test_webhook_on_everything_keeps_its_owner_able_to_delete_it(field: Any) -> None:
+    """No webhook judges a write of its own kind, whatever its rules say."""
+    await field.create("ControlPlane", "self-made", deletionPolicy="Destroy")
+    await field.becomes("ControlPlane", "self-made", "Reconciled")
+    config = await field.tenant("self-made")
+    await deny_all(field, config)
+    async with Client(config) as tenant:
+        await tenant.delete(VALIDATING_WEBHOOK_CONFIGURATIONS, "deny-all")
+
+        async def opened() -> bool:
+            await tenant.apply(CONFIG_MAPS, {"metadata": {"name": "a", "namespace": "default"}})
+            return True
+
+        await field.eventually(opened)
+    await delete(field, "self-made")
+
+
+async def test_webhook_of_an_adopted_control_plane_has_the_end_in_its_message(
+    field: Any, adopt: Adopt, tenant: Any
+) -> None:
+    host = await owner_of(tenant.administrator)
+    await field.create("ControlPlaneClass", "denied-adopted", auth={"lifetime": "1h"})
+    await adopt("denied-adopted", at=host, classRef={"name": "denied-adopted"})
+    await field.becomes("ControlPlane", "denied-adopted", "Reconciled")
+    await deny_all(field, host)
+    await field.client.patch(CONTROL_PLANE_CLASSES, "denied-adopted", {"spec": {"auth": {"lifetime": "2h"}}})
+    message = ready_message(await field.becomes("ControlPlane", "denied-adopted", "WebhookRefused"))
+    assert "of ValidatingWebhookConfiguration deny-all" in message
+    assert "they cannot be renewed, and nobody gets in then" in message
+    await names_deletion(field, "denied-adopted")
+    assert not await has_configuration(host)
+    await field.becomes("ControlPlane", "denied-adopted", "Reconciled")
+    await delete(field, "denied-adopted")
+    await field.client.delete(CONTROL_PLANE_ENDPOINTS, "denied-adopted")
+
+
+async def test_clone_with_a_copied_webhook_is_published_after_the_annotation(field: Any) -> None:
+    await field.create("ControlPlane", "hooked-source", deletionPolicy="Destroy")
+    await field.becomes("ControlPlane", "hooked-source", "Reconciled")
+    await deny_all(field, await field.tenant("hooked-source"))
+    source = {"controlPlaneRef": {"name": "hooked-source"}, "clone": True}
+    await field.create("ControlPlane", "hooked-clone", deletionPolicy="Destroy", source=source)
+    assert "deny-all" in ready_message(await field.becomes("ControlPlane", "hooked-clone", "WebhookRefused"))
+    await names_deletion(field, "hooked-clone")
+    await field.becomes("ControlPlane", "hooked-clone", "Reconciled")
+    assert await has_configuration(await field.tenant("hooked-source"))
+    assert not await has_configuration(await field.tenant("hooked-clone"))
+    for name in ("hooked-clone", "hooked-source"):
+        await delete(field, name)
+
+
+async def test_annotation_that_names_no_configuration_is_told(field: Any) -> None:
+    await field.create("ControlPlane", "misnamed", deletionPolicy="Destroy")
+    await field.becomes("ControlPlane", "misnamed", "Reconciled")
+    annotations = {DELETE_ADMISSION_ANNOTATION: "deny-all"}
+    await field.client.patch(CONTROL_PLANES, "misnamed", {"metadata": {"annotations": annotations}})
+
+    async def supported() -> str:
+        return reason_of(await field.get("ControlPlane", "misnamed"), "Supported")
+
+    await field.eventually(supported, lambda found: found == "NotSupported")
+    await delete(field, "misnamed")

@@ -1,0 +1,179 @@
+"""Webhooks and policies of tenants: how the operator names them, and deletes one that an annotation names."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from kplane.api import ControlPlane, find_condition
+from kplane.api.conditions import LEASES_UNGUARDED
+from kplane.api.names import DELETE_ADMISSION_ANNOTATION
+from kplane.controlplane_operator.kinds import CONTROL_PLANES
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.status.conditions import with_lease_guards
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.tenant.admission import (
+    delete_named,
+    lease_guards,
+    refused_deletion,
+    tenant_errors,
+    tenant_failure,
+)
+from kplane.controlplane_operator.watch.stores import Stores
+from kplane.provider import Forbidden, Unreachable
+from kplane.provider.client.admission import Guard
+from kplane.provider.client.resources import (
+    NAMESPACES,
+    VALIDATING_ADMISSION_POLICIES,
+    VALIDATING_WEBHOOK_CONFIGURATIONS,
+)
+from kplane.provider.errors import ServerError
+from kplane.provider.testing import FakeCluster
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from kplane.controlplane_operator.context import OperatorContext
+
+KIND = "ValidatingWebhookConfiguration"
+RULE = {"apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*/*"], "operations": ["*"]}
+DENY_ALL = {"metadata": {"name": "deny-all"}, "webhooks": [{"name": "deny.example.com", "rules": [RULE]}]}
+REFUSED = ServerError(500, "InternalError", 'failed calling webhook "deny.example.com": connection refused')
+
+
+class Scene:
+    """A control plane with a webhook on everything, and its object in the management cluster."""
+
+    def __init__(self) -> None:
+        self.tenant = FakeCluster("tenant")
+        self.management = FakeCluster("management", kinds=[CONTROL_PLANES])
+        self.told: list[str] = []
+        events = SimpleNamespace(record=lambda *_, message, **__: self.told.append(message))
+        context = SimpleNamespace(client=self.management.client, stores=Stores(), events=events)
+        self.context = cast("OperatorContext", context)
+
+    async def make(self, annotation: str | None) -> ControlPlane:
+        annotations = {DELETE_ADMISSION_ANNOTATION: annotation} if annotation is not None else {}
+        metadata: dict[str, Any] = {"name": "acme", "annotations": annotations}
+        made = await self.management.client.create(CONTROL_PLANES, {"metadata": metadata, "spec": {}})
+        return ControlPlane.model_validate(made)
+
+    async def annotation(self) -> str | None:
+        stored = await self.management.client.get(CONTROL_PLANES, "acme")
+        return (stored["metadata"].get("annotations") or {}).get(DELETE_ADMISSION_ANNOTATION)
+
+    async def names(self) -> list[str]:
+        found = await self.tenant.client.list(VALIDATING_WEBHOOK_CONFIGURATIONS)
+        return [each["metadata"]["name"] for each in found.items]
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    found = Scene()
+    await found.tenant.client.apply(NAMESPACES, {"metadata": {"name": "kube-system"}})
+    await found.tenant.client.apply(NAMESPACES, {"metadata": {"name": "kplane-system"}})
+    await found.tenant.client.create(VALIDATING_WEBHOOK_CONFIGURATIONS, DENY_ALL)
+    yield found
+    await found.tenant.aclose()
+    await found.management.aclose()
+
+
+async def test_tenant_failure_names_the_configuration_and_both_ways_to_delete_it(scene: Scene) -> None:
+    failure = await tenant_failure(scene.tenant.client, "setting up the control plane", REFUSED)
+    assert failure.reason is Reason.WEBHOOK_REFUSED
+    assert f"webhook 'deny.example.com' of {KIND} deny-all (Fail, 10 s)" in failure.message
+    assert "`kubectl delete validatingwebhookconfiguration deny-all`" in failure.message
+    assert f"{DELETE_ADMISSION_ANNOTATION}={KIND}/deny-all" in failure.message
+    assert "connection refused" in failure.message
+    # As much as `kplane doctor` shows.
+    assert "kubectl delete validatingwebhookconfiguration deny-all" in failure.message[:300]
+
+
+async def test_tenant_failure_of_a_slow_write_names_the_webhooks_on_it(scene: Scene) -> None:
+    slow = Unreachable("PATCH: no answer in time", kind="timeout")
+    failure = await tenant_failure(scene.tenant.client, "setting up the control plane", slow)
+    assert failure.reason is Reason.WEBHOOK_REFUSED
+    assert f"of {KIND} deny-all" in failure.message
+    away = Unreachable("PATCH: connection refused", kind="connect")
+    assert (await tenant_failure(scene.tenant.client, "x", away)).reason is Reason.ENDPOINT_UNREACHABLE
+
+
+async def test_delete_named_deletes_the_configuration_and_removes_the_annotation(scene: Scene) -> None:
+    control_plane = await scene.make(f"{KIND}/deny-all")
+    after = await delete_named(scene.context, control_plane, scene.tenant.client)
+    assert await scene.names() == []
+    assert await scene.annotation() is None
+    assert DELETE_ADMISSION_ANNOTATION not in after.metadata.annotations
+    assert scene.told == [f"{KIND} deny-all is deleted inside the control plane, as its annotation asked"]
+    # As an operator does that ended before it had removed the annotation.
+    await delete_named(scene.context, control_plane, scene.tenant.client)
+    assert await scene.annotation() is None
+
+
+async def test_delete_named_deletes_a_policy(scene: Scene) -> None:
+    await scene.tenant.client.create(VALIDATING_ADMISSION_POLICIES, {"metadata": {"name": "p"}, "spec": {}})
+    control_plane = await scene.make("ValidatingAdmissionPolicy/p")
+    await delete_named(scene.context, control_plane, scene.tenant.client)
+    assert not await scene.tenant.client.exists(VALIDATING_ADMISSION_POLICIES, "p")
+    assert await scene.names() == ["deny-all"]
+
+
+async def test_delete_named_keeps_an_annotation_that_names_another_one_by_now(scene: Scene) -> None:
+    control_plane = await scene.make(f"{KIND}/deny-all")
+    changed = {"metadata": {"annotations": {DELETE_ADMISSION_ANNOTATION: f"{KIND}/other"}}}
+    await scene.management.client.patch(CONTROL_PLANES, "acme", changed)
+    await delete_named(scene.context, control_plane, scene.tenant.client)
+    assert await scene.names() == []
+    assert await scene.annotation() == f"{KIND}/other"
+
+
+async def test_delete_named_that_is_refused_keeps_the_annotation(scene: Scene) -> None:
+    control_plane = await scene.make(f"{KIND}/deny-all")
+    refusal = Forbidden(403, "Forbidden", "you may not")
+    scene.tenant.fail(refusal, verb="delete", kind=f"admissionregistration.k8s.io/v1/{KIND}")
+    with pytest.raises(ConditionError, match=f"deleting {KIND} deny-all, as annotation"):
+        await delete_named(scene.context, control_plane, scene.tenant.client)
+    assert await scene.annotation() == f"{KIND}/deny-all"
+
+
+@pytest.mark.parametrize("value", ["deny-all", f"{KIND}/", f"{KIND}/a/b", "Namespace/default", f"{KIND}/Deny_All", ""])
+async def test_delete_named_refuses_a_value_that_names_none(scene: Scene, value: str) -> None:
+    control_plane = await scene.make(value)
+    assert await delete_named(scene.context, control_plane, scene.tenant.client) is control_plane
+    assert await scene.names() == ["deny-all"]
+    (said,) = refused_deletion(control_plane)
+    assert said.endswith(f"KIND is one of {KIND}, MutatingWebhookConfiguration, ValidatingAdmissionPolicy")
+
+
+async def test_refused_deletion_says_nothing_of_a_good_value_or_of_none(scene: Scene) -> None:
+    control_plane = await scene.make(f"{KIND}/deny-all")
+    assert refused_deletion(control_plane) == []
+    without = control_plane.metadata.model_copy(update={"annotations": {}})
+    assert refused_deletion(control_plane.model_copy(update={"metadata": without})) == []
+
+
+async def test_tenant_errors_passes_a_condition_error_on(scene: Scene) -> None:
+    inner = ConditionError(Reason.ROLE_NOT_FOUND, "x")
+    with pytest.raises(ConditionError) as raised:
+        async with tenant_errors(scene.tenant.client, "y"):
+            raise inner
+    assert raised.value is inner
+
+
+async def test_with_lease_guards_names_the_webhooks_until_there_are_none(scene: Scene) -> None:
+    control_plane = await scene.make(None)
+    guards = await lease_guards(scene.tenant.client)
+    assert guards is not None
+    conditions = with_lease_guards([], of=control_plane, guards=guards)
+    told = find_condition(conditions, LEASES_UNGUARDED)
+    assert told is not None
+    assert (told.status, told.reason) == ("False", "WebhooksOnLeases")
+    assert f"webhook 'deny.example.com' of {KIND} deny-all (Fail, 10 s)" in told.message
+    assert with_lease_guards(conditions, of=control_plane, guards=()) == []
+
+
+def test_guard_of_a_policy_is_deleted_as_a_policy() -> None:
+    guard = Guard(kind="ValidatingAdmissionPolicy", configuration="p")
+    assert guard.deletion == "kubectl delete validatingadmissionpolicy p"
