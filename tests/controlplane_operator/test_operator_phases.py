@@ -70,7 +70,7 @@ def look(*, status: dict[str, Any] | None = None, **found: Any) -> Pass:
 def published(**found: Any) -> dict[str, Any]:
     administrator = ClusterConfig(server=_URL, token="administrator")
     provision = Provision(Addresses(_URL, _URL, _URL), administrator=administrator, authorities=None)
-    credentials = cast("Credentials", SimpleNamespace(incomplete=None, **found))
+    credentials = cast("Credentials", SimpleNamespace(incomplete=None, lease_guards=None, **found))
     return {"provision": provision, "credentials": credentials, "published": _PUBLISHED}
 
 
@@ -109,7 +109,7 @@ def test_it_is_ready_when_all_phases_have_been_passed(summary: Summary) -> None:
 
 def test_what_is_published_is_renewed_while_a_person_is_needed(summary: Summary) -> None:
     role = ConditionError(Reason.ROLE_NOT_FOUND, "no such role")
-    found = published() | {"credentials": SimpleNamespace(incomplete=role)}
+    found = published() | {"credentials": SimpleNamespace(incomplete=role, lease_guards=None)}
     status = summary.status(look(status=_PUBLISHED, **found))
     assert (status.phase, status.conditions[0].reason) == ("Failed", "RoleNotFound")
     taken = ConditionError(Reason.ENDPOINT_INVALID, "another one's")
@@ -133,7 +133,7 @@ def test_incomplete_setup_of_a_published_control_plane_is_counted(
     metrics = Metrics()
     monkeypatch.setattr(reconciler._context, "metrics", metrics, raising=False)
     role = ConditionError(Reason.ROLE_NOT_FOUND, "no such role")
-    found = published() | {"credentials": SimpleNamespace(incomplete=role)}
+    found = published() | {"credentials": SimpleNamespace(incomplete=role, lease_guards=None)}
     assert reconciler._next(("", "acme"), look(status=_PUBLISHED, again=Result(60.0), **found)) == Result(60.0)
     counted = metrics.registry.get_sample_value(
         "kplane_reconcile_failures_total", {"controller": "controlplane", "reason": "RoleNotFound"}
