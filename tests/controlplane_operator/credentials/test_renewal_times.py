@@ -77,6 +77,6 @@ async def test_refused_renewal_names_the_end_of_what_is_published(monkeypatch: p
     monkeypatch.setattr(issuer, "_set_up", set_up)
     url = "https://127.0.0.1:1"
     provision = Provision(Addresses(url, url, url), administrator=ClusterConfig(url), authorities=None)
-    said = "the published credentials end at 2099-01-02 03:04 UTC: they cannot be renewed, and nobody gets in then"
+    said = "the published credentials end at 2099-01-02 03:04 UTC: they cannot be renewed, and no client gets in then"
     with pytest.raises(ConditionError, match=said):
         await issuer.ensure(control_plane, provision=provision, auth=AuthSpec(), identified=identified)

@@ -131,7 +131,7 @@ async def test_webhook_of_an_adopted_control_plane_has_the_end_in_its_message(
     await field.client.patch(CONTROL_PLANE_CLASSES, "denied-adopted", {"spec": {"auth": {"lifetime": "2h"}}})
     message = ready_message(await field.becomes("ControlPlane", "denied-adopted", "WebhookRefused"))
     assert "of ValidatingWebhookConfiguration deny-all" in message
-    assert "they cannot be renewed, and nobody gets in then" in message
+    assert "they cannot be renewed, and no client gets in then" in message
     await names_deletion(field, "denied-adopted")
     assert not await has_configuration(host)
     await field.becomes("ControlPlane", "denied-adopted", "Reconciled")

@@ -83,7 +83,7 @@ class Credentials:
     """Identity of the cluster; None if it was not read this time."""
 
     lease_guards: tuple[Guard, ...] | None = None
-    """Webhooks of the tenant on the Leases of its controllers; None if nobody looked this time."""
+    """Webhooks of the tenant on the Leases of its controllers; None if they were not read this time."""
 
     asleep: bool = False
     """No API server runs, so nothing inside can change."""
@@ -406,7 +406,7 @@ def _naming_end(failure: ConditionError, end: datetime | None, *, renewed: bool)
     """
     if failure.reason is not Reason.WEBHOOK_REFUSED or end is None:
         return failure
-    then = "the operator renews them before that" if renewed else "they cannot be renewed, and nobody gets in then"
+    then = "the operator renews them before that" if renewed else "they cannot be renewed, and no client gets in then"
     said = f"the published credentials end at {end:%Y-%m-%d %H:%M} UTC: {then}"
     return ConditionError(failure.reason, f"{failure.message}; {said}")
 

@@ -1,11 +1,13 @@
 """Admission webhooks and policies of a cluster that refuse a write, or hold it up.
 
-An API server names the webhook that failed, and not the object that has it. A webhook whose failures are ignored
-(`failurePolicy: Ignore`) is named nowhere: the write waits for as long as `timeoutSeconds` of the webhook, up to 30 s,
-and an API server gives up a write after 34 s (`requestTimeoutUpperBound` of k8s.io/apiserver/pkg/endpoints/handlers).
-So the webhooks on such a write are read from the cluster. Reads ask no webhook. Neither do writes of these objects
-themselves (`IsExemptAdmissionConfigurationResource` of k8s.io/apiserver/pkg/admission/plugin/webhook/predicates/rules):
-whoever has credentials can delete them.
+An API server names the webhook that failed, and not the object that has it. It never names a webhook whose failures are
+ignored (`failurePolicy: Ignore`). The write waits for `timeoutSeconds` of that webhook, up to 30 s. An API server gives
+up a write after 34 s (`requestTimeoutUpperBound` of k8s.io/apiserver/pkg/endpoints/handlers). So the webhooks on a slow
+write are read from the cluster.
+
+An API server asks no webhook about a read, or about a write of these objects themselves
+(`IsExemptAdmissionConfigurationResource` of k8s.io/apiserver/pkg/admission/plugin/webhook/predicates/rules). So an
+administrator can always delete them.
 """
 
 from __future__ import annotations
