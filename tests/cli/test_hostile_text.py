@@ -21,7 +21,7 @@ from kplane.api import ControlPlane
 from kplane.cli.bundle import Bundle
 from kplane.cli.commands.diagnosis import _print
 from kplane.cli.commands.observation import _event_row
-from kplane.cli.commands.operations import _print_plan
+from kplane.cli.commands.operations import _print_lease_guards, _print_plan
 from kplane.cli.demo.display import Display
 from kplane.cli.description import describe_control_plane
 from kplane.cli.doctor import Examination
@@ -157,6 +157,18 @@ def test_findings_and_blockers_are_safe(hostile: str, capsys: pytest.CaptureFixt
     told = capsys.readouterr().out
     shown(told)
     assert len(told.splitlines()) == 4
+
+
+def test_plan_of_a_move_names_webhooks_on_leases(hostile: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = {"status": "False", "reason": "WebhooksOnLeases", "message": f"guard.example.com {hostile}"}
+    condition = {"type": "LeasesUnguarded", "lastTransitionTime": "2026-11-26T01:00:00Z", **said}
+    for conditions in ([condition], []):
+        body = {"metadata": {"name": "acme"}, "spec": {}, "status": {"conditions": conditions}}
+        _print_lease_guards(ControlPlane.model_validate(body))
+    told = capsys.readouterr().out
+    shown(told)
+    (line,) = told.splitlines()
+    assert line.startswith("warning: guard.example.com")
 
 
 async def test_commands_of_findings_quote_annotations(hostile: str, tmp_path: Path) -> None:

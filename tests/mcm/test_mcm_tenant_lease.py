@@ -191,6 +191,14 @@ async def test_a_write_that_never_ends_is_blamed_on_the_webhooks_on_leases(serve
     assert "guard-1" not in found.message
 
 
+async def test_a_write_is_waited_for_though_the_webhooks_are_too_many_to_read(server: FaultServer) -> None:
+    guarded(server.leases)
+    server.leases.configurations["validatingwebhookconfigurations"] *= 2000
+    server.write_after_seconds = 0.5
+    async with contextlib.aclosing(tenant_lease(server, timeout_seconds=0.2)) as lease:
+        assert await lease.look(server.config) is None
+
+
 async def test_a_write_that_never_ends_without_a_webhook_is_blamed_on_the_api_server(server: FaultServer) -> None:
     server.write_after_seconds = 60.0
     async with contextlib.aclosing(tenant_lease(server, timeout_seconds=0.1)) as lease:

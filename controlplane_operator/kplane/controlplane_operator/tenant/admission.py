@@ -6,6 +6,7 @@ and names one in an annotation of the ControlPlane.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Final
@@ -33,6 +34,8 @@ _LEASE_WRITE: Final = Write(resource=LEASES, namespace="kube-system")
 _BY_KIND: Final = {resource.kind: resource for resource in CONFIGURATIONS}
 _POINTER: Final = f"/metadata/annotations/{DELETE_ADMISSION_ANNOTATION.replace('/', '~1')}"
 _SHOWN: Final = 253
+_LOOK_SECONDS: Final = 5.0
+"""An API server with lists without end does not hold up the operator for longer."""
 
 
 async def tenant_failure(client: Client, what: str, error: ProviderError) -> ConditionError:
@@ -55,8 +58,9 @@ async def tenant_errors(client: Client, what: str) -> AsyncIterator[None]:
 async def lease_guards(client: Client) -> tuple[Guard, ...] | None:
     """Return the webhooks that judge the Leases of controllers; None if the control plane does not tell."""
     try:
-        return tuple(await guards_of(client, _LEASE_WRITE))
-    except ProviderError:
+        async with asyncio.timeout(_LOOK_SECONDS):
+            return tuple(await guards_of(client, _LEASE_WRITE))
+    except (ProviderError, TimeoutError):
         return None
 
 

@@ -21,6 +21,7 @@ from kplane.provider.client.limits import AnswerLimits
 from kplane.provider.client.resources import LEASES
 from kplane.provider.coordination.lease import Lease, LeaseTimings, clock
 from kplane.provider.errors import (
+    AnswerTooLarge,
     ClusterNotOwned,
     Conflict,
     Forbidden,
@@ -185,8 +186,8 @@ class TenantLease:
         """Find the webhooks that hold a write up. Raises Unreachable if the API server answers no reads either."""
         try:
             guards = await self._guards()
-        except ApiError:
-            guards = []  # it answers, and may refuse to tell
+        except (ApiError, AnswerTooLarge):
+            guards = []  # it answers, and does not tell
         except ProviderError:
             if taking.done():
                 return
@@ -297,12 +298,7 @@ class TenantLease:
         """Return the webhooks and policies that may have caused an error; empty if none did."""
         if self._client is None:
             return []
-        try:
-            async with asyncio.timeout(self._timeout_seconds):
-                return await blamed_guards(self._client, error, self._write)
-        except TimeoutError:
-            named = refusing_guard(error)
-            return [named] if named is not None else []
+        return await blamed_guards(self._client, error, self._write, seconds=self._timeout_seconds)
 
     def _held_up(self, guards: list[Guard], why: str) -> BlockingReason:
         """Return what to do about webhooks and policies that keep the Lease from being written."""

@@ -12,6 +12,7 @@ administrator can always delete them.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,6 +48,7 @@ _POLICY: Final = re.compile(
 """Likewise, see k8s.io/apiserver/pkg/admission/plugin/policy/validating/dispatcher.go."""
 _GATEWAY_TIMEOUT: Final = 504
 _DEFAULT_TIMEOUT_SECONDS: Final = 10
+_LOOK_SECONDS: Final = 5.0
 _NAME_LABEL: Final = "kubernetes.io/metadata.name"
 _NAMED: Final = 3
 
@@ -106,22 +108,26 @@ def refusing_guard(error: ProviderError) -> Guard | None:
     return None
 
 
-async def blamed_guards(client: Client, error: ProviderError, *writes: Write) -> list[Guard]:
+async def blamed_guards(
+    client: Client, error: ProviderError, *writes: Write, seconds: float = _LOOK_SECONDS
+) -> list[Guard]:
     """Return the webhooks and policies that may have caused an error of one of the `writes`; empty if none did.
 
     They are the one that the error names, with its object. If the write ran out of time, they are all webhooks that
-    judge such a write. It raises nothing: if the cluster cannot be asked, the result has what the error says.
+    judge such a write. It raises nothing: if the cluster does not tell within `seconds`, the result has what the error
+    says.
     """
     named = refusing_guard(error)
     if named is None and not _ran_out_of_time(error):
         return []
+    if named is not None and not named.webhook:
+        return [named]
     try:
-        if named is None:
-            return await guards_of(client, *writes)
-        if not named.webhook:
-            return [named]
-        return [guard async for guard, _ in _webhooks(client) if guard.webhook == named.webhook] or [named]
-    except ProviderError:
+        async with asyncio.timeout(seconds):
+            if named is None:
+                return await guards_of(client, *writes)
+            return [guard async for guard, _ in _webhooks(client) if guard.webhook == named.webhook] or [named]
+    except (ProviderError, TimeoutError):
         return [named] if named is not None else []
 
 
