@@ -9,7 +9,7 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from kplane.api import ControlPlane, ControlPlaneClass, find_condition
+from kplane.api import Condition, ControlPlane, ControlPlaneClass, find_condition
 from kplane.api.conditions import SYNCED
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.class_policy import ClassInForce
@@ -25,6 +25,7 @@ from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import ClusterConfig, Result
+from kplane.provider.client.admission import Guard
 
 _URL = "https://acme"
 _PUBLISHED = {"endpoint": _URL, "version": "v1.36.3"}
@@ -105,6 +106,24 @@ def test_it_is_ready_when_all_phases_have_been_passed(summary: Summary) -> None:
     status = summary.status(look(status={"conditions": [kept]}, **published()))
     assert (status.phase, status.endpoint, status.observed_generation) == ("Ready", _URL, 3)
     assert [(each.type, each.status, each.reason) for each in status.conditions] == [("Ready", "True", "Reconciled")]
+
+
+def test_summary_names_webhooks_on_leases_until_a_pass_finds_none(summary: Summary) -> None:
+    guard = Guard(kind="ValidatingWebhookConfiguration", configuration="guard", webhook="guard.example.com")
+
+    def passed(guards: tuple[Guard, ...] | None, *conditions: Condition) -> list[Condition]:
+        found = published() | {"credentials": SimpleNamespace(incomplete=None, lease_guards=guards)}
+        told = [each.model_dump(mode="json", by_alias=True) for each in conditions]
+        return summary.status(look(status={**_PUBLISHED, "conditions": told}, **found)).conditions
+
+    conditions = passed((guard,))
+    unguarded = find_condition(conditions, "LeasesUnguarded")
+    assert unguarded is not None
+    assert (unguarded.status, unguarded.reason) == ("False", "WebhooksOnLeases")
+    assert "webhook 'guard.example.com' of ValidatingWebhookConfiguration guard" in unguarded.message
+    # A pass that did not look says nothing new.
+    assert find_condition(passed(None, *conditions), "LeasesUnguarded") == unguarded
+    assert find_condition(passed((), *conditions), "LeasesUnguarded") is None
 
 
 def test_what_is_published_is_renewed_while_a_person_is_needed(summary: Summary) -> None:

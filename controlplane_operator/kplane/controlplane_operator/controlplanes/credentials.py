@@ -52,7 +52,7 @@ from kplane.controlplane_operator.watch.backoff import jittered
 from kplane.controlplane_operator.watch.cache import Key
 from kplane.controlplane_operator.watch.event_routing import refused_since
 from kplane.provider import Client, ClusterConfig, NotFound, ProviderError
-from kplane.provider.client.admission import Guard
+from kplane.provider.client.admission import Guard, refusing_guard
 from kplane.provider.client.resources import SERVICE_ACCOUNTS
 from kplane.provider.errors import Unauthorized
 
@@ -262,7 +262,8 @@ class CredentialIssuer:
                     raise
                 incomplete = ConditionError(Reason.ROLE_NOT_FOUND, str(error))
             except ProviderError as error:
-                if control_plane.status.endpoint is None or (admin is not None and controllers is not None):
+                are_good = admin is not None and controllers is not None
+                if control_plane.status.endpoint is None or (are_good and refusing_guard(error) is None):
                     raise
                 # A webhook of the tenant may refuse what kplane writes, and no token that kplane signs.
                 incomplete = await tenant_failure(client, _SETTING_UP, error)
