@@ -119,7 +119,7 @@ async def _at_rest(
 async def _renewals(config: ClusterConfig, *, api_server: int, count: int) -> dict[str, float]:
     """Measure one renewal by mcm, and one read of the Lease."""
     cluster = Cluster(_NAME, config=config)
-    holder = Holder(name="benchmark", groups=(), follows=(), uid=lambda _: None)
+    holder = Holder(name="benchmark", fleet=None, uid=lambda _: None)
     lease = TenantLease(cluster, program="kube-controller-manager", holder=holder)
     async with Client(config) as client:
 

@@ -116,6 +116,8 @@ class FaultServer:
         self.after_seconds = 0.0
         self.write_after_seconds = 0.0
         """More, for a write: as long as a webhook takes."""
+        self.loses_answers = False
+        """Whether connections break after a request was carried out."""
         self.endless = False
         self.asked = 0
         self.port = 0
@@ -152,6 +154,11 @@ class FaultServer:
                 self.asked += 1
                 await asyncio.sleep(self.after_seconds + (self.write_after_seconds if method != "GET" else 0.0))
                 found = self.answer
+                if self.loses_answers:
+                    if isinstance(found, Leases):
+                        found.serve(method, path, body)
+                    writer.transport.abort()
+                    return
                 writer.write(found.serve(method, path, body) if isinstance(found, Leases) else found or b"")
                 while self.endless:
                     writer.write(b"[" * 65536)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kplane.provider import Client, Event, Informer, ProviderError
+from kplane.provider import Client, ClusterConfig, Event, Informer, ProviderError
 from kplane.provider.client.resources import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
@@ -28,6 +28,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("mcm"), pytest.ma
 
 Eventually = Callable[..., Any]
 _GROUP = "rbac.authorization.k8s.io"
+_BRIEF: dict[str, Any] = {"quick": True, "lease_seconds": 20}
+"""Leases of instances that a test can outwait."""
 
 
 class Scene:
@@ -43,6 +45,8 @@ class Scene:
         """Mode of each instance that the registration told of, and "" where it told of none, one after the other."""
         self.shared: Any = None
         self.dedicated: Any = None
+        self.gate: Any = None
+        """The way of the dedicated mcm to the management cluster."""
         self._eventually = eventually
 
     async def register(self) -> None:
@@ -167,17 +171,27 @@ async def identity(
 
 @pytest.fixture
 async def scene(
-    fleet: Any, tenants: Any, mcm_of: Any, api_server: Any, tmp_path: Path, eventually: Eventually
+    fleet: Any,
+    tenants: Any,
+    mcm_of: Any,
+    api_server: Any,
+    gate_to: Any,
+    tmp_path: Path,
+    eventually: Eventually,
+    request: pytest.FixtureRequest,
 ) -> AsyncIterator[Scene]:
-    """Both run; the registration is of mode Shared, and served."""
+    """Both run; the registration is of mode Shared, and served. The parameter says how they run, as in Mcm."""
     made = Scene(fleet, tenants["one"], eventually=eventually)
     kubeconfig = tmp_path / "kubeconfig"
     names = {"registration": made.name, "namespace": fleet.namespace, "secret": "dedicated"}
     await identity(fleet.client, **names, file=kubeconfig)
-    made.shared, made.dedicated = mcm_of(api_server.mcm_kubeconfig), mcm_of(kubeconfig)
+    how = getattr(request, "param", {})
+    made.shared, made.dedicated = mcm_of(api_server.mcm_kubeconfig, **how), mcm_of(kubeconfig, **how)
     await made.register()
     mirror = Informer(fleet.client, REGISTRATIONS, name=made.name)
-    async with asyncio.TaskGroup() as tasks:
+    server = ClusterConfig.load(kubeconfig).server
+    async with gate_to(server) as made.gate, asyncio.TaskGroup() as tasks:
+        kubeconfig.write_text(kubeconfig.read_text().replace(server, made.gate.url))
         followed = tasks.create_task(mirror.run(made.note))
         busy = tasks.create_task(keep_busy(made))
         try:
@@ -189,6 +203,9 @@ async def scene(
         finally:
             followed.cancel()
             busy.cancel()
+            # It says at its end that its instance has ended, so its way and its rights last until then.
+            if made.dedicated.process is not None and made.dedicated.process.poll() is None:
+                assert await asyncio.to_thread(made.dedicated.end) == 0
             for resource in (CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS):
                 await fleet.client.delete(resource, f"mcm-{made.name}")
 
@@ -236,10 +253,20 @@ async def test_one_that_hangs_or_was_killed_keeps_its_turn(scene: Scene, eventua
     await scene.served("Dedicated")
     await asyncio.to_thread(scene.dedicated.end, signal.SIGKILL)
     await eventually(lambda: not scene.dedicated.instances())
-    # With the same mode, and with the other one.
     scene.dedicated.start(f"--registration={scene.name}")
     await scene.served("Dedicated")
+    assert scene.said() == scene.turns() == ["Shared", "Dedicated", "Shared", "Dedicated"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scene", [_BRIEF], indirect=True)
+@pytest.mark.timeout(600)
+async def test_mode_changes_after_a_kill_when_the_lease_has_run_out(scene: Scene, eventually: Eventually) -> None:
+    """The next run says that the instance has ended; to the mcm of the other mode only the Lease proves that."""
+    await scene.switch("Dedicated")
+    await scene.served("Dedicated")
     await asyncio.to_thread(scene.dedicated.end, signal.SIGKILL)
+    await eventually(lambda: not scene.dedicated.instances())
     await scene.switch("Shared")
     await scene.seen_by(scene.shared)
     assert not scene.shared.instances()
@@ -260,12 +287,37 @@ async def test_one_that_hangs_or_was_killed_keeps_its_turn(scene: Scene, eventua
     await eventually(waits, lambda found: found > before)
     assert not scene.dedicated.instances()
     scene.shared.start()
-    # This shared mcm does not have to announce what it starts. So the Lease of its instance has to run out.
-    foreign = ("False", "ForeignControllerManager")
-    await eventually(lambda: scene.fleet.told("shared"), lambda told: told[:2] == foreign)
+    await scene.served("Dedicated")
+    assert scene.said() == scene.turns() == ["Shared", "Dedicated"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scene", [_BRIEF], indirect=True)
+@pytest.mark.timeout(600)
+async def test_shared_mcm_waits_for_a_dedicated_one_whose_pod_was_deleted_by_force(
+    scene: Scene, eventually: Eventually
+) -> None:
+    """The operator takes a pod that is gone for ended. On a node that is only cut off, its instance works on."""
+    await scene.switch("Dedicated")
+    await scene.served("Dedicated")
+    scene.gate.flowing.clear()
+    try:
+        # As the operator does: it clears the field when the pod is gone.
+        await scene.fleet.client.patch(REGISTRATIONS, scene.name, {"status": {"instance": None}}, subresource="status")
+        await scene.switch("Shared")
+        foreign = ("False", "ForeignControllerManager")
+        await eventually(lambda: scene.fleet.told("shared"), lambda told: told[:2] == foreign)
+        assert scene.dedicated.instances()
+        assert not scene.shared.instances()
+        # Now the node hangs, and nobody renews the Lease.
+        scene.dedicated.process.send_signal(signal.SIGSTOP)
+        await scene.served("Shared")
+    finally:
+        scene.dedicated.process.send_signal(signal.SIGCONT)
+        scene.gate.flowing.set()
+    await eventually(lambda: asyncio.to_thread(scene.dedicated.clusters), lambda found: found == {})
     assert not scene.dedicated.instances()
-    assert scene.said() == ["Shared", "Dedicated"] * 3
-    assert scene.turns() == scene.said()[:-1]
+    assert scene.said() == scene.turns() == ["Shared", "Dedicated", "Shared"]
 
 
 async def test_what_it_may_not_announce_an_mcm_of_one_registration_does_not_start(

@@ -168,7 +168,7 @@ async def test_an_mcm_that_hangs_loses_its_instance_before_a_program_started_by_
 @pytest.mark.parametrize("program", ["kube-controller-manager", "kube-scheduler"])
 async def test_the_role_that_kubernetes_has_for_a_program_is_enough_for_its_lease(tenants: Any, program: str) -> None:
     tenant = tenants["two"]
-    holder = Holder(name="mcm-0", groups=(), follows=(), uid=lambda _: None)
+    holder = Holder(name="mcm-0", fleet=None, uid=lambda _: None)
 
     @contextlib.asynccontextmanager
     async def looks(user: str) -> AsyncIterator[BlockingReason | None]:

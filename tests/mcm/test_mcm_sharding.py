@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import pytest
 
-from kplane.api import RegistrationMode
 from kplane.mcm.instance.lifecycle import Instance
 from kplane.mcm.instance.tenant_lease import Holder
 from kplane.mcm.placement.holder import lease_holder
@@ -206,35 +205,29 @@ async def test_an_mcm_that_is_alone_has_its_instances_killed_when_their_leases_r
             await runtime.delete(name)
 
 
-def holder_of(directory: Path, *, dedicated: bool = False, prefix: str | None = None, announces: bool = True) -> Holder:
+def holder_of(directory: Path, *, prefix: str | None = None) -> Holder:
     directory.mkdir(exist_ok=True)
     sharding = Sharding(namespace="kplane-system", identity=directory.name, prefix=prefix) if prefix else None
-    mode = RegistrationMode.DEDICATED if dedicated else RegistrationMode.SHARED
-    return lease_holder(directory, sharding=sharding, mode=mode, announces=announces, uid=str)
+    return lease_holder(directory, sharding=sharding, uid=str)
 
 
 def test_an_mcm_follows_those_that_have_ended_when_it_begins(tmp_path: Path) -> None:
-    def follows(one: Holder, other: Holder) -> bool:
-        [cluster] = [fake.cluster for fake in fakes("a")]
-        return any(mark in other.identity(cluster) for mark in one.followed(cluster))
+    [cluster] = [fake.cluster for fake in fakes("a")]
 
-    one, two, gold = tmp_path / "one", tmp_path / "two", tmp_path / "gold"
-    shared, other_fleet = holder_of(one, prefix="mcm"), holder_of(gold, prefix="gold")
+    def follows(one: Holder, other: Holder) -> bool:
+        mark = one.mark(cluster)
+        return mark is not None and mark in other.identity(cluster)
+
+    one, two = tmp_path / "one", tmp_path / "two"
+    shared = holder_of(one, prefix="mcm")
     assert shared.name == "one"
     assert follows(shared, holder_of(two, prefix="mcm"))
     # Two fleets that serve one registration by mistake.
-    assert not follows(shared, other_fleet)
-    # One that is alone follows only itself.
-    alone = holder_of(one, announces=False)
-    assert follows(alone, holder_of(one, announces=False))
-    assert not follows(alone, holder_of(two, announces=False))
+    assert not follows(shared, holder_of(two, prefix="gold"))
+    # One that is alone, as each dedicated mcm is, follows only itself. A pod may be deleted by force and work on.
+    assert follows(holder_of(one), holder_of(one))
+    assert not follows(holder_of(one), holder_of(two))
+    assert not follows(shared, holder_of(one))
+    assert not follows(holder_of(one), shared)
     (one / ".fleet").write_bytes(b"")
     assert follows(holder_of(one), holder_of(one))
-    # Modes follow each other, but for what was not announced. A pod may be deleted by force and work on.
-    dedicated = holder_of(two, dedicated=True)
-    assert follows(dedicated, dedicated)
-    assert not follows(holder_of(gold, dedicated=True), dedicated)
-    assert follows(shared, dedicated)
-    assert follows(alone, dedicated)
-    assert follows(dedicated, shared)
-    assert not follows(dedicated, alone)

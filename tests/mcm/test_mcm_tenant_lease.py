@@ -253,7 +253,7 @@ def tenant_lease(
     now: Callable[[], float] = clock,
     timeout_seconds: float = 5.0,
 ) -> TenantLease:
-    holder = Holder(name="mcm-0", groups=(fleet, "all"), follows=(fleet,), uid=lambda _: uid, before_write=before_write)
+    holder = Holder(name="mcm-0", fleet=fleet, uid=lambda _: uid, before_write=before_write)
     cluster = Cluster("a", config=server.config)
     program = "kube-controller-manager"
     return TenantLease(cluster, program=program, holder=holder, now=now, timeout_seconds=timeout_seconds)

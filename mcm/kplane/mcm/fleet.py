@@ -71,7 +71,7 @@ class Instances(Aware):
         self._scheduler_flags = scheduler_flags
         self._programs = programs or Programs(runtime=runtime)
         self._gate_pace = gate_pace
-        self._holder = holder or Holder(name=PROGRAM, groups=(), follows=(), uid=lambda _: None)
+        self._holder = holder or Holder(name=PROGRAM, fleet=None, uid=lambda _: None)
         self._budget = budget or StartBudget()
         self._readers = readers
         self._oom_kills = OomKills()

@@ -90,8 +90,6 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
         holder = lease_holder(
             settings.state_dir,
             sharding=settings.sharding,
-            mode=settings.source.mode,
-            announces=settings.report_status and settings.has_to_announce,
             uid=feed.uid,
             before_write=seconds_left,
         )

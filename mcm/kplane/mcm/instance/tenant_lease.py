@@ -61,10 +61,8 @@ class Holder:
 
     name: str
     """Of this mcm, for people."""
-    groups: tuple[str, ...]
-    """The groups of mcm that it belongs to. Those who follow a group know its members by the names of the holders."""
-    follows: tuple[str, ...]
-    """Groups whose members have ended their work on a cluster when this mcm begins its own."""
+    fleet: str | None
+    """Name of the fleet: of its mcm, one begins with a cluster when another has ended there. None: there is none."""
     uid: Callable[[str], str | None]
     """Returns the uid of the object that stands for a cluster, by the name of the cluster."""
     before_write: Callable[[str], float | None] | None = None
@@ -74,18 +72,16 @@ class Holder:
     """
 
     def identity(self, cluster: Cluster) -> str:
-        """Return a name that no other holder has, with a mark for each group."""
-        marks = self._marks(cluster, self.groups)
-        return "_".join((self.name, *marks, secrets.token_hex(4)))
+        """Return a name that no other holder has, with the mark of the fleet."""
+        return f"{self.name}{self.mark(cluster) or '_'}{secrets.token_hex(4)}"
 
-    def followed(self, cluster: Cluster) -> tuple[str, ...]:
-        """Return what the names of holders have in them that this mcm follows."""
-        return tuple(f"_{mark}_" for mark in self._marks(cluster, self.follows))
+    def mark(self, cluster: Cluster) -> str | None:
+        """Return what the names of all holders of this fleet have in them, for one cluster; None: its uid is unknown.
 
-    def _marks(self, cluster: Cluster, groups: tuple[str, ...]) -> list[str]:
-        # By names alone, two management clusters could have the same mark.
+        By names alone, two management clusters could have the same mark.
+        """
         uid = self.uid(cluster.name)
-        return [_digest(json.dumps([group, uid])) for group in groups] if uid else []
+        return f"_{_digest(json.dumps([self.fleet, uid]))}_" if self.fleet is not None and uid else None
 
 
 def _digest(text: str) -> str:
@@ -99,9 +95,9 @@ class TenantLease:
     for its instance, which takes no part in the election. So a program of somebody else waits, and an instance of mcm
     waits for a program of somebody else.
 
-    A Lease counts as held for as long as its holder asks for, from when mcm saw it change last. The Lease of an mcm
-    that this one follows is taken at once. An mcm that held the Lease and lost it does not take it back like that: it
-    is the one that was late.
+    A Lease counts as held for as long as its holder asks for, from when mcm saw it change last. Only the Lease of
+    another mcm of the fleet is taken at once. An mcm that held the Lease and lost it does not take it back like that:
+    it is the one that was late.
 
     `program` is the name of the Lease, and `timeout_seconds` the time in which an API server has to answer a read. A
     write may take longer, as long as reads are answered: it waits for admission webhooks of the tenant. Tests replace
@@ -119,8 +115,8 @@ class TenantLease:
     ) -> None:
         self._cluster = cluster.name
         self._before_write = holder.before_write
-        self._followed = holder.followed(cluster)
-        """Empty from when it has held the Lease itself."""
+        self._followed = holder.mark(cluster)
+        """Mark of the holders whose Lease is taken at once; None from when this mcm has held the Lease itself."""
         self._identity = holder.identity(cluster)
         self._program = program
         self._timeout_seconds = timeout_seconds
@@ -156,7 +152,7 @@ class TenantLease:
             return await self._failure(error, config)
         self._admitted, self.refusal = True, ""
         if taken:
-            self._followed = ()
+            self._followed = None
             return None
         if (holder := lease.holder) is None:
             return BlockingReason(
@@ -257,7 +253,7 @@ class TenantLease:
 
     def _patience(self, holder: Any, duration_seconds: Any) -> float:
         """Return how long the Lease of another holder must not change; its API server may be hostile."""
-        if not isinstance(holder, str) or not holder or any(mark in holder for mark in self._followed):
+        if not isinstance(holder, str) or not holder or (self._followed is not None and self._followed in holder):
             return 0.0
         if not isinstance(duration_seconds, int) or duration_seconds <= 0:
             return _DEFAULT_DURATION_SECONDS
