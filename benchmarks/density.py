@@ -1,7 +1,8 @@
 """Measures how many control planes mcm serves: `python -m benchmarks.density --control-planes 10 30 60`.
 
-Runs an embedded management cluster with both operators, and virtual control planes on its shared etcd. Each has one
-registration, and an API server of 175 MiB.
+Runs an embedded management cluster with both operators, and virtual control planes on its shared etcd. Each has an API
+server of 175 MiB, and one registration: the operator refuses a second one for the same service. All API servers run
+from the first run to the last one.
 
 For each N it measures, after mcm without clusters:
 1. all instances at rest, with each profile;
@@ -35,11 +36,22 @@ from benchmarks.kubeconfig import kubeconfig_of
 from kplane.api import ControllersProfile
 from kplane.binaries.programs import resolve
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
+from kplane.controlplane_operator.reasons import Reason
+from kplane.embedded.components import AWAKE_INOTIFY_INSTANCES, START_INOTIFY_INSTANCES
 from kplane.embedded.daemon import Daemon
 from kplane.embedded.handle import Handle
 from kplane.provider import Client, ClusterConfig, Event, Informer, Resource
 from kplane.provider.client.resources import LEASES, NAMESPACES, SERVICE_ACCOUNTS
-from kplane.workloads import DATA, FILES, Component, File, Lifetime, ProcessRuntime, find_processes
+from kplane.workloads import (
+    DATA,
+    FILES,
+    Component,
+    File,
+    Lifetime,
+    ProcessRuntime,
+    find_processes,
+    inotify_shortage,
+)
 
 _POLL_SECONDS: Final = 0.2
 _DEADLINE_SECONDS: Final = 300.0
@@ -135,6 +147,32 @@ async def _register(client: Client, names: Collection[str], *, profile: str) -> 
             "controllers": {"profile": profile},
         }
         await client.create(CONTROL_PLANE_REGISTRATIONS, {"metadata": {"name": name}, "spec": spec})
+
+
+async def _accepted(client: Client, names: Collection[str]) -> None:
+    """Wait until these registrations are ready.
+
+    Raises RuntimeError with the reasons if the operator refuses any: such a set-up is not measured.
+    """
+
+    async def ready() -> bool:
+        found = (await client.list(CONTROL_PLANE_REGISTRATIONS)).items
+        statuses = {each["metadata"]["name"]: each.get("status") or {} for each in found}
+        if refused := _refused({name: statuses.get(name, {}) for name in names}):
+            raise RuntimeError(f"the operator refuses registrations: {'; '.join(refused)}")
+        return all(statuses.get(name, {}).get("ready") is True for name in names)
+
+    await _until("all registrations are ready", ready)
+
+
+def _refused(statuses: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Say of which registrations another one has the service, and which one."""
+    return [
+        f"{name}: {condition['message']}"
+        for name, status in statuses.items()
+        for condition in status.get("conditions") or ()
+        if condition["type"] == "Ready" and condition["reason"] == Reason.SERVICE_TAKEN
+    ]
 
 
 async def _first_writes(target: Target, fleet: Fleet, *, profile: str) -> list[float]:
@@ -310,6 +348,7 @@ async def _measure(target: Target, fleet: Fleet, *, control_planes: int) -> dict
     names = target.names[:control_planes]
     first = target.profiles[0]
     await _register(fleet.client, names, profile=first)
+    await _accepted(fleet.client, names)
     phases: dict[str, Any] = {}
     for profile in target.profiles:
         pids = await _switch(fleet, names, profile=profile)
@@ -352,6 +391,9 @@ def main() -> None:
     given = parser.parse_args()
     if min(*given.control_planes, given.samples) < 1:
         parser.error("--control-planes and --samples must be 1 or more")
+    needed = START_INOTIFY_INSTANCES + (max(given.control_planes) + 1) * AWAKE_INOTIFY_INSTANCES
+    if shortage := inotify_shortage(needed):
+        parser.error(shortage)
     profiles = tuple(ControllersProfile(each) for each in given.profile or ControllersProfile)
     target = Target(
         control_planes=tuple(given.control_planes),
