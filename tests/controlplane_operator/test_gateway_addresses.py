@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 from datetime import UTC, datetime
@@ -17,10 +18,13 @@ from kplane.api.names import (
     GATEWAY_BOOTSTRAP_TOKENS_KEY,
     GATEWAY_HOST_KEY,
     GATEWAY_LIMITS_KEY,
+    KUBECONFIG_EXTERNAL_KEY,
+    KUBECONFIG_KEY,
 )
 from kplane.controlplane_operator.backends.apiserver import serving_hosts
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.controlplanes.credentials import Credentials
 from kplane.controlplane_operator.controlplanes.gateway import (
     at_gateway,
     authentication_entry,
@@ -29,10 +33,12 @@ from kplane.controlplane_operator.controlplanes.gateway import (
     still_at_gateway,
     write_gateway_secret,
 )
+from kplane.controlplane_operator.controlplanes.publish import write_secrets
 from kplane.controlplane_operator.endpoints.addresses import Addresses
 from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities, TenantCertificates
-from kplane.controlplane_operator.pki.primitives import hosts_of
+from kplane.controlplane_operator.pki.issuing import Identity
+from kplane.controlplane_operator.pki.primitives import create_authority, hosts_of
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.provider import ClusterConfig
@@ -133,6 +139,59 @@ def test_a_host_name_needs_a_domain_and_a_gateway() -> None:
         published(None, style_by_class="HostName")
     assert refused.value.reason == Reason.NO_GATEWAY
     assert published(None, by_class="Own", style_by_class="HostName") == OWN
+
+
+@pytest.mark.parametrize(
+    ("domain", "url", "server", "name"),
+    [
+        ("localhost", "https://acme.localhost:8443", "https://127.0.0.1:8443", "acme.localhost"),
+        ("cp.localhost", "https://acme.cp.localhost:8443", "https://127.0.0.1:8443", "acme.cp.localhost"),
+        ("cp.example.org", "https://acme.cp.example.org:8443", "https://acme.cp.example.org:8443", None),
+        ("notlocalhost", "https://acme.notlocalhost:8443", "https://acme.notlocalhost:8443", None),
+        (None, "https://acme.localhost:8443", "https://acme.localhost:8443", None),
+        # Addresses of others, by chance below the domain.
+        ("localhost", "https://acme.localhost:6443", "https://acme.localhost:6443", None),
+        ("localhost", "https://acme.localhost:8443/path", "https://acme.localhost:8443/path", None),
+        ("localhost", *["https://127.0.0.1:8443/clusters/a/control-plane"] * 2, None),
+    ],
+)
+def test_connection_to_host_name_below_localhost_needs_no_resolver(
+    domain: str | None, url: str, server: str, name: str | None
+) -> None:
+    gateway = Gateway(url="https://127.0.0.1:8443", ca=b"", namespace="kplane-gateway", domain=domain)
+    assert gateway.connection(url) == (server, name)
+
+
+async def test_only_external_kubeconfig_names_gateway_and_host_name() -> None:
+    written: dict[str, dict[str, bytes]] = {}
+
+    async def create(_: Any, body: dict[str, Any]) -> dict[str, Any]:
+        data = body["data"].items()
+        written[body["metadata"]["name"]] = {key: base64.b64decode(content) for key, content in data}
+        return body
+
+    gateway = dataclasses.replace(GATEWAY, url="https://127.0.0.1:8443", domain="localhost")
+    secrets = SimpleNamespace(get=lambda _: None, apply=lambda _: None)
+    client, stores = SimpleNamespace(create=create), SimpleNamespace(secrets=secrets)
+    context: Any = SimpleNamespace(gateway=gateway, client=client, stores=stores)
+    one = ControlPlane.model_validate({"metadata": {"name": "acme", "uid": "1"}, "spec": {}})
+    url = "https://acme.localhost:8443"
+    ca, gateway.ca = create_authority("acme").certificate, create_authority("gateway").certificate
+    administrator = ClusterConfig(server=OWN.internal, ca_data=ca, proxy="http://10.0.0.9:3128")
+    provision = Provision(Addresses(OWN.internal, url, url), administrator, authorities=None)
+    now = datetime.now(UTC)
+    identity = Identity(renew_at=now, expires_at=now, token="t")
+    credentials = Credentials(admin=identity, controllers=identity, version="v1.36.3")
+    await write_secrets(context, one, provision=provision, credentials=credentials)
+    [admin] = [data for data in written.values() if KUBECONFIG_EXTERNAL_KEY in data]
+    external, internal = (
+        ClusterConfig.from_kubeconfig(admin[key]) for key in (KUBECONFIG_EXTERNAL_KEY, KUBECONFIG_KEY)
+    )
+    # The API server proves the name by its own CA.
+    assert (external.server, external.tls_server_name) == ("https://127.0.0.1:8443", "acme.localhost")
+    assert (external.ca_data, external.proxy) == (ca, None)
+    assert (internal.server, internal.tls_server_name) == (OWN.internal, None)
+    assert internal.proxy == "http://10.0.0.9:3128"
 
 
 @pytest.mark.parametrize(

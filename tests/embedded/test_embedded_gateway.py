@@ -141,22 +141,23 @@ async def test_a_control_plane_is_reached_as_long_as_it_is_there(
         # By host name, the control plane's own certificate is for that name, and its CA vouches for it.
         await client.patch(CONTROL_PLANES, _NAME, {"spec": {"endpointStyle": "HostName"}})
         address = urlsplit(str(cluster.handle.gateway_url))
-        by_host = f"https://{_NAME}.localhost:{address.port}"
+        host = f"{_NAME}.localhost"
         named = await eventually(
             lambda: secret(kubeconfig_secret_name(_NAME), management_namespace(_NAME)),
-            lambda found: ClusterConfig.from_kubeconfig(found["kubeconfig-external"]).server == by_host,
+            lambda found: ClusterConfig.from_kubeconfig(found["kubeconfig-external"]).tls_server_name == host,
         )
-        published_config = ClusterConfig.from_kubeconfig(named["kubeconfig-external"])
-        assert published_config.ca_data == named["ca.crt"]
         # Not every resolver knows names below localhost.
-        config = dataclasses.replace(published_config, server=address.geturl(), tls_server_name=f"{_NAME}.localhost")
+        config = ClusterConfig.from_kubeconfig(named["kubeconfig-external"])
+        assert (config.server, config.ca_data) == (address.geturl(), named["ca.crt"])
+        urls = {each["url"] for each in (await client.get(CONTROL_PLANES, _NAME))["status"]["endpoints"]}
+        assert f"https://{host}:{address.port}" in urls
         certified = dataclasses.replace(config, token=None, client_certificate=pair.certificate, client_key=pair.key)
         for each in (config, certified):
             await eventually(lambda each=each: _code(each), lambda found: found == 200)
         await eventually(lambda: _code(through), lambda found: found == 401)
         # The gateway is told where to, and nothing that opens the API server.
         given = await secret(gateway_secret_name(_NAME), GATEWAY_NAMESPACE)
-        assert given == {"server": direct.server.encode(), "host": f"{_NAME}.localhost".encode()}
+        assert given == {"server": direct.server.encode(), "host": host.encode()}
         await client.patch(CONTROL_PLANES, _NAME, {"spec": {"endpointStyle": None}})
         await eventually(lambda: _code(through), lambda found: found == 200)
 

@@ -181,5 +181,21 @@ async def test_pods_run_on_nodes_that_come_and_go(
     assert find_processes(directory) == []
 
 
+async def test_nodes_come_to_a_control_plane_with_a_host_name(directory: Path, binaries: Binaries, kwok: Path) -> None:
+    """Its name is below localhost, which the resolver of this machine need not know."""
+    async with ManagementCluster(directory, binaries=binaries, fsync=False, gateway=find_envoy(), kwok=kwok) as cluster:
+        control_planes = ControlPlanes(cluster.client)
+        spec = {"deletionPolicy": "Destroy", "endpointStyle": "HostName"}
+        await control_planes.create(_NAME, spec=spec, annotations={FAKE_NODES_ANNOTATION: "1"})
+        await control_planes.wait(_NAME)
+        await control_planes.wait_for_nodes(_NAME, 1, timeout_seconds=90)
+        config = await control_planes.config(_NAME)
+        assert (config.server, config.tls_server_name) == (cluster.handle.gateway_url, f"{_NAME}.localhost")
+        async with Client(config) as tenant:
+            assert await _nodes(tenant) == {"fake-node-1": True}
+        await control_planes.delete(_NAME, wait=True)
+    assert find_processes(directory) == []
+
+
 def _annotated(value: str | None) -> dict[str, Any]:
     return {"metadata": {"annotations": {FAKE_NODES_ANNOTATION: value}}}

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
@@ -202,11 +201,9 @@ async def test_the_first_connection_to_a_host_name_wakes_a_control_plane(
     spec = {"deletionPolicy": "Destroy", "virtual": {"start": "OnDemand"}, "endpointStyle": "HostName"}
     await client.create(CONTROL_PLANES, {"metadata": {"name": _NAMED}, "spec": spec})
     await eventually(phase, lambda found: found == "Hibernated")
-    administrator, _ = await certified_config(client, _NAMED)
-    parts = urlsplit(administrator.server)
-    assert parts.hostname == f"{_NAMED}.localhost"
+    user, _ = await certified_config(client, _NAMED)
     # Not every resolver knows names below localhost.
-    user = dataclasses.replace(administrator, server=f"https://127.0.0.1:{parts.port}", tls_server_name=parts.hostname)
+    assert (user.server, user.tls_server_name) == (cluster.handle.gateway_url, f"{_NAMED}.localhost")
     unknown = dataclasses.replace(user, tls_server_name="hooli.localhost")
     with pytest.raises(Unreachable):
         await _code(unknown)

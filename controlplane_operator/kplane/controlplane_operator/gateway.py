@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
 
 from cryptography import x509
@@ -11,6 +12,9 @@ from cryptography import x509
 from kplane.api import ControlPlane, ControlPlaneClass, ControlPlaneMode, EndpointPolicy, EndpointStyle
 
 __all__ = ["Gateway", "asked_policy", "endpoint_style", "host_name", "read_authorities", "wants_host_name"]
+
+_LOCAL_DOMAIN: Final = "localhost"
+"""Names below it lead to the machine itself (RFC 6761, section 6.3), but many resolvers do not know them."""
 
 
 @dataclass(slots=True)
@@ -34,6 +38,18 @@ class Gateway:
         """Return the URL of a control plane that has a host name. Its port is that of the gateway."""
         port = urlsplit(self.url).port
         return f"https://{host}:{port}" if port is not None else f"https://{host}"
+
+    def connection(self, url: str) -> tuple[str, str | None]:
+        """Return the server of a kubeconfig for a published address, and the name for TLS; None: that of the server.
+
+        A host name below `localhost` need not resolve: clients connect to the gateway's own address, and ask for the
+        name in TLS.
+        """
+        host = urlsplit(url).hostname or ""
+        is_local = self.domain is not None and f".{self.domain}".endswith(f".{_LOCAL_DOMAIN}")
+        if is_local and host.endswith(f".{self.domain}") and url == self.host_address(host):
+            return self.url, host
+        return url, None
 
     def serves(self, url: str) -> bool:
         """Tell whether a URL is one of those where the gateway itself ends TLS."""

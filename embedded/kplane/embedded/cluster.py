@@ -42,7 +42,7 @@ __all__ = ["ManagementCluster"]
 
 _HOST: Final = "127.0.0.1"
 _GATEWAY_DOMAIN: Final = "localhost"
-"""Many resolvers have all names below it lead to this machine."""
+"""Published kubeconfigs do not need a resolver for names below it: they name the gateway's address."""
 _READY_SECONDS: Final = 180.0
 _HOPELESS_RESTARTS: Final = 4
 _LONG_LEASE: Final = ("--leader-elect-lease-seconds=60", "--leader-elect-renew-deadline-seconds=40")

@@ -48,6 +48,12 @@ def test_what_the_operator_writes_is_read_without_a_parser() -> None:
         assert document_of(text) == yaml.safe_load(text)
 
 
+def test_rendered_kubeconfig_names_the_host_for_tls() -> None:
+    name = "acme.localhost"
+    text = render_kubeconfig(server="https://127.0.0.1:8443", ca=None, token="eyJ" + "a" * 90, tls_server_name=name)
+    assert ClusterConfig.from_kubeconfig(document_of(text)).tls_server_name == name
+
+
 def test_rendered_kubeconfig_names_the_proxy() -> None:
     text = render_kubeconfig(server="https://a.example:6443", ca=None, token="eyJ" + "a" * 90, proxy="http://p:3128")
     assert ClusterConfig.from_kubeconfig(document_of(text)).proxy == "http://p:3128"

@@ -86,16 +86,18 @@ async def write_secrets(
     ca, gateway = provision.administrator.ca_data, context.gateway
     trust = {CA_KEY: ca} if ca is not None else {}
 
-    def kubeconfig(server: str, identity: Identity, user: str) -> bytes:
-        trusted = gateway.ca if gateway is not None and gateway.serves(server) else ca
+    def kubeconfig(address: str, identity: Identity, user: str) -> bytes:
+        trusted = gateway.ca if gateway is not None and gateway.serves(address) else ca
+        server, name = gateway.connection(address) if gateway is not None else (address, None)
         return render_kubeconfig(
             server=server,
+            tls_server_name=name,
             ca=trusted,
             user=user,
             token=identity.token,
             client=identity.client,
             # Clients of another address may be elsewhere, and have no way to the proxy.
-            proxy=provision.administrator.proxy if server == addresses.internal else None,
+            proxy=provision.administrator.proxy if address == addresses.internal else None,
         )
 
     addresses, admin, controllers = provision.addresses, credentials.admin, credentials.controllers

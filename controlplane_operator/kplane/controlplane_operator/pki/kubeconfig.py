@@ -62,11 +62,13 @@ def render_kubeconfig(
     token: str | None = None,
     client: KeyPair | None = None,
     proxy: str | None = None,
+    tls_server_name: str | None = None,
 ) -> bytes:
     """Render a kubeconfig of one cluster, one user and one context, credentials inline.
 
     `server` is the URL, `ca` the CA (PEM) that its certificate is verified against (None: the system's). The user
     authenticates by bearer `token` or by `client` certificate. `proxy` is the URL of a proxy to the server.
+    `tls_server_name` is the name that its certificate has; None: the host of `server`.
     """
     credentials: dict[str, str] = {}
     if token is not None:
@@ -77,6 +79,8 @@ def render_kubeconfig(
     cluster = {"server": server}
     if ca is not None:
         cluster["certificate-authority-data"] = base64.b64encode(ca).decode()
+    if tls_server_name is not None:
+        cluster["tls-server-name"] = tls_server_name
     if proxy is not None:
         cluster["proxy-url"] = proxy
     rendered = _TEXT.format(cluster=_lines(cluster), name=user, user=_lines(credentials)).encode()
