@@ -155,6 +155,31 @@ async def test_a_class_decides_where_control_planes_begin_and_moves_those_it_has
     assert await keys(mover, pool, "born") == (0, 0)
 
 
+async def test_plan_of_move_to_the_data_store_of_another_class_does_not_wake_sleeper(
+    mover: Mover, pool: SharedEtcd, eventually: Callable[..., Any]
+) -> None:
+    client = mover.cluster.client
+    virtual = {"dataStoreRef": {"name": POOL}, "start": "OnDemand"}
+    await client.create(CONTROL_PLANE_CLASSES, {"metadata": {"name": "elsewhere"}, "spec": {"virtual": virtual}})
+    spec = {"deletionPolicy": "Destroy", "virtual": {"start": "OnDemand"}}
+    await client.create(CONTROL_PLANES, {"metadata": {"name": "sleeper"}, "spec": spec})
+
+    async def status() -> dict[str, Any]:
+        return dict((await client.get(CONTROL_PLANES, "sleeper")).get("status") or {})
+
+    asleep = await eventually(status, lambda found: found.get("phase") == "Hibernated", timeout=90)
+    planned = {"spec": {"classRef": {"name": "elsewhere"}, "migration": {"plan": True}}}
+    generation = (await client.patch(CONTROL_PLANES, "sleeper", planned))["metadata"]["generation"]
+    found = await eventually(status, lambda found: "plan" in (found.get("migration") or {}), timeout=60)
+    assert found["migration"]["plan"]["keys"] > 0
+    found = await eventually(status, lambda found: found.get("observedGeneration") == generation)
+    assert (found["phase"], found["hibernation"]["since"]) == ("Hibernated", asleep["hibernation"]["since"])
+    first, other = await keys(mover, pool, "sleeper")
+    assert (first > 0, other) == (True, 0)
+    await client.delete(CONTROL_PLANES, "sleeper")
+    await eventually(lambda: client.exists(CONTROL_PLANES, "sleeper"), lambda there: not there, timeout=60)
+
+
 async def test_what_is_refused_at_birth_can_be_corrected(
     mover: Mover, pool: SharedEtcd, eventually: Callable[..., Any]
 ) -> None:

@@ -288,7 +288,9 @@ class _Assembly:
         claims = AddressClaims(context.stores, address=provisioners.address)
         self._copies = Copies()
         check_target = partial(provisioners.check_target, claim=claims.check)
-        planner = Planner(context, homes=provisioners.home, claim=check_target, quota_bytes=settings.etcd_quota_bytes)
+        planner = Planner(
+            context, homes=provisioners.home, check_target=check_target, quota_bytes=settings.etcd_quota_bytes
+        )
         migrator = Migrator(context, homes=provisioners.home, planner=planner, copies=self._copies, claim=claims.take)
         switch = EndpointSwitch(context.stores, queues=context.queues)
         probes = CredentialProbes(context)

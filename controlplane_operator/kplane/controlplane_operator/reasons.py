@@ -13,7 +13,7 @@ from typing import Final, Self
 from kplane.api import ControlPlanePhase
 from kplane.api.conditions import WAITS_FOR_ROOM
 
-__all__ = ["EXPECTED", "Cause", "Reason", "reason_tables"]
+__all__ = ["EXPECTED", "FALLS_ASLEEP", "Cause", "Reason", "reason_tables"]
 
 _READY: Final = "ControlPlane: `Ready`"
 _UP_TO_DATE: Final = "ControlPlane: `UpToDate`"
@@ -649,6 +649,8 @@ class Reason(StrEnum):
 
 EXPECTED: Final = frozenset(reason for reason in Reason if reason.expected)
 """Reasons that are part of normal work."""
+FALLS_ASLEEP: Final = frozenset({Reason.FALLING_ASLEEP, Reason.SLEEP_FAILED})
+"""Reasons of Hibernated while an API server is to end, and has not ended."""
 _BY_WORD: Final = {str(reason): reason for reason in Reason}
 
 

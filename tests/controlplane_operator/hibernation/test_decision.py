@@ -215,6 +215,24 @@ def test_planned_sleeper_wakes_for_request_move_or_change(
     assert why in decision.why
 
 
+def test_sleeper_does_not_wake_for_plan_of_move_that_only_its_class_asks_for() -> None:
+    spec = {"classRef": {"name": "fast"}, "virtual": {"start": "OnDemand"}, "migration": {"plan": True}}
+    elsewhere = {"virtual": {"dataStoreRef": {"name": "fast"}}}
+    chosen = ControlPlaneClass.model_validate({"metadata": {"name": "fast"}, "spec": elsewhere})
+    planned = control_plane(slept(generation=2) | AT_HOME, spec=spec)
+    assert decide(planned, start=StartPolicy.ON_DEMAND, chosen=chosen, now=NOW).sleep == planned.status.hibernation
+    # A class that starts API servers at once does so when the move is carried out.
+    at_once = {"virtual": {"start": "Always", "dataStoreRef": {"name": "fast"}}}
+    chosen = ControlPlaneClass.model_validate({"metadata": {"name": "fast"}, "spec": at_once})
+    planned = control_plane(slept(generation=2) | AT_HOME, spec=spec | {"virtual": {}})
+    assert start_of(planned, chosen=chosen, gateway=None) is StartPolicy.ON_DEMAND
+    moved = control_plane(slept(generation=2) | AT_HOME, spec=spec | {"migration": {"plan": False}})
+    assert decide(moved, start=StartPolicy.ON_DEMAND, chosen=chosen, now=NOW).sleep is None
+    # The same spec by a class for the present home plans nothing.
+    here = control_plane(slept(generation=2) | AT_HOME, spec=spec)
+    assert decide(here, start=StartPolicy.ON_DEMAND, chosen=None, now=NOW).sleep is None
+
+
 def test_awake_control_plane_is_not_made_to_start_on_demand_by_plan() -> None:
     assert start_of(control_plane(PUBLISHED | AT_HOME, spec=PLANNED), chosen=None, gateway=None) is StartPolicy.ALWAYS
 

@@ -95,14 +95,13 @@ async def planned(
         }
     )
 
-    def claim(_: ControlPlane) -> None:
+    def check_target(_: ControlPlane) -> None:
         if taken:
             raise ConditionError(Reason.CLUSTER_PATH_IN_USE, "path acme is that of another control plane")
 
     both = revisions if revisions is not None else {ControlPlaneMode.VIRTUAL: 9000, ControlPlaneMode.DEDICATED: 9000}
-    planner = Planner(
-        cast("Any", SimpleNamespace(gateway=gateway)), homes=Homes(both, room=room), claim=claim, quota_bytes=quota
-    )
+    context, homes = cast("Any", SimpleNamespace(gateway=gateway)), Homes(both, room=room)
+    planner = Planner(context, homes=homes, check_target=check_target, quota_bytes=quota)
     settled = ControlPlaneClass.model_validate({"metadata": {"name": "small"}, "spec": chosen}) if chosen else None
     return await planner.plan(control_plane, target=target, chosen=settled)
 

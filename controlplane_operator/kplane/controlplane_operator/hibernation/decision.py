@@ -23,6 +23,7 @@ from kplane.api import (
 )
 from kplane.api.conditions import HIBERNATED
 from kplane.api.names import ROTATE_ANNOTATION
+from kplane.controlplane_operator.class_policy import home_asked_for
 from kplane.controlplane_operator.clocks import is_future
 from kplane.controlplane_operator.gateway import Gateway, asked_policy
 from kplane.controlplane_operator.hibernation.requests import Requests
@@ -73,7 +74,7 @@ def start_of(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None, g
     spec = control_plane.spec
     if control_plane.home.mode is not ControlPlaneMode.VIRTUAL or spec.endpoint_ref is not None:
         return StartPolicy.ALWAYS
-    if control_plane.status.hibernation is not None and is_only_planned(control_plane):
+    if control_plane.status.hibernation is not None and is_only_planned(control_plane, chosen=chosen):
         return StartPolicy.ON_DEMAND
     own = spec.virtual.start if spec.virtual is not None else None
     by_class = chosen.spec.virtual.start if chosen is not None and chosen.spec.virtual is not None else None
@@ -90,9 +91,17 @@ def idle_after(chosen: ControlPlaneClass | None) -> timedelta | None:
 
 
 def decide(
-    control_plane: ControlPlane, *, start: StartPolicy, idle: timedelta | None = None, now: datetime
+    control_plane: ControlPlane,
+    *,
+    start: StartPolicy,
+    idle: timedelta | None = None,
+    chosen: ControlPlaneClass | None = None,
+    now: datetime,
 ) -> Decision:
-    """Decide about a control plane as it is now. `idle` is how long one stays awake that no client uses."""
+    """Decide about a control plane as it is now. `idle` is how long one stays awake that no client uses.
+
+    `chosen` is its class, by which the spec may plan a move.
+    """
     sleep = control_plane.status.hibernation
     if start is StartPolicy.ALWAYS:
         return Decision(None, _ALWAYS, always=True)
@@ -108,7 +117,7 @@ def decide(
                 return Decision(None, "a clock that was ahead computed what is due inside")
             # No request would be newer until then. The status takes up the corrected time.
             sleep = sleep.model_copy(update={"since": now - _ASKED_LATELY})
-        why = _why_wake(control_plane, sleep=sleep, requests=requests, now=now)
+        why = _why_wake(control_plane, chosen=chosen, sleep=sleep, requests=requests, now=now)
         return Decision(None, why) if why is not None else Decision(sleep, again=sleep.next_wake)
     if control_plane.status.endpoint is None:
         if requests.wake is not None:
@@ -163,23 +172,32 @@ def new_sleep(control_plane: ControlPlane, *, reason: HibernationReason, now: da
 
 
 def _why_wake(
-    control_plane: ControlPlane, *, sleep: HibernationStatus, requests: Requests, now: datetime
+    control_plane: ControlPlane,
+    *,
+    chosen: ControlPlaneClass | None,
+    sleep: HibernationStatus,
+    requests: Requests,
+    now: datetime,
 ) -> str | None:
     """Return what ends the sleep, in a clause; None if nothing does."""
     if requests.wake is not None and requests.wake > sleep.since:
         return _WOKEN
     # A plan is made of what the shared etcd has, without an API server. The sleep keeps its generation: when the plan
     # is carried out or given up, whatever else was changed in the spec meanwhile takes effect.
-    if sleep.observed_generation != control_plane.metadata.generation and not is_only_planned(control_plane):
+    changed = sleep.observed_generation != control_plane.metadata.generation
+    if changed and not is_only_planned(control_plane, chosen=chosen):
         return "its spec was changed"
     if sleep.next_wake is not None and sleep.next_wake <= now:
         return "something inside is due"
     return None
 
 
-def is_only_planned(control_plane: ControlPlane) -> bool:
-    """Tell whether the spec asks what a move would take, and nothing moves or has moved."""
-    migration, asked = control_plane.spec.migration, control_plane.home_asked_for()
+def is_only_planned(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> bool:
+    """Tell whether the spec asks what a move would take, and nothing moves or has moved.
+
+    Another class may name another data store, and so be all that differs.
+    """
+    migration, asked = control_plane.spec.migration, home_asked_for(control_plane, chosen=chosen)
     planned = migration is not None and migration.plan and not is_migrating(control_plane)
     return planned and not asked.is_like(control_plane.home)
 

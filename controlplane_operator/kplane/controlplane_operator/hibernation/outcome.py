@@ -19,7 +19,7 @@ from kplane.api import (
 from kplane.api.conditions import HIBERNATED
 from kplane.api.names import SLEEP_REQUESTED_ANNOTATION, WAKE_REQUESTED_ANNOTATION
 from kplane.controlplane_operator.hibernation.decision import Decision
-from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.reasons import FALLS_ASLEEP, Reason
 from kplane.controlplane_operator.status.conditions import with_condition
 from kplane.controlplane_operator.status.errors import ConditionError
 
@@ -94,7 +94,7 @@ def ended(
     if asleep:
         said = Reason.HIBERNATED, _asleep(decision.sleep)
         return Outcome(decision.sleep, told=("True", *said), ready=said if failure is None else None)
-    if failure is None or failure.reason in {Reason.FALLING_ASLEEP, Reason.SLEEP_FAILED}:
+    if failure is None or failure.reason in FALLS_ASLEEP:
         return _falls_asleep(decision.sleep, waiting, failure=failure)
     return Outcome(decision.sleep)
 

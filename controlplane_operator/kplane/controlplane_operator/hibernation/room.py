@@ -19,7 +19,7 @@ from kplane.controlplane_operator.class_policy import class_in_force
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.hibernation.decision import Decision, is_rotated, last_activity, new_sleep, start_of
 from kplane.controlplane_operator.hibernation.requests import Requests
-from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.reasons import FALLS_ASLEEP, Reason
 from kplane.controlplane_operator.status.conditions import is_paused
 from kplane.controlplane_operator.status.partial import as_recorded
 from kplane.controlplane_operator.watch.cache import Object
@@ -277,7 +277,7 @@ class Room:
             begun = max(told.last_transition_time, sleep.since)
             if now - begun >= timedelta(seconds=_BROKEN_SECONDS):
                 return None
-        falls = told is not None and told.reason in {Reason.FALLING_ASLEEP, Reason.SLEEP_FAILED}
+        falls = told is not None and told.reason in FALLS_ASLEEP
         # It may wait for ever, such as for a registration that is paused. Others make room then.
         ends = control_plane.metadata.deletion_timestamp or (sleep.since if sleep is not None and falls else None)
         kept = is_rotated(control_plane) or self._spared.get(uid, 0.0) > time.monotonic()

@@ -65,7 +65,7 @@ class Sleeper:
         """Decide whether the control plane sleeps. Raises ConditionError where it cannot be found out."""
         now = datetime.now(UTC)
         start = start_of(control_plane, chosen=chosen, gateway=self._context.gateway)
-        decision = decide(control_plane, start=start, idle=idle_after(chosen), now=now)
+        decision = decide(control_plane, start=start, idle=idle_after(chosen), chosen=chosen, now=now)
         decision = self._room.settle(control_plane, decision, chosen=chosen, now=now)
         if decision.sleep is None or _is_asleep(control_plane) or control_plane.status.endpoint is None:
             self._beginnings.pop(control_plane.metadata.uid or "", None)

@@ -54,18 +54,18 @@ class Planner:
         context: OperatorContext,
         *,
         homes: Callable[[ControlPlane], Movable],
-        claim: Callable[[ControlPlane], object],
+        check_target: Callable[[ControlPlane], object],
         quota_bytes: int,
     ) -> None:
-        """`homes` returns the way to the API server of a home. `claim` raises ConditionError if the shared etcd
-        of a target does not exist, or its path is another's.
+        """`homes` returns the way to the API server of a home. `check_target` raises ConditionError if the shared
+        etcd of a target does not exist, or its path is another's.
 
         `quota_bytes` is the quota of an etcd of mode Dedicated on a volume of the usual size.
         """
         self._context = context
         self._quota_bytes = quota_bytes
         self._homes = homes
-        self._claim = claim
+        self._check_target = check_target
 
     async def plan(
         self, control_plane: ControlPlane, *, target: Home, chosen: ControlPlaneClass | None
@@ -107,7 +107,7 @@ class Planner:
                 yield blocker
             return
         try:
-            self._claim(control_plane.at(target))
+            self._check_target(control_plane.at(target))
         except ConditionError as taken:
             yield MigrationBlocker(reason=str(taken.reason), message=taken.message)
         quota = chosen.spec.storage_quota_bytes if chosen is not None else None
