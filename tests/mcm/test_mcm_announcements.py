@@ -160,6 +160,50 @@ async def test_reporter_says_that_the_instance_of_an_earlier_run_cannot_start(re
     assert registration.stored["status"]["instance"] == INSTANCE
 
 
+@pytest.mark.parametrize("reason", [Reason.API_SERVER_UNREACHABLE, Reason.CANNOT_START])
+async def test_reporter_that_cannot_reach_the_lease_writes_its_reason_over_that_of_another_mcm_once(
+    registration: Registration, caplog: pytest.LogCaptureFixture, reason: Reason
+) -> None:
+    def other_says(status: str, said: str) -> None:
+        registration.change(conditions=[{"type": "Running", "status": status, "reason": said, "message": ""}])
+
+    async with reporting(registration) as reports:
+        await reports.announce(CLUSTER)
+        for _ in range(3):
+            reports.update(NAME, reason, message="no answer")
+            await settled(reports)
+            # The other mcm sees what was written over its own words, and writes them again.
+            other_says("True", "InstanceRunning")
+            await settled(reports)
+        assert registration.written == [reason]
+        assert caplog.text.count("another mcm runs the instance") == 1
+        # The other one ends, and this one has something to say.
+        other_says("False", "Ended")
+        await settled(reports)
+        assert registration.written == [reason] * 2
+        other_says("True", "InstanceRunning")
+        await settled(reports)
+        # An end of what never ran takes nothing away.
+        await reports.end(NAME)
+        await settled(reports)
+    assert registration.written == [reason] * 2
+    assert registration.stored["status"]["conditions"][0]["status"] == "True"
+
+
+async def test_reporter_that_reaches_the_lease_again_reports_its_instance(registration: Registration) -> None:
+    async with reporting(registration) as reports:
+        await reports.announce(CLUSTER)
+        reports.update(NAME, Reason.API_SERVER_UNREACHABLE, message="no answer")
+        await settled(reports)
+        running = {"type": "Running", "status": "True", "reason": "InstanceRunning", "message": ""}
+        registration.change(conditions=[running])
+        await settled(reports)
+        await reports.confirm(CLUSTER)
+        reports.update(NAME, Reason.INSTANCE_RUNNING)
+        await settled(reports)
+    assert registration.written == ["APIServerUnreachable", "Starting", "InstanceRunning"]
+
+
 async def test_reporter_says_at_once_that_an_unwanted_instance_has_ended(registration: Registration) -> None:
     registration.change(ready=False)
     async with reporting(registration) as reports:

@@ -41,6 +41,8 @@ _REFRESH_SECONDS: Final = 300.0
 """So long a condition keeps a message that is no longer the last one."""
 _YIELD_SECONDS: Final = 150.0
 """How long the end of an instance that another mcm reports is left to that mcm. Its Lease has expired after 120 s."""
+_BLOCKED: Final = frozenset({Reason.FOREIGN_CONTROLLER_MANAGER, Reason.API_SERVER_UNREACHABLE, Reason.CANNOT_START})
+"""With these reasons no instance of this mcm runs. One that is reported as running meanwhile is another mcm's."""
 
 
 class _Subject:
@@ -65,9 +67,15 @@ class _Subject:
         self.unannounced = False
         """The announcement is not written, because another mcm reports an instance: `confirm` writes it."""
         self.warned = False
-        """The log names the other mcm, since the last announcement."""
+        """It is known that another mcm runs the instance, and the log says so, since the last announcement."""
         self.created_at = time.monotonic()
         self.pace = WritePace()
+
+    @property
+    def is_known_elsewhere(self) -> bool:
+        """Whether an instance of this mcm does not run, because another mcm is known to run it."""
+        reason = self.live.reason if self.live is not None else None
+        return reason is Reason.FOREIGN_CONTROLLER_MANAGER or (self.warned and reason in _BLOCKED)
 
 
 class StatusReporter:
@@ -222,7 +230,7 @@ class StatusReporter:
         subject = self._subject(name)
         subject.failure = ""
         subject.live = Report(reason=reason, message=message, instance=subject.announced)
-        if reason is not Reason.FOREIGN_CONTROLLER_MANAGER:
+        if not subject.is_known_elsewhere:
             subject.yields_until = 0.0
         self._queue.add(name)
 
@@ -235,11 +243,11 @@ class StatusReporter:
     async def end(self, name: str) -> None:
         """Say that the instance has ended, unless another mcm runs one and writes the status."""
         subject = self._subject(name)
-        held = subject.live is not None and subject.live.reason is Reason.FOREIGN_CONTROLLER_MANAGER
+        elsewhere = subject.is_known_elsewhere
         subject.live, subject.unannounced = None, False
         if subject.yields_until:
             # Without a look at the Lease it is not known that another mcm runs: nothing is left to it then.
-            subject.announced, subject.yields_until = None, time.monotonic() + _YIELD_SECONDS if held else 0.0
+            subject.announced, subject.yields_until = None, time.monotonic() + _YIELD_SECONDS if elsewhere else 0.0
         try:
             await self._write_now(name)
         except NotFound:
@@ -309,13 +317,19 @@ class StatusReporter:
 
         Two mcm may follow one registration, because their selectors overlap. One holds the Lease in the control plane
         and runs the instance. If both wrote the condition, it would change for ever. So the other one leaves the
-        condition alone when it finds there that an instance runs, and says in its log why it is held.
+        condition alone when it finds there that an instance runs, and says in its log why its own does not.
+
+        An mcm that cannot reach the control plane does not see who holds the Lease. It writes its reason once, because
+        its earlier run may have reported the instance. If the condition says again that an instance runs, another mcm
+        has written that.
         """
-        held = subject.live is not None and subject.live.reason is Reason.FOREIGN_CONTROLLER_MANAGER
+        reason = subject.live.reason if subject.live is not None else None
+        held, blocked = reason is Reason.FOREIGN_CONTROLLER_MANAGER, reason in _BLOCKED
         said = transition_of(registration)
-        contests = not subject.yields_until and (subject.unannounced or subject.wrote_running is False)
-        news = contests or (subject.unannounced and not subject.warned)
-        if held and news and said and said[0][0] == "True":
+        runs = said is not None and said[0][0] == "True"
+        overwritten = blocked and not subject.yields_until and subject.wrote_running is False
+        found = held and subject.unannounced and not (subject.yields_until and subject.warned)
+        if runs and (overwritten or found):
             subject.yields_until, subject.unannounced, subject.warned = math.inf, True, True
             logger.warning(
                 "another mcm runs the instance of registration %s and writes its status: %s;"
@@ -329,7 +343,7 @@ class StatusReporter:
             until = max(until, subject.created_at + _YIELD_SECONDS)
         left = until - time.monotonic()
         # What the other one says when its instance has ended is the sign that it makes way.
-        if left <= 0.0 or (held and (said is None or said[0][0] != "True")):
+        if left <= 0.0 or (blocked and not runs):
             subject.yields_until = 0.0
             return None
         return Result(min(left, _REFRESH_SECONDS))
