@@ -88,6 +88,77 @@ async def test_corrected_description_replaces_the_former_one(runtime, sandbox, s
     assert b"CORRECTED=1" in Path(f"/proc/{state.pid}/environ").read_bytes()
 
 
+@pytest.fixture
+async def checked(runtime, sandbox):
+    """A description whose program judges its arguments, with a process that is ready."""
+    judge = "import sys; sys.exit('Error: unknown flag: --bad' if '--bad' in sys.argv else 0)"
+    component = await sandbox.web(runtime, "web", files=TOKEN, fallback=Fallback(files=("token",)), check=("-c", judge))
+    await runtime.apply(component)
+    await sandbox.phase(runtime, "web", Phase.READY)
+    return component
+
+
+def with_bad_flag(component, **fields):
+    return replace(component, args=(*component.args, "--bad"), **fields)
+
+
+async def test_refused_arguments_interrupt_nothing(runtime, sandbox, checked) -> None:
+    pid = runtime.state("web").pid
+    for _ in range(2):
+        await runtime.apply(with_bad_flag(checked))
+        state = runtime.state("web")
+        assert (state.phase, state.pid, state.failing, state.rolling) == (Phase.READY, pid, True, True)
+        assert state.message == f"{Path(sys.executable).name} refuses its arguments: Error: unknown flag: --bad"
+    await sandbox.phase(runtime, "web", Phase.READY, failing=True, message=state.message)
+    assert await answer(checked) == 200
+
+
+async def test_refused_arguments_that_are_taken_back_or_corrected(runtime, sandbox, checked) -> None:
+    pid = runtime.state("web").pid
+    await runtime.apply(with_bad_flag(checked))
+    await runtime.apply(checked)
+    await sandbox.phase(runtime, "web", Phase.READY, failing=False, message="", pid=pid)
+    assert runtime.settled("web")
+    await runtime.apply(with_bad_flag(checked))
+    await runtime.apply(replace(checked, env={"CORRECTED": "1"}))
+    state = await sandbox.phase(runtime, "web", Phase.READY, failing=False, rolling=False, message="")
+    assert state.pid != pid
+
+
+async def test_refused_arguments_with_another_key_never_give_way(runtime, sandbox, checked) -> None:
+    await runtime.apply(with_bad_flag(checked, files={"token": File(b"two")}))
+    assert not runtime.state("web").failing
+    assert (sandbox.directory / "web/files/token").read_bytes() == b"two"
+
+
+async def test_reloaded_files_reach_the_process_whose_change_is_refused(runtime, sandbox, checked) -> None:
+    pid = runtime.state("web").pid
+    await runtime.apply(with_bad_flag(checked, files={**TOKEN, "ca": File(b"new", reloaded=True)}))
+    # It was not among the files of the process, which does not read it.
+    assert not (sandbox.directory / "web/files/ca").exists()
+    assert runtime.state("web").pid == pid
+
+
+async def test_judge_that_does_not_judge_decides_nothing(runtime, sandbox, checked) -> None:
+    pid = runtime.state("web").pid
+    killed = ("-c", "import os; os.kill(os.getpid(), 9)")
+    await runtime.apply(with_mistake(checked, check=killed))
+    state = await sandbox.phase(runtime, "web", Phase.READY, failing=True)
+    assert state.pid != pid
+    assert state.message.startswith("ended with exit code 1 after ")
+
+
+async def test_arguments_of_an_adopted_process_are_judged_too(sandbox) -> None:
+    async with sandbox.runtime() as runtime:
+        component = await sandbox.web(runtime, "web", fallback=Fallback(), check=("-c", "raise SystemExit(1)"))
+        await runtime.apply(component)
+        pid = (await sandbox.phase(runtime, "web", Phase.READY)).pid
+    async with sandbox.runtime() as runtime:
+        await runtime.apply(replace(component, env={"A": "b"}))
+        await sandbox.phase(runtime, "web", Phase.READY, failing=True, pid=pid)
+        await runtime.stop("web")
+
+
 async def test_description_with_another_key_never_gives_way(runtime, sandbox, served) -> None:
     await runtime.apply(with_mistake(served, files={"token": File(b"two")}))
     await sandbox.phase(runtime, "web", Phase.BACKOFF)

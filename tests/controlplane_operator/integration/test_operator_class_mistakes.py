@@ -38,8 +38,10 @@ async def test_api_server_serves_on_until_a_mistake_in_its_class_is_corrected(fi
         return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
     async with Client(await field.tenant(NAME)) as tenant:
+        first = find_processes(field.state / apiserver_name(NAME))
         for mistake, words in (
             ({"extraArgs": ["--no-such-flag=1"]}, "unknown flag: --no-such-flag"),
+            ({"extraArgs": ["--max-requests-inflight=many"]}, 'invalid argument "many"'),
             ({"auditPolicy": NO_PATH}, "healthz"),
         ):
             await set_up(**mistake)
@@ -49,6 +51,9 @@ async def test_api_server_serves_on_until_a_mistake_in_its_class_is_corrected(fi
             assert told["reason"] == "ChangeFailed"
             assert await field.reason("ControlPlane", NAME) == "Reconciled"
             assert "--max-requests-inflight=77" in arguments()
+            # kube-apiserver is asked about its flags before the present one ends. A file it has to read at its start.
+            same = find_processes(field.state / apiserver_name(NAME)) == first
+            assert same is ("extraArgs" in mistake)
             await tenant.create(CONFIG_MAPS, {"metadata": {"generateName": "kept-", "namespace": "default"}})
 
         async def warned() -> bool:

@@ -20,10 +20,10 @@ from kplane.workloads.component import (
 from kplane.workloads.errors import ProgramFailed, ProgramTimedOut, RuntimeFailure, WorkloadsError
 from kplane.workloads.processes.inotify import inotify_shortage
 from kplane.workloads.processes.launcher import landlock_version
+from kplane.workloads.processes.pace import Pace
 from kplane.workloads.processes.process import end_processes, find_processes
 from kplane.workloads.processes.program import run_program
 from kplane.workloads.processes.runtime import ProcessRuntime
-from kplane.workloads.processes.supervision import Pace
 from kplane.workloads.processes.watchdog import Watchdog
 from kplane.workloads.runtime import Address, ComponentState, Exposure, ExternalAddress, Phase, Runtime
 

@@ -234,6 +234,11 @@ class Component:
     """None: a description that fails is tried until it is ready. It needs `readiness`. Pods without data need none:
     their Deployment ends no pod until the next one is ready.
     """
+    check: tuple[str, ...] = ()
+    """Arguments that make the program only judge those that follow: it ends with a code above 0 if it refuses one.
+
+    With a `fallback`, processes ask it before they end one that serves. Empty: the program cannot be asked.
+    """
     lifetime: Lifetime = Lifetime.INDEPENDENT
     grace_seconds: float = 30.0
     """Between the request to stop and the kill."""

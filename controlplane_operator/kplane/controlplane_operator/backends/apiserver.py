@@ -169,6 +169,8 @@ def api_server_component(
             arguments=tuple(each for each in arguments if each.startswith(("--etcd-servers=", "--etcd-prefix="))),
             files=("sa.key", "sa.pub", "etcd-ca.crt"),
         ),
+        # It parses the flags after it, and ends. In front of them, because one that lacks its value would take it.
+        check=("--help",),
     )
 
 

@@ -14,17 +14,19 @@ from pathlib import Path
 from typing import Final
 
 from kplane.workloads.component import DATA, FILES, SCRATCH, Component, Lifetime
-from kplane.workloads.errors import RuntimeFailure
+from kplane.workloads.errors import ProgramFailed, ProgramTimedOut, RuntimeFailure
+from kplane.workloads.last_words import last_fatal_line
 from kplane.workloads.processes import launcher
 from kplane.workloads.processes.directory import ComponentDirectory
 from kplane.workloads.processes.proctable import DIGEST_VARIABLE, MARKER_VARIABLE
-from kplane.workloads.processes.program import find_program
+from kplane.workloads.processes.program import find_program, run_program
 
-__all__ = ["Launch", "check_name", "is_name", "prepare_launch"]
+__all__ = ["Launch", "check_name", "is_name", "prepare_launch", "refusal"]
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _LOG_ROOM: Final = 4
 """A log is cut some time after it has reached its limit; the kernel refuses what is more than so many times that."""
+_CHECK_SECONDS: Final = 15.0
 _FILE_NAME = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,200}")
 
 
@@ -37,6 +39,8 @@ class Launch:
     environment: dict[str, str]
     digest: str
     """Of everything that a running process cannot take up without a restart."""
+    check: tuple[str, ...]
+    """The command by which the program judges its arguments; empty if it cannot."""
     tls: ssl.SSLContext | None = field(compare=False)
     """For the readiness probe; None if that is plain HTTP or there is none."""
 
@@ -68,7 +72,9 @@ def prepare_launch(
     program = find_program(component.program, programs=programs, of=f"Component {component.name}")
     digest = _digest(component, program=program)
     places = {FILES: str(directory.files), DATA: str(directory.data), SCRATCH: str(directory.scratch)}
-    argv = (str(program), *(_substitute(arg, places=places) for arg in component.args))
+    arguments = tuple(_substitute(arg, places=places) for arg in component.args)
+    argv: tuple[str, ...] = (str(program), *arguments)
+    check = (str(program), *component.check, *arguments) if component.check else ()
     if component.lifetime is Lifetime.BOUND:
         file_bytes = str(_LOG_ROOM * log_limit_bytes) if component.only_logs else ""
         paths = _paths(component, directory=directory, program=program, programs=programs)
@@ -80,7 +86,32 @@ def prepare_launch(
         MARKER_VARIABLE: str(directory.path),
         DIGEST_VARIABLE: digest,
     }
-    return Launch(component=component, argv=argv, environment=environment, digest=digest, tls=_probe_tls(component))
+    return Launch(
+        component=component,
+        argv=argv,
+        environment=environment,
+        digest=digest,
+        check=check,
+        tls=_probe_tls(component),
+    )
+
+
+async def refusal(launch: Launch) -> str | None:
+    """Return why the program does not take the arguments of a launch; None if it does, or cannot be asked."""
+    if not launch.check:
+        return None
+    program, *arguments = launch.check
+    try:
+        await run_program(Path(program), arguments, timeout_seconds=_CHECK_SECONDS)
+    except ProgramTimedOut:
+        return None
+    except ProgramFailed as failure:
+        # Without an own exit code, it did not start, or a signal ended it: that is no judgement.
+        if failure.exit_code is None or failure.exit_code <= 0:
+            return None
+        said = last_fatal_line(failure.stderr.decode(errors="replace"))
+        return f"{Path(program).name} refuses its arguments: {said}" if said else str(failure)
+    return None
 
 
 def _paths(

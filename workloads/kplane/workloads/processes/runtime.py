@@ -21,12 +21,13 @@ from kplane.workloads.component import Component, Scheduling
 from kplane.workloads.errors import RuntimeFailure
 from kplane.workloads.processes.directory import REMOVED_PREFIX, ComponentDirectory
 from kplane.workloads.processes.launch import check_name, is_name, prepare_launch
+from kplane.workloads.processes.pace import Pace
 from kplane.workloads.processes.ports import PortRegistry
 from kplane.workloads.processes.preparation import prepare_data
 from kplane.workloads.processes.process import end_entries
 from kplane.workloads.processes.proctable import ProcessEntry, marked_processes
 from kplane.workloads.processes.program import ProgramVersions
-from kplane.workloads.processes.supervision import Pace, Supervision
+from kplane.workloads.processes.supervision import Supervision
 from kplane.workloads.runtime import Address, ComponentState, Exposure, NamedLocks, Phase, Subscribers
 
 __all__ = ["ProcessRuntime"]

@@ -11,51 +11,27 @@ import resource
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 import aiohttp
 
-from kplane.provider.aio.backoff import Backoff
 from kplane.workloads.component import Lifetime, RestartPolicy
 from kplane.workloads.errors import RuntimeFailure
 from kplane.workloads.processes.directory import ComponentDirectory
-from kplane.workloads.processes.former import Command, Former
-from kplane.workloads.processes.launch import Launch
+from kplane.workloads.processes.former import Command, Rollback
+from kplane.workloads.processes.launch import Launch, refusal
 from kplane.workloads.processes.log import LogFile
+from kplane.workloads.processes.pace import Pace, RestartBackoff
 from kplane.workloads.processes.probing import HttpProbe, Liveness
 from kplane.workloads.processes.process import Process
 from kplane.workloads.processes.proctable import ProcessEntry, read_command
 from kplane.workloads.runtime import ComponentState, Phase
 
-__all__ = ["Pace", "Supervision"]
+__all__ = ["Supervision"]
 
 _UNDESCRIBED_GRACE_SECONDS = 30.0
 """Grace for a component of an earlier run whose description, with the grace, has not been given again."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """Times in seconds. The defaults are for production; tests take shorter ones."""
-
-    restart_base: float = 1.0
-    """Longest wait before the second start; it doubles with each failure in a row. Jitter takes off up to half."""
-    restart_limit: float = 300.0
-    stable: float = 300.0
-    """A component that ran for so long starts over with its first wait. Less than the limit would undo the limit."""
-    ready_probe: float = 5.0
-    """Between probes of a ready component."""
-    live_probe: float = 10.0
-    """Between probes of whether a component hangs, which is killed after `live_failures` of them in a row."""
-    live_failures: int = 6
-    start_limit: float = 600.0
-    """So long a component may take until it first answers that it lives."""
-    refused_base: float = 600.0
-    """Longest wait before the retry of a description that failed, while the former one runs; it doubles, as above."""
-    refused_limit: float = 86400.0
-    log_check: float = 1.0
-    """Between looks at the size of a log."""
 
 
 class Supervision:
@@ -91,19 +67,7 @@ class Supervision:
         self._process: Process | None = None
         self._hung = ""
         """Why the process was killed; empty if it was not."""
-        self._last: Command | None = None
-        """The last one that was started; its files are in the directory, also after a stop."""
-        self._served = False
-        """Whether a process of `_last` was ever ready."""
-        self._former: Former | None = None
-        """What was ready before `_last`, as long as `_last` is not."""
-        self._refused: Launch | None = None
-        """What is described, while the former one runs in its place."""
-        self._refusal = ""
-        """Why."""
-        self._retries = Backoff(initial_seconds=pace.refused_base, maximum_seconds=pace.refused_limit)
-        self._retry_at: float | None = None
-        """When an `apply` tries it again, on the loop's clock. None: not before the former one is ready."""
+        self._rollback = Rollback(initial_seconds=pace.refused_base, maximum_seconds=pace.refused_limit)
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
         self._wake = asyncio.Event()
@@ -119,7 +83,7 @@ class Supervision:
         if process is not None:
             self._digest = entry.digest
             with contextlib.suppress(OSError):  # it has ended meanwhile
-                self._last, self._served = Command(*read_command(entry), entry.digest), True
+                self._rollback.adopt(Command(*read_command(entry), entry.digest))
             self._supervise(process, message="found running from an earlier run, and not described again yet")
 
     async def apply(self, launch: Launch) -> None:
@@ -127,7 +91,7 @@ class Supervision:
         component = launch.component
         try:
             self.directory.create(data=component.data, scratch=component.scratch)
-            present = self._present_form(launch)
+            present = self._present_form(launch) or await self._form_that_runs_on(launch)
             if present is not None:
                 self.directory.write_files(present.component.files)
                 if self._launch != present:
@@ -135,18 +99,16 @@ class Supervision:
                     self._wake.set()
                 return
             # What fails here leaves the old process as it is, with its old files.
-            served = self._served and self._last is not None and self._last.digest == launch.digest
-            former = self._read_former() if component.fallback is not None and not served else None
+            past = self._rollback.prepare(launch, read_files=self.directory.read_files)
             staged = self.directory.stage(component.files)
             await self.stop()
-            # Before the files change: those of the former one are read from the directory only while it is `_last`.
-            self._former, self._served = former, served
+            self._rollback.begin(past)
             self.directory.switch(component.files, staged=staged)
         except OSError as error:
             raise RuntimeFailure(f"Component {component.name}: its directory cannot be written: {error}.") from error
         process = self._spawn(launch)
         self._launch, self._digest, self._backoff = launch, launch.digest, RestartBackoff(self._pace)
-        self._last = Command.of(launch)
+        self._rollback.note_start(launch)
         self._supervise(process)
 
     async def stop(self) -> None:
@@ -175,24 +137,27 @@ class Supervision:
 
     def _present_form(self, launch: Launch) -> Launch | None:
         """Return what runs already of a description: itself, or the former one in its place; None if another runs."""
-        refused = self._refused
         if self._keeps_up(launch):
-            if refused is not None:  # the change that failed was reverted
-                self._refused, self._refusal = None, ""
+            if self._rollback.forget_refusal():  # the change that failed was reverted
                 self._show(message="")
             return launch
-        if refused is None or refused.digest != launch.digest or self._former is None or self._stopping:
-            return None
-        if self._retry_at is not None and asyncio.get_running_loop().time() >= self._retry_at:
-            return None
-        self._refused = launch
-        return self._former.in_place_of(launch)
+        return None if self._stopping else self._rollback.in_place_of(launch)
 
-    def _read_former(self) -> Former | None:
-        """Return the last description that was ready. Raises OSError."""
-        if not self._served or self._last is None:
-            return self._former
-        return Former(self._last, self.directory.read_files())
+    async def _form_that_runs_on(self, launch: Launch) -> Launch | None:
+        """Return what runs on in place of a description whose arguments the program refuses: nothing is interrupted.
+
+        None if the program takes them, cannot be asked, or has no process that serves. Raises OSError.
+        """
+        if self._process is None or self._stopping or launch.component.fallback is None:
+            return None
+        why = await refusal(launch)
+        if why is None or self._process is None:
+            return None
+        present = self._rollback.refuse(launch, why, read_files=self.directory.read_files)
+        if present is not None:
+            logger.warning("Component %s runs on as before: %s", self.state.name, why)
+            self._show(message=why)
+        return present
 
     def _keeps_up(self, launch: Launch) -> bool:
         if self._stopping or self._digest != launch.digest:
@@ -255,7 +220,7 @@ class Supervision:
 
     def _forget(self) -> None:
         self._digest, self._launch = "", None
-        self._refused, self._refusal = None, ""
+        self._rollback.forget_refusal()
         self._show(phase=Phase.ABSENT, message="", restarts=0, pid=None)
 
     @property
@@ -320,45 +285,34 @@ class Supervision:
         if self._stopping:
             return  # an answer that came just before the monitors are ended
         if problem is None:
-            self._note_served()
-            self._show(phase=Phase.READY, message=self._refusal)
+            self._rollback.note_ready()
+            self._show(phase=Phase.READY, message=self._rollback.refusal)
         elif self.state.phase is not Phase.READY:
             self._show(message=problem)
         elif lasting:
             self._show(phase=Phase.UNREADY, message=problem)
 
-    def _note_served(self) -> None:
-        self._served = True
-        if self._refused is None:
-            self._former = None
-            self._retries.reset()
-        elif self._retry_at is None:
-            # Not earlier: what keeps both from being ready is no fault of the description.
-            self._retry_at = asyncio.get_running_loop().time() + self._retries.next_delay()
-
     def _change_over(self, ended: Process) -> bool:
-        """After an end before it was ready, take the other of two descriptions: the former one, or the refused one.
+        """After an end before it was ready, take the other of two descriptions, if there is one.
 
-        So a description with a mistake never costs a component that worked, and one without is tried again where both
-        failed, for example because etcd was away. Returns True if the next start shall not wait.
+        Returns True if the next start shall not wait.
         """
-        launch, former, refused = self._launch, self._former, self._refused
+        launch = self._launch
         # A signal is no fault of the description: the kernel kills if memory is short, and administrators do.
         failed = bool(self._hung) or (ended.exit_code is not None and ended.exit_code >= 0)
-        if self._served or not failed or launch is None or launch.component.restart is RestartPolicy.NEVER:
+        if not failed or launch is None or launch.component.restart is RestartPolicy.NEVER:
             return False
-        if former is None or (refused is None and not former.fits(launch)):
+        following = self._rollback.alternative(launch)
+        if following is None:
             return False
-        following = refused or former.in_place_of(launch)
         try:
             self.directory.write_files(following.component.files)
         except OSError as error:
             logger.warning("Component %s cannot run as before: %s", self.state.name, error)
             return False
-        self._refused, self._refusal = (launch, self._tell_end(ended)) if refused is None else (None, "")
-        self._launch, self._digest, self._last = following, following.digest, Command.of(following)
-        self._retry_at = None
-        return refused is None and not self._backoff.failures
+        self._rollback.change_over(following, failed=launch, why=self._tell_end(ended))
+        self._launch, self._digest = following, following.digest
+        return self._rollback.refused is not None and not self._backoff.failures
 
     async def _restart(self, ended: Process, *, at_once: bool) -> Process | None:
         """Wait unless `at_once`, and start again; None if that is not to be, or no longer."""
@@ -426,7 +380,7 @@ class Supervision:
         return "; ".join(parts)
 
     def _show(self, **changes: object) -> None:
-        refused = self._refused is not None
+        refused = self._rollback.refused is not None
         state = dataclasses.replace(self.state, rolling=refused, failing=refused, **changes)  # type: ignore[arg-type]
         if state != self.state:
             self.state = state
@@ -448,22 +402,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return str(number)
-
-
-class RestartBackoff:
-    """Grows the waits between restarts of one component; a stable run starts over."""
-
-    def __init__(self, pace: Pace) -> None:
-        self._backoff = Backoff(initial_seconds=pace.restart_base, maximum_seconds=pace.restart_limit)
-        self._stable = pace.stable
-
-    @property
-    def failures(self) -> int:
-        """How often the component has ended in a row."""
-        return self._backoff.failures
-
-    def next_wait(self, *, ran_seconds: float) -> float:
-        """Return the seconds until the next start of the component, which has ended after `ran_seconds`."""
-        if ran_seconds >= self._stable:
-            self._backoff.reset()
-        return self._backoff.next_delay()
