@@ -230,6 +230,6 @@ def _token_of(request: web.BaseRequest) -> str | None:
 
 def _refusal(declined: Declined) -> web.Response:
     body = body_of(declined.code, str(declined)).encode()
-    headers = {"Retry-After": RETRY_SECONDS} if declined.code in _RETRIED else {}
+    headers = {"Retry-After": RETRY_SECONDS} if declined.code in _RETRIED and declined.is_retried else {}
     code = DECLINED if declined.code == UNAVAILABLE else declined.code
     return web.Response(status=code, body=body, headers=headers, content_type="application/json")

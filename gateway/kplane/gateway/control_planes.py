@@ -7,11 +7,11 @@ import binascii
 import dataclasses
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-from kplane.api import ControlPlane, ControlPlaneMode, StartPolicy
+from kplane.api import READY, ControlPlane, ControlPlaneMode, ControlPlanePhase, StartPolicy
 from kplane.api.conditions import HIBERNATED, WAITS_FOR_ROOM
 from kplane.api.names import (
     CONTROL_PLANE_LABEL,
@@ -53,6 +53,7 @@ _AT_GATEWAY: Final = re.compile("/clusters/([^/]+)/control-plane$")
 _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 _CLOCKS_DIFFER: Final = timedelta(minutes=1)
 """The operator does not act on a time that is further in the future than this."""
+_LONGEST_SENTENCE: Final = 1024
 _PUBLISHED_SOON: Final = _BEGINNING + timedelta(microseconds=1)
 """The time of a wake request that stands for none: a control plane that is not published yet needs no request."""
 
@@ -277,7 +278,25 @@ def _sleep(control_plane: _Object) -> Sleep | None:
     since = _time(found.get("since"))
     conditions = status.get("conditions") or ()
     crowded = any(each["type"] == HIBERNATED and each["reason"] == WAITS_FOR_ROOM for each in conditions)
-    return Sleep(name=metadata["name"], since=since or _BEGINNING, requested=_time(requested), crowded=crowded)
+    return Sleep(
+        name=metadata["name"],
+        since=since or _BEGINNING,
+        requested=_time(requested),
+        crowded=crowded,
+        problem=_problem(conditions),
+        failed=status.get("phase") == ControlPlanePhase.FAILED,
+    )
+
+
+def _problem(conditions: Iterable[_Object]) -> str:
+    """Return the message of condition Ready, on one line and of a length for clients; empty unless it is False."""
+    told = next((each.get("message") or "" for each in conditions if _is_not_ready(each)), "")
+    sentence = " ".join(told.split())
+    return sentence if len(sentence) <= _LONGEST_SENTENCE else f"{sentence[: _LONGEST_SENTENCE - 1]}…"
+
+
+def _is_not_ready(condition: _Object) -> bool:
+    return bool(condition["type"] == READY and condition.get("status") == "False")
 
 
 def _hold(secret: _Object) -> Hold | None:

@@ -24,7 +24,11 @@ class ConfigurationRejected(GatewayError):
 class Declined(GatewayError):
     """A request is not passed on. The message is for its client."""
 
-    def __init__(self, code: int, message: str) -> None:
-        """`code` is of HTTP, as an API server would answer."""
+    def __init__(self, code: int, message: str, *, is_retried: bool = True) -> None:
+        """`code` is of HTTP, as an API server would answer. `is_retried`: a later request may get another answer.
+
+        Clients repeat a request by themselves if the answer says so, and tell their users nothing meanwhile.
+        """
         super().__init__(message)
         self.code = code
+        self.is_retried = is_retried

@@ -174,6 +174,10 @@ class Sleep:
     """When a wake was asked for last."""
     crowded: bool = False
     """It waits until others sleep: as many control planes are awake as may be."""
+    problem: str = ""
+    """Why it is not Ready, as its condition says; empty if it is."""
+    failed: bool = False
+    """It cannot wake before a person acts."""
 
     def is_asked(self, now: datetime) -> bool:
         """Tell whether the end of this sleep was asked for already."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS: Final = 60.0
 """So long a request waits for its control plane."""
+_FAILED_PATIENCE: Final = timedelta(seconds=3)
+"""So long after a wake was asked for, a control plane that failed before may still begin to wake."""
 _EACH: Final = 100
 _ALL: Final = 1000
 """Requests that wait, of one control plane and of all. Envoy takes up to 0.6 MiB of memory for the body of each."""
@@ -62,6 +65,7 @@ class Waker:
         request: Request,
         *,
         patience_seconds: float = PATIENCE_SECONDS,
+        failed_patience: timedelta = _FAILED_PATIENCE,
         each: int = _EACH,
         each_held: int = _EACH_HELD,
         all_together: int = _ALL,
@@ -72,6 +76,7 @@ class Waker:
         """`each`, `each_held`, `all_together` and `clients` bound the requests that wait."""
         self._request = request
         self._patience_seconds = patience_seconds
+        self._failed_patience = failed_patience
         self._each = each
         self._each_held = each_held
         self._all = all_together
@@ -147,22 +152,29 @@ class Waker:
         await end_tasks(asking)
 
     async def _wait(self, key: str, *, change: bool, client: Client) -> None:
+        loop, began = asyncio.get_running_loop(), self._clock()
+        latest = loop.time() + self._patience_seconds
         with self._clients.place(client), self._place(key) as held:
             try:
-                async with asyncio.timeout(self._patience_seconds):
+                async with asyncio.timeout_at(latest) as deadline:
                     while not self._is_settled(key, change=change):
                         if held.asking is None and self._sleep_of(key) is not None:
                             self._clients.wake(client)
                             held.asking = asyncio.create_task(self._wake(key, held), name=f"wake {key}")
                             self.changed()
+                        deadline.reschedule(min(latest, loop.time() + self._left_for_failed(key, began=began)))
                         await self._news(key, held)
             except TimeoutError:
                 sleep = self._sleep_of(key)
+                if sleep is not None and sleep.failed:
+                    said = f"this control plane cannot wake: {sleep.problem or 'its phase is Failed'}"
+                    raise Declined(503, said, is_retried=False) from None
                 if sleep is not None and sleep.crowded:
                     raise Declined(429, "as many control planes are awake as may be; retry") from None
-                seconds = f"{self._patience_seconds:.0f}"
-                why = "did not start" if self._sleep_of(key) is not None else "was not to be used"
-                raise Declined(503, f"the API server of this control plane {why} within {seconds} s") from None
+                why = "did not start" if sleep is not None else "was not to be used"
+                said = f"the API server of this control plane {why} within {self._patience_seconds:.0f} s"
+                problem = f": {sleep.problem}" if sleep is not None and sleep.problem else ""
+                raise Declined(503, said + problem) from None
 
     async def _news(self, key: str, held: _Held) -> None:
         """Return when more is known of a control plane, or a hold of it has ended by itself."""
@@ -227,6 +239,17 @@ class Waker:
     def _is_woken(self, key: str) -> bool:
         held = self._held.get(key)
         return held is not None and held.asking is not None
+
+    def _left_for_failed(self, key: str, *, began: datetime) -> float:
+        """Return for how many seconds more a request waits whose control plane has failed.
+
+        The operator retries by itself once a wake was asked for. So a request that began later does not wait for it.
+        """
+        sleep = self._sleep_of(key)
+        if sleep is None or not sleep.failed:
+            return math.inf
+        asked = sleep.requested if sleep.requested is not None and sleep.is_asked(began) else began
+        return max(0.0, (min(asked, began) + self._failed_patience - self._clock()).total_seconds())
 
     def _held_for(self, key: str) -> float:
         """Return for how many seconds more a control plane is held; 0 if it is not."""
