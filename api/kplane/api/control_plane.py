@@ -511,6 +511,12 @@ class ControlPlaneStatus(ApiModel):
     """The latest exchange of the CAs and the ServiceAccount key; begun by the annotation
     `controlplane.kplane.dev/rotate`, once for each of its values.
     """
+    key_fingerprints: Annotated[dict[str, Annotated[str, StringConstraints(max_length=64)]], Field(max_length=16)] = (
+        Field(default_factory=dict)
+    )
+    """The SHA-256 of each key, by entry of Secret `control-plane-authorities`: of a public key, or of `encryption.key`
+    itself. No key can be read from it. The operator uses no other keys: see reason KeysChanged.
+    """
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """The metadata.generation that this status answers."""
     conditions: Conditions = Field(default_factory=list)

@@ -45,6 +45,7 @@ __all__ = [
     "HOME_VOLUME_ANNOTATION",
     "IMPORTED_FROM_ANNOTATION",
     "IN_FLIGHT_ANNOTATION",
+    "KEY_FINGERPRINTS_ANNOTATION",
     "KUBECONFIG_EXTERNAL_KEY",
     "KUBECONFIG_KEY",
     "LAST_USED_ANNOTATION",
@@ -137,6 +138,11 @@ SERVICE_CIDR_ANNOTATION: Final = f"{GROUP}/service-cidr"
 
 DATA_IDENTITY_ANNOTATION: Final = f"{GROUP}/data-identity"
 """On a management namespace whose control plane was deleted: the identity that its data have in etcd."""
+
+KEY_FINGERPRINTS_ANNOTATION: Final = f"{GROUP}/key-fingerprints"
+"""On a management namespace with keys in it, JSON: the SHA-256 of each key, by entry of Secret
+`control-plane-authorities`. Keys that it does not name are not used. The operator writes it anew if it is removed.
+"""
 
 RETAINED_LABEL: Final = f"{GROUP}/retained"
 """`"true"` on a management namespace whose control plane was deleted and whose data were kept."""

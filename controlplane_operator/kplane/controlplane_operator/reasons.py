@@ -298,6 +298,11 @@ class Reason(StrEnum):
         "[restore the data, or accept the loss](../troubleshoot/lost-data.md); no API server runs meanwhile",
         _in(_READY),
     )
+    KEYS_CHANGED = (
+        "KeysChanged",
+        "[restore the former keys, or accept the present ones](../troubleshoot/changed-keys.md)",
+        _in(_READY),
+    )
     NAMESPACE_CONFLICT = (
         "NamespaceConflict",
         "delete that namespace, or choose another name",

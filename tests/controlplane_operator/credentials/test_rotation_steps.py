@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from kplane.api import RotationPhase
 from kplane.controlplane_operator.errors import CredentialsInvalid
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities
+from kplane.controlplane_operator.pki.generations import Generations
 from kplane.controlplane_operator.pki.primitives import public_key
 from kplane.controlplane_operator.pki.rotation import OVERLAP, Rotation, RotationWish, begun_with, next_rotation
-from kplane.controlplane_operator.pki.store import Generations
 
 START = dt.datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=dt.UTC)
 OLD = TenantAuthorities.create("old")

@@ -15,6 +15,7 @@ from kplane.api import ControlPlane
 from kplane.api.names import (
     CLAIMED_ADDRESS_ANNOTATION,
     CONTROL_PLANE_LABEL,
+    KEY_FINGERPRINTS_ANNOTATION,
     NAMESPACE_TOKEN_ANNOTATION,
     PROTECTION_FINALIZER,
     UID_ANNOTATION,
@@ -32,6 +33,7 @@ from kplane.controlplane_operator.controlplanes.retained_data import (
     retained_metadata,
 )
 from kplane.controlplane_operator.kinds import owner_reference
+from kplane.controlplane_operator.pki.key_records import KeyRecord
 from kplane.controlplane_operator.pki.saved import SavedKeys, token_of
 from kplane.controlplane_operator.pki.secrets import data_of
 from kplane.controlplane_operator.pki.store import TenantKeys
@@ -266,6 +268,9 @@ class ManagementNamespaces:
             # Before it is made, so that the operator knows it again, whatever becomes of the operator meanwhile.
             token = token_of(await self._saved.save(control_plane))
             metadata["annotations"] = {**metadata.get("annotations", {}), NAMESPACE_TOKEN_ANNOTATION: token}
+            if fingerprints := control_plane.status.key_fingerprints:
+                # Before the keys are back, from wherever: others are not taken for them.
+                metadata["annotations"][KEY_FINGERPRINTS_ANNOTATION] = KeyRecord((fingerprints,)).annotation()
             for forget in self._remade:
                 forget(name)
         try:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from kplane.api import ControlPlaneMode, ControlPlanePhase, ControlPlaneStatus, StorageStatus
 from kplane.api.conditions import SYNCED
+from kplane.api.names import management_namespace
 from kplane.controlplane_operator.backends.versions import not_held_to, with_up_to_date
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.passes import Pass
@@ -14,6 +15,7 @@ from kplane.controlplane_operator.hibernation.decision import is_migrating, star
 from kplane.controlplane_operator.hibernation.outcome import Outcome, ended
 from kplane.controlplane_operator.hibernation.requests import Requests
 from kplane.controlplane_operator.hibernation.sleeper import Sleeper
+from kplane.controlplane_operator.pki.key_records import KeyRecord
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.shared_etcd.quota import recorded, with_storage
 from kplane.controlplane_operator.status.conditions import with_condition, with_lease_guards, with_supported
@@ -58,6 +60,7 @@ class Summary:
             update={
                 **fields,
                 "namespace_uid": one.namespace_uid or control_plane.status.namespace_uid,
+                "key_fingerprints": self._key_fingerprints(one),
                 "storage": storage,
                 "hibernation": sleep.sleep,
                 "phase": _phase(one, reason, published=published),
@@ -78,6 +81,18 @@ class Summary:
             failure=one.failure,
             waiting=one.decision.waits or self._sleeper.waits_for(one.control_plane),
         )
+
+    def _key_fingerprints(self, one: Pass) -> dict[str, str]:
+        """Return what the namespace records of the keys, for the namespace that replaces it if it is lost.
+
+        Between the two writes of a step of a rotation, nothing is returned: either keys are the right ones.
+        """
+        known = one.control_plane.status
+        namespace = self._context.stores.namespaces.get(("", management_namespace(one.control_plane.name)))
+        if namespace is None or namespace["metadata"]["uid"] != (one.namespace_uid or known.namespace_uid):
+            return known.key_fingerprints
+        record = KeyRecord.of(namespace)
+        return dict(record.states[0]) if record is not None and len(record.states) == 1 else {}
 
     def _unsupported(self, one: Pass) -> list[str]:
         """Say, in sentences, what of the spec and the class is accepted and has no effect."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
+from kplane.controlplane_operator.clocks import is_future
 from kplane.controlplane_operator.errors import CredentialsInvalid
 from kplane.controlplane_operator.pki.entries import entries, kept, read_entry, read_pair
 from kplane.controlplane_operator.pki.primitives import (
@@ -17,6 +18,8 @@ from kplane.controlplane_operator.pki.primitives import (
     issue_client,
     issue_serving,
     public_key,
+    user_of,
+    valid_from,
 )
 from kplane.controlplane_operator.pki.rotation import Rotation
 
@@ -137,12 +140,44 @@ class TenantAuthorities:
     def to_secret(self) -> dict[str, bytes]:
         """Return the data of a Secret that only the operator may read."""
         return {
-            **entries("serving-ca", self.serving),
-            **entries("client-ca", self.client),
-            **entries("front-proxy-ca", self.front_proxy),
-            **entries("etcd-ca", self.etcd),
+            **{entry: part for name, pair in self._pairs().items() for entry, part in entries(name, pair).items()},
             "sa.key": self.service_account_key,
             ENCRYPTION_KEY: self.encryption_key,
+        }
+
+    def not_yet_valid(self, *, now: dt.datetime) -> dict[str, dt.datetime]:
+        """Return the entries with certificates of CAs whose life begins in the future, each with that time."""
+        begins = {f"{name}.crt": valid_from(pair.certificate) for name, pair in self._pairs().items()}
+        return {name: time for name, time in begins.items() if is_future(time, now=now)}
+
+    def with_valid_authorities(self, *, now: dt.datetime) -> Self:
+        """Return a copy in which the certificates of such CAs are issued anew.
+
+        Their keys and names stay. So what the former certificates are trusted for is trusted by the new ones, and by
+        the former ones too when their life begins.
+        """
+        future = self.not_yet_valid(now=now)
+
+        def valid(name: str, pair: KeyPair) -> KeyPair:
+            if f"{name}.crt" not in future:
+                return pair
+            return create_authority(user_of(pair.certificate), former_key=pair.key)
+
+        pairs = {name: valid(name, pair) for name, pair in self._pairs().items()}
+        return replace(
+            self,
+            serving=pairs["serving-ca"],
+            client=pairs["client-ca"],
+            front_proxy=pairs["front-proxy-ca"],
+            etcd=pairs["etcd-ca"],
+        )
+
+    def _pairs(self) -> dict[str, KeyPair]:
+        return {
+            "serving-ca": self.serving,
+            "client-ca": self.client,
+            "front-proxy-ca": self.front_proxy,
+            "etcd-ca": self.etcd,
         }
 
     def issue_administrator(self) -> KeyPair:

@@ -6,6 +6,7 @@ Extensions follow RFC 5280 closely enough for Python 3.13, which verifies strict
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,10 +32,12 @@ __all__ = [
     "issue_client",
     "issue_serving",
     "issued_by",
+    "public_fingerprint",
     "public_key",
     "renewal_due",
     "renewal_time",
     "user_of",
+    "valid_from",
 ]
 
 AUTHORITY_LIFETIME: Final = dt.timedelta(days=3650)
@@ -112,6 +115,21 @@ def public_key(key: bytes) -> bytes:
         .public_key()
         .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     )
+
+
+def public_fingerprint(key: bytes) -> str:
+    """Return the SHA-256, in hexadecimal digits, of the public half (DER) of a private key.
+
+    Raises CredentialsInvalid where it is none.
+    """
+    public = _load_key(key).public_key()
+    encoded = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(encoded).hexdigest()
+
+
+def valid_from(certificate: bytes) -> dt.datetime:
+    """Return the begin of a certificate's life, with time zone. Raises CredentialsInvalid where it is none."""
+    return _load(certificate).not_valid_before_utc
 
 
 def expiry(certificate: bytes) -> dt.datetime:

@@ -23,6 +23,7 @@ __all__ = [
     "Rotation",
     "RotationWish",
     "begun_with",
+    "is_wanted",
     "next_rotation",
 ]
 
@@ -80,6 +81,13 @@ def begun_with(value: str | None, *, now: datetime) -> Rotation | None:
     if not _is_value(value):
         return None
     return Rotation(value, RotationPhase.DONE, started_at=_second(now), phase_started_at=_second(now))
+
+
+def is_wanted(rotation: Rotation | None, *, wish: RotationWish) -> bool:
+    """Tell whether an exchange is under way, or is to begin."""
+    if rotation is None or rotation.phase is RotationPhase.DONE:
+        return _is_value(wish.value) and (rotation is None or wish.value != rotation.value)
+    return True
 
 
 def next_rotation(

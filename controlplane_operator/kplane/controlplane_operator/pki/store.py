@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final, Self
+from typing import Final
 
-from kplane.api import ControlPlane, RotationPhase
-from kplane.api.names import ROTATE_ANNOTATION, management_namespace
+from kplane.api import ControlPlane
+from kplane.api.names import KEY_FINGERPRINTS_ANNOTATION, ROTATE_ANNOTATION, management_namespace
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import CredentialsInvalid
 from kplane.controlplane_operator.pki.authorities import (
     CONTROLLERS_USER,
-    ENCRYPTION_KEY,
     TenantAuthorities,
     TenantCertificates,
-    TrustedAuthorities,
 )
-from kplane.controlplane_operator.pki.primitives import (
-    KeyPair,
-    public_key,
-)
-from kplane.controlplane_operator.pki.rotation import Rotation, begun_with
+from kplane.controlplane_operator.pki.generations import Generations
+from kplane.controlplane_operator.pki.key_records import KeyRecord, KeyRecords
+from kplane.controlplane_operator.pki.primitives import KeyPair
+from kplane.controlplane_operator.pki.rotation import Rotation, RotationWish, begun_with, is_wanted
 from kplane.controlplane_operator.pki.saved import SavedKeys
 from kplane.controlplane_operator.pki.secrets import (
     create_lasting_secret,
@@ -43,94 +38,7 @@ from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import AlreadyExists, Conflict, NotFound
 from kplane.provider.client.resources import SECRETS
 
-__all__ = ["AUTHORITIES_SECRET", "Generations", "TenantKeys"]
-
-
-_NEXT: Final = "next-"
-_ROTATION: Final = "rotation.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Generations:
-    """What the Secret of the authorities holds: one write of it is one step of an exchange, or none."""
-
-    present: TenantAuthorities
-    """The only ones; during an exchange the old ones."""
-    following: TenantAuthorities | None = None
-    """During an exchange the new ones."""
-    rotation: Rotation | None = None
-    """The latest exchange; None where there was none yet."""
-
-    @classmethod
-    def from_secret(cls, data: Mapping[str, bytes]) -> Self:
-        """Read what `to_secret` wrote. Raises CredentialsInvalid with the entry that is missing or damaged."""
-        rotation = _rotation(data)
-        present, following = TenantAuthorities.from_secret(data), None
-        if rotation is not None and rotation.phase is not RotationPhase.DONE:
-            try:
-                following = TenantAuthorities.from_secret(
-                    {name.removeprefix(_NEXT): value for name, value in data.items() if name.startswith(_NEXT)}
-                    | {name: value for name, value in data.items() if name == ENCRYPTION_KEY}
-                )
-            except CredentialsInvalid as error:
-                raise CredentialsInvalid(f"of the new keys, whose entries begin with {_NEXT}: {error}") from None
-        return cls(present, following, rotation)
-
-    def to_secret(self) -> dict[str, bytes]:
-        """Return the data of a Secret that only the operator may read; an entry that is not in it has to go."""
-        following = self.following.to_secret() if self.following is not None else {}
-        rotation = self.rotation
-        return {
-            **self.present.to_secret(),
-            **{f"{_NEXT}{name}": content for name, content in following.items() if name != ENCRYPTION_KEY},
-            **({_ROTATION: json.dumps(rotation.to_json()).encode()} if rotation is not None else {}),
-        }
-
-    def advanced(self, rotation: Rotation, *, name: str) -> Self:
-        """Return what there is as of the next step; `name` is the control plane's, for the new authorities."""
-        match rotation.phase:
-            case RotationPhase.TRUSTING:
-                created = replace(TenantAuthorities.create(name), encryption_key=self.present.encryption_key)
-                return replace(self, following=created, rotation=rotation)
-            case RotationPhase.DONE if self.following is not None:
-                return replace(self, present=self.following, following=None, rotation=rotation)
-        return replace(self, rotation=rotation)
-
-    def in_force(self) -> TenantAuthorities:
-        """Return the authorities that issue now, with those that are trusted besides."""
-        old, new, rotation = self.present, self.following, self.rotation
-        if new is None or rotation is None:
-            return replace(old, rotation=rotation)
-        match rotation.phase:
-            case RotationPhase.TRUSTING:
-                return replace(old, also_trusted=_trusted(new), rotation=rotation)
-            case RotationPhase.OVERLAPPING:
-                # The API server's own certificate is of the old CA, which all clients trust.
-                trusted = replace(_trusted(old), serving=new.serving.certificate)
-                return replace(new, serving=old.serving, also_trusted=trusted, rotation=rotation)
-            case RotationPhase.DROPPING | RotationPhase.DONE:
-                trusted = TrustedAuthorities(serving=old.serving.certificate)
-                return replace(new, also_trusted=trusted, rotation=rotation)
-
-
-def _trusted(authorities: TenantAuthorities) -> TrustedAuthorities:
-    return TrustedAuthorities(
-        serving=authorities.serving.certificate,
-        client=authorities.client.certificate,
-        front_proxy=authorities.front_proxy.certificate,
-        etcd=authorities.etcd.certificate,
-        service_account=public_key(authorities.service_account_key),
-    )
-
-
-def _rotation(data: Mapping[str, bytes]) -> Rotation | None:
-    if _ROTATION not in data:
-        return None
-    try:
-        return Rotation.from_json(json.loads(data[_ROTATION]))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise CredentialsInvalid(f"entry {_ROTATION} cannot be read") from None
-
+__all__ = ["AUTHORITIES_SECRET", "TenantKeys"]
 
 AUTHORITIES_SECRET: Final = "control-plane-authorities"  # noqa: S105 - the name of a Secret
 _CERTIFICATES: Final = ("control-plane-certificates", "control-plane-certificates-2")
@@ -144,24 +52,28 @@ def _certificates(control_plane: ControlPlane) -> str:
 class TenantKeys:
     """Reads what exists and creates what is missing."""
 
-    def __init__(self, context: OperatorContext) -> None:
+    def __init__(self, context: OperatorContext, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        """`now` is the clock by which the life of a CA has begun."""
         self._context = context
+        self._now = now
+        self._records = KeyRecords(context)
         self._saved = SavedKeys(context)
 
     async def authorities(
         self, control_plane: ControlPlane, *, has_data: Callable[[ControlPlane], Awaitable[bool]]
     ) -> TenantAuthorities:
-        """Return the authorities, created at the first call.
+        """Return the authorities, created at the first call. Keys are recorded before they are used.
 
         Raises ConditionError (Failed) where they are missing although the control plane has data or was published: new
-        ones would lock out everybody who trusts the old ones.
+        ones would lock out everybody who trusts the old ones. Raises ConditionError (KeysChanged) where they are others
+        than the recorded ones.
         """
         found = None
         if not self._is_new(control_plane, AUTHORITIES_SECRET):
             found = await self.repair(control_plane)
         if found is None and control_plane.status.endpoint is None and not await has_data(control_plane):
             with contextlib.suppress(AlreadyExists):
-                return _generations(control_plane, await self._create(control_plane)).in_force()
+                return (await self._create(control_plane)).in_force()
         if found is None:
             # There may be one that the operator has not seen yet.
             found = await self.repair(control_plane)
@@ -171,8 +83,14 @@ class TenantKeys:
                 f"there are data of this control plane, and Secret {_where(control_plane)} with its keys is gone;"
                 " restore the Secret, or remove the data by deleting the control plane with deletionPolicy Destroy",
             )
-        generations = _generations(control_plane, data_of(found))
+        found, generations, record = await self._verified(control_plane, found)
+        found, generations = await self._valid(control_plane, found, generations)
         await take_over_secret(self._context, control_plane, secret=found)
+        # A version without records made the keys, or the operator ended before it recorded them. Otherwise the write of
+        # a step of a rotation is done, and only the keys after it are allowed from now on.
+        present = generations.fingerprints()
+        if record is None or (len(record.states) > 1 and record.states[-1] == present):
+            await self._records.write(control_plane, KeyRecord((present,)))
         return generations.in_force()
 
     async def repair(self, control_plane: ControlPlane) -> Object | None:
@@ -224,9 +142,13 @@ class TenantKeys:
         if found is None:
             return False
         generations = _generations(control_plane, data_of(found))
-        if generations.rotation != known:
+        present, record = generations.fingerprints(), await self._records.find(control_plane)
+        if generations.rotation != known or record is None or not record.allows(present):
             return False
         advanced = generations.advanced(following, name=control_plane.name)
+        if (changed := advanced.fingerprints()) != present:
+            # First: whether the Secret is written afterwards or not, its keys are recorded.
+            await self._records.write(control_plane, KeyRecord((present, changed)))
         try:
             await replace_data(self._context, found, data=advanced.to_secret())
         except Conflict:
@@ -238,14 +160,20 @@ class TenantKeys:
         return await self._find(control_plane, AUTHORITIES_SECRET) is not None
 
     async def present(self, control_plane: ControlPlane) -> TenantAuthorities | None:
-        """Return the authorities without creating any; raises ConditionError (Failed) where they are damaged."""
+        """Return the authorities without creating any.
+
+        Raises ConditionError where they are damaged (Failed), or others than the recorded ones (KeysChanged).
+        """
         found = await self._find(control_plane, AUTHORITIES_SECRET)
-        return _generations(control_plane, data_of(found)).in_force() if found is not None else None
+        return (await self._verified(control_plane, found))[1].in_force() if found is not None else None
 
     async def exported(self, control_plane: ControlPlane) -> dict[str, bytes] | None:
-        """Return the entries of the Secret of the authorities, as it is at this moment; None if there is none."""
+        """Return the entries of the Secret of the authorities, as it is at this moment; None if there is none.
+
+        Raises ConditionError as `present` does: data that are saved with other keys are worth nothing.
+        """
         found = await self._look(control_plane)
-        return data_of(found) if found is not None else None
+        return data_of((await self._verified(control_plane, found))[0]) if found is not None else None
 
     async def restore(self, control_plane: ControlPlane, *, data: Mapping[str, bytes]) -> None:
         """Begin with these entries, which `exported` returned of a former control plane.
@@ -305,6 +233,53 @@ class TenantKeys:
         )
         return certificates
 
+    async def _verified(
+        self, control_plane: ControlPlane, found: Object
+    ) -> tuple[Object, Generations, KeyRecord | None]:
+        """Return the Secret of the authorities, what it holds, and the record of its keys, if that allows them.
+
+        What is watched may be behind: the Secrets of a control plane that sleeps are read every ten minutes. So both
+        are read anew before keys are refused. Raises ConditionError (Failed, KeysChanged).
+        """
+        try:
+            return found, *await self._compared(control_plane, found)
+        except ConditionError:
+            fresh = await self._look(control_plane)
+            if fresh is None:
+                raise
+        self._context.stores.secrets.apply(fresh)
+        await self._records.refresh(control_plane)
+        return fresh, *await self._compared(control_plane, fresh)
+
+    async def _compared(self, control_plane: ControlPlane, found: Object) -> tuple[Generations, KeyRecord | None]:
+        generations, record = _generations(control_plane, data_of(found)), await self._records.find(control_plane)
+        if record is not None and not record.allows(present := generations.fingerprints()):
+            raise _other_keys(control_plane, record.differing(present))
+        return generations, record
+
+    async def _valid(
+        self, control_plane: ControlPlane, found: Object, generations: Generations
+    ) -> tuple[Object, Generations]:
+        """Return the Secret and what it holds, if the life of all CAs has begun: nobody accepts them before.
+
+        Certificates that a clock issued while it was ahead are issued anew only if a rotation is asked for. The present
+        clock may be the wrong one. Raises ConditionError (Failed).
+        """
+        now = self._now()
+        if not (begins := generations.not_yet_valid(now=now)):
+            return found, generations
+        wish = RotationWish(control_plane.metadata.annotations.get(ROTATE_ANNOTATION))
+        if not is_wanted(generations.rotation, wish=wish):
+            raise _not_yet_valid(control_plane, begins)
+        renewed = generations.with_valid_authorities(now=now)
+        found = await replace_data(self._context, found, data=renewed.to_secret())
+        self._context.events.record(
+            control_plane,
+            reason="AuthoritiesRenewed",
+            message=f"issued {' and '.join(begins)} anew, by the same keys: their life began in the future",
+        )
+        return found, renewed
+
     async def _look(self, control_plane: ControlPlane) -> Object | None:
         """Return the Secret of the authorities as it is at this moment."""
         namespace = management_namespace(control_plane.name)
@@ -326,11 +301,13 @@ class TenantKeys:
         namespace = management_namespace(control_plane.name)
         return await find_secret(self._context, namespace=namespace, name=name, of=control_plane)
 
-    async def _create(self, control_plane: ControlPlane) -> dict[str, bytes]:
+    async def _create(self, control_plane: ControlPlane) -> Generations:
         value = control_plane.metadata.annotations.get(ROTATE_ANNOTATION)
         authorities = TenantAuthorities.create(control_plane.name)
-        created = Generations(authorities, rotation=begun_with(value, now=datetime.now(UTC))).to_secret()
-        await create_lasting_secret(self._context, control_plane, name=AUTHORITIES_SECRET, data=created)
+        created = Generations(authorities, rotation=begun_with(value, now=datetime.now(UTC)))
+        await create_lasting_secret(self._context, control_plane, name=AUTHORITIES_SECRET, data=created.to_secret())
+        # In this order: other keys may be there already. Keys without a record are recorded by a later call.
+        await self._records.write(control_plane, KeyRecord((created.fingerprints(),)))
         return created
 
 
@@ -341,6 +318,29 @@ def _generations(control_plane: ControlPlane, data: Mapping[str, bytes]) -> Gene
         raise ConditionError(
             Reason.FAILED, f"Secret {_where(control_plane)} is damaged: {error}; restore it"
         ) from error
+
+
+def _other_keys(control_plane: ControlPlane, entries: Sequence[str]) -> ConditionError:
+    return ConditionError(
+        Reason.KEYS_CHANGED,
+        f"failed to use the keys of the control plane: Secret {_where(control_plane)} has another"
+        f" {' and '.join(entries)} than before; restore the Secret from a backup with the former keys, whose SHA-256 is"
+        f" in annotation {KEY_FINGERPRINTS_ANNOTATION} of namespace {management_namespace(control_plane.name)}. To"
+        " continue with the present keys, remove that annotation: what the former keys encrypted stays unreadable, and"
+        " what they signed is refused",
+    )
+
+
+def _not_yet_valid(control_plane: ControlPlane, begins: Mapping[str, datetime]) -> ConditionError:
+    latest = max(begins.values())
+    return ConditionError(
+        Reason.FAILED,
+        f"failed to use the CAs of the control plane: the life of {' and '.join(begins)} in Secret"
+        f" {_where(control_plane)} begins in the future, because a clock was ahead when they were created; check the"
+        f" clock of the operator. The control plane recovers by itself at {latest:%Y-%m-%d %H:%M:%S} UTC. To have these"
+        f" certificates issued anew now, set annotation {ROTATE_ANNOTATION} to a new value: users then fetch the"
+        " kubeconfig again",
+    )
 
 
 def _where(control_plane: ControlPlane) -> str:

@@ -1,0 +1,371 @@
+"""Keys of a control plane are recorded apart from their Secret, and no others are used."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kplane.api import ControlPlane, RotationPhase
+from kplane.api.names import (
+    CONTROL_PLANE_LABEL,
+    GROUP,
+    KEY_FINGERPRINTS_ANNOTATION,
+    ROTATE_ANNOTATION,
+    UID_ANNOTATION,
+)
+from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.grants import Access, Account
+from kplane.controlplane_operator.pki.authorities import TenantAuthorities
+from kplane.controlplane_operator.pki.generations import Generations
+from kplane.controlplane_operator.pki.key_records import KeyRecord
+from kplane.controlplane_operator.pki.primitives import create_signing_key, public_key
+from kplane.controlplane_operator.pki.rotation import RotationWish, next_rotation
+from kplane.controlplane_operator.pki.secrets import data_of
+from kplane.controlplane_operator.pki.store import AUTHORITIES_SECRET, TenantKeys
+from kplane.controlplane_operator.reasons import Reason
+from kplane.controlplane_operator.secret_access import SecretAccess
+from kplane.controlplane_operator.status.errors import ConditionError
+from kplane.controlplane_operator.status.events import Events
+from kplane.controlplane_operator.status.writer import StatusWriter
+from kplane.controlplane_operator.watch.queues import Queues
+from kplane.controlplane_operator.watch.stores import Stores
+from kplane.provider import ProviderError, Unreachable
+from kplane.provider.client.resources import NAMESPACES, SECRETS
+from kplane.provider.testing import FakeCluster
+
+NAMESPACE = "kplane-cp-acme"
+LATER = datetime(2100, 1, 1, tzinfo=UTC)
+ENTRIES = ("serving-ca", "client-ca", "front-proxy-ca", "etcd-ca")
+LOST = Unreachable("the management cluster", kind="connect")
+
+
+def acme(*, published: bool = True, **annotations: str) -> ControlPlane:
+    named = {f"{GROUP}/{name}": value for name, value in annotations.items()}
+    metadata = {"name": "acme", "uid": "1", "annotations": named}
+    status = {"endpoint": "https://127.0.0.1:1"} if published else {}
+    return ControlPlane.model_validate({"metadata": metadata, "spec": {}, "status": status})
+
+
+async def no_data(_: ControlPlane) -> bool:
+    return False
+
+
+class World:
+    """A management cluster with the namespace of one control plane; operators come and go over it."""
+
+    def __init__(self) -> None:
+        self.cluster = FakeCluster("management")
+        self.client = self.cluster.make_client()
+        self.clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+        self.begin()
+
+    def begin(self) -> None:
+        """Have another operator work, which knows nothing yet."""
+        events = Events(self.client)
+        self.context = OperatorContext(
+            client=self.client,
+            stores=(stores := Stores()),
+            queues=Queues(),
+            status=StatusWriter(self.client, events=events),
+            events=events,
+            access=Access(self.client, shared=Account("kplane-system", "mcm")),
+            secrets=SecretAccess(self.client, stores=stores, namespace="kplane-system"),
+        )
+        self.keys = TenantKeys(self.context, now=lambda: self.clock())
+
+    async def watch(self) -> None:
+        """Have the operator see what there is now."""
+        for store in (self.context.stores.namespaces, self.context.stores.secrets):
+            found = await self.client.list(store.resource)
+            store.replace(found.items, resource_version=found.resource_version)
+
+    async def authorities(self, control_plane: ControlPlane | None = None) -> TenantAuthorities:
+        """Do what each pass does before it uses keys."""
+        return await self.keys.authorities(control_plane or acme(), has_data=no_data)
+
+    async def secret(self) -> dict[str, bytes]:
+        return data_of(await self.client.get(SECRETS, AUTHORITIES_SECRET, namespace=NAMESPACE))
+
+    async def replace(self, data: Mapping[str, bytes | None], *, seen: bool = True) -> None:
+        """Have a user change entries of the Secret."""
+        encoded = {k: base64.b64encode(v).decode() if v is not None else None for k, v in data.items()}
+        await self.client.patch(SECRETS, AUTHORITIES_SECRET, {"data": encoded}, namespace=NAMESPACE)
+        if seen:
+            await self.watch()
+
+    async def restore(self, data: Mapping[str, bytes]) -> None:
+        """Have a user bring a backup of the Secret back."""
+        await self.replace(dict.fromkeys(await self.secret()) | dict(data))
+
+    async def record(self) -> KeyRecord | None:
+        return KeyRecord.of(await self.client.get(NAMESPACES, NAMESPACE))
+
+    async def forget(self, value: str | None = None) -> None:
+        """Have a user remove or change the record."""
+        body = {"metadata": {"annotations": {KEY_FINGERPRINTS_ANNOTATION: value}}}
+        await self.client.patch(NAMESPACES, NAMESPACE, body)
+        await self.watch()
+
+    async def refused(self) -> str:
+        """Return why the keys are not used."""
+        with pytest.raises(ConditionError) as caught:
+            await self.authorities()
+        assert caught.value.reason is Reason.KEYS_CHANGED
+        return caught.value.message
+
+
+@contextlib.asynccontextmanager
+async def worlds() -> AsyncIterator[World]:
+    world = World()
+    metadata = {"name": NAMESPACE, "labels": {CONTROL_PLANE_LABEL: "acme"}, "annotations": {UID_ANNOTATION: "1"}}
+    await world.client.create(NAMESPACES, {"metadata": metadata})
+    await world.watch()
+    try:
+        yield world
+    finally:
+        await world.client.aclose()
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with worlds() as made:
+        await made.authorities(acme(published=False))
+        yield made
+
+
+def others() -> dict[str, bytes]:
+    """Return valid keys of a control plane of the same name."""
+    return Generations(TenantAuthorities.create("acme")).to_secret()
+
+
+async def test_new_keys_are_recorded_when_they_are_returned(world: World) -> None:
+    record = await world.record()
+    assert record == KeyRecord((Generations.from_secret(await world.secret()).fingerprints(),))
+    assert record is not None
+    assert set(record.states[0]) == {*(f"{name}.key" for name in ENTRIES), "sa.key", "encryption.key"}
+
+
+async def test_record_reveals_no_key(world: World) -> None:
+    record = await world.record()
+    assert record is not None
+    for key in (await world.secret()).values():
+        assert key.hex() not in record.annotation()
+        assert base64.b64encode(key).decode() not in record.annotation()
+    assert all(len(value) == 64 for value in record.states[0].values())
+
+
+@pytest.mark.parametrize("takes_effect", [False, True])
+async def test_keys_whose_record_was_not_written_are_recorded_before_their_first_use(takes_effect: bool) -> None:
+    async with worlds() as world:
+        world.cluster.fail(LOST, verb="patch", kind=NAMESPACES, takes_effect=takes_effect)
+        with pytest.raises(Unreachable):
+            await world.authorities(acme(published=False))
+        made = await world.secret()
+        world.begin()
+        await world.watch()
+        await world.authorities(acme(published=False))
+        assert await world.secret() == made
+        assert await world.record() == KeyRecord((Generations.from_secret(made).fingerprints(),))
+
+
+async def test_keys_of_a_version_without_records_are_adopted_once(world: World) -> None:
+    await world.forget()
+    await world.authorities()
+    former = await world.secret()
+    await world.replace({"sa.key": create_signing_key()})
+    assert "another sa.key than before" in await world.refused()
+    await world.restore(former)
+    await world.authorities()
+
+
+@pytest.mark.parametrize("entry", ["encryption.key", "sa.key", *ENTRIES])
+async def test_another_valid_key_is_refused_by_the_name_of_its_entry(world: World, entry: str) -> None:
+    former, other = await world.secret(), others()
+    names = [name for name in other if name == entry or name.rpartition(".")[0] == entry]
+    await world.replace({name: other[name] for name in names})
+    message = await world.refused()
+    key = entry if entry.endswith(".key") else f"{entry}.key"
+    assert f"Secret {NAMESPACE}/control-plane-authorities has another {key} than before" in message
+    assert KEY_FINGERPRINTS_ANNOTATION in message
+    for ask in (world.keys.present, world.keys.exported):
+        with pytest.raises(ConditionError, match="than before"):
+            await ask(acme())
+    await world.restore(former)
+    await world.authorities()
+
+
+async def test_all_entries_that_differ_are_named(world: World) -> None:
+    other = others()
+    await world.replace({name: other[name] for name in ("sa.key", "encryption.key")})
+    assert "another encryption.key and sa.key than before" in await world.refused()
+
+
+async def test_the_same_key_in_another_encoding_is_used(world: World) -> None:
+    key = load_pem_private_key((await world.secret())["sa.key"], password=None)
+    await world.replace({"sa.key": key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())})
+    await world.authorities()
+
+
+@pytest.mark.parametrize("value", [None, "", "[]", "{}", "x", "[1]", '[{"sa.key": 1}]'])
+async def test_present_keys_are_accepted_when_a_user_removes_the_record(world: World, value: str | None) -> None:
+    await world.replace({"encryption.key": secrets.token_bytes(32)})
+    await world.refused()
+    await world.forget(value)
+    await world.authorities()
+    assert await world.record() == KeyRecord((Generations.from_secret(await world.secret()).fingerprints(),))
+
+
+async def test_keys_are_refused_by_what_there_is_and_not_by_what_was_seen(world: World) -> None:
+    """The Secrets of a control plane that sleeps are read every ten minutes."""
+    former = await world.secret()
+    await world.replace({"sa.key": create_signing_key()})
+    await world.replace({"sa.key": former["sa.key"]}, seen=False)
+    await world.authorities()
+    await world.replace({"sa.key": None})
+    await world.replace({"sa.key": former["sa.key"]}, seen=False)
+    await world.authorities()
+
+
+async def test_lost_entry_is_named(world: World) -> None:
+    await world.replace({"sa.key": None})
+    with pytest.raises(ConditionError, match=r"is damaged: it has no entry sa\.key; restore it"):
+        await world.authorities()
+
+
+async def test_ca_that_is_not_valid_yet_is_named_with_the_time_and_the_remedy(world: World) -> None:
+    before = await world.secret()
+    world.clock = lambda: datetime.now(UTC) - timedelta(days=40)
+    with pytest.raises(ConditionError) as caught:
+        await world.authorities()
+    assert caught.value.reason is Reason.FAILED
+    assert all(f"{name}.crt" in caught.value.message for name in ENTRIES)
+    begin = datetime.now(UTC) - timedelta(days=30)
+    assert f"recovers by itself at {begin:%Y-%m-%d %H:}" in caught.value.message
+    assert f"set annotation {ROTATE_ANNOTATION} to a new value" in caught.value.message
+    assert await world.secret() == before
+
+
+async def test_certificates_of_such_a_ca_are_issued_anew_by_the_same_keys_when_a_rotation_is_asked_for(
+    world: World,
+) -> None:
+    before, record = await world.secret(), await world.record()
+    world.clock = lambda: datetime.now(UTC) - timedelta(days=40)
+    await world.authorities(acme(rotate="a"))
+    after = await world.secret()
+    for name in ENTRIES:
+        assert after[f"{name}.crt"] != before[f"{name}.crt"]
+        assert public_key(after[f"{name}.key"]) == public_key(before[f"{name}.key"])
+    assert after["sa.key"] == before["sa.key"]
+    # The keys are the same, and the rotation is still to come.
+    assert await world.record() == record
+    assert Generations.from_secret(after).rotation is None
+
+
+Step = Callable[[World], Awaitable[None]]
+
+
+async def step(world: World) -> None:
+    """Take the next step of a rotation, as the pass of an operator does after it has used the keys."""
+    known = (await world.authorities()).rotation
+    wish = RotationWish("a" if known is None else known.value)
+    if known is not None and known.phase is RotationPhase.DONE:
+        wish = RotationWish(f"{known.value}a")
+    following = next_rotation(known, wish=wish, settled=True, now=LATER)
+    if known is not None and known.phase is RotationPhase.OVERLAPPING:
+        following = next_rotation(known, wish=RotationWish(known.value, finish=known.value), settled=True, now=LATER)
+    if following is not None:
+        await world.keys.advance(acme(), known=known, following=following)
+
+
+def _interrupted(kind: Any, *, takes_effect: bool) -> Step:
+    async def interrupted(world: World) -> None:
+        """Take a step, and end at the first write of that kind."""
+        world.cluster.fail(LOST, verb="patch", kind=kind, takes_effect=takes_effect)
+        with contextlib.suppress(ProviderError):
+            await step(world)
+        # A write of a later step does not fail.
+        with contextlib.suppress(ProviderError):
+            await world.client.patch(kind, "none", {}, namespace=NAMESPACE if kind is SECRETS else None)
+        world.begin()
+        await world.watch()
+
+    return interrupted
+
+
+STEPS: dict[str, Step] = {
+    "whole": step,
+    **{
+        f"{kind.plural}, {'done' if takes_effect else 'not done'}": _interrupted(kind, takes_effect=takes_effect)
+        for kind in (SECRETS, NAMESPACES)
+        for takes_effect in (False, True)
+    },
+}
+
+
+@given(st.lists(st.sampled_from(sorted(STEPS)), max_size=12))
+@settings(max_examples=20)
+def test_operator_that_dies_at_any_write_of_a_rotation_never_refuses_its_own_keys(names: list[str]) -> None:
+    async def play() -> None:
+        async with worlds() as world:
+            await world.authorities(acme(published=False))
+            seen = [await world.secret()]
+            for name in names:
+                await STEPS[name](world)
+                present = await world.secret()
+                # Raises ConditionError if the keys are not those of the record.
+                await world.authorities()
+                if present != seen[-1]:
+                    seen.append(present)
+            record, present = await world.record(), Generations.from_secret(seen[-1]).fingerprints()
+            assert record is not None
+            assert record.allows(present)
+            # A backup of the Secret is good exactly while it has the same keys.
+            if len(record.states) == 1:
+                for backup in seen:
+                    await world.restore(backup)
+                    if Generations.from_secret(backup).fingerprints() == present:
+                        await world.authorities()
+                    else:
+                        await world.refused()
+
+    asyncio.run(play())
+
+
+async def test_step_of_a_rotation_is_not_taken_with_keys_that_are_not_recorded(world: World) -> None:
+    known = (await world.authorities()).rotation
+    following = next_rotation(known, wish=RotationWish("a"), settled=True, now=LATER)
+    assert following is not None
+    await world.replace({"sa.key": create_signing_key()})
+    assert not await world.keys.advance(acme(), known=known, following=following)
+    record = await world.record()
+    assert record is not None
+    assert len(record.states) == 1
+
+
+def test_record_is_read_as_it_was_written() -> None:
+    record = KeyRecord(({"sa.key": "1"}, {"sa.key": "2", "next-sa.key": "3"}))
+    metadata = {"name": NAMESPACE, "annotations": {KEY_FINGERPRINTS_ANNOTATION: record.annotation()}}
+    assert KeyRecord.of({"metadata": metadata}) == record
+    assert json.loads(record.annotation()) == list(record.states)
+
+
+def test_entries_are_compared_with_the_state_that_is_nearest() -> None:
+    record = KeyRecord(({"a": "1", "b": "1", "c": "1"}, {"a": "2", "b": "2", "c": "2", "next-c": "3"}))
+    assert record.differing({"a": "1", "b": "1", "c": "9"}) == ["c"]
+    assert record.differing({"a": "2", "b": "2", "c": "2"}) == ["next-c"]
