@@ -113,6 +113,18 @@ async def test_it_calls_nothing_gone_before_it_knows_what_there_is(ask: Any) -> 
     assert (code, json.loads(text)["code"]) == (DECLINED, 503)
 
 
+async def test_answer_has_no_retry_after_when_a_person_has_to_act(ask: Any) -> None:
+    """client-go would repeat the request ten times, and show nothing meanwhile."""
+    sleeping = route("a", asleep=NOW - timedelta(hours=1), requested=NOW - timedelta(minutes=30))
+    assert sleeping.asleep is not None
+    asleep = dataclasses.replace(sleeping.asleep, failed=True, problem="Secret x is damaged")
+    ask.serve(dataclasses.replace(sleeping, asleep=asleep))
+    code, headers, text = await ask(PATH, _certificate())
+    assert (code, json.loads(text)["code"]) == (DECLINED, 503)
+    assert "cannot wake: Secret x is damaged" in json.loads(text)["message"]
+    assert "Retry-After" not in headers
+
+
 async def test_a_successor_of_a_path_has_nothing_of_who_had_it_before(ask: Any) -> None:
     ask.serve(route("a", key="uid-2"))
     _, headers, _ = await ask(PATH, _certificate())

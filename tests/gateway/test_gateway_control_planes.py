@@ -265,6 +265,34 @@ def test_one_that_waits_for_room_is_known_as_such() -> None:
         assert found.asleep.crowded is crowded
 
 
+@pytest.mark.parametrize(
+    ("phase", "ready", "failed", "problem"),
+    [
+        (
+            "Failed",
+            {"status": "False", "message": "Secret x is damaged;\n restore it"},
+            True,
+            "Secret x is damaged; restore it",
+        ),
+        ("Failed", {"status": "False", "message": "a" * 2000}, True, "a" * 1023 + "…"),
+        ("Failed", {"status": "False"}, True, ""),
+        ("Unavailable", {"status": "False", "message": "etcd is away"}, False, "etcd is away"),
+        ("Waking", {"status": "True", "message": "its API server starts"}, False, ""),
+        ("Hibernated", None, False, ""),
+    ],
+)
+def test_route_has_the_cause_when_a_sleeper_is_not_ready(
+    phase: str, ready: dict[str, str] | None, failed: bool, problem: str
+) -> None:
+    given = sleeper()
+    given["status"]["phase"] = phase
+    given["status"]["conditions"] = [{"type": "Ready", "reason": "x"} | ready] if ready is not None else []
+    found = route_of(given, secret())
+    assert found is not None
+    assert found.asleep is not None
+    assert (found.asleep.failed, found.asleep.problem) == (failed, problem)
+
+
 @pytest.mark.parametrize("requested", [None, "", "soon", "2026-11-23T13:00:00", "2026-11-23"])
 def test_what_is_no_time_with_a_zone_is_no_request(requested: str | None) -> None:
     found = route_of(sleeper(requested), secret())

@@ -178,6 +178,74 @@ async def test_it_does_not_wait_for_ever(operator: Operator) -> None:
     await waker.aclose()
 
 
+def _failed(*, requested: datetime | None = None, failed: bool = True, problem: str = "Secret x is damaged") -> Route:
+    sleeping = route("a", asleep=EARLIER, requested=requested)
+    assert sleeping.asleep is not None
+    return replace(sleeping, asleep=replace(sleeping.asleep, failed=failed, problem=problem))
+
+
+async def _declined(waker: Waker) -> Declined:
+    with pytest.raises(Declined) as caught:
+        await waker.passage("uid-a")
+    return caught.value
+
+
+async def test_waker_answers_with_the_cause_when_a_person_has_to_act(operator: Operator) -> None:
+    waker = _waker(operator, failed_patience=timedelta(milliseconds=10))
+    waker.know([_failed()])
+    declined = await _declined(waker)
+    assert (declined.code, declined.is_retried) == (503, False)
+    assert str(declined) == "this control plane cannot wake: Secret x is damaged"
+    # The operator tries it once more all the same: a person may have acted.
+    assert operator.asked == [("uid-a", NOW)]
+    assert waker.waiting == 0
+    await waker.aclose()
+
+
+async def test_waker_answers_at_once_when_the_operator_had_time_for_an_earlier_request(operator: Operator) -> None:
+    waker = _waker(operator, failed_patience=timedelta(seconds=30))
+    waker.know([_failed(requested=NOW - timedelta(seconds=30))])
+    async with asyncio.timeout(5):
+        assert (await _declined(waker)).code == 503
+    assert operator.asked == []
+    await waker.aclose()
+
+
+async def test_waker_has_requests_wait_when_a_failed_control_plane_begins_to_wake(operator: Operator) -> None:
+    waker = _waker(operator, failed_patience=timedelta(seconds=30))
+    waker.know([_failed()])
+    waker.reach(["uid-a"])
+    (request,) = _waiting(waker)
+    await _turns()
+    waker.know([_failed(requested=NOW, failed=False, problem="")])
+    await _turns()
+    assert not request.done()
+    waker.know([route("a")])
+    await request
+
+
+async def test_waker_answers_when_the_wake_that_was_asked_for_fails(operator: Operator) -> None:
+    waker = _waker(operator, failed_patience=timedelta(0))
+    waker.know([route("a", asleep=EARLIER)])
+    (request,) = _waiting(waker)
+    await _turns()
+    assert not request.done()
+    waker.know([_failed(requested=NOW)])
+    async with asyncio.timeout(5):
+        with pytest.raises(Declined, match="Secret x is damaged"):
+            await request
+    await waker.aclose()
+
+
+async def test_waker_names_the_cause_when_a_wake_takes_too_long(operator: Operator) -> None:
+    waker = _waker(operator, patience_seconds=0.01)
+    waker.know([_failed(failed=False, problem="waiting for kube-apiserver")])
+    declined = await _declined(waker)
+    assert (declined.code, declined.is_retried) == (503, True)
+    assert str(declined).endswith("within 0 s: waiting for kube-apiserver")
+    await waker.aclose()
+
+
 async def test_one_that_waits_for_room_has_its_clients_come_again(operator: Operator) -> None:
     waker = _waker(operator, patience_seconds=0.01)
     sleeping = route("a", asleep=EARLIER)
