@@ -30,10 +30,11 @@ from kplane.api.names import (
     UID_ANNOTATION,
 )
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.controlplanes.namespaces import ManagementNamespaces
 from kplane.controlplane_operator.grants import Access, Account
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities
 from kplane.controlplane_operator.pki.generations import Generations
-from kplane.controlplane_operator.pki.key_records import KeyRecord
+from kplane.controlplane_operator.pki.key_records import KeyRecord, settled_fingerprints
 from kplane.controlplane_operator.pki.primitives import create_signing_key, public_key
 from kplane.controlplane_operator.pki.rotation import RotationWish, next_rotation
 from kplane.controlplane_operator.pki.secrets import data_of
@@ -135,6 +136,7 @@ async def worlds() -> AsyncIterator[World]:
     world = World()
     metadata = {"name": NAMESPACE, "labels": {CONTROL_PLANE_LABEL: "acme"}, "annotations": {UID_ANNOTATION: "1"}}
     await world.client.create(NAMESPACES, {"metadata": metadata})
+    await world.client.create(NAMESPACES, {"metadata": {"name": "kplane-system"}})
     await world.watch()
     try:
         yield world
@@ -356,6 +358,54 @@ async def test_step_of_a_rotation_is_not_taken_with_keys_that_are_not_recorded(w
     record = await world.record()
     assert record is not None
     assert len(record.states) == 1
+
+
+async def test_namespace_that_is_made_anew_has_the_record_and_refuses_other_keys(world: World) -> None:
+    namespace = await world.client.get(NAMESPACES, NAMESPACE)
+    fingerprints = settled_fingerprints(namespace)
+    former = acme()
+    lost = former.status.model_copy(
+        update={"namespace_uid": namespace["metadata"]["uid"], "key_fingerprints": fingerprints}
+    )
+    keys = await world.secret()
+    await world.client.patch(SECRETS, AUTHORITIES_SECRET, {"metadata": {"finalizers": None}}, namespace=NAMESPACE)
+    await world.client.delete(SECRETS, AUTHORITIES_SECRET, namespace=NAMESPACE)
+    await world.client.delete(NAMESPACES, NAMESPACE)
+    await world.watch()
+
+    async def no_take_over(_: ControlPlane, *, former: str) -> None:
+        raise AssertionError(f"the data are those of {former}")
+
+    async def no_volume(_: ControlPlane) -> None:
+        return None
+
+    control_plane = former.model_copy(update={"status": lost})
+    await ManagementNamespaces(world.context).ensure(control_plane, take_over=no_take_over, volume=no_volume)
+    assert settled_fingerprints(await world.client.get(NAMESPACES, NAMESPACE)) == fingerprints
+    # A user restores the Secret from a backup, first from the wrong one.
+    await world.client.create(
+        SECRETS,
+        {
+            "metadata": {
+                "name": AUTHORITIES_SECRET,
+                "namespace": NAMESPACE,
+                "labels": {CONTROL_PLANE_LABEL: "acme"},
+                "annotations": {UID_ANNOTATION: "1"},
+            }
+        },
+    )
+    await world.restore(others())
+    await world.refused()
+    await world.restore(keys)
+    await world.authorities()
+
+
+def test_record_of_two_states_is_not_copied() -> None:
+    states: tuple[dict[str, str], ...] = ({"sa.key": "1"}, {"sa.key": "2"})
+    for record, copied in ((KeyRecord(states[:1]), states[0]), (KeyRecord(states), {})):
+        annotations = {KEY_FINGERPRINTS_ANNOTATION: record.annotation()}
+        assert settled_fingerprints({"metadata": {"name": NAMESPACE, "annotations": annotations}}) == copied
+    assert settled_fingerprints({"metadata": {"name": NAMESPACE}}) == {}
 
 
 def test_record_is_read_as_it_was_written() -> None:

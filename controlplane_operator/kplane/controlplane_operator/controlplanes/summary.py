@@ -15,7 +15,7 @@ from kplane.controlplane_operator.hibernation.decision import is_migrating, star
 from kplane.controlplane_operator.hibernation.outcome import Outcome, ended
 from kplane.controlplane_operator.hibernation.requests import Requests
 from kplane.controlplane_operator.hibernation.sleeper import Sleeper
-from kplane.controlplane_operator.pki.key_records import KeyRecord
+from kplane.controlplane_operator.pki.key_records import settled_fingerprints
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.shared_etcd.quota import recorded, with_storage
 from kplane.controlplane_operator.status.conditions import with_condition, with_lease_guards, with_supported
@@ -83,16 +83,11 @@ class Summary:
         )
 
     def _key_fingerprints(self, one: Pass) -> dict[str, str]:
-        """Return what the namespace records of the keys, for the namespace that replaces it if it is lost.
-
-        Between the two writes of a step of a rotation, nothing is returned: either keys are the right ones.
-        """
-        known = one.control_plane.status
-        namespace = self._context.stores.namespaces.get(("", management_namespace(one.control_plane.name)))
-        if namespace is None or namespace["metadata"]["uid"] != (one.namespace_uid or known.namespace_uid):
-            return known.key_fingerprints
-        record = KeyRecord.of(namespace)
-        return dict(record.states[0]) if record is not None and len(record.states) == 1 else {}
+        """Return a copy of the record of the keys, for the namespace that replaces a lost one."""
+        known, name = one.control_plane.status, management_namespace(one.control_plane.name)
+        namespace, uid = self._context.stores.namespaces.get(("", name)), one.namespace_uid or known.namespace_uid
+        is_own = namespace is not None and namespace["metadata"]["uid"] == uid
+        return settled_fingerprints(namespace) if namespace is not None and is_own else known.key_fingerprints
 
     def _unsupported(self, one: Pass) -> list[str]:
         """Say, in sentences, what of the spec and the class is accepted and has no effect."""

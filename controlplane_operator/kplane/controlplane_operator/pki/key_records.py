@@ -22,7 +22,7 @@ from kplane.controlplane_operator.pki.primitives import public_fingerprint
 from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider.client.resources import NAMESPACES
 
-__all__ = ["Fingerprints", "KeyRecord", "KeyRecords", "fingerprints_of"]
+__all__ = ["Fingerprints", "KeyRecord", "KeyRecords", "fingerprints_of", "settled_fingerprints"]
 
 Fingerprints = Mapping[str, str]
 """SHA-256 in hexadecimal digits, by entry of the Secret of the authorities."""
@@ -71,6 +71,15 @@ class KeyRecord:
             for state in self.states
         )
         return min(differing, key=len)
+
+
+def settled_fingerprints(namespace: Object) -> dict[str, str]:
+    """Return the fingerprints of the only keys that the control plane of a namespace may have.
+
+    They are empty without a record, and between two writes of a step of a rotation.
+    """
+    record = KeyRecord.of(namespace)
+    return dict(record.states[0]) if record is not None and len(record.states) == 1 else {}
 
 
 class KeyRecords:

@@ -260,7 +260,7 @@ class TenantKeys:
     async def _valid(
         self, control_plane: ControlPlane, found: Object, generations: Generations
     ) -> tuple[Object, Generations]:
-        """Return the Secret and what it holds, if the life of all CAs has begun: nobody accepts them before.
+        """Return the Secret and what it holds, if the life of all CAs has begun: programs accept them only then.
 
         Certificates that a clock issued while it was ahead are issued anew only if a rotation is asked for. The present
         clock may be the wrong one. Raises ConditionError (Failed).
