@@ -638,6 +638,23 @@ async def test_lost_data_without_identity_or_snapshot_are_accepted_by_uid() -> N
     assert "snapshots could not be read: forbidden" in unread.problem
 
 
+async def test_other_keys_are_found_with_their_entry_when_the_control_plane_sleeps() -> None:
+    message = (
+        "failed to use the keys of the control plane: Secret kplane-cp-acme/control-plane-authorities has another"
+        " encryption.key than before; restore the Secret from a backup with the former keys"
+    )
+    asleep = control_plane(
+        "acme",
+        condition("Ready", "False", "KeysChanged", message, since=NOW),
+        condition("Hibernated", "True", "Hibernated"),
+        hibernation={"since": at(LONG_AGO), "reason": "Idle"},
+    )
+    (found,) = await check_not_ready(survey(control_planes=[asleep]))
+    assert (found.severity, found.object) == ("error", "ControlPlane acme")
+    assert message in found.problem
+    assert found.command.startswith("kubectl get controlplane acme -o jsonpath=")
+
+
 def namespace(name: str, *, of: str | None = None, deleted: bool = False, **annotations: str) -> dict[str, Any]:
     metadata: dict[str, Any] = {"name": name, "labels": {}, "annotations": {}}
     if of is not None:

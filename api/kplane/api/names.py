@@ -141,7 +141,7 @@ DATA_IDENTITY_ANNOTATION: Final = f"{GROUP}/data-identity"
 
 KEY_FINGERPRINTS_ANNOTATION: Final = f"{GROUP}/key-fingerprints"
 """On a management namespace with keys in it, JSON: the SHA-256 of each key, by entry of Secret
-`control-plane-authorities`. Keys that it does not name are not used. The operator writes it anew if it is removed.
+`control-plane-authorities`. Keys that it does not name are not used. Remove it to accept the present keys.
 """
 
 RETAINED_LABEL: Final = f"{GROUP}/retained"

@@ -31,6 +31,7 @@ _COMMANDS: Final = {
     "EndpointInUse": "kubectl get controlplanes -o custom-columns=NAME:.metadata.name,ADDRESS:.status.claimedAddress",
     "EndpointInvalid": "kubectl get controlplaneendpoints -o wide",
     "EndpointPending": "kubectl get controlplaneendpoints -o wide",
+    "KeysChanged": "kubectl get controlplane {name} -o jsonpath='{{.status.conditions[?(@.type==\"Ready\")].message}}'",
     "NamespaceStuck": "kplane connect {name} -- kubectl get namespaces,apiservices",
     "NoSnapshotStorage": "kplane upgrade --set 'etcd.backup.recipients={{age1...}}'",
     "RestoreFailed": "kplane backup list",
