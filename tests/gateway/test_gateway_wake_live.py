@@ -155,6 +155,21 @@ async def test_strangers_do_not_learn_which_names_exist(gateway: Gateway) -> Non
     assert Usage().look(numbers) == set()
 
 
+async def test_request_gets_the_cause_when_a_person_has_to_act(gateway: Gateway) -> None:
+    sleeping = _asleep(gateway.route("one"))
+    assert sleeping.asleep is not None
+    failed = replace(sleeping.asleep, failed=True, problem="Secret x is damaged: it has no entry sa.key; restore it")
+    await gateway.serve(replace(sleeping, asleep=failed))
+    sent = http1("/clusters/one/control-plane/api/v1/namespaces", f"Authorization: Bearer {BOOTSTRAP_TOKEN}")
+    async with asyncio.timeout(20):
+        received = await exchange(gateway.serving.port, sent, ca=gateway.ca)
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert statuses(received)[0] == 503
+    assert b"retry-after" not in head.lower()
+    assert "cannot wake: Secret x is damaged: it has no entry sa.key" in json.loads(body)["message"]
+    assert gateway.wakes == ["uid-one"]
+
+
 async def test_a_client_that_goes_waits_no_more(gateway: Gateway, eventually: Callable[..., Any]) -> None:
     await gateway.serve(_asleep(gateway.route("one")))
     sent = http1("/clusters/one/control-plane/api", f"Authorization: Bearer {BOOTSTRAP_TOKEN}")
