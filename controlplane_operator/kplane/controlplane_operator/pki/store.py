@@ -137,7 +137,7 @@ class TenantKeys:
             await unprotect_secret(self._context, found)
 
     async def advance(self, control_plane: ControlPlane, *, known: Rotation | None, following: Rotation) -> bool:
-        """Take the step of an exchange that follows `known`, by one write of the Secret; False if another was quicker."""
+        """Take the step of an exchange that follows `known`; False if another write of the Secret was quicker."""
         # As it is at this moment: with a cache that is behind, the record would lose keys that were written just now.
         found = await self._look(control_plane)
         if found is None:
