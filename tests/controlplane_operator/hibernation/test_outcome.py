@@ -109,6 +109,10 @@ def test_one_that_cannot_sleep_says_why() -> None:
     assert words(outcome) == ("False/KeptAwake", None)
     assert outcome.told is not None
     assert "flags decide" in outcome.told[2]
+    # Whatever fails besides, clients are to reach the API server that runs.
+    keys = ConditionError(Reason.KEYS_CHANGED, "other keys")
+    falling = control_plane(sleep=True, told="False")
+    assert ended(falling, kept, published=True, asleep=False, failure=keys).sleep is None
     stuck = Decision(None, "namespace shop is being deleted", kept=True, stuck=True)
     assert words(ended(control_plane(), stuck, published=True, asleep=False, failure=None))[0] == "False/NamespaceStuck"
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from kplane.api import ControlPlane, ControlPlaneClass
+from kplane.api import Condition, ControlPlane, ControlPlaneClass
 from kplane.api.names import SLEEP_REQUESTED_ANNOTATION, WAKE_REQUESTED_ANNOTATION
 from kplane.controlplane_operator.backends.base import Hibernating
 from kplane.controlplane_operator.context import OperatorContext
@@ -24,6 +24,7 @@ from kplane.controlplane_operator.watch.stores import Stores
 
 SLEEP = {"since": datetime.now(UTC).isoformat(), "reason": "Requested", "observedGeneration": 3}
 CHOSEN = ControlPlaneClass.model_validate({"metadata": {"name": "c"}, "spec": {"virtual": {"start": "OnDemand"}}})
+LONG_AGO = "2026-01-01T00:00:00Z"
 DUE = datetime.now(UTC) + timedelta(hours=1)
 
 
@@ -191,6 +192,22 @@ async def test_its_api_server_runs_until_nothing_uses_it(world: World, status: d
     assert "r" in world.sleeper.waits_for(one)
     # Once it has ended, it is not started for an instance that is said to be there.
     assert (await world.turn(control_plane(sleep=True, told="True")))[1] == "provision"
+
+
+@pytest.mark.parametrize(
+    ("reason", "kept"), [("KeysChanged", True), ("Failed", True), ("EndpointUnreachable", False), (None, False)]
+)
+@pytest.mark.parametrize("begun", [False, True])
+async def test_sleep_does_not_begin_when_the_api_server_could_not_start_again(
+    world: World, reason: str | None, kept: bool, begun: bool
+) -> None:
+    one = control_plane(sleep=begun, told="False")
+    ready = {"type": "Ready", "status": "False", "reason": reason, "message": "", "lastTransitionTime": LONG_AGO}
+    if reason is not None:
+        one.status.conditions.append(Condition.model_validate(ready))
+    decision, _ = await world.turn(one)
+    assert (decision.kept, decision.sleep is None) == (kept, kept)
+    assert world.backend.ended == 0
 
 
 async def test_what_keeps_it_awake_ends_a_sleep_that_has_begun(world: World) -> None:

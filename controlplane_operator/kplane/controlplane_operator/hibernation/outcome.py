@@ -103,14 +103,15 @@ def _awake(
     control_plane: ControlPlane, decision: Decision, *, published: bool, failure: ConditionError | None
 ) -> Outcome:
     sleep, known = control_plane.status.hibernation, find_condition(control_plane.status.conditions, HIBERNATED)
+    if decision.kept:
+        # Whatever fails besides: its API server runs, and clients are to reach it.
+        reason = Reason.NAMESPACE_STUCK if decision.stuck else Reason.KEPT_AWAKE
+        return Outcome(None, told=("False", reason, f"kept awake, because {decision.why}"))
     if sleep is not None and failure is not None:
         since = known.last_transition_time if known is not None and known.status == "False" else None
         if failure.reason.transient and (since is None or datetime.now(UTC) - since < _PATIENCE):
             return _wakes(sleep, f"woken, because {decision.why}: {failure.message}")
         return Outcome(sleep)
-    if decision.kept:
-        reason = Reason.NAMESPACE_STUCK if decision.stuck else Reason.KEPT_AWAKE
-        return Outcome(None, told=("False", reason, f"kept awake, because {decision.why}"))
     if known is None and sleep is None and (decision.always or not published):
         return Outcome(None)
     if sleep is None and known is not None and known.reason in _WHY_AWAKE:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from kplane.api import ControlPlane, ControlPlaneClass, is_true
+from kplane.api import READY, ControlPlane, ControlPlaneClass, find_condition, is_true
 from kplane.api.conditions import HIBERNATED
 from kplane.api.names import controllers_secret_name, management_namespace
 from kplane.controlplane_operator.backends.base import Hibernating, Provision
@@ -19,6 +19,7 @@ from kplane.controlplane_operator.hibernation.decision import Decision, decide, 
 from kplane.controlplane_operator.hibernation.inside import Inside, look_inside
 from kplane.controlplane_operator.hibernation.room import Room
 from kplane.controlplane_operator.pki.kubeconfig import config_of
+from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.consumers import instances_of, registrations_of
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.provider import ProviderError
@@ -31,6 +32,8 @@ _ASKED_AGAIN: Final = timedelta(seconds=60)
 """So often a control plane that is kept awake is asked whether it can sleep now."""
 _HEARD_SECONDS: Final = 2.0
 """So long an API server serves after its sleep was announced: a gateway passes requests on until it has heard of it."""
+_NEED_KEYS: Final = frozenset({Reason.KEYS_CHANGED, Reason.FAILED})
+"""Reasons of a control plane whose keys cannot be used. One that runs serves with the keys with which it started."""
 _LOOKED_SECONDS: Final = 30.0
 """So long a look inside is repeated. Then the control plane is kept awake: something inside may be due."""
 
@@ -78,7 +81,8 @@ class Sleeper:
             beginning.announced = None
         elif beginning.announced is None:
             beginning.announced = time.monotonic()
-        inside = await self._look(control_plane, now=now)
+        broken = _why_no_wake(control_plane)
+        inside = Inside(broken) if broken is not None else await self._look(control_plane, now=now)
         if inside.unknown and (delay := _until_next_look(beginning)) is not None:
             again = datetime.now(UTC) + timedelta(seconds=delay)
             if decision.begins:
@@ -162,6 +166,14 @@ def _until_next_look(beginning: _Beginning) -> float | None:
         beginning.failing = now
         beginning.backoff.reset()
     return beginning.backoff.next_delay() if now - beginning.failing < _LOOKED_SECONDS else None
+
+
+def _why_no_wake(control_plane: ControlPlane) -> str | None:
+    """Say in a clause why an API server that ends now could not start again; None if nothing is known against that."""
+    ready = find_condition(control_plane.status.conditions, READY)
+    if ready is None or ready.status != "False" or ready.reason not in _NEED_KEYS:
+        return None
+    return "its API server could not start again: see condition Ready"
 
 
 def _is_asleep(control_plane: ControlPlane) -> bool:
