@@ -86,11 +86,7 @@ class TenantKeys:
         found, generations, record = await self._verified(control_plane, found)
         found, generations = await self._valid(control_plane, found, generations)
         await take_over_secret(self._context, control_plane, secret=found)
-        # A version without records made the keys, or the operator ended before it recorded them. Otherwise the write of
-        # a step of a rotation is done, and only the keys after it are allowed from now on.
-        present = generations.fingerprints()
-        if record is None or (len(record.states) > 1 and record.states[-1] == present):
-            await self._records.write(control_plane, KeyRecord((present,)))
+        await self._settle_record(control_plane, generations, record=record)
         return generations.in_force()
 
     async def repair(self, control_plane: ControlPlane) -> Object | None:
@@ -257,6 +253,18 @@ class TenantKeys:
         if record is not None and not record.allows(present := generations.fingerprints()):
             raise _other_keys(control_plane, record.differing(present))
         return generations, record
+
+    async def _settle_record(
+        self, control_plane: ControlPlane, generations: Generations, *, record: KeyRecord | None
+    ) -> None:
+        """Record the present keys alone, where that is not so and known to be right."""
+        if record is not None and len(record.states) == 1:
+            return
+        present = generations.fingerprints()
+        # A version without records made the keys, or the operator ended before it recorded them. Otherwise the write of
+        # a step of a rotation is done, and only the keys after it are allowed from now on.
+        if record is None or record.states[-1] == present:
+            await self._records.write(control_plane, KeyRecord((present,)))
 
     async def _valid(
         self, control_plane: ControlPlane, found: Object, generations: Generations
