@@ -26,7 +26,7 @@ RULE = {
     "resources": ["leases"],
     "operations": ["CREATE", "UPDATE"],
 }
-SLOW = Unreachable("PUT /leases: no answer in time", kind="timeout")
+SLOW = Unreachable("PUT /leases: no answer in time", kind="timeout", write_sent=True)
 
 
 @pytest.fixture
@@ -114,6 +114,13 @@ async def test_blamed_guards_of_a_slow_write_are_all_webhooks_on_it(fake: FakeCl
     late = ServerError(504, "Timeout", "Timeout: request did not complete within requested timeout")
     assert await blamed_guards(fake.client, late, LEASE_WRITE) == [guard]
     assert await blamed_guards(fake.client, ServerError(500, "InternalError", "etcd is away"), LEASE_WRITE) == []
+
+
+async def test_blamed_guards_of_a_slow_read_or_connection_are_none(fake: FakeCluster) -> None:
+    await fake.client.create(VALIDATING_WEBHOOK_CONFIGURATIONS, configuration("slow", failurePolicy="Ignore"))
+    read = Unreachable("GET /version: no answer in time", kind="timeout")
+    assert await blamed_guards(fake.client, read, LEASE_WRITE) == []
+    assert await blamed_guards(fake.client, SLOW) == []
 
 
 async def test_blamed_guards_of_a_refusal_have_the_configuration_of_the_webhook(fake: FakeCluster) -> None:

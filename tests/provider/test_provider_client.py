@@ -105,6 +105,33 @@ async def test_a_silent_server_costs_the_deadline_and_no_more(fault_server):
     assert error.timed_out
 
 
+async def test_unreachable_tells_whether_a_write_was_sent(fault_server):
+    async def answer(asked, writer):
+        await asyncio.Event().wait()
+
+    server = await fault_server(answer)
+    assert not (await failure(server, timeout_seconds=0.2)).write_sent
+    for before_write in (None, lambda: None):
+        async with Client(server.config, timeout_seconds=0.5, before_write=before_write) as client:
+            for write in (client.create(NAMESPACES, OBJECT), client.delete(NAMESPACES, "a")):
+                with pytest.raises(Unreachable, match="no answer") as caught:
+                    await write
+                assert caught.value.timed_out
+                assert caught.value.write_sent
+
+
+async def test_unreachable_of_a_connection_that_never_stood_has_sent_no_write():
+    silent = socket.create_server(("127.0.0.1", 0))
+    config = ClusterConfig(f"https://127.0.0.1:{silent.getsockname()[1]}")
+    for patience in ({"timeout_seconds": 0.3}, {"timeout_seconds": 3600.0, "connect_timeout_seconds": 0.3}):
+        async with Client(config, **patience) as client:
+            with pytest.raises(Unreachable) as caught:
+                await client.create(NAMESPACES, OBJECT)
+        assert caught.value.timed_out
+        assert not caught.value.write_sent
+    silent.close()
+
+
 async def test_a_server_that_never_ends_its_handshake_costs_the_connect_deadline():
     silent = socket.create_server(("127.0.0.1", 0))
     port = silent.getsockname()[1]

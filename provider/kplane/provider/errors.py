@@ -80,13 +80,16 @@ class Unreachable(ProviderError):
     """An API server gave no valid answer: connection, TLS, time-out, or protocol, as `kind` says.
 
     `reason` suits a condition: `CertificateInvalid` if the server's certificate was refused, else
-    `EndpointUnreachable`.
+    `EndpointUnreachable`. `write_sent` tells whether the request was a write, and its body was sent.
     """
 
-    def __init__(self, message: str, *, kind: UnreachableKind, reason: str = "EndpointUnreachable") -> None:
+    def __init__(
+        self, message: str, *, kind: UnreachableKind, reason: str = "EndpointUnreachable", write_sent: bool = False
+    ) -> None:
         super().__init__(_plain(message, at_most=_MAX_MESSAGE))
         self.kind: Final = kind
         self.reason: Final = reason
+        self.write_sent: Final = write_sent
 
     @property
     def timed_out(self) -> bool:

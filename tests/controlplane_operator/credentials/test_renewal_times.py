@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
@@ -21,7 +22,9 @@ from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
 from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import ClusterConfig
-from kplane.provider.errors import ApiError, Forbidden, ServerError
+from kplane.provider.client.resources import NAMESPACES, VALIDATING_WEBHOOK_CONFIGURATIONS
+from kplane.provider.errors import ApiError, Forbidden, ServerError, Unreachable
+from kplane.provider.testing import FakeCluster
 
 LIFETIME = AuthSpec().lifetime_asked
 TWO_DAYS = timedelta(days=2)
@@ -80,3 +83,48 @@ async def test_refused_renewal_names_the_end_of_what_is_published(monkeypatch: p
     said = "the published credentials end at 2099-01-02 03:04 UTC: they cannot be renewed, and no client gets in then"
     with pytest.raises(ConditionError, match=said):
         await issuer.ensure(control_plane, provision=provision, auth=AuthSpec(), identified=identified)
+
+
+@pytest.mark.parametrize("write_sent", [True, False])
+async def test_slow_webhook_of_a_sleeper_with_good_credentials_is_no_failure_of_its_wake(
+    monkeypatch: pytest.MonkeyPatch, *, write_sent: bool
+) -> None:
+    async def bootstrap(*_: object, **__: object) -> NoReturn:
+        raise Unreachable("PATCH: no answer in time", kind="timeout", write_sent=write_sent)
+
+    async def version(*_: object) -> str:
+        return "v1.36.3"
+
+    async def identified(_: str) -> None: ...
+
+    status = {"endpoint": "https://127.0.0.1:1", "clusterUid": "c"}
+    metadata = {"name": "acme", "uid": "u"}
+    control_plane = ControlPlane.model_validate({"metadata": metadata, "spec": {}, "status": status})
+    tenant = FakeCluster("tenant")
+    for namespace in ("kube-system", "kplane-system"):
+        await tenant.client.apply(NAMESPACES, {"metadata": {"name": namespace}})
+    rule = {"apiGroups": [""], "apiVersions": ["*"], "resources": ["serviceaccounts"], "operations": ["*"]}
+    slow = {"name": "slow.example.com", "rules": [rule], "failurePolicy": "Ignore", "timeoutSeconds": 10}
+    await tenant.client.create(VALIDATING_WEBHOOK_CONFIGURATIONS, {"metadata": {"name": "slow"}, "webhooks": [slow]})
+    context = cast("OperatorContext", SimpleNamespace(stores=Stores(), connections=None))
+    issuer = CredentialIssuer(context, probes=CredentialProbes(context))
+    monkeypatch.setattr(f"{CredentialIssuer.__module__}.bootstrap", bootstrap)
+    monkeypatch.setattr(issuer, "_client", lambda _: contextlib.nullcontext(tenant.client))
+    monkeypatch.setattr(issuer, "_version", version)
+    monkeypatch.setattr(issuer, "_reusable", lambda *_, **__: (certified(), signed()))
+    url = "https://127.0.0.1:1"
+    provision = Provision(Addresses(url, url, url), administrator=ClusterConfig(url), authorities=None)
+    ensured = issuer.ensure(control_plane, provision=provision, auth=AuthSpec(), identified=identified)
+    if write_sent:
+        incomplete = (await ensured).incomplete
+        assert incomplete is not None
+        assert incomplete.reason is Reason.ENDPOINT_UNREACHABLE
+        assert "webhook 'slow.example.com' of ValidatingWebhookConfiguration slow (Ignore, 10 s)" in incomplete.message
+        assert "the published credentials end at" in incomplete.message
+    else:
+        # A connection that did not stand: no webhook explains it, so the wake is not over.
+        with pytest.raises(ConditionError) as raised:
+            await ensured
+        assert raised.value.reason.transient
+        assert raised.value.guards == ()
+    await tenant.aclose()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from kplane.api.names import DELETE_ADMISSION_ANNOTATION
+from kplane.api.names import DELETE_ADMISSION_ANNOTATION, SLEEP_REQUESTED_ANNOTATION, WAKE_REQUESTED_ANNOTATION
+from kplane.controlplane_operator.hibernation import sleeper as sleepers
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
 from kplane.provider import ApiError, Client, ClusterConfig
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, VALIDATING_WEBHOOK_CONFIGURATIONS
 
 from .conftest import owner_of, reason_of
+from .sleeping import ON_DEMAND, annotate, now, wake
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -152,6 +155,36 @@ async def test_clone_with_a_copied_webhook_is_published_after_the_annotation(fie
     assert not await has_configuration(await field.tenant("hooked-clone"))
     for name in ("hooked-clone", "hooked-source"):
         await delete(field, name)
+
+
+@pytest.mark.slow
+async def test_sleeper_with_a_slow_webhook_wakes_so_that_its_owner_can_delete_it(
+    field: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing answers, and the failure is ignored after 10 s: twice as long as the operator waits for a write."""
+    monkeypatch.setattr(sleepers, "_HEARD_SECONDS", 0.1)
+    silent = socket.create_server(("127.0.0.1", 0))
+    await field.create("ControlPlaneClass", "slow-hook", **ON_DEMAND)
+    await field.create("ControlPlane", "slow-hook", classRef={"name": "slow-hook"})
+    await field.becomes("ControlPlane", "slow-hook", "Hibernated")
+    await wake(field, "slow-hook")
+    config = await field.tenant("slow-hook")
+    where = {"url": f"https://127.0.0.1:{silent.getsockname()[1]}/x"}
+    rule = {**_RULE, "resources": ["serviceaccounts"]}
+    webhook = {**_WEBHOOK, "rules": [rule], "clientConfig": where, "failurePolicy": "Ignore", "timeoutSeconds": 10}
+    async with Client(config) as tenant:
+        await tenant.create(VALIDATING_WEBHOOK_CONFIGURATIONS, {"metadata": {"name": "slow"}, "webhooks": [webhook]})
+    await annotate(field, "slow-hook", **{WAKE_REQUESTED_ANNOTATION: None, SLEEP_REQUESTED_ANNOTATION: now()})
+    await field.becomes("ControlPlane", "slow-hook", "Hibernated")
+    await annotate(field, "slow-hook", **{WAKE_REQUESTED_ANNOTATION: now()})
+    awake = await field.becomes("ControlPlane", "slow-hook", "EndpointUnreachable")
+    assert "of ValidatingWebhookConfiguration slow (Ignore, 10 s)" in ready_message(awake)
+    assert awake["status"].get("hibernation") is None
+    async with Client(config) as tenant:
+        await tenant.delete(VALIDATING_WEBHOOK_CONFIGURATIONS, "slow")
+    await field.becomes("ControlPlane", "slow-hook", "Reconciled")
+    await delete(field, "slow-hook")
+    silent.close()
 
 
 async def test_annotation_that_names_no_configuration_is_told(field: Any) -> None:

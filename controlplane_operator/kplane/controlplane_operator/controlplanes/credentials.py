@@ -52,7 +52,7 @@ from kplane.controlplane_operator.watch.backoff import jittered
 from kplane.controlplane_operator.watch.cache import Key
 from kplane.controlplane_operator.watch.event_routing import refused_since
 from kplane.provider import Client, ClusterConfig, NotFound, ProviderError
-from kplane.provider.client.admission import Guard, refusing_guard
+from kplane.provider.client.admission import Guard
 from kplane.provider.client.resources import SERVICE_ACCOUNTS
 from kplane.provider.errors import Unauthorized
 
@@ -243,30 +243,19 @@ class CredentialIssuer:
     ) -> Credentials:
         by_certificate, lifetime = auth.model is AuthModel.X509, auth.lifetime_asked
         user, bound = _subjects(control_plane, provision, auth=auth)
-        incomplete, guards = None, None
+        guards = None
         async with self._client(provision.administrator) as client:
             cluster_uid = await _identify(client, control_plane, provision=provision)
             if cluster_uid is not None and provision.authorities is None:
                 await identified(cluster_uid)
-            try:
-                await bootstrap(
-                    client,
-                    admin=user,
-                    admin_role=auth.default_role,
-                    controllers=bound,
-                    owner=control_plane.metadata.uid,
-                    published=control_plane.status.endpoint is not None,
-                )
-            except RoleMissing as error:
-                if control_plane.status.endpoint is None:
-                    raise
-                incomplete = ConditionError(Reason.ROLE_NOT_FOUND, str(error))
-            except ProviderError as error:
-                are_good = admin is not None and controllers is not None
-                if control_plane.status.endpoint is None or (are_good and refusing_guard(error) is None):
-                    raise
-                # A webhook of the tenant may refuse what kplane writes, and no token that kplane signs.
-                incomplete = await tenant_failure(client, _SETTING_UP, error)
+            incomplete = await self._bootstrap(
+                client,
+                control_plane,
+                admin=user,
+                admin_role=auth.default_role,
+                controllers=bound,
+                has_credentials=admin is not None and controllers is not None,
+            )
             if control_plane.status.endpoint is not None:
                 guards = await lease_guards(client)
             if admin is None or await self._version(provision, admin) is None:
@@ -284,6 +273,46 @@ class CredentialIssuer:
         if incomplete is not None:
             incomplete = _naming_end(incomplete, admin.expires_at, renewed=_is_renewed_without_writes(provision, auth))
         return Credentials(admin, controllers, version, incomplete, cluster_uid, lease_guards=guards)
+
+    async def _bootstrap(
+        self,
+        client: Client,
+        control_plane: ControlPlane,
+        *,
+        admin: Subject,
+        admin_role: str,
+        controllers: Subject,
+        has_credentials: bool,
+    ) -> ConditionError | None:
+        """Write the identities into the control plane; returns why that is not complete, and can be for a while.
+
+        Raises what `bootstrap` raises before the first publication, and for a failure that no webhook explains while
+        the published credentials are good (`has_credentials`).
+        """
+        published = control_plane.status.endpoint is not None
+        try:
+            await bootstrap(
+                client,
+                admin=admin,
+                admin_role=admin_role,
+                controllers=controllers,
+                owner=control_plane.metadata.uid,
+                published=published,
+            )
+        except RoleMissing as error:
+            if not published:
+                raise
+            return ConditionError(Reason.ROLE_NOT_FOUND, str(error))
+        except ProviderError as error:
+            if not published:
+                raise
+            # A webhook of the tenant may refuse what kplane writes, or hold it up, and no token that kplane signs. So a
+            # sleeper wakes: its owner needs the API server to delete the webhook.
+            failure = await tenant_failure(client, _SETTING_UP, error)
+            if has_credentials and not failure.guards:
+                raise
+            return failure
+        return None
 
     async def _token(self, client: Client, provision: Provision, *, account: str, lifetime: timedelta) -> Identity:
         """Sign a token by the key of the control plane; ask its API server where kplane has no key, or no uid."""
@@ -405,11 +434,11 @@ def _naming_end(failure: ConditionError, end: datetime | None, *, renewed: bool)
 
     `renewed` is whether they are renewed although the webhook refuses writes.
     """
-    if failure.reason is not Reason.WEBHOOK_REFUSED or end is None:
+    if not failure.guards or end is None:
         return failure
     then = "the operator renews them before that" if renewed else "they cannot be renewed, and no client gets in then"
     said = f"the published credentials end at {end:%Y-%m-%d %H:%M} UTC: {then}"
-    return ConditionError(failure.reason, f"{failure.message}; {said}")
+    return ConditionError(failure.reason, f"{failure.message}; {said}", guards=failure.guards)
 
 
 def _fingerprint(provision: Provision, auth: AuthSpec) -> str:

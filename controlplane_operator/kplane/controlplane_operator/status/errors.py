@@ -20,12 +20,18 @@ _BY_WORD: Final = {str(reason): reason for reason in Reason}
 class ConditionError(OperatorError):
     """Keeps an object from being ready; it becomes `reason` and `message` of a condition."""
 
-    def __init__(self, reason: Reason, message: str, *, waits_for_event: bool | None = None) -> None:
-        """`waits_for_event` says what the reason says, unless this case is another one."""
+    def __init__(
+        self, reason: Reason, message: str, *, waits_for_event: bool | None = None, guards: Sequence[Guard] = ()
+    ) -> None:
+        """`waits_for_event` says what the reason says, unless this case is another one.
+
+        `guards` are the webhooks and policies of a tenant that caused the failure, or may have caused it.
+        """
         super().__init__(message)
         self.reason: Final = reason
         self.message: Final = message
         self.waits_for_event: Final = reason.waits_for_event if waits_for_event is None else waits_for_event
+        self.guards: Final = tuple(guards)
 
 
 def start_reason(reason: Reason, *, published: bool) -> Reason:
@@ -37,11 +43,16 @@ def tenant_error(what: str, error: ProviderError, *, guards: Sequence[Guard] = (
     """Return what an error of a tenant's API server means; `what` names the address or the act.
 
     `guards` are the webhooks and policies that may have caused it, if somebody has looked for them in the control plane
-    (`tenant/admission.py`).
+    (`tenant/admission.py`). Only an error that names one proves that. A write that ran out of time may have waited for
+    them, or for an etcd that stalled: such a failure passes without a person.
     """
     named = refusing_guard(error)
-    if blamed := [*guards] or [guard for guard in (named,) if guard is not None]:
-        return ConditionError(Reason.WEBHOOK_REFUSED, f"{what}: {_remedy(blamed)}; {error}")
+    if named is not None:
+        blamed = [*guards] or [named]
+        return ConditionError(Reason.WEBHOOK_REFUSED, f"{what}: {_remedy(blamed)}; {error}", guards=blamed)
+    if guards:
+        said = f"{what}: a write had no answer in time; if that lasts, {_remedy(guards)}; {error}"
+        return ConditionError(Reason.ENDPOINT_UNREACHABLE, said, guards=guards)
     match error:
         case Unreachable():
             reason = _BY_WORD[error.reason]

@@ -174,7 +174,9 @@ class TenantLease:
                     await self._explain_delay(taking, delayed)
                 return await taking
         except TimeoutError as error:
-            raise _no_answer(f"no answer within {seconds:.3g} s for the Lease {self._name}") from error
+            # The API server answered reads meanwhile, see `_explain_delay`.
+            said = f"no answer within {seconds:.3g} s for the Lease {self._name}"
+            raise _no_answer(said, write_sent=True) from error
         finally:
             await end_tasks((taking,))
 
@@ -307,8 +309,8 @@ class TenantLease:
         )
 
 
-def _no_answer(what: str) -> Unreachable:
-    return Unreachable(what, kind="timeout")
+def _no_answer(what: str, *, write_sent: bool = False) -> Unreachable:
+    return Unreachable(what, kind="timeout", write_sent=write_sent)
 
 
 async def _take(lease: Lease) -> bool:

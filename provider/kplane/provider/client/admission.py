@@ -113,12 +113,13 @@ async def blamed_guards(
 ) -> list[Guard]:
     """Return the webhooks and policies that may have caused an error of one of the `writes`; empty if none did.
 
-    They are the one that the error names, with its object. If the write ran out of time, they are all webhooks that
-    judge such a write. It raises nothing: if the cluster does not tell within `seconds`, the result has what the error
-    says.
+    They are the one that the error names, with its object. If the write was sent and ran out of time, they are all
+    webhooks that judge such a write: each of them may be slow, and none has to be. A read, or a connection that did not
+    stand, waits for no webhook. It raises nothing: if the cluster does not tell within `seconds`, the result has what
+    the error says.
     """
     named = refusing_guard(error)
-    if named is None and not _ran_out_of_time(error):
+    if named is None and not (writes and _ran_out_of_time(error)):
         return []
     if named is not None and not named.webhook:
         return [named]
@@ -163,7 +164,7 @@ def name_guards(guards: Sequence[Guard]) -> str:
 
 def _ran_out_of_time(error: ProviderError) -> bool:
     if isinstance(error, Unreachable):
-        return error.timed_out
+        return error.timed_out and error.write_sent
     return isinstance(error, ApiError) and error.status == _GATEWAY_TIMEOUT
 
 

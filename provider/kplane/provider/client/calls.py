@@ -22,6 +22,16 @@ __all__ = ["Calls"]
 T = TypeVar("T")
 
 
+class _Sent:
+    """Whether the connection of a write stood, so that its body was sent."""
+
+    def __init__(self) -> None:
+        self.is_write = False
+
+    def note_write(self) -> None:
+        self.is_write = True
+
+
 class Calls:
     """Sends requests and reads their answers; see `Client`, whose arguments these are."""
 
@@ -65,11 +75,13 @@ class Calls:
         timeout_seconds: float | None = None,
     ) -> T:
         seconds = timeout_seconds if timeout_seconds is not None else self._timeout_seconds
-        with self._waiting(), translated(server=self._transport.config.server, asked=str(request)):
+        server, sent = self._transport.config.server, _Sent()
+        with self._waiting(), translated(server=server, asked=str(request), is_write_sent=lambda: sent.is_write):
             async with asyncio.timeout(seconds) as deadline:
                 while True:
+                    sent.is_write = False
                     try:
-                        return await self._once(request, read)
+                        return await self._once(request, read, sent)
                     except TooManyRequests as error:
                         pause = (error.retry_after_seconds or 1.0) * random.uniform(1.0, 1.3)  # noqa: S311
                         left = (deadline.when() or 0.0) - asyncio.get_running_loop().time()
@@ -77,10 +89,14 @@ class Calls:
                             raise
                         await asyncio.sleep(pause)
 
-    async def _once(self, request: HttpRequest, read: Callable[[aiohttp.ClientResponse], Awaitable[T]]) -> T:
+    async def _once(
+        self, request: HttpRequest, read: Callable[[aiohttp.ClientResponse], Awaitable[T]], sent: _Sent
+    ) -> T:
         ask = self._before_write
-        if ask is None or request.method == "GET":
+        if request.method == "GET":
             return await self._exchange(request, read, seconds=None)
+        if ask is None:
+            return await self._exchange(replace(request, before_sending=sent.note_write), read, seconds=None)
         seconds, refusals = ask(), list[Exception]()
         if seconds is not None:
             request = request.within(seconds)
@@ -92,6 +108,7 @@ class Calls:
             except Exception as refusal:
                 refusals.append(refusal)
                 raise
+            sent.note_write()
 
         try:
             return await self._exchange(replace(request, before_sending=ask_again), read, seconds=seconds)

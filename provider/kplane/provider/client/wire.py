@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, cast
 
 import aiohttp
@@ -125,10 +125,13 @@ def _retry_after(response: aiohttp.ClientResponse) -> float | None:
 
 
 @contextlib.contextmanager
-def translated(*, server: str, asked: str, has_ca: bool = True) -> Iterator[None]:
+def translated(
+    *, server: str, asked: str, has_ca: bool = True, is_write_sent: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
     """Raise every transport failure inside of this context as Unreachable.
 
-    `has_ca` tells whether the kubeconfig has a CA; without one, the system's CAs are trusted.
+    `has_ca` tells whether the kubeconfig has a CA; without one, the system's CAs are trusted. `is_write_sent` is asked
+    about a failure, see `Unreachable`.
     """
     try:
         yield
@@ -140,17 +143,17 @@ def translated(*, server: str, asked: str, has_ca: bool = True) -> Iterator[None
         raise Unreachable(f"{asked}: no connection to {server} in time", kind="timeout") from error
     except (aiohttp.ClientError, OSError, ValueError, EOFError) as error:
         # OSError holds TimeoutError and ssl.SSLError as well.
-        raise _failure(error, server=server, asked=asked, has_ca=has_ca) from error
+        raise _failure(error, server=server, asked=asked, has_ca=has_ca, write_sent=is_write_sent()) from error
 
 
-def _failure(error: Exception, *, server: str, asked: str, has_ca: bool) -> Unreachable:
+def _failure(error: Exception, *, server: str, asked: str, has_ca: bool, write_sent: bool) -> Unreachable:
     cause = next((link for link in reversed([*_chain(error)]) if isinstance(link, ssl.SSLError)), None)
     if isinstance(cause, ssl.SSLCertVerificationError):
         return _certificate_refused(cause, server=server, asked=asked, has_ca=has_ca)
     if cause is not None:
         return Unreachable(f"{asked}: TLS with {server} failed: {getattr(cause, 'reason', None) or cause}", kind="tls")
     if isinstance(error, TimeoutError):
-        return Unreachable(f"{asked}: no answer of {server} in time", kind="timeout")
+        return Unreachable(f"{asked}: no answer of {server} in time", kind="timeout", write_sent=write_sent)
     if isinstance(error, (aiohttp.ClientResponseError, aiohttp.InvalidURL, ValueError)):
         return Unreachable(f"{asked}: {server} does not speak HTTP as expected: {error}", kind="protocol")
     if isinstance(error, aiohttp.ClientConnectorError):
