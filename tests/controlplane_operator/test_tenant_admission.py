@@ -22,9 +22,10 @@ from kplane.controlplane_operator.tenant.admission import (
     tenant_failure,
 )
 from kplane.controlplane_operator.watch.stores import Stores
-from kplane.provider import Forbidden, Unreachable
+from kplane.provider import Forbidden, Resource, Unreachable
 from kplane.provider.client.admission import Guard
 from kplane.provider.client.resources import (
+    MUTATING_ADMISSION_POLICIES,
     NAMESPACES,
     VALIDATING_ADMISSION_POLICIES,
     VALIDATING_WEBHOOK_CONFIGURATIONS,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from kplane.controlplane_operator.context import OperatorContext
 
 KIND = "ValidatingWebhookConfiguration"
+KINDS = f"{KIND}, MutatingWebhookConfiguration, ValidatingAdmissionPolicy, MutatingAdmissionPolicy"
 RULE = {"apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*/*"], "operations": ["*"]}
 DENY_ALL = {"metadata": {"name": "deny-all"}, "webhooks": [{"name": "deny.example.com", "rules": [RULE]}]}
 REFUSED = ServerError(500, "InternalError", 'failed calling webhook "deny.example.com": connection refused')
@@ -116,11 +118,12 @@ async def test_delete_named_deletes_the_configuration_and_removes_the_annotation
     assert await scene.annotation() is None
 
 
-async def test_delete_named_deletes_a_policy(scene: Scene) -> None:
-    await scene.tenant.client.create(VALIDATING_ADMISSION_POLICIES, {"metadata": {"name": "p"}, "spec": {}})
-    control_plane = await scene.make("ValidatingAdmissionPolicy/p")
+@pytest.mark.parametrize("resource", [VALIDATING_ADMISSION_POLICIES, MUTATING_ADMISSION_POLICIES])
+async def test_delete_named_deletes_a_policy(scene: Scene, resource: Resource) -> None:
+    await scene.tenant.client.create(resource, {"metadata": {"name": "p"}, "spec": {}})
+    control_plane = await scene.make(f"{resource.kind}/p")
     await delete_named(scene.context, control_plane, scene.tenant.client)
-    assert not await scene.tenant.client.exists(VALIDATING_ADMISSION_POLICIES, "p")
+    assert not await scene.tenant.client.exists(resource, "p")
     assert await scene.names() == ["deny-all"]
 
 
@@ -148,7 +151,7 @@ async def test_delete_named_refuses_a_value_that_names_none(scene: Scene, value:
     assert await delete_named(scene.context, control_plane, scene.tenant.client) is control_plane
     assert await scene.names() == ["deny-all"]
     (said,) = refused_deletion(control_plane)
-    assert said.endswith(f"KIND is one of {KIND}, MutatingWebhookConfiguration, ValidatingAdmissionPolicy")
+    assert said.endswith(f"KIND is one of {KINDS}")
 
 
 async def test_refused_deletion_says_nothing_of_a_good_value_or_of_none(scene: Scene) -> None:

@@ -66,6 +66,12 @@ def test_refusing_guard_names_the_policy_of_an_error() -> None:
     assert refusing_guard(Invalid(422, "Invalid", said)) == Guard(kind="ValidatingAdmissionPolicy", configuration="p")
 
 
+@pytest.mark.parametrize("named", ["'p' with binding 'b'", '"p"'])
+def test_refusing_guard_names_the_mutating_policy_of_an_error(named: str) -> None:
+    said = f"PATCH /api/v1/serviceaccounts/a: policy {named} denied request: expression failed"
+    assert refusing_guard(Invalid(422, "Invalid", said)) == Guard(kind="MutatingAdmissionPolicy", configuration="p")
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -167,8 +167,8 @@ ACCEPT_DATA_LOSS_ANNOTATION: Final = f"{GROUP}/accept-data-loss"
 
 DELETE_ADMISSION_ANNOTATION: Final = f"{GROUP}/delete-admission"
 """On a control plane: `KIND/NAME` of a webhook configuration or an admission policy inside. The operator deletes it and
-then removes the annotation. KIND is ValidatingWebhookConfiguration, MutatingWebhookConfiguration or
-ValidatingAdmissionPolicy.
+then removes the annotation. KIND is ValidatingWebhookConfiguration, MutatingWebhookConfiguration,
+ValidatingAdmissionPolicy or MutatingAdmissionPolicy.
 """
 
 SCHEDULED_FOR_ANNOTATION: Final = f"{GROUP}/scheduled-for"

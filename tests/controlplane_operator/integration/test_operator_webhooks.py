@@ -12,7 +12,12 @@ from kplane.api.names import DELETE_ADMISSION_ANNOTATION, SLEEP_REQUESTED_ANNOTA
 from kplane.controlplane_operator.hibernation import sleeper as sleepers
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_CLASSES, CONTROL_PLANE_ENDPOINTS, CONTROL_PLANES
 from kplane.provider import ApiError, Client, ClusterConfig
-from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, VALIDATING_WEBHOOK_CONFIGURATIONS
+from kplane.provider.client.resources import (
+    CONFIG_MAPS,
+    MUTATING_ADMISSION_POLICIES,
+    NAMESPACES,
+    VALIDATING_WEBHOOK_CONFIGURATIONS,
+)
 
 from .conftest import owner_of, reason_of
 from .sleeping import ON_DEMAND, annotate, now, wake
@@ -49,9 +54,9 @@ async def deny_all(field: Any, config: ClusterConfig) -> None:
         await field.eventually(closed)
 
 
-async def names_deletion(field: Any, name: str) -> None:
+async def names_deletion(field: Any, name: str, *, target: str = _TARGET) -> None:
     """Do what the message says, and wait until the operator has removed the annotation."""
-    annotations = {DELETE_ADMISSION_ANNOTATION: _TARGET}
+    annotations = {DELETE_ADMISSION_ANNOTATION: target}
     await field.client.patch(CONTROL_PLANES, name, {"metadata": {"annotations": annotations}})
 
     async def left() -> dict[str, str]:
@@ -155,6 +160,37 @@ async def test_clone_with_a_copied_webhook_is_published_after_the_annotation(fie
     assert not await has_configuration(await field.tenant("hooked-clone"))
     for name in ("hooked-clone", "hooked-source"):
         await delete(field, name)
+
+
+async def test_mutating_policy_that_fails_is_named_and_deleted_by_an_annotation(field: Any) -> None:
+    await field.create("ControlPlaneClass", "mutated", deletionPolicy="Destroy", auth={"lifetime": "10m"})
+    await field.create("ControlPlane", "mutated", classRef={"name": "mutated"})
+    await field.becomes("ControlPlane", "mutated", "Reconciled")
+    rules = [{"apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*"], "operations": ["CREATE", "UPDATE"]}]
+    broken = {"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": "object.spec.nosuch"}}
+    spec = {
+        "failurePolicy": "Fail",
+        "reinvocationPolicy": "Never",
+        "matchConstraints": {"resourceRules": rules},
+        "mutations": [broken],
+    }
+    async with Client(await field.tenant("mutated")) as tenant:
+        await tenant.create(MUTATING_ADMISSION_POLICIES, {"metadata": {"name": "broken"}, "spec": spec})
+        binding = {"metadata": {"name": "broken"}, "spec": {"policyName": "broken"}}
+        await tenant.create("admissionregistration.k8s.io/v1/MutatingAdmissionPolicyBinding", binding)
+
+        async def closed() -> bool:
+            with pytest.raises(ApiError, match="denied request"):
+                await tenant.apply(CONFIG_MAPS, {"metadata": {"name": "a", "namespace": "default"}})
+            return True
+
+        await field.eventually(closed)
+    await field.client.patch(CONTROL_PLANE_CLASSES, "mutated", {"spec": {"auth": {"lifetime": "20m"}}})
+    message = ready_message(await field.becomes("ControlPlane", "mutated", "WebhookRefused"))
+    assert "MutatingAdmissionPolicy broken" in message
+    await names_deletion(field, "mutated", target="MutatingAdmissionPolicy/broken")
+    await field.becomes("ControlPlane", "mutated", "Reconciled")
+    await delete(field, "mutated")
 
 
 @pytest.mark.slow

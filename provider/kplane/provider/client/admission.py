@@ -23,6 +23,7 @@ from typing_extensions import override
 from kplane.provider.client.client import Client, Object
 from kplane.provider.client.resources import (
     DNS_SUBDOMAIN,
+    MUTATING_ADMISSION_POLICIES,
     MUTATING_WEBHOOK_CONFIGURATIONS,
     NAMESPACES,
     VALIDATING_ADMISSION_POLICIES,
@@ -37,15 +38,19 @@ CONFIGURATIONS: Final = (
     VALIDATING_WEBHOOK_CONFIGURATIONS,
     MUTATING_WEBHOOK_CONFIGURATIONS,
     VALIDATING_ADMISSION_POLICIES,
+    MUTATING_ADMISSION_POLICIES,
 )
 """Kinds of the objects that have webhooks and policies. No webhook and no policy judges a write of theirs."""
 _WEBHOOKS: Final = CONFIGURATIONS[:2]
 _WEBHOOK: Final = re.compile(r"(?:failed calling webhook|admission webhook) \"(?P<name>[-.a-zA-Z0-9]{1,253})\"")
 """In messages of API servers, see ErrCallingWebhook and ToStatusErr of k8s.io/apiserver."""
 _POLICY: Final = re.compile(
-    r"ValidatingAdmissionPolicy '(?P<name>[-.a-z0-9]{1,253})'(?: with binding '[-.a-z0-9]{1,253}')? denied request"
+    r"\b(?P<word>ValidatingAdmissionPolicy|policy) (?P<quote>['\"])(?P<name>[-.a-z0-9]{1,253})(?P=quote)"
+    r"(?: with binding '[-.a-z0-9]{1,253}')? denied request"
 )
-"""Likewise, see k8s.io/apiserver/pkg/admission/plugin/policy/validating/dispatcher.go."""
+"""Likewise, see validating/dispatcher.go of k8s.io/apiserver/pkg/admission/plugin/policy. A MutatingAdmissionPolicy has
+the text of PolicyError in generic/policy_dispatcher.go, without its kind.
+"""
 _GATEWAY_TIMEOUT: Final = 504
 _DEFAULT_TIMEOUT_SECONDS: Final = 10
 _LOOK_SECONDS: Final = 5.0
@@ -104,7 +109,9 @@ def refusing_guard(error: ProviderError) -> Guard | None:
     if (webhook := _WEBHOOK.search(error.message)) is not None:
         return Guard(webhook=webhook["name"])
     if (policy := _POLICY.search(error.message)) is not None:
-        return Guard(kind=VALIDATING_ADMISSION_POLICIES.kind, configuration=policy["name"])
+        is_validating = policy["word"] == VALIDATING_ADMISSION_POLICIES.kind
+        resource = VALIDATING_ADMISSION_POLICIES if is_validating else MUTATING_ADMISSION_POLICIES
+        return Guard(kind=resource.kind, configuration=policy["name"])
     return None
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "DNS_SUBDOMAIN",
     "EVENTS",
     "LEASES",
+    "MUTATING_ADMISSION_POLICIES",
     "MUTATING_WEBHOOK_CONFIGURATIONS",
     "NAMESPACES",
     "NETWORK_POLICIES",
@@ -132,6 +133,9 @@ MUTATING_WEBHOOK_CONFIGURATIONS: Final = Resource(
     "MutatingWebhookConfiguration",
     "mutatingwebhookconfigurations",
     namespaced=False,
+)
+MUTATING_ADMISSION_POLICIES: Final = Resource(
+    "admissionregistration.k8s.io/v1", "MutatingAdmissionPolicy", "mutatingadmissionpolicies", namespaced=False
 )
 VALIDATING_ADMISSION_POLICIES: Final = Resource(
     "admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", "validatingadmissionpolicies", namespaced=False
