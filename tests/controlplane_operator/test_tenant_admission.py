@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from kplane.api import ControlPlane, find_condition
+from kplane.api import ControlPlane, ControlPlaneClass, find_condition
 from kplane.api.conditions import LEASES_UNGUARDED
 from kplane.api.names import DELETE_ADMISSION_ANNOTATION
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
@@ -16,6 +16,7 @@ from kplane.controlplane_operator.status.conditions import with_lease_guards
 from kplane.controlplane_operator.status.errors import ConditionError
 from kplane.controlplane_operator.tenant.admission import (
     delete_named,
+    is_deletion_named,
     lease_guards,
     refused_deletion,
     tenant_errors,
@@ -150,15 +151,28 @@ async def test_delete_named_refuses_a_value_that_names_none(scene: Scene, value:
     control_plane = await scene.make(value)
     assert await delete_named(scene.context, control_plane, scene.tenant.client) is control_plane
     assert await scene.names() == ["deny-all"]
-    (said,) = refused_deletion(control_plane)
+    (said,) = refused_deletion(control_plane, chosen=None)
     assert said.endswith(f"KIND is one of {KINDS}")
 
 
 async def test_refused_deletion_says_nothing_of_a_good_value_or_of_none(scene: Scene) -> None:
     control_plane = await scene.make(f"{KIND}/deny-all")
-    assert refused_deletion(control_plane) == []
+    assert refused_deletion(control_plane, chosen=None) == []
     without = control_plane.metadata.model_copy(update={"annotations": {}})
-    assert refused_deletion(control_plane.model_copy(update={"metadata": without})) == []
+    assert refused_deletion(control_plane.model_copy(update={"metadata": without}), chosen=None) == []
+
+
+async def test_deletion_past_the_role_of_the_class_is_refused(scene: Scene) -> None:
+    control_plane = await scene.make(f"{KIND}/deny-all")
+    for role, is_named in (("edit", False), ("cluster-admin", True)):
+        spec = {"auth": {"defaultRole": role}}
+        chosen = ControlPlaneClass.model_validate({"metadata": {"name": "small"}, "spec": spec})
+        assert is_deletion_named(control_plane, chosen=chosen) is is_named
+        told = [] if is_named else ["auth.defaultRole of ControlPlaneClass small is edit; have the administrator"]
+        said = refused_deletion(control_plane, chosen=chosen)
+        assert len(said) == len(told)
+        assert all(words in sentence for words, sentence in zip(told, said, strict=True))
+    assert is_deletion_named(control_plane, chosen=None)
 
 
 async def test_tenant_errors_passes_a_condition_error_on(scene: Scene) -> None:

@@ -370,13 +370,13 @@ class ControlPlaneReconciler:
             await self._record_cluster(one, cluster_uid)
             await self._delete_admission(one, provision)
 
-        if is_deletion_named(one.control_plane):
+        if is_deletion_named(one.control_plane, chosen=one.followed.chosen):
             self._issuer.forget(one.control_plane.metadata.uid or "")
         return await self._issuer.ensure(one.control_plane, provision=provision, auth=auth, identified=identified)
 
     async def _delete_admission(self, one: Pass, provision: Provision) -> None:
         """Delete the webhook configuration or policy that the owner names, if there is one."""
-        if is_deletion_named(one.control_plane):
+        if is_deletion_named(one.control_plane, chosen=one.followed.chosen):
             async with tenant_client(provision.administrator, connections=self._context.connections) as client:
                 one.control_plane = await delete_named(self._context, one.control_plane, client)
 

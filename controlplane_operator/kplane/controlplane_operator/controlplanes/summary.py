@@ -91,9 +91,14 @@ class Summary:
 
     def _unsupported(self, one: Pass) -> list[str]:
         """Say, in sentences, what of the spec and the class is accepted and has no effect."""
-        start = start_of(one.control_plane, chosen=one.followed.chosen, gateway=self._context.gateway)
+        chosen = one.followed.chosen
+        start = start_of(one.control_plane, chosen=chosen, gateway=self._context.gateway)
         requests = Requests.of(one.control_plane, start=start, now=datetime.now(UTC))
-        told = [*refused_rotation(one.control_plane), *requests.refused, *refused_deletion(one.control_plane)]
+        told = [
+            *refused_rotation(one.control_plane),
+            *requests.refused,
+            *refused_deletion(one.control_plane, chosen=chosen),
+        ]
         dedicated = one.control_plane.spec.dedicated
         if dedicated is not None and (dedicated.provider_ref is not None or dedicated.parameters_ref is not None):
             told.append("spec.dedicated.providerRef and parametersRef have no effect: kplane runs the control plane")
@@ -101,7 +106,7 @@ class Summary:
             idle = [name for name in ("etcd", "volume") if getattr(dedicated, name) is not None]
             why = "has no effect: kplane does not run the API server at spec.endpointRef"
             told += [f"spec.dedicated.{name} {why}" for name in idle]
-        return [*told, *not_held_to(one.control_plane, chosen=one.followed.chosen, runtime=self._runtime)]
+        return [*told, *not_held_to(one.control_plane, chosen=chosen, runtime=self._runtime)]
 
 
 def _phase(one: Pass, reason: Reason, *, published: bool) -> ControlPlanePhase:

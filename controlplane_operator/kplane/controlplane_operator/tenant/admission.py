@@ -1,7 +1,8 @@
 """Admission webhooks and policies of tenants: which refuse or hold up a write, and their deletion on request.
 
 The operator deletes none by itself: they are the tenant's. The owner of a control plane may have no credentials for it,
-and names one in an annotation of the ControlPlane.
+and names one in an annotation of the ControlPlane. The operator deletes as an administrator. So it acts only if the
+class gives owners that role: the annotation is no way to rights that `auth.defaultRole` withholds.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Final
 
-from kplane.api import ControlPlane
+from kplane.api import AuthSpec, ControlPlane, ControlPlaneClass
 from kplane.api.names import DELETE_ADMISSION_ANNOTATION
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
@@ -33,6 +34,7 @@ _LEASE_WRITE: Final = Write(resource=LEASES, namespace="kube-system")
 """By which controllers run, see the Lease of mcm."""
 _BY_KIND: Final = {resource.kind: resource for resource in CONFIGURATIONS}
 _POINTER: Final = f"/metadata/annotations/{DELETE_ADMISSION_ANNOTATION.replace('/', '~1')}"
+_ALL_RIGHTS: Final = AuthSpec().default_role
 _SHOWN: Final = 253
 _LOOK_SECONDS: Final = 5.0
 """An API server with lists without end does not hold up the operator for longer."""
@@ -64,13 +66,18 @@ async def lease_guards(client: Client) -> tuple[Guard, ...] | None:
         return None
 
 
-def is_deletion_named(control_plane: ControlPlane) -> bool:
-    """Tell whether the owner of a control plane names a configuration or a policy that is to be deleted inside."""
-    return _named(control_plane) is not None
+def is_deletion_named(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> bool:
+    """Tell whether the owner of a control plane names a configuration or a policy that is to be deleted inside.
+
+    `chosen` is its class, which decides whether the owner may do that.
+    """
+    return _named(control_plane) is not None and _gives_all_rights(chosen)
 
 
 async def delete_named(context: OperatorContext, control_plane: ControlPlane, client: Client) -> ControlPlane:
     """Delete the configuration or policy that the owner names, then remove the annotation; returns the control plane.
+
+    Call it only if `is_deletion_named` allows it.
 
     `client` is an administrator of the control plane. Raises ConditionError if its API server refuses, and
     ProviderError if the management cluster does.
@@ -96,14 +103,22 @@ async def delete_named(context: OperatorContext, control_plane: ControlPlane, cl
     return control_plane
 
 
-def refused_deletion(control_plane: ControlPlane) -> list[str]:
+def refused_deletion(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> list[str]:
     """Say, in a sentence, why the annotation has no effect; nothing if there is none, or it has."""
     value = control_plane.metadata.annotations.get(DELETE_ADMISSION_ANNOTATION)
-    if value is None or is_deletion_named(control_plane):
+    if value is None:
         return []
-    kinds = ", ".join(_BY_KIND)
-    said = f"annotation {DELETE_ADMISSION_ANNOTATION} is not acted on: {value[:_SHOWN]!r} is no KIND/NAME"
-    return [f"{said}; KIND is one of {kinds}"]
+    said = f"annotation {DELETE_ADMISSION_ANNOTATION} is not acted on"
+    if _named(control_plane) is None:
+        return [f"{said}: {value[:_SHOWN]!r} is no KIND/NAME; KIND is one of {', '.join(_BY_KIND)}"]
+    if chosen is not None and not _gives_all_rights(chosen):
+        lacks = f"auth.defaultRole of ControlPlaneClass {chosen.name} is {chosen.spec.auth.default_role}"
+        return [f"{said}: {lacks}; have the administrator of the class delete {value}, or set {_ALL_RIGHTS} there"]
+    return []
+
+
+def _gives_all_rights(chosen: ControlPlaneClass | None) -> bool:
+    return chosen is None or chosen.spec.auth.default_role == _ALL_RIGHTS
 
 
 def _named(control_plane: ControlPlane) -> tuple[Resource, str] | None:
