@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from kplane.api import DeletionPolicy
 from kplane.api.names import CONTROL_PLANE_LABEL, IMPORTED_FROM_ANNOTATION
+from kplane.controlplane_operator.errors import CredentialsInvalid
 from kplane.controlplane_operator.kinds import (
     CONTROL_PLANE_CLASSES,
     CONTROL_PLANE_ENDPOINTS,
@@ -14,13 +15,19 @@ from kplane.controlplane_operator.kinds import (
     CONTROL_PLANE_SNAPSHOTS,
     CONTROL_PLANES,
 )
+from kplane.controlplane_operator.pki.key_records import KeyRecord, fingerprints_of
+from kplane.controlplane_operator.pki.secrets import data_of
 from kplane.controlplane_operator.pki.store import AUTHORITIES_SECRET
+from kplane.controlplane_operator.watch.cache import Object
 from kplane.provider import Client, NotFound
 from kplane.provider.client.resources import NAMESPACES, SECRETS
 
 __all__ = ["collect"]
 
 _KINDS: Final = (CONTROL_PLANE_CLASSES, CONTROL_PLANES, CONTROL_PLANE_ENDPOINTS, CONTROL_PLANE_REGISTRATIONS)
+
+_TRIES: Final = 3
+"""Steps of a rotation are minutes apart, so a second try meets no other one."""
 
 
 async def collect(client: Client, *, namespace: str, etcd_secret: str) -> AsyncIterator[dict[str, Any]]:
@@ -31,12 +38,10 @@ async def collect(client: Client, *, namespace: str, etcd_secret: str) -> AsyncI
     """
     yield _stripped(await client.get(SECRETS, etcd_secret, namespace=namespace), kind="Secret", version="v1")
     for found in (await client.list(NAMESPACES, label_selector=CONTROL_PLANE_LABEL)).items:
-        yield _stripped(found, kind="Namespace", version="v1")
-        try:
-            keys = await client.get(SECRETS, AUTHORITIES_SECRET, namespace=found["metadata"]["name"])
-        except NotFound:
-            continue
-        yield _stripped(keys, kind="Secret", version="v1")
+        namespace_now, keys = await _with_keys(client, found)
+        yield _stripped(namespace_now, kind="Namespace", version="v1")
+        if keys is not None:
+            yield _stripped(keys, kind="Secret", version="v1")
     for resource in _KINDS:
         for found in (await client.list(resource)).items:
             yield _stripped(found, kind=resource.kind, version=resource.api_version)
@@ -47,6 +52,37 @@ async def collect(client: Client, *, namespace: str, etcd_secret: str) -> AsyncI
     for found in snapshots:
         if (location := (found.get("status") or {}).get("location")) is not None:
             yield _imported(found, location=location)
+
+
+async def _with_keys(client: Client, namespace: Object) -> tuple[Object, Object | None]:
+    """Read the keys of a namespace, and the record that allows them.
+
+    A step of a rotation may come between two reads. The namespace is read again after the Secret then: an operator
+    records keys before it writes them. Keys that no record allows were exchanged by a user. They keep the record that
+    tells that after a restore.
+    """
+    name = namespace["metadata"]["name"]
+    for _ in range(_TRIES):
+        try:
+            keys = await client.get(SECRETS, AUTHORITIES_SECRET, namespace=name)
+            if _is_allowed(namespace, keys):
+                return namespace, keys
+        except NotFound:
+            return namespace, None
+        # A backup Job may list namespaces, and get none.
+        for again in (await client.list(NAMESPACES, field_selector=f"metadata.name={name}")).items:
+            namespace = again
+        if _is_allowed(namespace, keys):
+            break
+    return namespace, keys
+
+
+def _is_allowed(namespace: Object, keys: Object) -> bool:
+    record = KeyRecord.of(namespace)
+    try:
+        return record is None or record.allows(fingerprints_of(data_of(keys)))
+    except CredentialsInvalid:
+        return True  # a damaged key has no fingerprint, whatever is recorded
 
 
 def _imported(found: dict[str, Any], *, location: str) -> dict[str, Any]:
