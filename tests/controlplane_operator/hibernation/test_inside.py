@@ -136,6 +136,25 @@ async def test_deletion_of_namespace_keeps_it_awake_for_an_hour_only(hours: floa
     assert found == Inside(next_wake=NOW + timedelta(hours=next_hours - hours))
 
 
+async def test_node_lease_in_the_future_keeps_nothing_awake() -> None:
+    assert (await inside(leases={"spec": {"renewTime": at(50)}})).kept
+    assert await inside(leases={"spec": {"renewTime": at(2 * 86400)}}) == Inside()
+
+
+async def test_deletion_of_namespace_in_the_future_counts_from_its_first_look() -> None:
+    seen: dict[str, datetime] = {}
+    client = cast("Client", Tenant({"namespaces": [deleted_namespace(-2 * 86400)]}))
+    looks = [
+        await look_inside(client, now=NOW + timedelta(minutes=minutes), first_seen=seen) for minutes in (0, 4, 6, 59)
+    ]
+    assert [look.stuck for look in looks] == [False, False, True, True]
+    assert all(look.kept for look in looks)
+    after = await look_inside(client, now=NOW + timedelta(hours=1), first_seen=seen)
+    assert after == Inside(next_wake=NOW + timedelta(hours=2))
+    await look_inside(cast("Client", Tenant({})), now=NOW, first_seen=seen)
+    assert seen == {}
+
+
 @pytest.mark.parametrize("seconds", [-50, 0, 50])
 async def test_deletion_of_namespace_is_tried_again_at_its_time(seconds: float) -> None:
     found = await inside(namespaces=deleted_namespace(4 * 3600 + seconds))

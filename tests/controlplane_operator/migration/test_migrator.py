@@ -310,6 +310,20 @@ async def test_another_volume_waits_until_the_former_home_is_gone(monkeypatch: p
     await moved(world, to="Dedicated (20Gi)", until="Completed")
 
 
+async def test_cut_in_the_future_counts_as_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, window="10m")
+    world.ask_for("Dedicated")
+    await moved(world)
+    ahead = datetime.now(UTC) + timedelta(days=2)
+    world.object["status"]["migration"]["cutTime"] = ahead.isoformat()
+    await Operator(world).reconcile()
+    written = datetime.fromisoformat(world.object["status"]["migration"]["cutTime"])
+    assert written <= datetime.now(UTC)
+    assert world.step == "Retaining"
+    world.set_spec(migration={"rollbackWindow": "0s"})
+    await moved(world, until="Completed")
+
+
 async def test_what_others_write_meanwhile_keeps_no_home_from_changing(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch)
 

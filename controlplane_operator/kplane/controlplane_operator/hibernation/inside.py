@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from kplane.controlplane_operator.clocks import is_future
 from kplane.controlplane_operator.hibernation.bootstrap_tokens import BootstrapToken, read_bootstrap_token
 from kplane.controlplane_operator.hibernation.cron import next_time
 from kplane.controlplane_operator.status.leaving import describe_leaving
@@ -77,8 +78,12 @@ class _Look:
     """What an object says at the time that `judge` returned."""
 
 
-async def look_inside(client: Client, *, now: datetime) -> Inside:
-    """Ask an API server for all that is due, and for what cannot be computed. Raises ProviderError."""
+async def look_inside(client: Client, *, now: datetime, first_seen: dict[str, datetime] | None = None) -> Inside:
+    """Ask an API server for all that is due, and for what cannot be computed. Raises ProviderError.
+
+    `first_seen` keeps, by uid and from look to look, when a deletion was seen first whose time is in the future.
+    """
+    first_seen = {} if first_seen is None else first_seen
     due: list[datetime] = []
     tokens: list[BootstrapToken | None] = []
     for look in _LOOKS:
@@ -88,8 +93,11 @@ async def look_inside(client: Client, *, now: datetime) -> Inside:
             continue  # it does not serve this kind
         if look.resource == SECRETS:
             tokens = [read_bootstrap_token(secret, now=now) for secret in found.items]
+        items = found.items
+        if look.resource == NAMESPACES:
+            items = _without_future_deletions(items, now, first_seen)
         turn_ends = time.monotonic() + _TURN_SECONDS
-        for obj in found.items:
+        for obj in items:
             if time.monotonic() >= turn_ends:
                 await asyncio.sleep(0)
                 turn_ends = time.monotonic() + _TURN_SECONDS
@@ -130,6 +138,21 @@ def _namespace(obj: Object, now: datetime) -> str | datetime | None:
     return attempt
 
 
+def _without_future_deletions(items: list[Object], now: datetime, first_seen: dict[str, datetime]) -> list[Object]:
+    """Return namespaces as if a deletion in the future had begun when it was seen first."""
+    known, judged = dict(first_seen), list[Object]()
+    first_seen.clear()
+    for obj in items:
+        since = _time(obj["metadata"].get("deletionTimestamp"))
+        if since is None or not is_future(since, now=now):
+            judged.append(obj)
+            continue
+        uid = obj["metadata"].get("uid") or obj["metadata"]["name"]
+        seen = first_seen[uid] = known.get(uid, now)
+        judged.append({**obj, "metadata": {**obj["metadata"], "deletionTimestamp": seen.isoformat()}})
+    return judged
+
+
 def _is_stuck(obj: Object, now: datetime) -> bool:
     since = _time(obj["metadata"]["deletionTimestamp"])
     return since is not None and now - since >= _STUCK_AFTER
@@ -143,7 +166,9 @@ def _request(obj: Object, _now: datetime) -> str | None:
 
 def _node_lease(obj: Object, now: datetime) -> str | None:
     renewed = _time((obj.get("spec") or {}).get("renewTime"))
-    return "says that its node reports" if renewed is not None and renewed > now - _SOON else None
+    # A node that ended while its clock was ahead would report until then.
+    reports = renewed is not None and renewed > now - _SOON and not is_future(renewed, now=now)
+    return "says that its node reports" if reports else None
 
 
 def _job(obj: Object, _now: datetime) -> str | datetime | None:

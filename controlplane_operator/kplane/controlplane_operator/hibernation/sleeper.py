@@ -47,6 +47,8 @@ class _Beginning:
     """Bootstrap tokens, by the last look inside."""
     recorded: tuple[BootstrapToken, ...] | None = None
     """Bootstrap tokens that the gateway knows."""
+    deletions: dict[str, datetime] = field(default_factory=dict)
+    """Deletions of namespaces in the future, by uid, and when each was seen first."""
     failing: float | None = None
     """When a look inside failed first, of those that failed in a row."""
     backoff: Backoff = field(default_factory=lambda: Backoff(initial_seconds=1.0, maximum_seconds=8.0))
@@ -82,7 +84,7 @@ class Sleeper:
         elif beginning.announced is None:
             beginning.announced = time.monotonic()
         broken = _why_no_wake(control_plane)
-        inside = Inside(broken) if broken is not None else await self._look(control_plane, now=now)
+        inside = Inside(broken) if broken is not None else await self._look(control_plane, now=now, beginning=beginning)
         if inside.unknown and (delay := _until_next_look(beginning)) is not None:
             again = datetime.now(UTC) + timedelta(seconds=delay)
             if decision.begins:
@@ -130,21 +132,25 @@ class Sleeper:
         await record_bootstrap_tokens(self._context, control_plane, tokens=beginning.tokens)
         beginning.recorded = beginning.tokens
 
-    async def _look(self, control_plane: ControlPlane, *, now: datetime) -> Inside:
+    async def _look(self, control_plane: ControlPlane, *, now: datetime, beginning: _Beginning) -> Inside:
         try:
             needed = await self._backend(control_plane).needs_api_server(control_plane)
         except KeyspaceError as error:
             return Inside(f"the operator cannot read in etcd: {error}", unknown=True)
-        return Inside(needed) if needed is not None else await self._look_inside(control_plane, now=now)
+        if needed is not None:
+            return Inside(needed)
+        return await self._look_inside(control_plane, now=now, deletions=beginning.deletions)
 
-    async def _look_inside(self, control_plane: ControlPlane, *, now: datetime) -> Inside:
+    async def _look_inside(
+        self, control_plane: ControlPlane, *, now: datetime, deletions: dict[str, datetime]
+    ) -> Inside:
         key = management_namespace(control_plane.name), controllers_secret_name(control_plane.name)
         config = config_of(self._stores.secrets.get(key))
         if config is None:
             return Inside("it has no credentials for a look inside", unknown=True)
         try:
             async with tenant_client(config, connections=self._context.connections) as client:
-                return await look_inside(client, now=now)
+                return await look_inside(client, now=now, first_seen=deletions)
         except ProviderError as error:
             return Inside(f"the operator cannot look inside: {error}", unknown=True)
 

@@ -25,6 +25,7 @@ from kplane.api import (
 )
 from kplane.controlplane_operator.backends.base import Movable, Provision, data_errors
 from kplane.controlplane_operator.class_policy import wanted_home
+from kplane.controlplane_operator.clocks import is_future
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.migration.cut import Cut, Cutter
 from kplane.controlplane_operator.controlplanes.migration.following import Copies, Copy
@@ -89,6 +90,7 @@ class Migrator:
         known = control_plane.status.migration
         if known is not None and known.step is MigrationStep.CUTTING:
             control_plane = await self._recover(control_plane)
+        control_plane = await self._correct_cut_time(control_plane)
         target = wanted_home(control_plane, chosen=chosen)
         try:
             if known is not None and known.step is MigrationStep.RETAINING:
@@ -155,6 +157,16 @@ class Migrator:
         self._turns.forget(uid)
         self._retired.discard(uid)
         await self._copies.end(uid)
+
+    async def _correct_cut_time(self, control_plane: ControlPlane) -> ControlPlane:
+        """Have a cut count as of now that a clock put into the future: the former home would be kept until then."""
+        migration = control_plane.status.migration
+        if migration is None or migration.step is not MigrationStep.RETAINING or migration.cut_time is None:
+            return control_plane
+        now = datetime.now(UTC)
+        if not is_future(migration.cut_time, now=now):
+            return control_plane
+        return await self._report.retain(control_plane, migration.model_copy(update={"cut_time": now}))
 
     async def _stay(self, control_plane: ControlPlane) -> ControlPlane:
         """Have a control plane in the home that its spec asks for: abort a migration, or end one."""

@@ -56,14 +56,17 @@ class Report:
                 "message": None,
             }
         )
+        return await self.retain(control_plane, arrived, home=migration.target, endpoint=endpoint)
+
+    async def retain(self, control_plane: ControlPlane, migration: MigrationStatus, **fields: Any) -> ControlPlane:
+        """Write a migration whose former home keeps its data for now, and other fields of the status."""
         return await self.write(
             control_plane,
-            arrived,
+            migration,
             status="False",
             reason=Reason.RETAINING_FORMER_HOME,
             told=f"it lives in its new home, {migration.target}; the former one keeps its data for now",
-            home=migration.target,
-            endpoint=endpoint,
+            **fields,
         )
 
     async def say(self, control_plane: ControlPlane, told: str, *, target: Home) -> ControlPlane:
