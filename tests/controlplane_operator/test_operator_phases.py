@@ -33,7 +33,7 @@ _PUBLISHED = {"endpoint": _URL, "version": "v1.36.3"}
 
 @pytest.fixture
 def summary() -> Summary:
-    context: Any = SimpleNamespace(gateway=None)
+    context: Any = SimpleNamespace(gateway=None, stores=Stores())
     sleeper: Any = None  # a sleep is only asked about if it was decided about
     runtime: Any = SimpleNamespace(runs_pods=True)
     return Summary(context, sleeper=sleeper, runtime=runtime)
