@@ -74,6 +74,9 @@ async def test_a_control_plane_is_reached_as_long_as_it_is_there(
             found = await client.get(SECRETS, of, namespace=namespace)
             return {key: base64.b64decode(value) for key, value in found["data"].items()}
 
+        async def urls() -> list[str]:
+            return [each["url"] for each in (await client.get(CONTROL_PLANES, _NAME))["status"]["endpoints"]]
+
         async def gone() -> bool:
             try:
                 await client.get(SECRETS, gateway_secret_name(_NAME), namespace=GATEWAY_NAMESPACE)
@@ -149,8 +152,7 @@ async def test_a_control_plane_is_reached_as_long_as_it_is_there(
         # Not every resolver knows names below localhost.
         config = ClusterConfig.from_kubeconfig(named["kubeconfig-external"])
         assert (config.server, config.ca_data) == (address.geturl(), named["ca.crt"])
-        urls = {each["url"] for each in (await client.get(CONTROL_PLANES, _NAME))["status"]["endpoints"]}
-        assert f"https://{host}:{address.port}" in urls
+        await eventually(urls, lambda found: f"https://{host}:{address.port}" in found)
         certified = dataclasses.replace(config, token=None, client_certificate=pair.certificate, client_key=pair.key)
         for each in (config, certified):
             await eventually(lambda each=each: _code(each), lambda found: found == 200)
