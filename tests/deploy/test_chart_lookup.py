@@ -65,7 +65,7 @@ def test_the_number_of_members_grows(chart: Any, api_server: Handle) -> None:
     """How the new ones join is in test_etcd_growth.py."""
     assert "kubectl rollout status" in install(chart, api_server, "--set=etcd.replicas=1")
     grown = install(chart, api_server, "--set=etcd.replicas=3,etcd.backup.accessMode=ReadWriteOnce")
-    assert "name: my-kplane-etcd-join" in grown
+    assert 'name: "my-kplane-etcd-join"' in grown
 
 
 @pytest.mark.usefixtures("claim_of_one", "claim_of_a_second")

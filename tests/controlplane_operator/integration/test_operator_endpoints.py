@@ -203,6 +203,7 @@ async def test_api_server_that_starts_is_no_failure(field: Any, tmp_path: Path) 
 
     app = web.Application()
     app.router.add_get("/readyz", readyz)
+    app.router.add_get("/below/readyz", readyz)
     async with serve_over_tls(app, tmp_path) as config, followed(field, "starting") as seen:
         reference = await keep_kubeconfig(field, "starting", config=config)
         await field.create("ControlPlaneEndpoint", "starting", endpoint=config.server, credentialsSecretRef=reference)
@@ -213,9 +214,9 @@ async def test_api_server_that_starts_is_no_failure(field: Any, tmp_path: Path) 
         assert "EndpointUnreachable" not in {reachable for _, reachable in seen}
         assert await warnings() == []
 
-        # The same answer of one that was ready is a failure.
+        # The same answer of one that was ready is a failure. The operator asks another URL at once.
         answer = 500
-        await field.client.patch(CONTROL_PLANE_ENDPOINTS, "starting", {"spec": {"endpoint": f"{config.server}/"}})
+        await field.client.patch(CONTROL_PLANE_ENDPOINTS, "starting", {"spec": {"endpoint": f"{config.server}/below"}})
         await says(field, "starting", "Reachable", "False")
         await field.eventually(warnings, lambda found: found == ["EndpointUnreachable"])
     await clean(field)

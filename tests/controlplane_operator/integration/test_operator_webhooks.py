@@ -167,7 +167,9 @@ async def test_mutating_policy_that_fails_is_named_and_deleted_by_an_annotation(
     await field.create("ControlPlane", "mutated", classRef={"name": "mutated"})
     await field.becomes("ControlPlane", "mutated", "Reconciled")
     rules = [{"apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*"], "operations": ["CREATE", "UPDATE"]}]
-    broken = {"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": "object.spec.nosuch"}}
+    # No object of the test has this field, so the expression ends with an error.
+    failing = 'Object{metadata: Object.metadata{labels: {"a": string(object.nosuch)}}}'
+    broken = {"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": failing}}
     spec = {
         "failurePolicy": "Fail",
         "reinvocationPolicy": "Never",
