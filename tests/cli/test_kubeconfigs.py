@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,10 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def entry(name: str) -> dict[str, Any]:
+def entry(name: str, user: Mapping[str, Any] | None = None) -> dict[str, Any]:
     return {
         "clusters": [{"name": name, "cluster": {"server": "https://10.0.0.1:6443"}}],
-        "users": [{"name": name, "user": {"token": "other"}}],
+        "users": [{"name": name, "user": user or {"token": "other"}}],
         "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
         "current-context": name,
     }
@@ -61,7 +62,7 @@ def test_what_others_wrote_stays(own: Path) -> None:
     assert stat.S_IMODE(own.stat().st_mode) == 0o600
     assert os.listdir(own.parent) == ["config"]
     # With a management cluster, what asks it for credentials goes.
-    own_kubeconfig.remove_context("kplane")
+    own_kubeconfig.remove_context("kplane", is_own=lambda _: True)
     held = yaml.safe_load(own.read_text())
     assert [each["name"] for each in held["users"]] == ["work", "kplane-globex"]
     assert held["current-context"] == "kplane-globex"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,37 @@ def test_context_in_second_file_is_found(files: tuple[Path, Path]) -> None:
     assert own_kubeconfig.server_of("kplane") == "https://10.0.0.1:6443"
     own_kubeconfig.use_context("kplane")
     assert kubeconfigs.current_context() == "kplane"
-    own_kubeconfig.remove_context("kplane")
+    own_kubeconfig.remove_context("kplane", is_own=lambda _: True)
     assert names(files[1]) == []
+    assert kubeconfigs.current_context() is None
+
+
+def is_first(cluster: Mapping[str, Any]) -> bool:
+    return cluster["server"] == "https://first"
+
+
+def test_entries_of_person_stay_when_management_context_of_same_name_goes(files: tuple[Path, Path]) -> None:
+    own, acme = entry("kplane"), made("acme")
+    own["clusters"][0]["cluster"]["server"] = "https://first"
+    # The plugin of another program, whose arguments end as those of kplane do.
+    other = entry("other", {"exec": {"command": "aws", "args": ["get-token", "--context", "kplane"]}})
+    held = {section: own[section] + acme[section] + other[section] for section in ("clusters", "users", "contexts")}
+    files[0].write_text(yaml.safe_dump(held | {"current-context": "kplane"}))
+    write(files[1], "kplane", "kplane-acme")
+    before = files[1].read_text()
+    own_kubeconfig.remove_context("kplane", is_own=is_first)
+    assert files[1].read_text() == before
+    assert [names(files[0], section) for section in ("clusters", "contexts", "users")] == [["other"]] * 3
+
+
+def test_renamed_contexts_go_with_their_management_cluster(files: tuple[Path, Path]) -> None:
+    own, acme = entry("kplane"), made("acme")
+    own["clusters"][0]["cluster"]["server"] = "https://first"
+    own["contexts"][0]["name"], acme["contexts"][0]["name"] = "laptop", "mine"
+    held = {section: own[section] + acme[section] for section in ("clusters", "users", "contexts")}
+    files[0].write_text(yaml.safe_dump(held | {"current-context": "mine"}))
+    own_kubeconfig.remove_context("kplane", is_own=is_first)
+    assert [names(files[0], section) for section in ("clusters", "contexts", "users")] == [[]] * 3
     assert kubeconfigs.current_context() is None
 
 

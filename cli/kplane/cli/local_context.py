@@ -6,6 +6,7 @@ directory, or of a person, stays.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
@@ -54,10 +55,9 @@ def leave_local(directory: Path, *, server: str | None) -> None:
     `server` is the address that ran there: former versions noted no directory.
     """
     for name, cluster in clusters_by_name().items():
-        noted = _directory_of(cluster)
-        is_former = name == CONTEXT and noted is None and server is not None and cluster.get("server") == server
-        if noted == str(directory.absolute()) or is_former:
-            remove_context(name)
+        is_own = functools.partial(_is_own, directory=directory.absolute(), server=server if name == CONTEXT else None)
+        if is_own(cluster):
+            remove_context(name, is_own=is_own)
     remembered = directory / _FORMER
     if remembered.is_file():
         use_context(remembered.read_text())
@@ -82,6 +82,11 @@ def _is_free(name: str, handle: Handle) -> bool:
     own = administrator_context(handle.admin_kubeconfig, name=name)["clusters"][0]["cluster"]
     authority = "certificate-authority-data"
     return cluster.get(authority) is not None and cluster.get(authority) == own.get(authority)
+
+
+def _is_own(cluster: Mapping[str, Any], *, directory: Path, server: str | None) -> bool:
+    noted = _directory_of(cluster)
+    return noted == str(directory) or (noted is None and server is not None and cluster.get("server") == server)
 
 
 def _directory_of(cluster: Mapping[str, Any] | None) -> str | None:

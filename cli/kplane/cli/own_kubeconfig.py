@@ -2,7 +2,7 @@
 
 kubectl takes an entry from the first file that has it. So an entry is replaced in the file where it is, and a new one
 goes to the first file. The name of the current context goes where one is set. An entry that kplane did not write is
-never replaced.
+never replaced or removed: each file is judged for itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import yaml
 
 from kplane.cli.errors import Refused
 from kplane.cli.exec_plugin import asked_context, asked_name, asked_uid, is_plugin, plugin_of, renew_plugin
-from kplane.cli.kubeconfigs import to_text
+from kplane.cli.kubeconfigs import management, to_text
 from kplane.provider.access.kubeconfigs import kubeconfig_paths, read_document
 
 __all__ = [
@@ -152,20 +152,26 @@ def server_of(context: str) -> str | None:
     return str(cluster.get("server")) if cluster is not None else None
 
 
-def remove_context(name: str) -> None:
-    """Remove a context from the user's kubeconfig, and those whose credentials come from its cluster."""
-    users = [each for _, held in _read_all() for each in _entries(held, "users")]
-    served = {each["name"] for each in users if asked_context(plugin_of(each)) == name}
-    _remove(frozenset({name, *served}))
+def remove_context(name: str, *, is_own: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Remove a context that kplane wrote from the user's kubeconfig, and those whose credentials come from its cluster.
+
+    `is_own` tells by the cluster entry of a file whether kplane wrote the entries of that name there. Entries of a
+    person stay, in any file.
+    """
+
+    def own_users(held: Document) -> frozenset[str]:
+        plugins = {str(each.get("name")): plugin_of(each) for each in _entries(held, "users")}
+        served = {user for user, plugin in plugins.items() if is_plugin(plugin) and asked_context(plugin) == name}
+        cluster = (_find(held, "clusters", name) or {}).get("cluster")
+        return frozenset({*served, name} if cluster and is_own(cluster) else served)
+
+    _remove(own_users)
 
 
 def remove_control_plane(name: str, *, uid: str | None, context: str | None) -> Sequence[str]:
     """Remove the contexts of a control plane that is gone, and return their names.
 
-    These are the contexts whose user asks kplane for its credentials, whatever a person has named them. Entries of a
-    person with the same name in another file stay. If one of the contexts was the current one, that of the management
-    cluster is current afterwards. Entries of former versions have no uid: they are known by `name` and by the context
-    of the management cluster.
+    Entries of former versions have no uid: they are known by `name` and by `context`, that of the management cluster.
     """
 
     def is_gone(user: Mapping[str, Any]) -> bool:
@@ -173,22 +179,28 @@ def remove_control_plane(name: str, *, uid: str | None, context: str | None) -> 
         same_uid = asked_uid(plugin) == uid if asked_uid(plugin) else asked_context(plugin) == context
         return asked_name(plugin) == name and same_uid
 
+    return _remove(lambda held: frozenset(str(each.get("name")) for each in _entries(held, "users") if is_gone(each)))
+
+
+def _remove(own_users: Callable[[Document], frozenset[str]]) -> Sequence[str]:
+    """Remove the users of each file that kplane wrote there, and their contexts. Return the names of the contexts.
+
+    A context is known by its user, whatever a person has named it. If one of them was the current one, that of the
+    management cluster is current afterwards, if there is one.
+    """
     documents = _read_all()
-    current = _current(documents)
-    removed: list[str] = []
-    then = None
+    current, then = _current(documents), management(None).context
+    removed: set[str] = set()
     for path, held in documents:
-        users = {str(each.get("name")): each for each in _entries(held, "users") if is_gone(each)}
-        if not users:
-            continue
+        users = own_users(held)
         contexts = [each for each in _entries(held, "contexts") if (each.get("context") or {}).get("user") in users]
-        names = frozenset(str(each.get("name")) for each in contexts)
-        if current in names and current not in removed:
-            then = asked_context(plugin_of(next(iter(users.values()))))
-        removed += [each for each in names if each not in removed]
-        _edit(path, functools.partial(_drop, users=frozenset(users), contexts=names))
-    if current in removed and current not in context_names():
-        _set_current(then if then is not None and then in context_names() else "")
+        if users:
+            names = frozenset(str(each.get("name")) for each in contexts)
+            _edit(path, functools.partial(_drop, users=users, contexts=names))
+            removed |= names
+    present = context_names()
+    if current in removed and current not in present:
+        _set_current(then if then is not None and then in present else "")
     return sorted(removed)
 
 
@@ -218,21 +230,6 @@ def check_writable() -> None:
             pass
     except OSError as error:
         raise _unwritable(path, error.strerror or str(error)) from error
-
-
-def _remove(names: frozenset[str]) -> None:
-    """Remove all entries of these names. If the current context is one of them, there is none afterwards."""
-    current = _current(_read_all())
-
-    def remove(held: Document) -> None:
-        for section in _SECTIONS:
-            held[section] = [each for each in _entries(held, section) if each.get("name") not in names]
-
-    for path, held in _read_all():
-        if any(each.get("name") in names for section in _SECTIONS for each in _entries(held, section)):
-            _edit(path, remove)
-    if current in names:
-        _set_current("")
 
 
 def _read_all() -> list[tuple[Path, Document]]:

@@ -38,8 +38,8 @@ def leave(directory: Path) -> None:
         former, _, server = (directory / _FORMER).read_text().partition("\n")
     except FileNotFoundError:
         return
-    if server_of(CONTEXT) in {None, server}:
-        remove_context(CONTEXT)
+    if server_of(CONTEXT) == server:
+        remove_context(CONTEXT, is_own=lambda cluster: cluster.get("server") == server)
     if former:
         use_context(former)
     (directory / _FORMER).unlink()
