@@ -119,6 +119,12 @@ def test_expiration_is_never_after_the_end_of_the_credential() -> None:
     assert answer["status"]["expirationTimestamp"] == "2001-09-09T01:46:40Z"
 
 
+def test_credential_without_uid_is_valid_until_its_own_end() -> None:
+    ending = token(issued=0.0, expires=1_000_000_000.0)
+    answer = json.loads(print_credential(ClusterConfig(server="https://x", token=ending), uid=None))
+    assert answer["status"]["expirationTimestamp"] == "2001-09-09T01:46:40Z"
+
+
 def test_forgotten_credential_is_fetched(client) -> None:
     client("first")
     kept()

@@ -109,7 +109,7 @@ def print_credential(config: ClusterConfig, *, uid: str | None) -> str:
     status = json.dumps(members)[1:-1]
     life = _life(config)
     if uid is None or life is None:
-        return render(status)
+        return render(status, expires=life[1] if life is not None else None)
     issued, expires = life
     return keep(uid, status, issued=issued, expires=expires)
 
