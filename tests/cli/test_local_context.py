@@ -66,6 +66,35 @@ def test_second_up_keeps_context_of_first(tmp_path: Path, own: Path) -> None:
         assert kubeconfigs.current_context() == "work"
 
 
+def test_context_before_two_ups_is_current_after_both_downs(tmp_path: Path) -> None:
+    own_kubeconfig.add_context(entry("work"))
+    with contextlib.ExitStack() as held:
+        first, second = (Running(tmp_path / name, port=port, held=held) for name, port in (("a", 1), ("b", 2)))
+        first.enter()
+        second.enter()
+        first.leave()
+        assert kubeconfigs.current_context() == "kplane.b"
+        second.leave()
+    assert kubeconfigs.current_context() == "work"
+
+
+def test_up_that_was_killed_has_noted_the_former_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_kubeconfig.add_context(entry("work"))
+
+    def add_and_die(*args: Any, **options: Any) -> None:
+        own_kubeconfig.add_context(*args, **options)
+        raise KeyboardInterrupt
+
+    with contextlib.ExitStack() as held:
+        first = Running(tmp_path / "a", port=1, held=held)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("kplane.cli.local_context.add_context", add_and_die)
+            first.enter()
+        first.enter()
+        first.leave()
+    assert kubeconfigs.current_context() == "work"
+
+
 def test_context_that_was_chosen_meanwhile_stays(tmp_path: Path) -> None:
     own_kubeconfig.add_context(entry("work"))
     own_kubeconfig.add_context(entry("other"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,9 +43,10 @@ def enter_local(handle: Handle) -> tuple[str, Path]:
     document = administrator_context(handle.admin_kubeconfig, name=name)
     noted = {"name": _EXTENSION, "extension": {"directory": str(directory)}}
     document["clusters"][0]["cluster"] = {**document["clusters"][0]["cluster"], "extensions": [noted]}
-    added = add_context(document, replace=True)
+    # The note comes first: a crash after the change of the current context would lose the one before.
     if former is not None and former != name:
-        (directory / _FORMER).write_text(former)
+        (directory / _FORMER).write_text("\n".join([former, *_before(former)]))
+    added = add_context(document, replace=True)
     return name, added.path
 
 
@@ -60,8 +61,16 @@ def leave_local(directory: Path, *, server: str | None) -> None:
             remove_context(name, is_own=is_own)
     remembered = directory / _FORMER
     if remembered.is_file():
-        use_context(remembered.read_text())
+        for former in remembered.read_text().splitlines():
+            use_context(former)
         remembered.unlink()
+
+
+def _before(context: str) -> Sequence[str]:
+    """Return the contexts that were current before that of a management cluster, which may end first."""
+    directory = _directory_of(clusters_by_name().get(context))
+    note = Path(directory) / _FORMER if directory is not None else None
+    return note.read_text().splitlines() if note is not None and note.is_file() else []
 
 
 def _names(directory: Path) -> itertools.chain[str]:
