@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from kplane.cli.local_context import enter_local, leave_local
 from kplane.embedded import lock
 from kplane.embedded.handle import Handle
 
-from .test_kubeconfigs import entry
+from .test_kubeconfigs import entry, made
 
 
 @pytest.fixture(autouse=True)
@@ -116,9 +117,21 @@ def test_context_kplane_of_a_person_stays(tmp_path: Path, own: Path) -> None:
     assert kubeconfigs.current_context() == "kplane"
 
 
-def test_context_of_crashed_cluster_is_taken(tmp_path: Path, own: Path) -> None:
+def test_context_of_crashed_cluster_is_kept_for_its_next_up(tmp_path: Path, own: Path) -> None:
+    with contextlib.ExitStack() as held:
+        first = Running(tmp_path / "a", port=1, held=held)
+        first.enter()
+    with contextlib.ExitStack() as held:
+        assert Running(tmp_path / "b", port=2, held=held).enter() == "kplane.b"
+    assert first.enter() == "kplane"
+    assert servers(own) == {"kplane": "https://127.0.0.1:1", "kplane.b": "https://127.0.0.1:2"}
+
+
+def test_context_of_deleted_directory_is_taken_without_its_control_planes(tmp_path: Path, own: Path) -> None:
     with contextlib.ExitStack() as held:
         Running(tmp_path / "a", port=1, held=held).enter()
+        own_kubeconfig.add_context(made("acme"))
+    shutil.rmtree(tmp_path / "a")
     with contextlib.ExitStack() as held:
         assert Running(tmp_path / "b", port=2, held=held).enter() == "kplane"
     assert servers(own) == {"kplane": "https://127.0.0.1:2"}

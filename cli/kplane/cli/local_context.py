@@ -21,7 +21,6 @@ from kplane.cli.own_kubeconfig import (
     remove_context,
     use_context,
 )
-from kplane.embedded import lock
 from kplane.embedded.handle import Handle
 
 __all__ = ["CONTEXT", "enter_local", "leave_local"]
@@ -40,6 +39,10 @@ def enter_local(handle: Handle) -> tuple[str, Path]:
         (name for name, cluster in clusters_by_name().items() if _directory_of(cluster) == str(directory)), None
     )
     name = known or next(each for each in _names(directory) if _is_free(each, handle))
+    gone = None if known else _directory_of(clusters_by_name().get(name))
+    if gone is not None:
+        # The contexts of its control planes would ask this management cluster for credentials.
+        leave_local(Path(gone), server=None)
     document = administrator_context(handle.admin_kubeconfig, name=name)
     noted = {"name": _EXTENSION, "extension": {"directory": str(directory)}}
     document["clusters"][0]["cluster"] = {**document["clusters"][0]["cluster"], "extensions": [noted]}
@@ -85,8 +88,8 @@ def _is_free(name: str, handle: Handle) -> bool:
     cluster = clusters_by_name().get(name) or {}
     directory = _directory_of(cluster)
     if directory is not None:
-        # A cluster that crashed has left its context, whose address is dead.
-        return lock.holder(Path(directory)) is None
+        # A cluster that does not run, such as after a reboot, gets its context back at the next `kplane up`.
+        return not Path(directory).exists()
     # Former versions noted no directory.
     own = administrator_context(handle.admin_kubeconfig, name=name)["clusters"][0]["cluster"]
     authority = "certificate-authority-data"
