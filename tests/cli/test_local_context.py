@@ -67,11 +67,14 @@ def test_second_up_keeps_context_of_first(tmp_path: Path, own: Path) -> None:
         assert kubeconfigs.current_context() == "work"
 
 
-def test_context_before_two_ups_is_current_after_both_downs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("merges", [False, True])
+def test_context_before_two_ups_is_current_after_both_downs(tmp_path: Path, merges: bool) -> None:
     own_kubeconfig.add_context(entry("work"))
     with contextlib.ExitStack() as held:
         first, second = (Running(tmp_path / name, port=port, held=held) for name, port in (("a", 1), ("b", 2)))
         first.enter()
+        if merges:
+            own_kubeconfig.add_context(made("acme"))
         second.enter()
         first.leave()
         assert kubeconfigs.current_context() == "kplane.b"
@@ -88,9 +91,10 @@ def test_up_that_was_killed_has_noted_the_former_context(tmp_path: Path, monkeyp
 
     with contextlib.ExitStack() as held:
         first = Running(tmp_path / "a", port=1, held=held)
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patch:
             patch.setattr("kplane.cli.local_context.add_context", add_and_die)
-            first.enter()
+            with pytest.raises(KeyboardInterrupt):
+                first.enter()
         first.enter()
         first.leave()
     assert kubeconfigs.current_context() == "work"

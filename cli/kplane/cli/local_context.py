@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from kplane.cli.kubeconfigs import current_context
+from kplane.cli.kubeconfigs import current_context, management
 from kplane.cli.own_kubeconfig import (
     add_context,
     administrator_context,
@@ -48,7 +48,7 @@ def enter_local(handle: Handle) -> tuple[str, Path]:
     document["clusters"][0]["cluster"] = {**document["clusters"][0]["cluster"], "extensions": [noted]}
     # The note comes first: a crash after the change of the current context would lose the one before.
     if former is not None and former != name:
-        (directory / _FORMER).write_text("\n".join([former, *_before(former)]))
+        (directory / _FORMER).write_text("\n".join(dict.fromkeys([former, *_before(former)])))
     added = add_context(document, replace=True)
     return name, added.path
 
@@ -71,9 +71,11 @@ def leave_local(directory: Path, *, server: str | None) -> None:
 
 def _before(context: str) -> Sequence[str]:
     """Return the contexts that were current before that of a management cluster, which may end first."""
-    directory = _directory_of(clusters_by_name().get(context))
+    # A control plane's context goes with its management cluster as well.
+    cluster = management(None).context or context
+    directory = _directory_of(clusters_by_name().get(cluster))
     note = Path(directory) / _FORMER if directory is not None else None
-    return note.read_text().splitlines() if note is not None and note.is_file() else []
+    return [cluster, *(note.read_text().splitlines() if note is not None and note.is_file() else [])]
 
 
 def _names(directory: Path) -> itertools.chain[str]:
