@@ -69,7 +69,7 @@ def test_what_others_wrote_stays(own: Path) -> None:
 
 
 def test_entries_of_a_former_version_are_renewed(own: Path) -> None:
-    assert own_kubeconfig.renew_plugins() is None
+    assert own_kubeconfig.renew_plugins() == []
     former = made("acme")
     plugin = former["users"][0]["user"]["exec"]
     plugin["args"] = ["-m", "kplane.cli.main", "credential", "acme", "--context", "work"]
@@ -80,7 +80,7 @@ def test_entries_of_a_former_version_are_renewed(own: Path) -> None:
         held[section] += former[section]
     own.write_text(yaml.safe_dump(held | {"current-context": "kplane-acme"}))
     assert management(None) == Management("work")
-    assert own_kubeconfig.renew_plugins() == own
+    assert own_kubeconfig.renew_plugins() == [own]
     renewed = yaml.safe_load(own.read_text())
     assert renewed["users"][0] == held["users"][0]
     assert renewed["users"][1]["user"]["exec"] == plugin | {
@@ -88,7 +88,7 @@ def test_entries_of_a_former_version_are_renewed(own: Path) -> None:
     }
     assert renewed["current-context"] == "kplane-acme"
     assert management(None) == Management("work")
-    assert own_kubeconfig.renew_plugins() is None
+    assert own_kubeconfig.renew_plugins() == []
 
 
 def test_a_link_stays_a_link_and_a_lock_is_respected(own: Path, tmp_path: Path) -> None:

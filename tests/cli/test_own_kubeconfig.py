@@ -158,6 +158,17 @@ def test_renamed_contexts_go_with_their_management_cluster(files: tuple[Path, Pa
     assert kubeconfigs.current_context() is None
 
 
+def test_entries_of_former_version_are_renewed_in_each_file(files: tuple[Path, Path]) -> None:
+    for path, name in zip(files, ("acme", "globex"), strict=True):
+        former = made(name)
+        arguments = ["-m", "kplane.cli.main", "credential", name, "--context", "kplane"]
+        former["users"][0]["user"]["exec"]["args"] = arguments
+        path.write_text(yaml.safe_dump(former))
+    assert own_kubeconfig.renew_plugins() == list(files)
+    assert [read(path)["users"][0]["user"]["exec"]["args"][:2] for path in files] == [["-E", "-P"]] * 2
+    assert own_kubeconfig.renew_plugins() == []
+
+
 def test_kubeconfig_that_cannot_be_written_is_named_with_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -212,13 +212,16 @@ def _drop(held: Document, *, users: frozenset[str], contexts: frozenset[str]) ->
     held["clusters"] = [each for each in _entries(held, "clusters") if each.get("name") not in users - used]
 
 
-def renew_plugins() -> Path | None:
-    """Rewrite the entries of former versions of kplane in the user's kubeconfig. Returns the file if there were any."""
-    path, held = _read_all()[0]
-    if all(renew_plugin(plugin_of(each)) is None for each in _entries(held, "users")):
-        return None
-    _edit(path, lambda _: None)
-    return path
+def renew_plugins() -> Sequence[Path]:
+    """Rewrite the entries of former versions of kplane in the user's kubeconfig. Returns the files that had some."""
+    paths = [
+        path
+        for path, held in _read_all()
+        if any(renew_plugin(plugin_of(each)) is not None for each in _entries(held, "users"))
+    ]
+    for path in paths:
+        _edit(path, lambda _: None)
+    return paths
 
 
 def check_writable() -> None:

@@ -79,12 +79,13 @@ def _renew_plugins() -> None:
     from kplane.cli.own_kubeconfig import renew_plugins
 
     try:
-        path = renew_plugins()
+        paths = renew_plugins()
     except (OSError, Refused) as error:
         say(f"warning: failed to renew the contexts of control planes in your kubeconfig: {error}")
         return
-    if path is not None:
-        say(f"the contexts of control planes in {path} are renewed; they ran Python files of the current folder")
+    if paths:
+        files = ", ".join(str(path) for path in paths)
+        say(f"the contexts of control planes in {files} are renewed; they ran Python files of the current folder")
 
 
 @app.command(short_help="Print the credential of a control plane for kubectl.")
