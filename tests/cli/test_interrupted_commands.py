@@ -20,6 +20,7 @@ from kplane.cli.errors import ExitCode
 from kplane.cli.main import app
 from kplane.cli.session import run
 from kplane.client import ControlPlanes, NoControlPlane, NotSettled
+from kplane.provider.errors import KubeconfigError
 
 from .test_kubeconfigs import PUBLISHED, entry
 
@@ -118,6 +119,27 @@ def test_delete_removes_contexts_and_goes_back(monkeypatch: pytest.MonkeyPatch) 
     assert "context kplane-acme is removed" in done.stderr
     assert own_kubeconfig.context_names() == ["kplane"]
     assert kubeconfigs.current_context() == "kplane"
+
+
+def test_delete_without_wait_names_the_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    Management(monkeypatch, error=None)
+    document = kubeconfigs.with_exec_credential(PUBLISHED, name="acme", uid="0-1", context="kplane", internal=False)
+    own_kubeconfig.add_context(document)
+    done = kplane("delete", "acme", "--yes", "--no-wait")
+    assert "get it back: kplane kubeconfig acme --merge" in done.stderr
+
+
+@pytest.mark.parametrize("error", [KubeconfigError("the kubeconfig is empty"), PermissionError("denied")])
+def test_delete_succeeds_when_contexts_cannot_be_removed(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    Management(monkeypatch, error=None)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("kplane.cli.own_kubeconfig.remove_control_plane", fail)
+    done = kplane("delete", "acme", "--yes")
+    assert (done.exit_code, done.stdout) == (0, "controlplane/acme deleted\n")
+    assert f"warning: the context of acme stays in your kubeconfig: {error}" in done.stderr
 
 
 def test_merge_names_the_way_back(monkeypatch: pytest.MonkeyPatch) -> None:

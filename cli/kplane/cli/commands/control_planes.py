@@ -166,7 +166,7 @@ def delete(
         with continuing(f"if the deletion was asked for, it continues; see how far it is: kplane describe {name}"):
             await control_planes.delete(name, wait=wait, timeout_seconds=timeout)
         forget(found.metadata.uid or "")
-        _remove_contexts(found, cluster=cluster)
+        _remove_contexts(found, cluster=cluster, is_gone=wait)
         print_text(f"controlplane/{name} deleted" if wait else f"controlplane/{name} is being deleted")
         if found.spec.endpoint_ref is not None:
             endpoint = found.spec.endpoint_ref.name
@@ -175,17 +175,21 @@ def delete(
     work_on(context, work)
 
 
-def _remove_contexts(control_plane: ControlPlane, *, cluster: str | None) -> None:
+def _remove_contexts(control_plane: ControlPlane, *, cluster: str | None, is_gone: bool) -> None:
     """Remove what leads to a deleted control plane from the user's kubeconfig. Say so, also if that fails."""
     from kplane.cli.own_kubeconfig import remove_control_plane
+    from kplane.provider import ProviderError
 
+    name = control_plane.name
     try:
-        removed = remove_control_plane(control_plane.name, uid=control_plane.metadata.uid, context=cluster)
-    except Refused as error:
-        say(f"warning: the context of {control_plane.name} stays in your kubeconfig: {error}")
+        removed = remove_control_plane(name, uid=control_plane.metadata.uid, context=cluster)
+    except (OSError, ProviderError, Refused) as error:
+        say(f"warning: the context of {name} stays in your kubeconfig: {error}")
         return
+    # A deletion cannot be taken back, but it may wait for something that has to be looked at.
+    back = "" if is_gone else f"; until the end of the deletion, get it back: kplane kubeconfig {name} --merge"
     if removed:
-        say(f"context {', '.join(removed)} is removed from your kubeconfig")
+        say(f"context {', '.join(removed)} is removed from your kubeconfig{back}")
 
 
 async def _consequences(control_planes: ControlPlanes, control_plane: ControlPlane) -> str:
