@@ -186,7 +186,7 @@ def _remove_contexts(control_plane: ControlPlane, *, cluster: str | None, is_gon
     except (OSError, ProviderError, Refused) as error:
         say(f"warning: the context of {name} stays in your kubeconfig: {error}")
         return
-    # A deletion cannot be taken back, but it may wait for something that has to be looked at.
+    # A deletion is final, but it may wait for something that a person has to look at.
     back = "" if is_gone else f"; until the end of the deletion, get it back: kplane kubeconfig {name} --merge"
     if removed:
         say(f"context {', '.join(removed)} is removed from your kubeconfig{back}")
