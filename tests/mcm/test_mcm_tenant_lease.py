@@ -14,6 +14,7 @@ from kplane.mcm.instance.state import BlockingReason
 from kplane.mcm.instance.tenant_lease import TIMINGS, TRY_SECONDS, Holder, TenantLease
 from kplane.mcm.reasons import Reason
 from kplane.provider import Cluster
+from kplane.provider.client.limits import AnswerLimits
 from kplane.provider.coordination.lease import clock
 from kplane.provider.errors import ClusterNotOwned
 
@@ -191,9 +192,23 @@ async def test_a_write_that_never_ends_is_blamed_on_the_webhooks_on_leases(serve
     assert "guard-1" not in found.message
 
 
-async def test_a_write_is_waited_for_though_the_webhooks_are_too_many_to_read(server: FaultServer) -> None:
+async def test_webhook_on_leases_among_many_others_is_named(server: FaultServer) -> None:
     guarded(server.leases)
-    server.leases.configurations["validatingwebhookconfigurations"] *= 2000
+    webhooks = server.leases.configurations["validatingwebhookconfigurations"]
+    webhooks += webhooks[1:] * 500  # as many values as about 50 real ones have
+    server.write_after_seconds = 60.0
+    async with contextlib.aclosing(tenant_lease(server, timeout_seconds=0.5)) as lease:
+        found = await lease.look(server.config, seconds=1.0)
+    assert found is not None
+    assert found.reason is Reason.WEBHOOK_REFUSED
+    assert GUARD in found.message
+
+
+async def test_a_write_is_waited_for_though_the_webhooks_are_too_many_to_read(
+    server: FaultServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guarded(server.leases)
+    monkeypatch.setattr("kplane.mcm.instance.tenant_lease._WEBHOOK_LIMITS", AnswerLimits(values=4))
     server.write_after_seconds = 0.5
     async with contextlib.aclosing(tenant_lease(server, timeout_seconds=0.2)) as lease:
         assert await lease.look(server.config) is None

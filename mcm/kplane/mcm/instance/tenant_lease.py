@@ -17,7 +17,7 @@ from kplane.mcm.reasons import Reason
 from kplane.provider import ApiError, Client, Cluster, ClusterConfig, ProviderError, Unreachable
 from kplane.provider.aio.cancellation import end_tasks
 from kplane.provider.client.admission import Guard, Write, blamed_guards, guards_of, name_guards, refusing_guard
-from kplane.provider.client.limits import AnswerLimits
+from kplane.provider.client.limits import Allowance, AnswerLimits
 from kplane.provider.client.resources import LEASES
 from kplane.provider.coordination.lease import Lease, LeaseTimings, clock
 from kplane.provider.errors import (
@@ -43,8 +43,13 @@ TRY_SECONDS: Final = TIMINGS.renew_deadline_seconds / 2
 tools/leaderelection/resourcelock). An API server waits up to 30 s for a webhook, and gives up a write after 34 s.
 """
 _NAMESPACE: Final = "kube-system"
-_LIMITS: Final = AnswerLimits(answer_bytes=256 * 1024, values=4096)
+_MIB: Final = 1024**2
+_LEASE_LIMITS: Final = AnswerLimits(answer_bytes=_MIB // 4, values=4096)
 """More than any Lease has: a hostile API server costs mcm no more."""
+_WEBHOOK_LIMITS: Final = AnswerLimits(
+    answer_bytes=4 * _MIB, list_bytes=4 * _MIB, values=100_000, together=Allowance(32 * _MIB)
+)
+"""About a thousand webhooks, each with a CA and its managedFields. Two answers of the worst kind fit into memory."""
 _DEFAULT_DURATION_SECONDS: Final = 15
 _LONGEST_DURATION_SECONDS: Final = 600
 _RELEASE_SECONDS: Final = 2.0
@@ -122,6 +127,7 @@ class TenantLease:
         self._timeout_seconds = timeout_seconds
         self._now = now
         self._client: Client | None = None
+        """Reads webhooks. The Lease has a client of its own, by the same connections."""
         self._lease: Lease | None = None
         self._write = Write(resource=LEASES, namespace=_NAMESPACE)
         self._admitted = False
@@ -227,7 +233,7 @@ class TenantLease:
                 config,
                 timeout_seconds=self._timeout_seconds,
                 connect_timeout_seconds=self._timeout_seconds,
-                limits=_LIMITS,
+                limits=_WEBHOOK_LIMITS,
             )
         elif self._client.config != config:
             await self._client.update(config)
@@ -240,7 +246,7 @@ class TenantLease:
                 timeout_seconds=TIMINGS.duration_seconds,
                 field_manager="mcm",
                 before_write=partial(self._before_write, self._cluster) if self._before_write is not None else None,
-                limits=_LIMITS,
+                limits=_LEASE_LIMITS,
             )
             self._lease = Lease(
                 writer,
