@@ -23,9 +23,7 @@ from kplane.provider import Cluster, ClusterConfig
 from kplane.provider.fleet.clusters import Clusters
 from kplane.workloads import ProcessRuntime
 
-PACE = GatePace(
-    look=0.05, timeout=0.5, retry=0.05, fresh=0.0, grace=0.5, retry_initial=0.05, retry_maximum=0.2, stable=60.0
-)
+PACE = GatePace(look=0.05, timeout=0.5, retry=0.05, grace=0.5, retry_initial=0.05, retry_maximum=0.2, stable=60.0)
 
 
 def answer(status: str, body: dict[str, Any]) -> bytes:

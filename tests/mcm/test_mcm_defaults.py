@@ -31,7 +31,6 @@ def test_a_lease_is_renewed_every_30_s_or_its_instance_ends_after_90_of_120_and_
         "look": 30.0,
         "timeout": 5.0,
         "retry": 5.0,
-        "fresh": 1.0,
         "grace": 90.0,
         "retry_initial": 1.0,
         "retry_maximum": 60.0,

@@ -38,8 +38,6 @@ class GatePace:
     """Deadline of a read. A write of the Lease may take half of `grace`, because it waits for admission webhooks."""
     retry: float = 5.0
     """Between looks while a renewal fails, and at most between looks while another program holds the Lease."""
-    fresh: float = 1.0
-    """After a longer wait for its turn, the Lease of an instance is renewed again."""
     grace: float = TIMINGS.renew_deadline_seconds
     """Seconds without a renewal until the instance is ended; the rest of the Lease is for its end."""
     retry_initial: float = 1.0
@@ -151,24 +149,16 @@ class StartGate:
         if blocking is not None:
             await self._instance.hold(blocking)
             return
-        looked_at = _now()
         async with self._instance.turn():
-            if _now() - looked_at > self._pace.fresh:
-                # Others wait for the turn. If a webhook is slow now, the Lease from before the turn is enough.
-                renewed_at = self._renewed_at
-                blocking = await self._look(engagement, seconds=self._pace.timeout)
-                if blocking is not None and blocking.reason is Reason.WEBHOOK_REFUSED and self._is_held(renewed_at):
-                    blocking = None
+            # Others wait for the turn, so it has no look that is not needed, and half of a short one is for the blame.
+            if _now() - self._renewed_at >= self._pace.grace / 2:
+                blocking = await self._look(engagement, seconds=self._pace.timeout / 2)
             blocking = blocking or await self._admission()
             if blocking is not None:
                 await self._instance.hold(blocking)
             else:
                 await self._instance.start(engagement)
                 self._started_at = _now()
-
-    def _is_held(self, renewed_at: float) -> bool:
-        """Tell whether a Lease that was renewed then lasts for the start of an instance, and for the next look."""
-        return _now() - renewed_at < self._pace.grace / 2
 
     async def _review(self, blocking: BlockingReason | None, engagement: Engagement) -> None:
         async def answers() -> bool:

@@ -145,7 +145,8 @@ class TenantLease:
     ) -> BlockingReason | None:
         """Take the Lease, or renew it. Returns what is in the way of an instance now; None if it is held.
 
-        A look that takes longer than `seconds` has failed. `delayed` is called once if a write takes long, and the API
+        A look that takes longer than `seconds` has failed; its cause is looked for as long, and no longer than a read
+        may take. `delayed` is called once if a write takes long, and the API
         server answers reads, with what holds the write up.
         """
         try:
@@ -155,7 +156,7 @@ class TenantLease:
             refused = isinstance(error, Unauthorized) or (isinstance(error, Forbidden) and self._admitted)
             if refused and refusing_guard(error) is None:
                 self.refusal = f"its API server refuses the credentials of its controllers: {error}"
-            return await self._failure(error, config)
+            return await self._failure(error, config, seconds=seconds)
         self._admitted, self.refusal = True, ""
         if taken:
             self._followed = None
@@ -267,8 +268,8 @@ class TenantLease:
             return _DEFAULT_DURATION_SECONDS
         return min(duration_seconds, _LONGEST_DURATION_SECONDS)
 
-    async def _failure(self, error: ProviderError, config: ClusterConfig) -> BlockingReason:
-        if guards := await self._blamed(error):
+    async def _failure(self, error: ProviderError, config: ClusterConfig, *, seconds: float) -> BlockingReason:
+        if guards := await self._blamed(error, seconds=min(seconds, self._timeout_seconds)):
             return self._held_up(guards, str(error))
         match error:
             case ServerError():
@@ -298,11 +299,11 @@ class TenantLease:
             case _:
                 return BlockingReason(Reason.API_SERVER_UNREACHABLE, f"its API server does not answer: {error}")
 
-    async def _blamed(self, error: ProviderError) -> list[Guard]:
+    async def _blamed(self, error: ProviderError, *, seconds: float) -> list[Guard]:
         """Return the webhooks and policies that may have caused an error; empty if none did."""
         if self._client is None:
             return []
-        return await blamed_guards(self._client, error, self._write, seconds=self._timeout_seconds)
+        return await blamed_guards(self._client, error, self._write, seconds=seconds)
 
     def _held_up(self, guards: list[Guard], why: str) -> BlockingReason:
         """Return what to do about webhooks and policies that keep the Lease from being written."""
