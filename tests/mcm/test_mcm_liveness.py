@@ -76,6 +76,9 @@ class World:
         self.away = False
         """Whether the API server does not answer."""
         self.looks = 0
+        self.written = asyncio.Event()
+        """Cleared: a webhook holds up each write of the Lease."""
+        self.written.set()
 
     @property
     def summary(self) -> ClusterSummary:
@@ -89,7 +92,11 @@ class World:
 
     async def look(self, *_: object, **__: object) -> BlockingReason | None:
         self.looks += 1
+        await self.written.wait()
         return BlockingReason(Reason.API_SERVER_UNREACHABLE, "it is away") if self.away else None
+
+    async def answers(self, *_: object) -> bool:
+        return not self.away
 
 
 @pytest.fixture
@@ -104,6 +111,7 @@ def world_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Eventu
         async with ProcessRuntime(tmp_path / "state", programs=[tmp_path], pace=pace) as runtime:
             world = World(runtime, hung=hung, flags=(f"--script={tmp_path}/health.py",))
             monkeypatch.setattr(TenantLease, "look", world.look)
+            monkeypatch.setattr(TenantLease, "answers", world.answers)
             try:
                 await world.clusters.add_or_replace(cluster("a"))
                 await eventually(lambda: world.phase is Phase.READY)
@@ -172,6 +180,19 @@ async def test_the_lease_of_an_instance_is_renewed_while_it_waits_for_its_turn_t
             looks = world.looks
             await eventually(lambda: world.looks > looks + 2)
             assert world.summary.exits == {}
+            over.set()
+        await eventually(lambda: world.summary.exits == {"Killed": 1})
+
+
+async def test_hung_instance_is_ended_while_a_webhook_holds_up_its_lease(world_of: Any, eventually: Eventually) -> None:
+    async with world_of(hung=0.1) as world:
+        over = asyncio.Event()
+        async with world.budget.turn(over=over):
+            world.broken.touch()
+            await eventually(lambda: world.budget._door.locked())
+            world.written.clear()
+            looks = world.looks
+            await eventually(lambda: world.looks > looks)
             over.set()
         await eventually(lambda: world.summary.exits == {"Killed": 1})
 

@@ -214,6 +214,21 @@ async def test_a_write_is_waited_for_though_the_webhooks_are_too_many_to_read(
         assert await lease.look(server.config) is None
 
 
+async def test_read_is_answered_while_a_webhook_holds_up_the_write(server: FaultServer) -> None:
+    async with contextlib.aclosing(tenant_lease(server)) as lease:
+        assert not await lease.answers()
+        assert await lease.look(server.config) is None
+        server.write_after_seconds = 60.0
+        async with asyncio.TaskGroup() as tasks:
+            looking = tasks.create_task(lease.look(server.config))
+            await asyncio.sleep(0)
+            assert await lease.answers()
+            assert not looking.done()
+            _ = looking.cancel()
+        server.answer = FORBIDDEN
+        assert not await lease.answers()
+
+
 async def test_a_write_that_never_ends_without_a_webhook_is_blamed_on_the_api_server(server: FaultServer) -> None:
     server.write_after_seconds = 60.0
     async with contextlib.aclosing(tenant_lease(server, timeout_seconds=0.1)) as lease:

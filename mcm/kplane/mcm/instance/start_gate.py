@@ -162,9 +162,8 @@ class StartGate:
 
     async def _review(self, blocking: BlockingReason | None, engagement: Engagement) -> None:
         async def answers() -> bool:
-            # In a turn, for which others wait. A slow webhook shows that the API server answers.
-            found = await self._look(engagement, seconds=self._pace.timeout)
-            return found is None or found.reason is Reason.WEBHOOK_REFUSED
+            # In a turn, for which others wait. A look may wait for a webhook, and for the look before it.
+            return self._lease is None or await self._lease.answers()
 
         # One that hangs is ended in a turn. That may be long after this look, and its Lease has to last until then.
         async with asyncio.TaskGroup() as tasks:

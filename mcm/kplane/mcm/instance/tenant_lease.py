@@ -127,7 +127,7 @@ class TenantLease:
         self._timeout_seconds = timeout_seconds
         self._now = now
         self._client: Client | None = None
-        """Reads webhooks. The Lease has a client of its own, by the same connections."""
+        """For quick reads. The Lease has a client of its own, by the same connections."""
         self._lease: Lease | None = None
         self._write = Write(resource=LEASES, namespace=_NAMESPACE)
         self._admitted = False
@@ -170,6 +170,14 @@ class TenantLease:
             f"another {self._program} works on this control plane: {str(holder)[:_HOLDER_LENGTH]!r} holds the Lease"
             f" {self._name}; stop it; mcm starts its instance when the Lease is released or expires",
         )
+
+    async def answers(self) -> bool:
+        """Tell whether the API server answers a read of the Lease now. No webhook holds up a read."""
+        try:
+            _ = self._client is not None and await self._client.exists(LEASES, self._program, namespace=_NAMESPACE)
+        except ProviderError:
+            return False
+        return self._client is not None
 
     async def _try(self, lease: Lease, *, seconds: float, delayed: Delayed | None) -> bool:
         """Take or renew the Lease, and wait for a slow write only while the API server answers reads."""
