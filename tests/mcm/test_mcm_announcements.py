@@ -190,6 +190,34 @@ async def test_reporter_that_cannot_reach_the_lease_writes_its_reason_over_that_
     assert registration.stored["status"]["conditions"][0]["status"] == "True"
 
 
+@pytest.mark.parametrize("held_before", [False, True], ids=["overwritten", "held-before"])
+async def test_reporter_that_sees_no_lease_writes_its_reason_again_if_the_other_mcm_is_silent(
+    registration: Registration, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any], *, held_before: bool
+) -> None:
+    """The other mcm may have died with its node."""
+    monkeypatch.setattr("kplane.mcm.status.reporter._YIELD_SECONDS", 0.3)
+    running = {"type": "Running", "status": "True", "reason": "InstanceRunning", "message": ""}
+    reason = Reason.API_SERVER_UNREACHABLE
+    async with reporting(registration) as reports:
+        await reports.announce(CLUSTER)
+        if held_before:
+            reports.update(NAME, Reason.FOREIGN_CONTROLLER_MANAGER, message="'other' holds the Lease")
+            await settled(reports)
+        reports.update(NAME, reason, message="no answer")
+        await settled(reports)
+        if not held_before:
+            registration.change(conditions=[running])
+            await settled(reports)
+        before = len(registration.written)
+        assert registration.stored["status"]["conditions"][0]["status"] == "True"
+        await eventually(lambda: registration.written[before:] == [reason])
+        # The other mcm lives, and is left alone for as long again.
+        registration.change(conditions=[running])
+        await settled(reports)
+        assert registration.written[before:] == [reason]
+        await eventually(lambda: registration.written[before:] == [reason] * 2)
+
+
 async def test_reporter_that_reaches_the_lease_again_reports_its_instance(registration: Registration) -> None:
     async with reporting(registration) as reports:
         await reports.announce(CLUSTER)

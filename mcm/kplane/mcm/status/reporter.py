@@ -40,7 +40,9 @@ _WORKERS: Final = 4
 _REFRESH_SECONDS: Final = 300.0
 """So long a condition keeps a message that is no longer the last one."""
 _YIELD_SECONDS: Final = 150.0
-"""How long the end of an instance that another mcm reports is left to that mcm. Its Lease has expired after 120 s."""
+"""How long the instance that another mcm reports is left to that mcm, if this one has ended its own or does not see
+the Lease. The Lease has expired after 120 s.
+"""
 _BLOCKED: Final = frozenset({Reason.FOREIGN_CONTROLLER_MANAGER, Reason.API_SERVER_UNREACHABLE, Reason.CANNOT_START})
 """With these reasons no instance of this mcm runs. One that is reported as running meanwhile is another mcm's."""
 
@@ -232,6 +234,10 @@ class StatusReporter:
         subject.live = Report(reason=reason, message=message, instance=subject.announced)
         if not subject.is_known_elsewhere:
             subject.yields_until = 0.0
+        elif subject.yields_until:
+            # Without the Lease it is not seen whether the other mcm lives.
+            held = reason is Reason.FOREIGN_CONTROLLER_MANAGER
+            subject.yields_until = math.inf if held else min(subject.yields_until, time.monotonic() + _YIELD_SECONDS)
         self._queue.add(name)
 
     def report_failure(self, cluster: Cluster, message: str) -> None:
@@ -321,7 +327,8 @@ class StatusReporter:
 
         An mcm that cannot reach the control plane does not see who holds the Lease. It writes its reason once, because
         its earlier run may have reported the instance. If the condition says again that an instance runs, another mcm
-        has written that.
+        has written that. That mcm may end without a word. So the reason is written again after `_YIELD_SECONDS`, and
+        an mcm that lives corrects it.
         """
         reason = subject.live.reason if subject.live is not None else None
         held, blocked = reason is Reason.FOREIGN_CONTROLLER_MANAGER, reason in _BLOCKED
@@ -330,13 +337,15 @@ class StatusReporter:
         overwritten = blocked and not subject.yields_until and subject.wrote_running is False
         found = held and subject.unannounced and not (subject.yields_until and subject.warned)
         if runs and (overwritten or found):
-            subject.yields_until, subject.unannounced, subject.warned = math.inf, True, True
-            logger.warning(
-                "another mcm runs the instance of registration %s and writes its status: %s;"
-                " have no two mcm select one registration",
-                name,
-                subject.live.sentence if subject.live is not None else "",
-            )
+            if not (subject.warned and overwritten):
+                logger.warning(
+                    "another mcm runs the instance of registration %s and writes its status: %s;"
+                    " have no two mcm select one registration",
+                    name,
+                    subject.live.sentence if subject.live is not None else "",
+                )
+            subject.yields_until = math.inf if held else time.monotonic() + _YIELD_SECONDS
+            subject.unannounced, subject.warned = True, True
         until = subject.yields_until
         if subject.live is None and not subject.failure and self._is_of_another(subject, registration):
             # mcm has just started: the instance of this registration comes, or is that of another mcm.
@@ -344,7 +353,9 @@ class StatusReporter:
         left = until - time.monotonic()
         # What the other one says when its instance has ended is the sign that it makes way.
         if left <= 0.0 or (blocked and not runs):
-            subject.yields_until = 0.0
+            if subject.yields_until:
+                # What is written now is the first word again: only an answer to it shows that the other mcm lives.
+                subject.yields_until, subject.wrote_running = 0.0, None
             return None
         return Result(min(left, _REFRESH_SECONDS))
 
