@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock, create_autospec
 
 import pytest
 
@@ -19,7 +19,7 @@ from kplane.gateway import data_plane
 from kplane.gateway.data_plane import DataPlane
 from kplane.gateway.routes import Hold
 from kplane.gateway.waker import Waker
-from kplane.workloads import ProcessRuntime
+from kplane.workloads import ComponentState, Phase, ProcessRuntime
 
 from .fleet import no_waker, route, serving
 
@@ -66,6 +66,29 @@ async def test_a_hold_that_has_ended_or_is_lifted_is_not_named(tmp_path: Path, m
         # While Envoy answers what it counts, it gets a table that holds nothing.
         numbers.side_effect = lifted
         assert await plane.quiet() == {}
+
+
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.BACKOFF, None])
+async def test_failure_looks_for_inotify_instances_once_and_only_while_envoy_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: Phase | None
+) -> None:
+    """A look takes instances for a moment, which an Envoy that starts needs. Without a runtime, time decides."""
+    looks = Mock(return_value="5 instances more are needed")
+    monkeypatch.setattr(data_plane, "inotify_shortage", looks)
+    runtime = create_autospec(ProcessRuntime, instance=True) if phase is not None else None
+    if runtime is not None:
+        runtime.state.return_value = ComponentState(name="envoy", phase=phase or Phase.ABSENT)
+    envoy = tmp_path / "envoy"
+    envoy.touch()
+    plane = DataPlane(tmp_path / "g", validate=AsyncMock(), program=envoy, runtime=runtime, waker=Waker(AsyncMock()))
+    async with plane.running():
+        told = {await plane.failure() for _ in range(3)}
+        assert looks.call_count == (phase is Phase.BACKOFF)
+        assert told == {"5 instances more are needed" if phase is Phase.BACKOFF else ""}
+        if phase is None:
+            monkeypatch.setattr(data_plane, "_START_SECONDS", 0.0)
+            told = {await plane.failure() for _ in range(3)}
+            assert (looks.call_count, told) == (1, {"5 instances more are needed"})
 
 
 @pytest.mark.integration

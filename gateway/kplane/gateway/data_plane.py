@@ -34,6 +34,10 @@ logger = logging.getLogger(__name__)
 
 _CONFIRMED_SECONDS: Final = 15.0
 _POLL_SECONDS: Final = 0.05
+_START_SECONDS: Final = 20.0
+"""After so long without an answer, an Envoy of another container is not about to start."""
+_PROBE_SECONDS: Final = 30.0
+"""Between two looks for a shortage of inotify instances."""
 _MAX_NAMED: Final = 20
 """Control planes whose changes in flight are named at one time: they are in one Lease."""
 
@@ -75,6 +79,11 @@ class DataPlane:
         self._in_flight: Mapping[str, Mapping[str, Any]] = {}
         self._instead: Mapping[str, Route] = {}
         """By key, what is served of those whose route Envoy refuses."""
+        self._silent_since: float | None = None
+        """Time from which Envoy has not answered; None: it answered last time."""
+        self._shortage = ""
+        """Of inotify instances, as of the last look since then."""
+        self._shortage_expires_at = 0.0
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -206,24 +215,41 @@ class DataPlane:
 
     async def ready(self) -> bool:
         """Whether Envoy takes connections, and serves what it was last told to."""
-        if self._administration is None or self._published is None:
-            return False
-        try:
-            return await self._administration.serves() == self._published
-        except (OSError, aiohttp.ClientError, TimeoutError):
-            return False
+        return self._published is not None and await self._serves() == self._published
 
     async def failure(self) -> str:
         """Say why Envoy does not run; empty if it runs, or the cause is not known here."""
-        if self._administration is None:
+        _ = await self._serves()
+        if self._silent_since is None:
             return ""
+        return "; ".join(part for part in (await self._find_shortage(), self._end()) if part)
+
+    async def _serves(self) -> Versions | None:
+        """Return what Envoy serves; None if it does not answer, or is not ready."""
+        if self._administration is None:
+            return None
         try:
-            await self._administration.serves()
+            versions = await self._administration.serves()
         except (OSError, aiohttp.ClientError, TimeoutError):
-            # In a pod, Envoy is a container of its own with the same user.
-            shortage = await asyncio.to_thread(inotify_shortage, INOTIFY_INSTANCES)
-            return "; ".join(part for part in (shortage, self._end()) if part)
-        return ""
+            self._silent_since = self._silent_since or time.monotonic()
+            return None
+        self._silent_since, self._shortage, self._shortage_expires_at = None, "", 0.0
+        return versions
+
+    async def _find_shortage(self) -> str:
+        """Say that inotify instances are missing, as found within the last `_PROBE_SECONDS`.
+
+        A look takes instances for a moment. An Envoy that starts then would lack them, and abort.
+        """
+        now = time.monotonic()
+        if self._runtime is not None:
+            is_down = self._runtime.state(ENVOY).phase in {Phase.BACKOFF, Phase.ENDED}
+        else:  # in a pod, Envoy is a container of its own with the same user
+            is_down = self._silent_since is not None and now - self._silent_since >= _START_SECONDS
+        if is_down and now >= self._shortage_expires_at:
+            self._shortage_expires_at = now + _PROBE_SECONDS
+            self._shortage = await asyncio.to_thread(inotify_shortage, INOTIFY_INSTANCES)
+        return self._shortage
 
     def _end(self) -> str:
         """Return the first line of what the runtime says of an Envoy that ended."""
