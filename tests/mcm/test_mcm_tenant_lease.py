@@ -238,6 +238,22 @@ async def test_a_write_that_never_ends_without_a_webhook_is_blamed_on_the_api_se
     assert "no answer within 0.3 s" in found.message
 
 
+async def test_write_that_never_ends_is_told_from_silence_without_the_right_to_list_webhooks(
+    server: FaultServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(*_: object, **__: object) -> bool:
+        return await asyncio.Event().wait()
+
+    monkeypatch.setattr(server.leases, "forbidden", frozenset({"GET"}))
+    async with contextlib.aclosing(tenant_lease(server, timeout_seconds=0.5)) as lease:
+        monkeypatch.setattr("kplane.provider.coordination.lease.Lease.try_acquire", never)
+        found = await lease.look(server.config, seconds=2.0)
+    assert found is not None
+    assert "an admission webhook or a slow etcd holds up the write" in found.message
+    assert "failed to list its webhooks" in found.message
+    assert "you may not" in found.message
+
+
 async def test_a_silent_api_server_is_given_up_before_a_slow_write_would_be(server: FaultServer) -> None:
     guarded(server.leases)
     async with contextlib.aclosing(tenant_lease(server, timeout_seconds=0.1)) as lease:

@@ -182,31 +182,36 @@ class TenantLease:
     async def _try(self, lease: Lease, *, seconds: float, delayed: Delayed | None) -> bool:
         """Take or renew the Lease, and wait for a slow write only while the API server answers reads."""
         taking = asyncio.create_task(_take(lease), name=f"take the Lease {self._name}")
+        reads = ""
         try:
             async with asyncio.timeout(seconds):
                 _ = await asyncio.wait((taking,), timeout=self._timeout_seconds)
                 if not taking.done():
-                    await self._explain_delay(taking, delayed)
+                    reads = await self._explain_delay(taking, delayed)
                 return await taking
         except TimeoutError as error:
-            # The API server answered reads meanwhile, see `_explain_delay`.
-            said = f"no answer within {seconds:.3g} s for the Lease {self._name}"
+            said = f"no answer within {seconds:.3g} s for the Lease {self._name}{reads}"
             raise _no_answer(said, write_sent=True) from error
         finally:
             await end_tasks((taking,))
 
-    async def _explain_delay(self, taking: asyncio.Task[bool], delayed: Delayed | None) -> None:
-        """Find the webhooks that hold a write up. Raises Unreachable if the API server answers no reads either."""
+    async def _explain_delay(self, taking: asyncio.Task[bool], delayed: Delayed | None) -> str:
+        """Find the webhooks that hold a write up, and say how reads are answered meanwhile.
+
+        Raises Unreachable if the API server answers no reads either.
+        """
+        guards, listed = list[Guard](), ""
         try:
             guards = await self._guards()
-        except (ApiError, AnswerTooLarge):
-            guards = []  # it answers, and does not tell
+        except (ApiError, AnswerTooLarge) as error:
+            listed = f"; mcm failed to list its webhooks: {error}"
         except ProviderError:
             if taking.done():
-                return
+                return ""
             raise
         if guards and delayed is not None and not taking.done():
             await delayed(self._held_up(guards, f"no answer within {self._timeout_seconds:g} s"))
+        return f", though it answers reads: an admission webhook or a slow etcd holds up the write{listed}"
 
     async def _guards(self) -> list[Guard]:
         """Return the webhooks on writes of the Lease, by one quick look."""
@@ -304,6 +309,8 @@ class TenantLease:
                 )
             case KubeconfigError():
                 return BlockingReason(Reason.CANNOT_START, f"invalid kubeconfig in its Secret: {error}")
+            case Unreachable() if error.timed_out and error.write_sent:
+                return BlockingReason(Reason.API_SERVER_UNREACHABLE, f"its API server does not answer a write: {error}")
             case _:
                 return BlockingReason(Reason.API_SERVER_UNREACHABLE, f"its API server does not answer: {error}")
 
