@@ -40,8 +40,8 @@ _WORKERS: Final = 4
 _REFRESH_SECONDS: Final = 300.0
 """So long a condition keeps a message that is no longer the last one."""
 _YIELD_SECONDS: Final = 150.0
-"""How long the instance that another mcm reports is left to that mcm, if this one has ended its own or does not see
-the Lease. The Lease has expired after 120 s.
+"""How long an instance that another mcm reports is left to it, if this mcm has ended its own or sees no Lease. The
+Lease has expired after 120 s.
 """
 _BLOCKED: Final = frozenset({Reason.FOREIGN_CONTROLLER_MANAGER, Reason.API_SERVER_UNREACHABLE, Reason.CANNOT_START})
 """With these reasons no instance of this mcm runs. One that is reported as running meanwhile is another mcm's."""
