@@ -224,7 +224,22 @@ async def test_the_same_key_in_another_encoding_is_used(world: World) -> None:
     await world.authorities()
 
 
-@pytest.mark.parametrize("value", [None, "", "[]", "{}", "x", "[1]", '[{"sa.key": 1}]'])
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        "",
+        "[]",
+        "{}",
+        "x",
+        "[1]",
+        '[{"sa.key": 1}]',
+        # The status, to which a record is copied, allows no more.
+        json.dumps([{"sa.key": "0" * 65}]),
+        json.dumps([{"sa.key": "x" * 64}]),
+        json.dumps([{f"{number}.key": "0" * 64 for number in range(17)}]),
+    ],
+)
 async def test_present_keys_are_accepted_when_a_user_removes_the_record(world: World, value: str | None) -> None:
     await world.replace({"encryption.key": secrets.token_bytes(32)})
     await world.refused()
@@ -412,7 +427,7 @@ async def test_namespace_that_is_made_anew_has_the_record_and_refuses_other_keys
 
 
 def test_record_of_two_states_is_not_copied() -> None:
-    states: tuple[dict[str, str], ...] = ({"sa.key": "1"}, {"sa.key": "2"})
+    states: tuple[dict[str, str], ...] = ({"sa.key": "1" * 64}, {"sa.key": "2" * 64})
     for record, copied in ((KeyRecord(states[:1]), states[0]), (KeyRecord(states), {})):
         annotations = {KEY_FINGERPRINTS_ANNOTATION: record.annotation()}
         assert settled_fingerprints({"metadata": {"name": NAMESPACE, "annotations": annotations}}) == copied
@@ -420,7 +435,7 @@ def test_record_of_two_states_is_not_copied() -> None:
 
 
 def test_record_is_read_as_it_was_written() -> None:
-    record = KeyRecord(({"sa.key": "1"}, {"sa.key": "2", "next-sa.key": "3"}))
+    record = KeyRecord(({"sa.key": "1" * 64}, {"sa.key": "2" * 64, "next-sa.key": "3" * 64}))
     metadata = {"name": NAMESPACE, "annotations": {KEY_FINGERPRINTS_ANNOTATION: record.annotation()}}
     assert KeyRecord.of({"metadata": metadata}) == record
     assert json.loads(record.annotation()) == list(record.states)

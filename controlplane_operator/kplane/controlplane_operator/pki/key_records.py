@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from kplane.api import ControlPlane
 from kplane.api.names import KEY_FINGERPRINTS_ANNOTATION, management_namespace
@@ -26,6 +27,9 @@ __all__ = ["Fingerprints", "KeyRecord", "KeyRecords", "fingerprints_of", "settle
 
 Fingerprints = Mapping[str, str]
 """SHA-256 in hexadecimal digits, by entry of the Secret of the authorities."""
+_FINGERPRINT: Final = re.compile(r"[0-9a-f]{64}")
+_MAX_ENTRIES: Final = 16
+"""As in status.keyFingerprints, to which a record is copied: the API server would refuse a whole status for more."""
 
 
 def fingerprints_of(data: Mapping[str, bytes]) -> Fingerprints:
@@ -113,4 +117,8 @@ class KeyRecords:
 
 
 def _is_state(state: Any) -> bool:
-    return isinstance(state, dict) and all(isinstance(value, str) for value in state.values())
+    return (
+        isinstance(state, dict)
+        and len(state) <= _MAX_ENTRIES
+        and all(isinstance(value, str) and _FINGERPRINT.fullmatch(value) for value in state.values())
+    )
