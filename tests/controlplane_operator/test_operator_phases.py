@@ -11,6 +11,7 @@ import pytest
 
 from kplane.api import Condition, ControlPlane, ControlPlaneClass, find_condition
 from kplane.api.conditions import SYNCED
+from kplane.api.names import DELETE_ADMISSION_ANNOTATION
 from kplane.controlplane_operator.backends.base import Provision
 from kplane.controlplane_operator.class_policy import ClassInForce
 from kplane.controlplane_operator.controlplanes.credentials import Credentials
@@ -196,6 +197,25 @@ def test_published_control_plane_tells_a_lasting_refusal_inside_after_some_tries
         reconciler._judge(("", "acme"), one)
         seen.append(one.ready[0])
     assert seen == [Reason.BOOTSTRAPPING] * 3 + [Reason.BOOTSTRAP_FAILED]
+
+
+async def test_deletion_of_admission_has_the_same_pass_look_at_leases_again(
+    reconciler: ControlPlaneReconciler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Afterwards the annotation is gone, so nothing else tells that what was verified is out of date."""
+    one = look()
+    value = "ValidatingWebhookConfiguration/leases"
+    one.control_plane.metadata.annotations[DELETE_ADMISSION_ANNOTATION] = value
+    monkeypatch.setattr(reconciler._context, "connections", None, raising=False)
+    monkeypatch.setattr("kplane.controlplane_operator.controlplanes.reconciler.delete_named", _without_annotation)
+    reconciler._issuer._verified["1"] = cast("Any", "verified")
+    await reconciler._delete_admission(one, published()["provision"])
+    assert reconciler._issuer._verified == {}
+
+
+async def _without_annotation(_: Any, control_plane: ControlPlane, __: Any) -> ControlPlane:
+    metadata = control_plane.metadata.model_copy(update={"annotations": {}})
+    return control_plane.model_copy(update={"metadata": metadata})
 
 
 async def test_a_class_that_asks_for_host_names_without_a_domain_takes_no_address(

@@ -371,6 +371,7 @@ class ControlPlaneReconciler:
             await self._delete_admission(one, provision)
 
         if is_deletion_named(one.control_plane, chosen=one.followed.chosen):
+            # Of an adopted cluster: `identified` is called only for one that is not verified.
             self._issuer.forget(one.control_plane.metadata.uid or "")
         return await self._issuer.ensure(one.control_plane, provision=provision, auth=auth, identified=identified)
 
@@ -379,6 +380,8 @@ class ControlPlaneReconciler:
         if is_deletion_named(one.control_plane, chosen=one.followed.chosen):
             async with tenant_client(provision.administrator, connections=self._context.connections) as client:
                 one.control_plane = await delete_named(self._context, one.control_plane, client)
+            # LeasesUnguarded is found anew in this pass.
+            self._issuer.forget(one.control_plane.metadata.uid or "")
 
     async def _record_cluster(self, one: Pass, cluster_uid: str) -> None:
         """Write down which cluster the control plane has adopted.
