@@ -222,7 +222,11 @@ async def test_a_missed_delete_frees_the_path_for_those_who_wait() -> None:
 
 async def test_what_we_say_about_an_object_is_no_reason_to_look_at_it_again() -> None:
     stores, queues = Stores(), Queues()
-    told = {"phase": "Pending", "conditions": [{"type": "Ready", "message": "request 1 failed"}]}
+    told = {
+        "phase": "Pending",
+        "conditions": [{"type": "Ready", "message": "request 1 failed"}],
+        "keyFingerprints": {"sa.key": "0" * 64},
+    }
     for store in (stores.control_planes, stores.endpoints):
         store.apply(obj("told", 1, spec={}))
     connect(stores, queues=queues)

@@ -49,6 +49,8 @@ _CREDENTIALS_REFUSED: Final = "CredentialsRefused"
 _CLASS_SECONDS: Final = 1.0
 """So long a class waits for more of what its status tells, so that many control planes at once are one write."""
 
+_WORDS: Final = frozenset({"conditions", "phase", "keyFingerprints"})
+"""What a status repeats or says in words, and no pass acts on as soon as it changes."""
 _PROGRESS: Final = frozenset({"keys", "bytes", "percent", "lagMilliseconds", "message"})
 """What a migration says of itself while nothing else changes. Its next look is timed."""
 
@@ -153,7 +155,7 @@ def _without_words(obj: Object | None) -> Object | None:
     if LAST_USED_ANNOTATION in metadata.get("annotations", ()):
         # That there is one matters. When it was, is read when the control plane may be idle.
         metadata["annotations"] = {**metadata["annotations"], LAST_USED_ANNOTATION: ""}
-    status = {name: value for name, value in obj.get("status", {}).items() if name not in {"conditions", "phase"}}
+    status = {name: value for name, value in obj.get("status", {}).items() if name not in _WORDS}
     if (migration := status.get("migration")) is not None:
         status["migration"] = {name: value for name, value in migration.items() if name not in _PROGRESS}
     return {**obj, "metadata": metadata, "status": status}
