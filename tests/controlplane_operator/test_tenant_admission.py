@@ -114,8 +114,13 @@ async def test_delete_named_deletes_the_configuration_and_removes_the_annotation
     assert await scene.annotation() is None
     assert DELETE_ADMISSION_ANNOTATION not in after.metadata.annotations
     assert scene.told == [f"{KIND} deny-all is deleted inside the control plane, as its annotation asked"]
-    # As an operator does that ended before it had removed the annotation.
+
+
+async def test_delete_named_that_finds_none_of_the_name_says_so_and_removes_the_annotation(scene: Scene) -> None:
+    control_plane = await scene.make(f"{KIND}/deny-al")
     await delete_named(scene.context, control_plane, scene.tenant.client)
+    assert scene.told == [f"{KIND} deny-al is not inside the control plane, although its annotation names it"]
+    assert await scene.names() == ["deny-all"]
     assert await scene.annotation() is None
 
 

@@ -16,6 +16,7 @@ __all__ = ["events", "recorded"]
 
 _MEANINGS: Final[Mapping[str, str]] = {
     "AdmissionDeleted": "the operator deleted a webhook configuration or a policy that `delete-admission` named",
+    "AdmissionNotFound": "`delete-admission` named a webhook configuration or a policy that is not there",
     "AuthoritiesRenewed": "the operator issued certificates of CAs anew, because their life began in the future",
     "Cloned": "a new control plane has the objects of its source, with fresh uids",
     "CredentialsNotRevoked": "credentials stay valid at an adopted API server until they expire",

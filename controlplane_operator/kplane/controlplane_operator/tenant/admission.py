@@ -89,10 +89,14 @@ async def delete_named(context: OperatorContext, control_plane: ControlPlane, cl
     async with tenant_errors(
         client, f"deleting {resource.kind} {name}, as annotation {DELETE_ADMISSION_ANNOTATION} asks"
     ):
-        with contextlib.suppress(NotFound):
+        try:
             await client.delete(resource, name)
-    message = f"{resource.kind} {name} is deleted inside the control plane, as its annotation asked"
-    context.events.record(control_plane, reason="AdmissionDeleted", message=message)
+        except NotFound:
+            message = f"{resource.kind} {name} is not inside the control plane, although its annotation names it"
+            context.events.record(control_plane, reason="AdmissionNotFound", message=message, warning=True)
+        else:
+            message = f"{resource.kind} {name} is deleted inside the control plane, as its annotation asked"
+            context.events.record(control_plane, reason="AdmissionDeleted", message=message)
     # After the deletion: an operator that ends in between deletes once more, and forgets nothing.
     value = control_plane.metadata.annotations[DELETE_ADMISSION_ANNOTATION]
     removal = [{"op": "test", "path": _POINTER, "value": value}, {"op": "remove", "path": _POINTER}]
