@@ -20,6 +20,7 @@ from kplane.provider.client.resources import (
 )
 
 from .conftest import owner_of, reason_of
+from .machine import own_address
 from .sleeping import ON_DEMAND, annotate, now, wake
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -203,13 +204,15 @@ async def test_sleeper_with_a_slow_webhook_wakes_so_that_its_owner_can_delete_it
 ) -> None:
     """Nothing answers, and the failure is ignored after 10 s: twice as long as the operator waits for a write."""
     monkeypatch.setattr(sleepers, "_HEARD_SECONDS", 0.1)
-    silent = socket.create_server(("127.0.0.1", 0))
-    await field.create("ControlPlaneClass", "slow-hook", **ON_DEMAND)
+    silent = socket.create_server((own_address(), 0))
+    host, port = silent.getsockname()
+    allowed = {"cidr": f"{host}/32", "ports": [port]}
+    await field.create("ControlPlaneClass", "slow-hook", **ON_DEMAND, allowedDestinations=[allowed])
     await field.create("ControlPlane", "slow-hook", classRef={"name": "slow-hook"})
     await field.becomes("ControlPlane", "slow-hook", "Hibernated")
     await wake(field, "slow-hook")
     config = await field.tenant("slow-hook")
-    where = {"url": f"https://127.0.0.1:{silent.getsockname()[1]}/x"}
+    where = {"url": f"https://{host}:{port}/x"}
     rule = {**_RULE, "resources": ["serviceaccounts"]}
     webhook = {**_WEBHOOK, "rules": [rule], "clientConfig": where, "failurePolicy": "Ignore", "timeoutSeconds": 10}
     async with Client(config) as tenant:
