@@ -15,6 +15,7 @@ from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.credential_probes import CredentialProbes
 from kplane.controlplane_operator.controlplanes.credentials import CredentialIssuer
 from kplane.controlplane_operator.endpoints.addresses import Addresses
+from kplane.controlplane_operator.hibernation.host_name_use import HostNameUse
 from kplane.controlplane_operator.pki.primitives import create_authority
 from kplane.controlplane_operator.watch.stores import Stores
 from kplane.provider import ClusterConfig
@@ -28,7 +29,7 @@ def told(*, published: bytes, at: str, ca: bytes, named: str | None = _OLD) -> b
     metadata = {"name": "controlplane-acme-kubeconfig", "namespace": "kplane-cp-acme", "resourceVersion": "1"}
     stores.secrets.apply({"metadata": metadata, "data": {"kubeconfig": base64.b64encode(published).decode()}})
     context = cast("OperatorContext", SimpleNamespace(stores=stores))
-    issuer = CredentialIssuer(context, probes=CredentialProbes(context))
+    issuer = CredentialIssuer(context, probes=CredentialProbes(context, use=HostNameUse(context)))
     status = {"endpoint": named} if named is not None else {}
     control_plane = ControlPlane.model_validate({"metadata": {"name": "acme"}, "spec": {}, "status": status})
     administrator = ClusterConfig(server=at, ca_data=ca, token="administrator")

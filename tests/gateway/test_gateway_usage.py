@@ -23,7 +23,7 @@ def test_one_is_used_while_requests_come_or_watches_are_open() -> None:
     before = {
         "cluster.uid-a.upstream_rq_completed": 3,
         "cluster.uid-a/front-proxy.upstream_rq_completed": 4,
-        "cluster.uid-b/connections.upstream_rq_total": 1,
+        "cluster.uid-b.upstream_rq_completed": 1,
         "cluster.uid-b.upstream_rq_active": 0,
         "cluster.uid-c.upstream_rq_total": 0,
         "cluster.uid-c.upstream_cx_active": 7,
@@ -52,6 +52,11 @@ def test_usage_ignores_answers_401() -> None:
 def test_usage_ignores_requests_without_a_credential() -> None:
     anonymous = {"cluster.uid-a/anonymous.upstream_rq_completed": 9, "cluster.uid-a/anonymous.upstream_rq_active": 1}
     assert Usage().look(anonymous) == set()
+
+
+def test_usage_ignores_connections_to_a_host_name() -> None:
+    connections = {"cluster.uid-a/connections.upstream_rq_total": 9, "cluster.uid-a/connections.upstream_rq_active": 1}
+    assert Usage().look(connections) == set()
 
 
 def test_usage_counts_no_questions_to_the_authorizer() -> None:

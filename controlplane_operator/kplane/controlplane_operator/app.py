@@ -42,6 +42,7 @@ from kplane.controlplane_operator.gateway_trust import GatewayTrust
 from kplane.controlplane_operator.gc import ComponentCollector, GrantCollector, GrantWatcher
 from kplane.controlplane_operator.grants import Access
 from kplane.controlplane_operator.health import Check, serve_health
+from kplane.controlplane_operator.hibernation.host_name_use import HostNameUse
 from kplane.controlplane_operator.hibernation.room import Room
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_REGISTRATIONS, CONTROL_PLANES
 from kplane.controlplane_operator.leadership import Leadership
@@ -293,7 +294,9 @@ class _Assembly:
         )
         migrator = Migrator(context, homes=provisioners.home, planner=planner, copies=self._copies, claim=claims.take)
         switch = EndpointSwitch(context.stores, queues=context.queues)
-        probes = CredentialProbes(context)
+        replicas = settings.pods.replicas if settings.pods is not None else 1
+        use = HostNameUse(context, replicas=replicas)
+        probes = CredentialProbes(context, use=use)
         served = ServedRevisions(context, homes=provisioners.home)
         control_planes = ControlPlaneReconciler(
             context,
@@ -320,8 +323,9 @@ class _Assembly:
                 context,
                 limits=settings.awake_limits,
                 at_once=settings.starts_at_once or 2 * usable_cpus(),
-                replicas=settings.pods.replicas if settings.pods is not None else 1,
+                replicas=replicas,
             ),
+            use=use,
         )
         bundles = Bundles(context.stores.bundles, namespace=settings.namespace)
         kinds: dict[str, _Reconciler] = {

@@ -20,9 +20,11 @@ __all__ = ["Usage", "UsageReporter"]
 
 logger = logging.getLogger(__name__)
 
-_STAT: Final = re.compile(r"cluster\.([^./]+)(?:/([^.]+))?\.upstream_rq_(total|completed|401|active)")
+_STAT: Final = re.compile(r"cluster\.([^./]+)(?:/([^.]+))?\.upstream_rq_(completed|401|active)")
 _COUNTED: Final = {"completed": 1, "401": -1}
 """Counters of answers that show use. An answer 401 shows none: anybody gets it."""
+_UNCOUNTED: Final = frozenset({ANONYMOUS, CONNECTIONS})
+"""Parts of a control plane's upstream where users are not known."""
 _LOOKS: Final = 6
 """In the time between two reports of one control plane."""
 _FEW: Final = 10
@@ -40,21 +42,21 @@ class Usage:
     def look(self, numbers: Mapping[str, int]) -> set[str]:
         """Return the keys of control planes that answered a known user since the last look, or have open requests.
 
-        Open requests, such as watches, are of known users: an API server refuses others at once (`bodies.py`). Each
-        connection to a host name counts: the gateway does not see its requests. After a start of Envoy or of the
-        controller, a control plane counts as used once more than it was.
+        Open requests, such as watches, are of known users: an API server refuses others at once (`bodies.py`). A
+        connection to a host name shows no use: anybody can make one. The operator counts the requests there. After a
+        start of Envoy or of the controller, a control plane counts as used once more than it was.
         """
         answered: dict[str, int] = {}
         used = set()
         for name, value in numbers.items():
             found = _STAT.fullmatch(name)
-            if found is None or found[1] == AUTHORIZER or found[2] == ANONYMOUS:
+            if found is None or found[1] == AUTHORIZER or found[2] in _UNCOUNTED:
                 continue
-            key, part, stat = found.groups()
+            key, _, stat = found.groups()
             if stat == "active":
                 used |= {key} if value else set()
-            elif stat in _COUNTED or part == CONNECTIONS:
-                answered[key] = answered.get(key, 0) + _COUNTED.get(stat, 1) * value
+            else:
+                answered[key] = answered.get(key, 0) + _COUNTED[stat] * value
         used |= {key for key, count in answered.items() if count != self._answered.get(key, 0)}
         self._answered = answered
         return used

@@ -11,6 +11,7 @@ import pytest
 
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.credential_probes import CredentialProbes, ProbedCredentials
+from kplane.controlplane_operator.hibernation.host_name_use import HostNameUse
 from kplane.controlplane_operator.pki.issuing import Identity
 from kplane.controlplane_operator.tenant.bootstrap import (
     ADMIN_ACCOUNT,
@@ -42,9 +43,15 @@ class World:
         self.stores, self.queues = Stores(), Queues()
         events = SimpleNamespace(record=lambda _, *, message, **__: self.said.append(message))
         context = SimpleNamespace(
-            stores=self.stores, queues=self.queues, events=events, connections=None, brief_connections=None
+            stores=self.stores,
+            queues=self.queues,
+            events=events,
+            connections=None,
+            brief_connections=None,
+            gateway=None,
         )
-        self.probes = CredentialProbes(cast("OperatorContext", context))
+        operator_context = cast("OperatorContext", context)
+        self.probes = CredentialProbes(operator_context, use=HostNameUse(operator_context))
         self.probed = _probed("https://acme.example")
         self._version = 0
 

@@ -16,6 +16,7 @@ from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.credential_probes import CredentialProbes
 from kplane.controlplane_operator.controlplanes.credentials import CredentialIssuer
 from kplane.controlplane_operator.endpoints.addresses import Addresses
+from kplane.controlplane_operator.hibernation.host_name_use import HostNameUse
 from kplane.controlplane_operator.pki.issuing import Identity, issue_certificate, sign_token
 from kplane.controlplane_operator.pki.primitives import create_authority, create_signing_key
 from kplane.controlplane_operator.reasons import Reason
@@ -76,7 +77,7 @@ async def test_refused_renewal_names_the_end_of_what_is_published(monkeypatch: p
     metadata = {"name": "controlplane-acme-kubeconfig", "namespace": "kplane-cp-acme", "uid": "s", "annotations": ends}
     stores.secrets.apply({"metadata": {**metadata, "resourceVersion": "1"}, "data": {}})
     context = cast("OperatorContext", SimpleNamespace(stores=stores, connections=None))
-    issuer = CredentialIssuer(context, probes=CredentialProbes(context))
+    issuer = CredentialIssuer(context, probes=CredentialProbes(context, use=HostNameUse(context)))
     monkeypatch.setattr(issuer, "_set_up", set_up)
     url = "https://127.0.0.1:1"
     provision = Provision(Addresses(url, url, url), administrator=ClusterConfig(url), authorities=None)
@@ -107,7 +108,7 @@ async def test_slow_webhook_of_a_sleeper_with_good_credentials_is_no_failure_of_
     slow = {"name": "slow.example.com", "rules": [rule], "failurePolicy": "Ignore", "timeoutSeconds": 10}
     await tenant.client.create(VALIDATING_WEBHOOK_CONFIGURATIONS, {"metadata": {"name": "slow"}, "webhooks": [slow]})
     context = cast("OperatorContext", SimpleNamespace(stores=Stores(), connections=None))
-    issuer = CredentialIssuer(context, probes=CredentialProbes(context))
+    issuer = CredentialIssuer(context, probes=CredentialProbes(context, use=HostNameUse(context)))
     monkeypatch.setattr(f"{CredentialIssuer.__module__}.bootstrap", bootstrap)
     monkeypatch.setattr(issuer, "_client", lambda _: contextlib.nullcontext(tenant.client))
     monkeypatch.setattr(issuer, "_version", version)

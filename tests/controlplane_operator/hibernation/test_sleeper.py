@@ -16,6 +16,7 @@ from kplane.controlplane_operator.errors import KeyspaceError
 from kplane.controlplane_operator.hibernation import sleeper
 from kplane.controlplane_operator.hibernation.bootstrap_tokens import BootstrapToken
 from kplane.controlplane_operator.hibernation.decision import Decision
+from kplane.controlplane_operator.hibernation.host_name_use import HostNameUse
 from kplane.controlplane_operator.hibernation.inside import Inside
 from kplane.controlplane_operator.hibernation.room import Limits, Room
 from kplane.controlplane_operator.hibernation.sleeper import Sleeper
@@ -58,7 +59,9 @@ class World:
         self.queues = Queues()
         context = cast("OperatorContext", SimpleNamespace(stores=self.stores, queues=self.queues, gateway=None))
         room = Room(context, limits=Limits(), at_once=2)
-        self.sleeper = Sleeper(context, backend=lambda _: cast("Hibernating", self.backend), room=room)
+        self.sleeper = Sleeper(
+            context, backend=lambda _: cast("Hibernating", self.backend), room=room, use=HostNameUse(context)
+        )
 
         async def look(*_: Any, **__: Any) -> Inside:
             return self.inside

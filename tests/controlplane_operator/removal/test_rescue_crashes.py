@@ -22,6 +22,7 @@ from kplane.controlplane_operator.controlplanes.provisioners import Provisioners
 from kplane.controlplane_operator.controlplanes.reconciler import ControlPlaneReconciler
 from kplane.controlplane_operator.controlplanes.served_revisions import ServedRevisions
 from kplane.controlplane_operator.controlplanes.service_monitors import ServiceMonitors
+from kplane.controlplane_operator.hibernation.host_name_use import HostNameUse
 from kplane.controlplane_operator.hibernation.room import Limits, Room
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.reasons import Reason
@@ -76,7 +77,7 @@ class Run:
         claims = AddressClaims(context.stores, address=self.data.address)
         reconciler = ControlPlaneReconciler(
             context,
-            probes=CredentialProbes(context),
+            probes=CredentialProbes(context, use=HostNameUse(context)),
             provisioners=provisioners,
             namespaces=self.operator.namespaces,
             claims=claims,
@@ -87,6 +88,7 @@ class Run:
             runtime=ProcessRuntime(Path("/nonexistent"), programs=()),
             monitors=ServiceMonitors(context, settings=None),
             room=Room(context, limits=Limits(), at_once=1),
+            use=HostNameUse(context),
             migrator=Migrator(context, homes=provisioners.home, planner=planner, copies=Copies(), claim=claims.take),
         )
         await self.operator.look(self.name)

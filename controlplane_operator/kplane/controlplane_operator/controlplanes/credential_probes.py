@@ -1,6 +1,7 @@
 """Tries the published credentials of each awake control plane, and has those repaired that its API server refuses.
 
-The same look sees whether the mcm of each instance lives (`registrations/heartbeats.py`).
+The same look sees whether the mcm of each instance lives (`registrations/heartbeats.py`), and whether a control plane
+with a host name is used (`hibernation/host_name_use.py`).
 
 A user inside a control plane may delete the ServiceAccount or the ClusterRoleBinding of a published kubeconfig. The
 published kubeconfig is worthless from then on. A probe costs one request for each of the two identities.
@@ -14,8 +15,11 @@ import random
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kplane.api import ControlPlane
 from kplane.api.names import PAUSED_ANNOTATION
+from kplane.controlplane_operator.class_policy import class_in_force
 from kplane.controlplane_operator.context import OperatorContext
+from kplane.controlplane_operator.hibernation.host_name_use import HostNameUse, UseUnknown, is_counted
 from kplane.controlplane_operator.pki.issuing import Identity
 from kplane.controlplane_operator.registrations.heartbeats import InstanceHeartbeats
 from kplane.controlplane_operator.status.partial import as_recorded
@@ -116,8 +120,9 @@ class CredentialProbes:
     nothing here.
     """
 
-    def __init__(self, context: OperatorContext) -> None:
+    def __init__(self, context: OperatorContext, *, use: HostNameUse) -> None:
         self._context = context
+        self._use = use
         self._heartbeats = InstanceHeartbeats(context)
         self._probed: dict[Key, ProbedCredentials] = {}
         self._refusals: dict[str, str] = {}
@@ -135,6 +140,7 @@ class CredentialProbes:
         if probed is not None:
             self._refusals.pop(probed.uid, None)
             self._heartbeats.forget(probed.uid)
+            self._use.forget(probed.uid)
 
     def refusal(self, uid: str) -> str | None:
         """Return why the API server of a control plane refused what is published, if the last probe was refused."""
@@ -150,10 +156,12 @@ class CredentialProbes:
             return None
         try:
             refusal = await probed.refusal(self._connections())
-            if refusal is None and self._heartbeats.concerns(probed.uid):
-                async with probed.reader(self._connections()) as client:
-                    await self._heartbeats.observe(probed.uid, client)
-        except ProviderError as error:
+            if refusal is None:
+                if self._heartbeats.concerns(probed.uid):
+                    async with probed.reader(self._connections()) as client:
+                        await self._heartbeats.observe(probed.uid, client)
+                await self._observe_use(as_recorded(control_plane))
+        except (ProviderError, UseUnknown) as error:
             # It starts, ends, or is ill: who looks after its process and its endpoint says so.
             _log.debug("failed to probe the published credentials: %s", error)
             refusal = None
@@ -166,6 +174,11 @@ class CredentialProbes:
             _log.warning("%s", said)
             self._context.queues.control_planes.add(key)
         return Result(_delay())
+
+    async def _observe_use(self, control_plane: ControlPlane) -> None:
+        chosen = class_in_force(control_plane, classes=self._context.stores.classes).chosen
+        if is_counted(control_plane, chosen=chosen, gateway=self._context.gateway):
+            await self._use.observe(control_plane)
 
     def _connections(self) -> Connections:
         """Return connections that are kept until the next probe, unless they would take too much memory."""

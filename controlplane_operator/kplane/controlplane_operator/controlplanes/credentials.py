@@ -17,9 +17,11 @@ from kplane.api.names import (
     management_namespace,
 )
 from kplane.controlplane_operator.backends.base import Provision
+from kplane.controlplane_operator.class_policy import class_in_force
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.credential_probes import CredentialProbes, ProbedCredentials
 from kplane.controlplane_operator.errors import BootstrapFailed, RoleMissing
+from kplane.controlplane_operator.hibernation.host_name_use import is_counted
 from kplane.controlplane_operator.pki.issuing import (
     Identity,
     expires_at,
@@ -47,6 +49,7 @@ from kplane.controlplane_operator.tenant.bootstrap import (
     controllers_binding,
 )
 from kplane.controlplane_operator.tenant.client import reported_version, tenant_client
+from kplane.controlplane_operator.tenant.flow_schemas import apply_flow_schemas
 from kplane.controlplane_operator.tenant.identity import read_cluster_uid
 from kplane.controlplane_operator.watch.backoff import jittered
 from kplane.controlplane_operator.watch.cache import Key
@@ -299,6 +302,9 @@ class CredentialIssuer:
                 owner=control_plane.metadata.uid,
                 published=published,
             )
+            chosen = class_in_force(control_plane, classes=self._context.stores.classes).chosen
+            if is_counted(control_plane, chosen=chosen, gateway=self._context.gateway):
+                await apply_flow_schemas(client, admin=admin, controllers=controllers)
         except RoleMissing as error:
             if not published:
                 raise

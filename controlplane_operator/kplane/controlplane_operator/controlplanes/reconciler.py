@@ -74,6 +74,7 @@ from kplane.controlplane_operator.controlplanes.summary import Summary
 from kplane.controlplane_operator.failures import Failures
 from kplane.controlplane_operator.finalizers import add_finalizer
 from kplane.controlplane_operator.hibernation.decision import Decision, is_migrating
+from kplane.controlplane_operator.hibernation.host_name_use import HostNameUse
 from kplane.controlplane_operator.hibernation.outcome import Outcome, begun
 from kplane.controlplane_operator.hibernation.room import Room
 from kplane.controlplane_operator.hibernation.sleeper import Sleeper
@@ -120,6 +121,7 @@ class ControlPlaneReconciler:
         runtime: Runtime,
         monitors: ServiceMonitors,
         room: Room,
+        use: HostNameUse,
         migrator: Migrator,
     ) -> None:
         self.failures: Final = Failures(
@@ -128,7 +130,7 @@ class ControlPlaneReconciler:
         self._context = context
         self._provisioners = provisioners
         self._served = served
-        self._sleeper = Sleeper(context, backend=provisioners.virtual, room=room)
+        self._sleeper = Sleeper(context, backend=provisioners.virtual, room=room, use=use)
         self._namespaces = namespaces
         self._claims = claims
         self._issuer = CredentialIssuer(context, probes=probes)

@@ -28,7 +28,17 @@ from kplane.controlplane_operator.clocks import is_future
 from kplane.controlplane_operator.gateway import Gateway, asked_policy
 from kplane.controlplane_operator.hibernation.requests import Requests
 
-__all__ = ["Decision", "decide", "idle_after", "is_migrating", "is_rotated", "last_activity", "new_sleep", "start_of"]
+__all__ = [
+    "IN_USE",
+    "Decision",
+    "decide",
+    "idle_after",
+    "is_migrating",
+    "is_rotated",
+    "last_activity",
+    "new_sleep",
+    "start_of",
+]
 
 _UNPROVEN: Final = timedelta(seconds=120)
 """By so much a wake without use counts as older. The gateway reports a use within 20 seconds, but no answers by 401."""
@@ -37,7 +47,8 @@ _ASKED_LATELY: Final = timedelta(minutes=5)
 _ALWAYS: Final = "spec.virtual.start is Always"
 _MIGRATES: Final = "its data move"
 _ROTATED: Final = "its keys are rotated"
-_IN_USE: Final = "it is in use"
+IN_USE: Final = "it is in use"
+"""Why a control plane is to be awake that clients use."""
 _WOKEN: Final = "a client asked for it"
 
 
@@ -97,10 +108,11 @@ def decide(
     idle: timedelta | None = None,
     chosen: ControlPlaneClass | None = None,
     now: datetime,
+    counted: bool = False,
 ) -> Decision:
     """Decide about a control plane as it is now. `idle` is how long one stays awake that no client uses.
 
-    `chosen` is its class, by which the spec may plan a move.
+    `chosen` is its class, by which the spec may plan a move. `counted` says that the operator itself counts the use.
     """
     sleep = control_plane.status.hibernation
     if start is StartPolicy.ALWAYS:
@@ -123,20 +135,22 @@ def decide(
         if requests.wake is not None:
             return Decision(None, _WOKEN)
         return Decision(new_sleep(control_plane, reason=HibernationReason.NOT_USED_YET, now=now))
-    return _while_awake(control_plane, requests=requests, idle=idle, now=now)
+    return _while_awake(control_plane, requests=requests, idle=idle, now=now, counted=counted)
 
 
-def _while_awake(control_plane: ControlPlane, *, requests: Requests, idle: timedelta | None, now: datetime) -> Decision:
+def _while_awake(
+    control_plane: ControlPlane, *, requests: Requests, idle: timedelta | None, now: datetime, counted: bool
+) -> Decision:
     needed = _latest(requests.wake, _woken(control_plane, used=requests.used, now=now))
     if requests.sleep is not None and (needed is None or requests.sleep > needed):
         return Decision(new_sleep(control_plane, reason=HibernationReason.REQUESTED, now=now), begins=True)
     used = _latest(needed, requests.used)
-    if idle is None or used is None or requests.used is None:
+    if idle is None or used is None or (requests.used is None and not counted):
         # Without a gateway that notes its use, it is not known to be idle.
-        return Decision(None, _IN_USE)
+        return Decision(None, IN_USE)
     if now >= used + idle:
         return Decision(new_sleep(control_plane, reason=HibernationReason.IDLE, now=now), begins=True)
-    return Decision(None, _IN_USE, again=used + idle)
+    return Decision(None, IN_USE, again=used + idle)
 
 
 def last_activity(control_plane: ControlPlane, *, now: datetime) -> datetime | None:

@@ -8,14 +8,20 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from kplane.api import READY, ControlPlane, ControlPlaneClass, find_condition, is_true
+from kplane.api import READY, ControlPlane, ControlPlaneClass, HibernationReason, find_condition, is_true
 from kplane.api.conditions import HIBERNATED
 from kplane.api.names import controllers_secret_name, management_namespace
 from kplane.controlplane_operator.backends.base import Hibernating, Provision
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.errors import KeyspaceError
 from kplane.controlplane_operator.hibernation.bootstrap_tokens import BootstrapToken, record_bootstrap_tokens
-from kplane.controlplane_operator.hibernation.decision import Decision, decide, idle_after, start_of
+from kplane.controlplane_operator.hibernation.decision import IN_USE, Decision, decide, idle_after, start_of
+from kplane.controlplane_operator.hibernation.host_name_use import (
+    IN_USE_AFTER_REQUEST,
+    HostNameUse,
+    UseUnknown,
+    is_counted,
+)
 from kplane.controlplane_operator.hibernation.inside import Inside, look_inside
 from kplane.controlplane_operator.hibernation.room import Room
 from kplane.controlplane_operator.pki.kubeconfig import config_of
@@ -57,12 +63,20 @@ class _Beginning:
 class Sleeper:
     """Looks only at control planes that begin to sleep: at what they need, and into them."""
 
-    def __init__(self, context: OperatorContext, *, backend: Callable[[ControlPlane], Hibernating], room: Room) -> None:
+    def __init__(
+        self,
+        context: OperatorContext,
+        *,
+        backend: Callable[[ControlPlane], Hibernating],
+        room: Room,
+        use: HostNameUse,
+    ) -> None:
         """`backend` returns the way to the API server of a control plane of mode Virtual."""
         self._context = context
         self._stores = context.stores
         self._backend = backend
         self._room = room
+        self._use = use
         self._beginnings: dict[str, _Beginning] = {}
         """By uid."""
 
@@ -70,8 +84,12 @@ class Sleeper:
         """Decide whether the control plane sleeps. Raises ConditionError where it cannot be found out."""
         now = datetime.now(UTC)
         start = start_of(control_plane, chosen=chosen, gateway=self._context.gateway)
-        decision = decide(control_plane, start=start, idle=idle_after(chosen), chosen=chosen, now=now)
+        counted = is_counted(control_plane, chosen=chosen, gateway=self._context.gateway)
+        idle = idle_after(chosen)
+        decision = decide(control_plane, start=start, idle=idle, chosen=chosen, now=now, counted=counted)
         decision = self._room.settle(control_plane, decision, chosen=chosen, now=now)
+        if counted and decision.begins:
+            decision = await self._unless_used(control_plane, decision, now=now)
         if decision.sleep is None or _is_asleep(control_plane) or control_plane.status.endpoint is None:
             self._beginnings.pop(control_plane.metadata.uid or "", None)
             return decision
@@ -131,6 +149,20 @@ class Sleeper:
             return
         await record_bootstrap_tokens(self._context, control_plane, tokens=beginning.tokens)
         beginning.recorded = beginning.tokens
+
+    async def _unless_used(self, control_plane: ControlPlane, decision: Decision, *, now: datetime) -> Decision:
+        """Return the decision that a control plane with a host name begins to sleep, or one that it is in use."""
+        if decision.sleep is None or decision.sleep.reason is HibernationReason.REQUESTED:
+            return decision
+        try:
+            used = await self._use.observe(control_plane)
+        except (UseUnknown, ProviderError) as error:
+            self._room.spare(control_plane.metadata.uid)
+            return Decision(None, str(error), kept=True, again=now + _ASKED_AGAIN)
+        if used is None or now >= used + IN_USE_AFTER_REQUEST:
+            return decision
+        self._room.spare(control_plane.metadata.uid)
+        return Decision(None, IN_USE, again=used + IN_USE_AFTER_REQUEST)
 
     async def _look(self, control_plane: ControlPlane, *, now: datetime, beginning: _Beginning) -> Inside:
         try:

@@ -402,6 +402,12 @@ class Client:
             intake.parse(body)
             return decode(body, server=self.config.server)
 
+    async def text(self, path: str) -> str:
+        """Return the answer at a path that has no objects, such as `/metrics`. What is no UTF-8 in it is replaced."""
+        with self._limits.intake(server=self.config.server) as intake:
+            request = self._adapted(HttpRequest("GET", path, accept="text/plain, */*"))
+            return (await self._calls.body(request, intake=intake)).decode(errors="replace")
+
     async def _locate(
         self, kind: Resource | str, key: str | Named, namespace: str | None
     ) -> tuple[Resource, str, str | None]:
