@@ -1,14 +1,16 @@
-"""A control plane stays awake while a client watches through the gateway, and falls asleep after that."""
+"""A control plane stays awake while users work through the gateway, and falls asleep after that."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import contextlib
+import dataclasses
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,13 @@ import pytest
 
 from kplane.api.configuration import HostPort
 from kplane.api.names import LAST_USED_ANNOTATION, kubeconfig_secret_name, management_namespace
-from kplane.controlplane_operator.hibernation import sleeper
+from kplane.controlplane_operator.controlplanes import credential_probes
+from kplane.controlplane_operator.hibernation import host_name_use, sleeper
 from kplane.embedded.handle import Handle
 from kplane.gateway.control_planes import CONTROL_PLANES
 from kplane.gateway.main import run as run_gateway
 from kplane.gateway.settings import Settings
-from kplane.provider import Client, ClusterConfig, Informer
+from kplane.provider import ApiError, Client, ClusterConfig, Informer, NotFound, Unreachable
 from kplane.provider.client.resources import NAMESPACES, SECRETS
 from kplane.workloads import end_processes
 from tests.controlplane_operator.integration.conftest import running_operator
@@ -32,10 +35,10 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
     pytest.mark.xdist_group("gateway"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
 ]
 
-NAME = "dozer"
+NAME, NAMED = "dozer", "napper"
 IDLE = timedelta(seconds=8)
 
 
@@ -75,10 +78,13 @@ async def platform(
 ) -> AsyncIterator[Client]:
     """The management cluster, with an operator and a gateway for whom eight seconds are long."""
     monkeypatch.setattr(sleeper, "idle_after", lambda _: IDLE)
+    monkeypatch.setattr(sleeper, "IN_USE_AFTER_REQUEST", IDLE)
+    monkeypatch.setattr(host_name_use, "_LOOKS_APART", timedelta(seconds=1))
+    monkeypatch.setattr(credential_probes, "_PERIOD_SECONDS", 2.0)
     state = Path(tempfile.mkdtemp(prefix="kplane-idle-"))
     (state / "ca.crt").write_bytes(write_certificate(state))
     serve, settings = hold_port(), ClusterConfig.load(api_server.admin_kubeconfig)
-    flags = {"gateway_url": f"https://127.0.0.1:{serve}", "gateway_ca": state / "ca.crt"}
+    flags = {"gateway_url": f"https://127.0.0.1:{serve}", "gateway_ca": state / "ca.crt", "gateway_domain": "localhost"}
     try:
         async with (
             namespaces_go_at_once(settings),
@@ -87,28 +93,55 @@ async def platform(
             _running_gateway(api_server, state, envoy=envoy, serve=serve, listen=hold_port()),
         ):
             yield client
-            await client.delete(CONTROL_PLANES, NAME)
-            await eventually(lambda: client.exists(CONTROL_PLANES, NAME), lambda found: not found, timeout=120.0)
+            for name in (NAME, NAMED):
+                with contextlib.suppress(NotFound):
+                    await client.delete(CONTROL_PLANES, name)
+            for name in (NAME, NAMED):
+                await eventually(partial(client.exists, CONTROL_PLANES, name), lambda found: not found, timeout=120.0)
     finally:
         await end_processes(state, grace_seconds=2.0)
         shutil.rmtree(state, ignore_errors=True)
 
 
+async def _status(client: Client, name: str) -> dict[str, Any]:
+    return dict((await client.get(CONTROL_PLANES, name)).get("status", {}))
+
+
+async def _last_use(client: Client, name: str) -> datetime | None:
+    value = (await client.get(CONTROL_PLANES, name))["metadata"].get("annotations", {}).get(LAST_USED_ANNOTATION)
+    return datetime.fromisoformat(value) if value is not None else None
+
+
+async def _sleeper(client: Client, name: str, eventually: Callable[..., Any], **spec: Any) -> ClusterConfig:
+    """Make a control plane that sleeps, and return how its users reach it."""
+    spec |= {"deletionPolicy": "Destroy", "virtual": {"start": "OnDemand"}}
+    await client.create(CONTROL_PLANES, {"metadata": {"name": name}, "spec": spec})
+    await eventually(partial(_status, client, name), lambda found: found.get("phase") == "Hibernated", timeout=150.0)
+    published = await client.get(SECRETS, kubeconfig_secret_name(name), namespace=management_namespace(name))
+    return ClusterConfig.from_kubeconfig(base64.b64decode(published["data"]["kubeconfig-external"]))
+
+
+def _awake_since(status: dict[str, Any]) -> datetime:
+    """Return when a control plane woke last."""
+    hibernated = next(each for each in status["conditions"] if each["type"] == "Hibernated")
+    return datetime.fromisoformat(hibernated["lastTransitionTime"])
+
+
+async def _code(config: ClusterConfig, path: str) -> int:
+    """Send one request by a connection of its own; returns 0 if there was no answer."""
+    try:
+        async with Client(config, timeout_seconds=60.0) as client:
+            await client.request("GET", path)
+    except ApiError as error:
+        return error.status
+    except Unreachable:
+        return 0
+    return 200
+
+
 async def test_an_open_watch_keeps_it_awake_until_it_ends(platform: Client, eventually: Callable[..., Any]) -> None:
-    async def status() -> dict[str, Any]:
-        return dict((await platform.get(CONTROL_PLANES, NAME)).get("status", {}))
-
-    async def last_use() -> datetime | None:
-        annotations = (await platform.get(CONTROL_PLANES, NAME))["metadata"].get("annotations", {})
-        value = annotations.get(LAST_USED_ANNOTATION)
-        return datetime.fromisoformat(value) if value is not None else None
-
-    spec = {"deletionPolicy": "Destroy", "virtual": {"start": "OnDemand"}}
-    await platform.create(CONTROL_PLANES, {"metadata": {"name": NAME}, "spec": spec})
-    await eventually(status, lambda found: found.get("phase") == "Hibernated")
-    namespace = management_namespace(NAME)
-    published = await platform.get(SECRETS, kubeconfig_secret_name(NAME), namespace=namespace)
-    through = ClusterConfig.from_kubeconfig(base64.b64decode(published["data"]["kubeconfig-external"]))
+    status, last_use = partial(_status, platform, NAME), partial(_last_use, platform, NAME)
+    through = await _sleeper(platform, NAME, eventually)
 
     async with Client(through) as tenant:
         watching = Informer(tenant, NAMESPACES)
@@ -120,6 +153,48 @@ async def test_an_open_watch_keeps_it_awake_until_it_ends(platform: Client, even
         assert (watching.state, dict(watching.restarts)) == ("ready", {})
         assert (await status())["phase"] == "Ready"
         await watching.aclose()
-    found = await eventually(status, lambda found: found.get("phase") == "Hibernated")
+    found = await eventually(status, lambda found: found.get("phase") == "Hibernated", timeout=150.0)
     assert found["hibernation"]["reason"] == "Idle"
     assert datetime.fromisoformat(found["hibernation"]["since"]) >= last + IDLE
+
+
+async def test_by_host_name_users_keep_it_awake_and_strangers_do_not(
+    platform: Client, eventually: Callable[..., Any]
+) -> None:
+    status, last_use = partial(_status, platform, NAMED), partial(_last_use, platform, NAMED)
+    through = await _sleeper(platform, NAMED, eventually, endpointStyle="HostName")
+    assert through.tls_server_name == f"{NAMED}.localhost"
+
+    # Requests of a user keep it awake for longer than it may be idle.
+    await eventually(partial(_code, through, NAMESPACES.path()), lambda code: code == 200, timeout=150.0)
+    await eventually(status, lambda found: found.get("phase") == "Ready")
+    begun = datetime.now(UTC)
+    while (used := await last_use()) is None or used < begun + 2 * IDLE:
+        assert await _code(through, NAMESPACES.path()) == 200
+        assert (await status()).get("hibernation") is None
+        await asyncio.sleep(0.2)
+    # The user leaves.
+    await eventually(status, lambda found: found.get("phase") == "Hibernated", timeout=150.0)
+    used = await last_use()
+
+    # A stranger knows the name, wakes it, and keeps connections open. That shows no use.
+    nobody = dataclasses.replace(through, token=None)
+    worthless = dataclasses.replace(through, token="worthless")
+    allowed_to_all = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
+    answered: set[int] = set()
+    async with Client(nobody) as open_connection:
+
+        async def strangers_come() -> dict[str, Any]:
+            for config, path in ((nobody, allowed_to_all), (worthless, NAMESPACES.path()), (nobody, NAMESPACES.path())):
+                answered.add(await _code(config, path))
+            with contextlib.suppress(ApiError, Unreachable):
+                await open_connection.probe("/readyz")
+            return await status()
+
+        await eventually(strangers_come, lambda found: found.get("phase") == "Ready" and 401 in answered, timeout=150.0)
+        woken = _awake_since(await status())
+        found = await eventually(strangers_come, lambda found: "hibernation" in found, timeout=150.0)
+    assert found["hibernation"]["reason"] == "Idle"
+    assert datetime.fromisoformat(found["hibernation"]["since"]) >= woken + IDLE
+    assert await last_use() == used
+    assert answered >= {401, 403}

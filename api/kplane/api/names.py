@@ -211,7 +211,8 @@ SLEEP_REQUESTED_ANNOTATION: Final = f"{GROUP}/sleep-requested"
 """On a control plane that starts on demand: when a user last asked that its API server ends."""
 
 LAST_USED_ANNOTATION: Final = f"{GROUP}/last-used"
-"""On a control plane: when it was last used. The gateway writes this, once a minute at most."""
+"""On a control plane: when it was last used. The gateway writes this, once a minute at most; the operator writes it if
+the control plane has a host name."""
 
 FORMER_SETTINGS_ANNOTATION: Final = f"{GROUP}/former-settings"
 """On a control plane: `spec.virtual` or `spec.dedicated` as JSON by mode, which a move to the other mode set aside."""

@@ -26,8 +26,11 @@ from kplane.provider import ClusterConfig, Invalid, NotFound, ProviderError
 __all__ = ["IN_USE_AFTER_REQUEST", "HostNameUse", "UseUnknown", "is_counted"]
 
 IN_USE_AFTER_REQUEST: Final = timedelta(minutes=10)
-"""A control plane with a host name is in use for so long after a request. The request may be a watch, which the API
-server counts when it begins. client-go ends a watch and begins the next one within this time (reflector.go)."""
+"""Time for which a control plane with a host name is in use after a request.
+
+The request may be a watch. The API server counts a watch when it begins, and client-go renews it within this time
+(`minWatchTimeout` in its reflector.go).
+"""
 _LOOKS_APART: Final = timedelta(seconds=60)
 """Minimum age of the last use at a look. So the annotation is written once in this time at most."""
 _TRIES_PER_REPLICA: Final = 8

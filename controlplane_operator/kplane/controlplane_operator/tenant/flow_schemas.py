@@ -1,8 +1,8 @@
 """Has an API server count apart the requests of its users, of kplane, and of strangers.
 
-API Priority and Fairness counts requests by priority level. A request with a bad credential is answered 401 before it
-gets there. An anonymous one, where that is allowed at all, gets into the same level as a user's, unless a FlowSchema of
-its own leads it elsewhere. See https://kubernetes.io/docs/concepts/cluster-administration/flow-control/.
+API Priority and Fairness counts requests by priority level. It counts no request with a bad credential: the API server
+answers 401 before. An anonymous request gets into the priority level of users, unless a FlowSchema leads it elsewhere.
+See https://kubernetes.io/docs/concepts/cluster-administration/flow-control/.
 
 Only control planes with host names get these objects. At others, the gateway sees each request.
 """
@@ -32,8 +32,8 @@ _CATCH_ALL: Final = "catch-all"
 _NO_USERS: Final = frozenset({_KPLANE, _CATCH_ALL, "exempt"})
 """Priority levels without requests of users.
 
-`exempt` has health probes, the API server itself and group system:masters. `catch-all` has anonymous requests, and all
-requests until the API server has read its FlowSchemas.
+In `exempt` are health probes, the API server's own requests, and group system:masters. In `catch-all` are anonymous
+requests. All requests are there until the API server has read its FlowSchemas.
 """
 _LEVEL: Final = {
     "type": "Limited",
@@ -90,6 +90,8 @@ def count_user_requests(table: str) -> int:
     """
     header, *rows = ([cell.strip() for cell in line.split(",")] for line in table.splitlines() if line.strip())
     name, executed = header.index("PriorityLevelName"), header.index("DispatchedRequests")
+    if any(len(row) != len(header) for row in rows):
+        raise ValueError("a row of the table of priority levels has too few or too many values")
     return sum(int(row[executed]) for row in rows if row[name] not in _NO_USERS)
 
 
