@@ -39,7 +39,7 @@ pytestmark = [
 ]
 
 NAME, NAMED = "dozer", "napper"
-IDLE = timedelta(seconds=8)
+IDLE = timedelta(seconds=15)
 
 
 @contextlib.asynccontextmanager
@@ -76,7 +76,7 @@ async def platform(
     eventually: Callable[..., Any],
     namespaces_go_at_once: Any,
 ) -> AsyncIterator[Client]:
-    """The management cluster, with an operator and a gateway for whom eight seconds are long."""
+    """The management cluster, with an operator and a gateway for whom 15 seconds are long."""
     monkeypatch.setattr(sleeper, "idle_after", lambda _: IDLE)
     monkeypatch.setattr(sleeper, "IN_USE_AFTER_REQUEST", IDLE)
     monkeypatch.setattr(host_name_use, "_LOOKS_APART", timedelta(seconds=1))

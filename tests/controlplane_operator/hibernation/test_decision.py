@@ -119,6 +119,13 @@ def test_one_that_is_awake_stays_so() -> None:
         assert decided(one, idle=timedelta(minutes=10)) == Decision(None, "it is in use")
 
 
+def test_control_plane_that_was_never_used_is_idle_if_its_use_is_counted() -> None:
+    for since, sleeps in ((-599, False), (-600, True)):
+        one = control_plane(woken(since))
+        found = decide(one, start=StartPolicy.ON_DEMAND, idle=timedelta(minutes=10), now=NOW, counted=True)
+        assert (found.sleep is not None) is sleeps
+
+
 @pytest.mark.parametrize(
     ("status", "annotations", "left"),
     [

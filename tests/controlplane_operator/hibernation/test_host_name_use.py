@@ -137,6 +137,14 @@ async def test_observe_asks_nothing_within_a_minute_after_use(world: World) -> N
     assert await world.observe(3) not in {used, None}
 
 
+async def test_observe_returns_use_that_a_look_beside_it_reported(world: World) -> None:
+    read_before = world.control_plane()
+    used = await world.observe(3)
+    assert used is not None
+    world.note(used - timedelta(minutes=1))
+    assert await world.use.observe(read_before) == used - timedelta(minutes=1)
+
+
 async def test_use_that_could_not_be_reported_is_reported_later(world: World) -> None:
     world.broken = True
     with pytest.raises(ProviderError):

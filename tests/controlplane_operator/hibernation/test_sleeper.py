@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from kplane.api import Condition, ControlPlane, ControlPlaneClass
+from kplane.api import Condition, ControlPlane, ControlPlaneClass, HibernationReason
 from kplane.api.names import SLEEP_REQUESTED_ANNOTATION, WAKE_REQUESTED_ANNOTATION
 from kplane.controlplane_operator.backends.base import Hibernating
 from kplane.controlplane_operator.context import OperatorContext
@@ -16,7 +16,7 @@ from kplane.controlplane_operator.errors import KeyspaceError
 from kplane.controlplane_operator.hibernation import sleeper
 from kplane.controlplane_operator.hibernation.bootstrap_tokens import BootstrapToken
 from kplane.controlplane_operator.hibernation.decision import Decision
-from kplane.controlplane_operator.hibernation.host_name_use import HostNameUse
+from kplane.controlplane_operator.hibernation.host_name_use import HostNameUse, UseUnknown
 from kplane.controlplane_operator.hibernation.inside import Inside
 from kplane.controlplane_operator.hibernation.room import Limits, Room
 from kplane.controlplane_operator.hibernation.sleeper import Sleeper
@@ -239,3 +239,36 @@ async def test_it_is_not_looked_into_one_that_sleeps_or_is_new(world: World) -> 
     assert (await world.turn(control_plane(sleep=True, told="True")))[0].sleep is not None
     assert (await world.turn(control_plane(sleep=False, published=False)))[1] == "provision"
     assert world.backend.asked == 0
+
+
+@pytest.mark.parametrize(
+    ("used", "begins", "kept"),
+    [
+        (None, True, False),
+        (timedelta(minutes=11), True, False),
+        (timedelta(minutes=9), False, False),
+        (UseUnknown("it does not say"), False, True),
+    ],
+)
+async def test_idle_control_plane_with_host_name_begins_to_sleep_unless_used(
+    world: World, monkeypatch: pytest.MonkeyPatch, used: timedelta | Exception | None, begins: bool, kept: bool
+) -> None:
+    now = datetime.now(UTC)
+
+    async def observe(*_: object) -> datetime | None:
+        if isinstance(used, Exception):
+            raise used
+        return now - used if used is not None else None
+
+    monkeypatch.setattr(HostNameUse, "observe", observe)
+    monkeypatch.setattr(sleeper, "is_counted", lambda *_, **__: True)
+    monkeypatch.setattr(sleeper, "idle_after", lambda _: timedelta(minutes=2))
+    one = control_plane(sleep=False, told="False")
+    one.metadata.annotations.clear()
+    decision, _ = await world.turn(one)
+    assert (decision.begins, decision.kept) == (begins, kept)
+    assert decision.sleep is None or decision.sleep.reason is HibernationReason.IDLE
+    if isinstance(used, timedelta) and not begins:
+        assert decision.again == now - used + timedelta(minutes=10)
+    # A person who asks for the sleep gets it.
+    assert (await world.turn(control_plane(sleep=False, told="False")))[0].begins

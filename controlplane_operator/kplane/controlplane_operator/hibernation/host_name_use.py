@@ -19,6 +19,7 @@ from kplane.controlplane_operator.hibernation.decision import start_of
 from kplane.controlplane_operator.hibernation.requests import Requests
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.pki.kubeconfig import config_of
+from kplane.controlplane_operator.status.partial import as_recorded
 from kplane.controlplane_operator.tenant.client import tenant_client
 from kplane.controlplane_operator.tenant.flow_schemas import PRIORITY_LEVELS, count_user_requests
 from kplane.provider import ClusterConfig, Invalid, NotFound, ProviderError
@@ -68,17 +69,24 @@ class HostNameUse:
         Raises UseUnknown, and ProviderError if the use cannot be written.
         """
         now = datetime.now(UTC)
-        known = Requests.of(control_plane, start=StartPolicy.ON_DEMAND, now=now).used
+        known = self._reported(control_plane, now=now)
         if known is not None and now - known < _LOOKS_APART:
             return known
         uid = control_plane.metadata.uid or ""
         before, counts = self._counts.get(uid, {}), await self._count(control_plane)
         if all(count == before.get(address, 0) for address, count in counts.items()):
-            return known
+            # A report of a look beside this one may have come meanwhile.
+            return self._reported(control_plane, now=now)
         await self._report(control_plane, now)
         # After the report: one that fails is repeated at the next look.
         self._counts[uid] = counts
         return now
+
+    def _reported(self, control_plane: ControlPlane, *, now: datetime) -> datetime | None:
+        """Return the last use by the newest known state of a control plane, which a pass may have read long ago."""
+        stored = self._context.stores.control_planes.get(("", control_plane.name))
+        newest = as_recorded(stored) if stored is not None else control_plane
+        return Requests.of(newest, start=StartPolicy.ON_DEMAND, now=now).used
 
     async def _report(self, control_plane: ControlPlane, at: datetime) -> None:
         body = {"metadata": {"uid": control_plane.metadata.uid, "annotations": {LAST_USED_ANNOTATION: at.isoformat()}}}
