@@ -245,8 +245,8 @@ async def test_it_is_not_looked_into_one_that_sleeps_or_is_new(world: World) -> 
     ("used", "begins", "kept"),
     [
         (None, True, False),
-        (timedelta(minutes=11), True, False),
-        (timedelta(minutes=9), False, False),
+        (timedelta(minutes=12), True, False),
+        (timedelta(minutes=10), False, False),
         (UseUnknown("it does not say"), False, True),
     ],
 )
@@ -269,6 +269,6 @@ async def test_idle_control_plane_with_host_name_begins_to_sleep_unless_used(
     assert (decision.begins, decision.kept) == (begins, kept)
     assert decision.sleep is None or decision.sleep.reason is HibernationReason.IDLE
     if isinstance(used, timedelta) and not begins:
-        assert decision.again == now - used + timedelta(minutes=10)
+        assert decision.again == now - used + timedelta(minutes=11)
     # A person who asks for the sleep gets it.
     assert (await world.turn(control_plane(sleep=False, told="False")))[0].begins

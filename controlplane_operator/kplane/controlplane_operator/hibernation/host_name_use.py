@@ -26,10 +26,10 @@ from kplane.provider import ClusterConfig, Invalid, NotFound, ProviderError
 
 __all__ = ["IN_USE_AFTER_REQUEST", "HostNameUse", "UseUnknown", "is_counted"]
 
-IN_USE_AFTER_REQUEST: Final = timedelta(minutes=10)
+IN_USE_AFTER_REQUEST: Final = timedelta(minutes=11)
 """Time for which a control plane with a host name is in use after a request.
 
-The request may be a watch. The API server counts a watch when it begins, and client-go renews it within this time
+The request may be a watch. The API server counts a watch when it begins, and client-go renews it within ten minutes
 (`minWatchTimeout` in its reflector.go).
 """
 _LOOKS_APART: Final = timedelta(seconds=60)
