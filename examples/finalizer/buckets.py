@@ -67,7 +67,10 @@ class Store:
     def _put(self, name: str, quota_mib: int) -> str:
         bucket = self._directory / name
         bucket.mkdir(exist_ok=True)
-        (bucket / "quota").write_text(f"{quota_mib} MiB\n")
+        # Nobody reads an empty quota, also while a repeated call writes it again.
+        written = bucket / "quota.new"
+        written.write_text(f"{quota_mib} MiB\n")
+        written.replace(bucket / "quota")
         return bucket.absolute().as_uri()
 
     def _delete(self, name: str) -> None:
