@@ -59,6 +59,7 @@ def reconciler() -> ControlPlaneReconciler:
         monitors=parts,
         room=parts,
         migrator=parts,
+        use=parts,
     )
 
 
