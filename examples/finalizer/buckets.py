@@ -67,7 +67,7 @@ class Store:
     def _put(self, name: str, quota_mib: int) -> str:
         bucket = self._directory / name
         bucket.mkdir(exist_ok=True)
-        # Nobody reads an empty quota, also while a repeated call writes it again.
+        # Readers find no empty quota while a repeated call writes it again.
         written = bucket / "quota.new"
         written.write_text(f"{quota_mib} MiB\n")
         written.replace(bucket / "quota")
