@@ -57,11 +57,18 @@ _PROBES: Final = {
             "apiGroups": ["rbac.authorization.k8s.io"],
             "resources": ["clusterrolebindings"],
             "clusterScope": True,
-        }
+        },
+        {
+            "verbs": ["get"],
+            "apiGroups": ["coordination.k8s.io"],
+            "resources": ["leases"],
+            "namespaces": ["kube-system"],
+        },
     ],
     "nonResourceRules": [{"verbs": ["get"], "nonResourceURLs": ["/version"]}],
 }
-"""Requests by which the operator tries published credentials (`controlplanes/credential_probes.py`)."""
+"""What the operator asks as the administrator: it tries the published credentials (`controlplanes/credentials.py` and
+`credential_probes.py`), and looks at Leases by the same connection (`registrations/heartbeats.py`)."""
 
 
 async def apply_flow_schemas(client: Client, *, admin: Subject, controllers: Subject) -> None:
