@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from kplane.controlplane_operator.clocks import is_future
+from kplane.api.clocks import is_future
 from kplane.controlplane_operator.grants import Account
 from kplane.controlplane_operator.registrations import identities
 from kplane.controlplane_operator.registrations.identities import McmIdentities

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Annotated, Final, Literal
 
 from pydantic import AwareDatetime, Field, StringConstraints
 
+from kplane.api.clocks import is_future
 from kplane.api.extensions import list_map
 from kplane.api.resource import ApiModel
 
@@ -92,8 +93,6 @@ DEDICATED_READY: Final = "DedicatedReady"
 """The condition of a registration with an mcm of its own that says whether that mcm runs."""
 
 _MAX_MESSAGE: Final = 32768
-_CLOCKS_DIFFER: Final = timedelta(minutes=1)
-"""Maximum difference between the clocks of two machines that counts as none."""
 _TYPE_PATTERN: Final = (
     r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$"
 )
@@ -153,7 +152,7 @@ def set_condition(
     kept = list(conditions)
     previous = find_condition(kept, type)
     unchanged = (
-        previous is not None and previous.status == status and previous.last_transition_time <= now + _CLOCKS_DIFFER
+        previous is not None and previous.status == status and not is_future(previous.last_transition_time, now=now)
     )
     condition = Condition(
         type=type,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Final
 
 from kplane.api import ControlPlane, RotationPhase, find_condition
+from kplane.api.clocks import read_time
 from kplane.api.conditions import HIBERNATED, SUPPORTED
 from kplane.api.names import PAUSED_ANNOTATION, SLEEP_REQUESTED_ANNOTATION, WAKE_REQUESTED_ANNOTATION
 
@@ -53,14 +53,6 @@ def answer(control_plane: ControlPlane) -> str | None:
 def _woken_since(control_plane: ControlPlane) -> bool:
     """Tell whether a client, or a person, asked for the API server after the last request to sleep."""
     annotations = control_plane.metadata.annotations
-    asked = _time(annotations.get(SLEEP_REQUESTED_ANNOTATION))
-    woken = _time(annotations.get(WAKE_REQUESTED_ANNOTATION))
+    asked = read_time(annotations.get(SLEEP_REQUESTED_ANNOTATION))
+    woken = read_time(annotations.get(WAKE_REQUESTED_ANNOTATION))
     return asked is not None and woken is not None and woken >= asked
-
-
-def _time(value: str | None) -> datetime | None:
-    try:
-        time = datetime.fromisoformat(value) if value is not None else None
-    except ValueError:
-        return None
-    return time if time is not None and time.tzinfo is not None else None

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from kplane.api import READY, ControlPlane, ControlPlaneMode, ControlPlanePhase, StartPolicy
+from kplane.api.clocks import is_future, read_time
 from kplane.api.conditions import HIBERNATED, WAITS_FOR_ROOM
 from kplane.api.names import (
     CONTROL_PLANE_LABEL,
@@ -51,8 +52,6 @@ SECRETS_SELECTOR: Final = CONTROL_PLANE_LABEL
 
 _AT_GATEWAY: Final = re.compile("/clusters/([^/]+)/control-plane$")
 _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
-_CLOCKS_DIFFER: Final = timedelta(minutes=1)
-"""The operator does not act on a time that is further in the future than this."""
 _LONGEST_SENTENCE: Final = 1024
 _PUBLISHED_SOON: Final = _BEGINNING + timedelta(microseconds=1)
 """The time of a wake request that stands for none: a control plane that is not published yet needs no request."""
@@ -252,8 +251,8 @@ def may_sleep(control_plane: _Object) -> bool:
 def last_use(control_plane: _Object, *, now: datetime) -> datetime | None:
     """Return the last use that was reported; None if there is none, or the operator would not believe it."""
     annotations = control_plane["metadata"].get("annotations") or {}
-    found = _time(annotations.get(LAST_USED_ANNOTATION))
-    return found if found is not None and found <= now + _CLOCKS_DIFFER else None
+    found = read_time(annotations.get(LAST_USED_ANNOTATION))
+    return found if found is not None and not is_future(found, now=now) else None
 
 
 async def report_use(client: Client, name: str, *, uid: str, at: datetime) -> None:
@@ -275,13 +274,13 @@ def _sleep(control_plane: _Object) -> Sleep | None:
     if found is None:
         return None
     requested = (metadata.get("annotations") or {}).get(WAKE_REQUESTED_ANNOTATION)
-    since = _time(found.get("since"))
+    since = read_time(found.get("since"))
     conditions = status.get("conditions") or ()
     crowded = any(each["type"] == HIBERNATED and each["reason"] == WAITS_FOR_ROOM for each in conditions)
     return Sleep(
         name=metadata["name"],
         since=since or _BEGINNING,
-        requested=_time(requested),
+        requested=read_time(requested),
         crowded=crowded,
         problem=_problem(conditions),
         failed=status.get("phase") == ControlPlanePhase.FAILED,
@@ -301,17 +300,8 @@ def _is_not_ready(condition: _Object) -> bool:
 
 def _hold(secret: _Object) -> Hold | None:
     asked = (secret["metadata"].get("annotations") or {}).get(WRITES_HELD_UNTIL_ANNOTATION)
-    until = _time(asked)
+    until = read_time(asked)
     return Hold(until=until, asked=asked) if asked is not None and until is not None else None
-
-
-def _time(value: str | None) -> datetime | None:
-    """Read a time with its zone, as the operator reads it; users write annotations."""
-    try:
-        time = datetime.fromisoformat(value) if value is not None else None
-    except ValueError:
-        return None
-    return time if time is not None and time.tzinfo is not None else None
 
 
 def _is_of(secret: _Object, uid: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final, Self
 from urllib.parse import urlsplit
 
@@ -13,6 +13,7 @@ import orjson
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from kplane.api.clocks import is_future
 from kplane.api.control_plane import RESERVED_CLUSTER_PATHS, is_cluster_path
 from kplane.gateway.errors import RouteInvalid
 from kplane.gateway.tokens import TokenTrust
@@ -33,8 +34,6 @@ _LIMITS: Final = {
 _UNBOUNDED: Final = 1 << 32
 REQUEST_IDLE_SECONDS: Final = 60
 """As long as kube-apiserver itself works on a request that changes something."""
-_CLOCKS_DIFFER: Final = timedelta(minutes=1)
-"""The operator does not act on a request for a wake that is further in the future than this."""
 
 
 def clusters_path(cluster_path: str) -> str:
@@ -181,7 +180,7 @@ class Sleep:
 
     def is_asked(self, now: datetime) -> bool:
         """Tell whether the end of this sleep was asked for already."""
-        return self.requested is not None and self.since < self.requested <= now + _CLOCKS_DIFFER
+        return self.requested is not None and self.since < self.requested and not is_future(self.requested, now=now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

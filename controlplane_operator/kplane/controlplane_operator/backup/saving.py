@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import pyrage
 
+from kplane.api.clocks import CLOCKS_DIFFER
 from kplane.controlplane_operator.backup.archive import encrypt, pack
 from kplane.controlplane_operator.backup.storage import ENCRYPTED, PLAIN, Hashing, Storage, digest_of
-from kplane.controlplane_operator.clocks import CLOCKS_DIFFER
 from kplane.controlplane_operator.errors import BackupFailed
 from kplane.data import Client
 from kplane.data.snapshot import Snapshot

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from kplane.api import ControlPlane
+from kplane.api.clocks import is_future
 from kplane.api.names import (
     GATEWAY_LEASE_LABEL,
     HOLDS_ANNOTATION,
@@ -19,7 +20,6 @@ from kplane.api.names import (
     SERVED_ANNOTATION,
     gateway_secret_name,
 )
-from kplane.controlplane_operator.clocks import is_future
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.gateway import Gateway
 from kplane.controlplane_operator.reasons import Reason

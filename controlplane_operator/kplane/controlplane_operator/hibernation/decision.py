@@ -21,10 +21,10 @@ from kplane.api import (
     StartPolicy,
     find_condition,
 )
+from kplane.api.clocks import is_future
 from kplane.api.conditions import HIBERNATED
 from kplane.api.names import ROTATE_ANNOTATION
 from kplane.controlplane_operator.class_policy import home_asked_for
-from kplane.controlplane_operator.clocks import is_future
 from kplane.controlplane_operator.gateway import Gateway, asked_policy
 from kplane.controlplane_operator.hibernation.requests import Requests
 

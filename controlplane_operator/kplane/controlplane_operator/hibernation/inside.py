@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from kplane.controlplane_operator.clocks import is_future
+from kplane.api.clocks import is_future, read_time
 from kplane.controlplane_operator.hibernation.bootstrap_tokens import BootstrapToken, read_bootstrap_token
 from kplane.controlplane_operator.hibernation.cron import next_time
 from kplane.controlplane_operator.status.leaving import describe_leaving
@@ -128,7 +128,7 @@ def _autoscaler(_obj: Object, _now: datetime) -> str:
 def _namespace(obj: Object, now: datetime) -> str | datetime | None:
     if "deletionTimestamp" not in obj["metadata"]:
         return None
-    since = _time(obj["metadata"]["deletionTimestamp"])
+    since = read_time(obj["metadata"]["deletionTimestamp"])
     if since is None or now - since < _DELETION_KEEPS_AWAKE:
         return "is being deleted"
     # Not later than now: the control plane stays awake for a minute at the time of an attempt, as for a CronJob.
@@ -143,7 +143,7 @@ def _without_future_deletions(items: list[Object], now: datetime, first_seen: di
     known, judged = dict(first_seen), list[Object]()
     first_seen.clear()
     for obj in items:
-        since = _time(obj["metadata"].get("deletionTimestamp"))
+        since = read_time(obj["metadata"].get("deletionTimestamp"))
         if since is None or not is_future(since, now=now):
             judged.append(obj)
             continue
@@ -154,7 +154,7 @@ def _without_future_deletions(items: list[Object], now: datetime, first_seen: di
 
 
 def _is_stuck(obj: Object, now: datetime) -> bool:
-    since = _time(obj["metadata"]["deletionTimestamp"])
+    since = read_time(obj["metadata"]["deletionTimestamp"])
     return since is not None and now - since >= _STUCK_AFTER
 
 
@@ -165,7 +165,7 @@ def _request(obj: Object, _now: datetime) -> str | None:
 
 
 def _node_lease(obj: Object, now: datetime) -> str | None:
-    renewed = _time((obj.get("spec") or {}).get("renewTime"))
+    renewed = read_time((obj.get("spec") or {}).get("renewTime"))
     # A node that ended while its clock was ahead would report until then.
     reports = renewed is not None and renewed > now - _SOON and not is_future(renewed, now=now)
     return "says that its node reports" if reports else None
@@ -177,7 +177,9 @@ def _job(obj: Object, _now: datetime) -> str | datetime | None:
     if not any(each["status"] == "True" for each in ended):
         return None if spec.get("suspend") else "runs"
     time_to_live = spec.get("ttlSecondsAfterFinished")
-    finished = max((ended_at for each in ended if (ended_at := _time(each.get("lastTransitionTime")))), default=None)
+    finished = max(
+        (ended_at for each in ended if (ended_at := read_time(each.get("lastTransitionTime")))), default=None
+    )
     if time_to_live is None or finished is None:
         return None
     return finished + timedelta(seconds=time_to_live)
@@ -187,7 +189,7 @@ def _cron_job(obj: Object, now: datetime) -> str | datetime | None:
     spec, status = obj.get("spec") or {}, obj.get("status") or {}
     if spec.get("suspend"):
         return None
-    ran, created = _time(status.get("lastScheduleTime")), _time(obj["metadata"].get("creationTimestamp"))
+    ran, created = read_time(status.get("lastScheduleTime")), read_time(obj["metadata"].get("creationTimestamp"))
     # A run that a clock put into the future counts as now: it must not hide the times until then.
     last = min(ran or created or now, now)
     after = now - _SOON + _AHEAD
@@ -205,17 +207,9 @@ def _cron_job(obj: Object, now: datetime) -> str | datetime | None:
 
 def _bootstrap_token(obj: Object, _now: datetime) -> datetime | None:
     try:
-        return _time(base64.b64decode((obj.get("data") or {}).get("expiration", "")).decode())
+        return read_time(base64.b64decode((obj.get("data") or {}).get("expiration", "")).decode())
     except (binascii.Error, ValueError):
         return None
-
-
-def _time(value: Any) -> datetime | None:
-    try:
-        read = datetime.fromisoformat(value)
-    except (TypeError, ValueError):
-        return None
-    return read if read.tzinfo is not None else None
 
 
 _LOOKS: Final = (

@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Self
 
 from kplane.api import ControlPlane, StartPolicy
+from kplane.api.clocks import is_future, read_time
 from kplane.api.names import LAST_USED_ANNOTATION, SLEEP_REQUESTED_ANNOTATION, WAKE_REQUESTED_ANNOTATION
-from kplane.controlplane_operator.clocks import is_future
 
 __all__ = ["Requests"]
 
@@ -32,7 +32,7 @@ class Requests:
             value = control_plane.metadata.annotations.get(annotation)
             if value is None:
                 return None
-            time = _time(value)
+            time = read_time(value)
             if time is None:
                 such = now.isoformat(timespec="seconds").replace("+00:00", "Z")
                 said = f"give it a time with its zone, such as {such}"
@@ -51,11 +51,3 @@ class Requests:
                 " spec.virtual.start is OnDemand sleeps"
             )
         return cls(wake, sleep, used, tuple(refused))
-
-
-def _time(value: str) -> datetime | None:
-    try:
-        time = datetime.fromisoformat(value)
-    except ValueError:
-        return None
-    return time if time.tzinfo is not None else None

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
-from kplane.controlplane_operator.clocks import is_future
+from kplane.api.clocks import is_future
 from kplane.controlplane_operator.errors import CredentialsInvalid
 from kplane.controlplane_operator.pki.entries import entries, kept, read_entry, read_pair
 from kplane.controlplane_operator.pki.primitives import (

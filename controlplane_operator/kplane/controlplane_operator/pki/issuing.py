@@ -10,8 +10,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from kplane.api import SERVICE_ACCOUNT_ISSUER
+from kplane.api.clocks import CLOCKS_DIFFER, is_future
 from kplane.api.names import GROUP
-from kplane.controlplane_operator.clocks import CLOCKS_DIFFER, is_future
 from kplane.controlplane_operator.errors import BootstrapFailed
 from kplane.controlplane_operator.pki.authorities import TenantAuthorities
 from kplane.controlplane_operator.pki.kubeconfig import config_of

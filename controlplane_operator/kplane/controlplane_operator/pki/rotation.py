@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Self, TypeGuard
 
 from kplane.api import MAX_ROTATION_VALUE, RotationPhase
-from kplane.controlplane_operator.clocks import is_future
+from kplane.api.clocks import is_future
 
 __all__ = [
     "OVERLAP",

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from kplane.api import ControlPlane, SnapshotPhase, SnapshotSettings
+from kplane.api.clocks import is_future, read_time
 from kplane.api.names import (
     CONTROL_PLANE_LABEL,
     SCHEDULED_AT_ANNOTATION,
@@ -16,7 +17,6 @@ from kplane.api.names import (
     snapshot_name,
 )
 from kplane.controlplane_operator.class_policy import class_in_force
-from kplane.controlplane_operator.clocks import is_future
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.kinds import CONTROL_PLANE_SNAPSHOTS
 from kplane.controlplane_operator.schedule import Schedule
@@ -129,9 +129,4 @@ def _phase(snapshot: Object) -> str | None:
 
 
 def _time(snapshot: Object) -> datetime | None:
-    written = snapshot["metadata"].get("annotations", {}).get(SCHEDULED_AT_ANNOTATION, "")
-    try:
-        time = datetime.fromisoformat(written)
-    except ValueError:
-        return None
-    return time if time.tzinfo is not None else None
+    return read_time(snapshot["metadata"].get("annotations", {}).get(SCHEDULED_AT_ANNOTATION))

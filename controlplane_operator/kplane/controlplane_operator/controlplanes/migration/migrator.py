@@ -23,9 +23,9 @@ from kplane.api import (
     MigrationStatus,
     MigrationStep,
 )
+from kplane.api.clocks import is_future
 from kplane.controlplane_operator.backends.base import Movable, Provision, data_errors
 from kplane.controlplane_operator.class_policy import wanted_home
-from kplane.controlplane_operator.clocks import is_future
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.controlplanes.migration.cut import Cut, Cutter
 from kplane.controlplane_operator.controlplanes.migration.following import Copies, Copy

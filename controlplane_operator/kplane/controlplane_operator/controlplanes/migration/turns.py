@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from kplane.api import ControlPlane, MigrationStep
-from kplane.controlplane_operator.clocks import is_future
+from kplane.api.clocks import is_future
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError

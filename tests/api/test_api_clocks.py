@@ -1,0 +1,18 @@
+"""Times in annotations, which users may write."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from kplane.api.clocks import read_time
+
+
+@pytest.mark.parametrize("value", [None, 5, "", "soon", "2026-11-28T10:00:00"])
+def test_text_without_a_time_and_its_zone_is_no_time(value: object) -> None:
+    assert read_time(value) is None
+
+
+def test_time_with_a_zone_is_read() -> None:
+    assert read_time("2026-11-28T10:00:00Z") == datetime(2026, 11, 28, 10, tzinfo=UTC)
