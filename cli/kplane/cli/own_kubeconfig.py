@@ -29,7 +29,6 @@ __all__ = [
     "administrator_context",
     "check_writable",
     "choose_context",
-    "cluster_of",
     "clusters_by_name",
     "context_names",
     "has_entry",
@@ -135,21 +134,15 @@ def clusters_by_name() -> Mapping[str, Mapping[str, Any]]:
     return {str(each.get("name")): each.get("cluster") or {} for each in reversed(entries)}
 
 
-def cluster_of(context: str) -> Mapping[str, Any] | None:
-    """Return the cluster that a context of the user's kubeconfig leads to; None if there is none."""
+def server_of(context: str) -> str | None:
+    """Return the address of the API server that a context of the user's kubeconfig leads to; None if there is none."""
     documents = _read_all()
     found = next((each for _, held in documents if (each := _find(held, "contexts", context))), None)
     if found is None:
         return None
     name = (found.get("context") or {}).get("cluster")
     cluster = next((each for _, held in documents if (each := _find(held, "clusters", name))), None)
-    return cluster.get("cluster") or {} if cluster is not None else None
-
-
-def server_of(context: str) -> str | None:
-    """Return the address of the API server that a context of the user's kubeconfig leads to; None if there is none."""
-    cluster = cluster_of(context)
-    return str(cluster.get("server")) if cluster is not None else None
+    return str((cluster.get("cluster") or {}).get("server")) if cluster is not None else None
 
 
 def remove_context(name: str, *, is_own: Callable[[Mapping[str, Any]], bool]) -> None:
