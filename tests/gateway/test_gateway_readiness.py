@@ -53,3 +53,12 @@ def test_answers_of_an_api_server_that_ends_are_tried_again() -> None:
         assert ANSWER_HEADER in str(options["http_filters"][0])
         assert "upstream_codec" in str(options["http_filters"][-1])
     assert ANSWER_HEADER in routing([route("one")])["response_headers_to_remove"]
+
+
+def test_api_server_that_is_not_ready_is_checked_often_before_the_first_connection() -> None:
+    """Envoy fixes the time of the next check after the first one, which comes before any client of a wake."""
+    found = clusters([route("one")], holder=PurePosixPath("/run/holder.sock"), waiting_room=ROOM)
+    checks = [check for cluster in found for check in cluster.get("health_checks", ())]
+    assert checks
+    assert {check["no_traffic_interval"] for check in checks} == {check["unhealthy_interval"] for check in checks}
+    assert {check["no_traffic_healthy_interval"] for check in checks} == {"10s"}

@@ -40,6 +40,7 @@ _INTERVAL: Final = "1s"
 _UNUSED_INTERVAL: Final = "10s"
 """For clusters that Envoy has not connected to yet. A check takes an API server a millisecond of processor time."""
 _UNREADY_INTERVAL: Final = "0.2s"
+"""Also for clusters that Envoy has not connected to yet: the first clients of a wake come before it is ready."""
 _TIMEOUT: Final = "1s"
 """Envoy uses a new cluster after the first check, and the confirmation of all changes waits for that."""
 _READY: Final = 200
@@ -85,7 +86,8 @@ def _check(*, needs_certificate: bool) -> Message:
     return {
         "timeout": _TIMEOUT,
         "interval": _INTERVAL,
-        "no_traffic_interval": _UNUSED_INTERVAL,
+        "no_traffic_interval": _UNREADY_INTERVAL,
+        "no_traffic_healthy_interval": _UNUSED_INTERVAL,
         "unhealthy_interval": _UNREADY_INTERVAL,
         "unhealthy_threshold": _FAILURES,
         "healthy_threshold": 1,
