@@ -11,7 +11,7 @@ from kplane.provider.cache.event import Event
 from kplane.provider.cache.informer import Informer
 from kplane.provider.cache.scope import CacheScope
 from kplane.provider.client.client import Client
-from kplane.provider.client.kinds import resource_of
+from kplane.provider.client.kinds import resource_of, typed_kind
 from kplane.provider.client.resources import Resource
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.cluster.context import LOCAL, current_cluster
@@ -32,6 +32,7 @@ from kplane.provider.errors import (
     ClusterNotOwned,
     ClusterNotReady,
     Conflict,
+    DecodeFailed,
     Forbidden,
     Invalid,
     NotFound,
@@ -56,6 +57,7 @@ __all__ = [
     "ClusterNotOwned",
     "ClusterNotReady",
     "Conflict",
+    "DecodeFailed",
     "Election",
     "Engagement",
     "Event",
@@ -88,4 +90,5 @@ __all__ = [
     "resource_of",
     "run",
     "single_cluster",
+    "typed_kind",
 ]

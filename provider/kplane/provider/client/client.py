@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, overload
 
 from typing_extensions import override
 
@@ -14,11 +14,12 @@ from kplane.provider.client.body import encode, name_of, namespace_of, query_of,
 from kplane.provider.client.calls import Calls
 from kplane.provider.client.connections import Connections
 from kplane.provider.client.keys import Named, locate
-from kplane.provider.client.kinds import BUILT_IN, discover
+from kplane.provider.client.kinds import BUILT_IN, discover, parse_kind
 from kplane.provider.client.limits import AnswerLimits
-from kplane.provider.client.listing import JSON, METADATA, METADATA_LIST, Listing, ObjectList, Pages
+from kplane.provider.client.listing import JSON, METADATA, METADATA_LIST, Listing, ObjectList, Pages, listed
 from kplane.provider.client.resources import Resource
 from kplane.provider.client.transport import HttpRequest, Transport
+from kplane.provider.client.typed import Kind, ObjectT, as_kind, kind_and_body, typed_of
 from kplane.provider.client.watch import Asked, Watch
 from kplane.provider.client.wire import decode, read_object, translated
 from kplane.provider.errors import Expired, NotFound, ProviderError
@@ -40,7 +41,8 @@ class Client:
     """Talks to the API server of a `ClusterConfig`, with plain dicts. Close it with `aclose()`, or use `async with`.
 
     A kind is a Resource or a name, such as `"apps/v1/Deployment"`; see `resource`. An object is named by its name, and
-    `namespace` for namespaced kinds, or by something that has both, such as a `Request`.
+    `namespace` for namespaced kinds, or by something that has both, such as a `Request`. For a class that `typed_kind`
+    has declared, objects are its instances. A call that cannot decode an answer raises DecodeFailed.
 
     `timeout_seconds` bounds a call with its retries, `connect_timeout_seconds` the making of a connection. Each method
     raises ApiError if the server refuses, Unreachable if it gives no valid answer in time, and KubeconfigError if the
@@ -140,29 +142,33 @@ class Client:
         if self._owns_transport:
             await self._transport.update(config)
 
-    async def resource(self, kind: Resource | str) -> Resource:
-        """Return a kind by its name, such as `"apps/v1/Deployment"`; a Resource is returned as it is.
+    async def resource(self, kind: Kind[Any]) -> Resource:
+        """Return a kind by its name, such as `"apps/v1/Deployment"`, or its class; a Resource is returned as it is.
 
         Kubernetes' own kinds are known. For others, such as `"example.com/v1/Widget"`, the server is asked once. Raises
         NotServed if it does not serve the kind, and ProviderError if `kind` is no name of a kind.
         """
         found = self.known_resource(kind)
         if found is None:
-            found = self._discovered[str(kind)] = await discover(self, str(kind))
+            name = str(parse_kind(kind))
+            found = self._discovered[name] = await discover(self, name)
         return found
 
-    def known_resource(self, kind: Resource | str) -> Resource | None:
+    def known_resource(self, kind: Kind[Any]) -> Resource | None:
         """Return what `resource` would return without a question to the server; None if it would ask."""
         if isinstance(kind, Resource):
             return kind
-        return BUILT_IN.get(kind) or self._discovered.get(kind)
+        if (typed := typed_of(kind)) is not None:
+            return typed.resource or self._discovered.get(typed.name)
+        return BUILT_IN.get(str(kind)) or self._discovered.get(str(kind))
 
-    async def get(self, kind: Resource | str, key: str | Named, *, namespace: str | None = None) -> Object:
+    async def get(self, kind: Kind[ObjectT], key: str | Named, *, namespace: str | None = None) -> ObjectT:
         """Read an object. Raises NotFound."""
         resource, name, namespace = await self._locate(kind, key, namespace)
-        return await self._object("GET", self._path(resource, name, namespace=namespace), resource)
+        found = await self._object("GET", self._path(resource, name, namespace=namespace), resource)
+        return as_kind(kind, found, source=self.config.server)
 
-    async def exists(self, kind: Resource | str, key: str | Named, *, namespace: str | None = None) -> bool:
+    async def exists(self, kind: Kind[Any], key: str | Named, *, namespace: str | None = None) -> bool:
         """Tell whether an object exists, without keeping the answer."""
         resource, name, namespace = await self._locate(kind, key, namespace)
         request = self._adapted(HttpRequest("GET", self._path(resource, name, namespace=namespace), accept=METADATA))
@@ -174,7 +180,7 @@ class Client:
 
     async def list(
         self,
-        kind: Resource | str,
+        kind: Kind[ObjectT],
         *,
         namespace: str | None = None,
         label_selector: str | None = None,
@@ -182,7 +188,7 @@ class Client:
         page_size: int = 500,
         max_items: int | None = None,
         metadata_only: bool = False,
-    ) -> ObjectList:
+    ) -> ObjectList[ObjectT]:
         """Read a collection in pages, all of one resourceVersion; `namespace=None` means all namespaces.
 
         `page_size` counts objects. Raises AnswerTooLarge if there are more than `max_items`. With `metadata_only`,
@@ -197,7 +203,7 @@ class Client:
             field_selector=field_selector,
             page_size=page_size,
         )
-        return ObjectList(listing.items, listing.resource_version)
+        return listed(kind, listing, source=self.config.server)
 
     async def collect(
         self,
@@ -223,7 +229,7 @@ class Client:
 
     def watch(
         self,
-        kind: Resource | str,
+        kind: Kind[ObjectT],
         *,
         resource_version: str | None = None,
         namespace: str | None = None,
@@ -233,7 +239,7 @@ class Client:
         idle_timeout_seconds: float = 120.0,
         metadata_only: bool = False,
         initial_events: bool = False,
-    ) -> Watch:
+    ) -> Watch[ObjectT]:
         """Follow a collection from a resourceVersion; with None it starts with the present objects as ADDED.
 
         The server ends the watch after `timeout_seconds`. The client gives up after `idle_timeout_seconds` without even
@@ -258,7 +264,8 @@ class Client:
             resource = await self.resource(kind)
             path = self._path(resource, namespace=namespace)
             accept = METADATA if metadata_only else JSON
-            return Asked(resource, self._adapted(HttpRequest("GET", path, query, accept=accept)))
+            kept = None if metadata_only else typed_of(kind)
+            return Asked(resource, self._adapted(HttpRequest("GET", path, query, accept=accept)), kept)
 
         return Watch(
             self._transport,
@@ -268,79 +275,142 @@ class Client:
             limits=self._limits,
         )
 
-    async def create(self, kind: Resource | str, body: Object, *, namespace: str | None = None) -> Object:
-        """Create an object. Fills in apiVersion and kind; the default namespace is the body's. Raises AlreadyExists."""
+    @overload
+    async def create(self, kind: Kind[ObjectT], body: Object | ObjectT, *, namespace: str | None = None) -> ObjectT: ...
+    @overload
+    async def create(self, kind: ObjectT, *, namespace: str | None = None) -> ObjectT: ...
+    async def create(
+        self,
+        kind: Kind[ObjectT] | ObjectT,
+        body: Object | ObjectT | None = None,
+        *,
+        namespace: str | None = None,
+    ) -> ObjectT:
+        """Create an object, or the one of an instance. Raises AlreadyExists.
+
+        Fills in apiVersion and kind; the default namespace is the body's.
+        """
+        kind, body = kind_and_body(kind, body)
         resource = await self.resource(kind)
         namespace = namespace if namespace is not None else namespace_of(body)
         path = self._path(resource, namespace=namespace, write=True)
         params: Params = {"fieldManager": self._field_manager}
-        return await self._object("POST", path, resource, body=typed(resource, body), params=params)
+        found = await self._object("POST", path, resource, body=typed(resource, body), params=params)
+        return as_kind(kind, found, source=self.config.server)
 
+    @overload
     async def replace(
-        self, kind: Resource | str, body: Object, *, namespace: str | None = None, subresource: str | None = None
-    ) -> Object:
-        """Replace an object. Raises Conflict if its resourceVersion is not the present one."""
+        self,
+        kind: Kind[ObjectT],
+        body: Object | ObjectT,
+        *,
+        namespace: str | None = None,
+        subresource: str | None = None,
+    ) -> ObjectT: ...
+    @overload
+    async def replace(
+        self, kind: ObjectT, *, namespace: str | None = None, subresource: str | None = None
+    ) -> ObjectT: ...
+    async def replace(
+        self,
+        kind: Kind[ObjectT] | ObjectT,
+        body: Object | ObjectT | None = None,
+        *,
+        namespace: str | None = None,
+        subresource: str | None = None,
+    ) -> ObjectT:
+        """Replace an object, or the one of an instance. Raises Conflict if its resourceVersion is not the present one.
+
+        Fields that the class of an instance does not keep are removed.
+        """
+        kind, body = kind_and_body(kind, body)
         resource = await self.resource(kind)
         namespace = namespace if namespace is not None else namespace_of(body)
         path = self._path(resource, name_of(body), namespace=namespace, subresource=subresource, write=True)
         params: Params = {"fieldManager": self._field_manager}
-        return await self._object("PUT", path, resource, body=typed(resource, body), params=params)
+        found = await self._object("PUT", path, resource, body=typed(resource, body), params=params)
+        return as_kind(kind, found, source=self.config.server)
 
     async def patch(
         self,
-        kind: Resource | str,
+        kind: Kind[ObjectT],
         key: str | Named,
         body: Object,
         *,
         namespace: str | None = None,
         subresource: str | None = None,
-    ) -> Object:
+    ) -> ObjectT:
         """Change an object with a JSON merge patch (RFC 7386). Raises NotFound, and Invalid for a bad result."""
         resource, name, namespace = await self._locate(kind, key, namespace)
         path = self._path(resource, name, namespace=namespace, subresource=subresource, write=True)
         params = {"fieldManager": self._field_manager}
-        return await self._object("PATCH", path, resource, body=body, params=params, content_type=_MERGE_PATCH)
+        found = await self._object("PATCH", path, resource, body=body, params=params, content_type=_MERGE_PATCH)
+        return as_kind(kind, found, source=self.config.server)
 
     async def json_patch(
         self,
-        kind: Resource | str,
+        kind: Kind[ObjectT],
         key: str | Named,
         operations: Sequence[Object],
         *,
         namespace: str | None = None,
         subresource: str | None = None,
-    ) -> Object:
+    ) -> ObjectT:
         """Change an object with a JSON patch (RFC 6902). Raises as `patch`; a failed `test` is Invalid too."""
         resource, name, namespace = await self._locate(kind, key, namespace)
         path = self._path(resource, name, namespace=namespace, subresource=subresource, write=True)
         params = {"fieldManager": self._field_manager}
-        return await self._object("PATCH", path, resource, body=operations, params=params, content_type=_JSON_PATCH)
+        found = await self._object("PATCH", path, resource, body=operations, params=params, content_type=_JSON_PATCH)
+        return as_kind(kind, found, source=self.config.server)
 
+    @overload
     async def apply(
         self,
-        kind: Resource | str,
-        body: Object,
+        kind: Kind[ObjectT],
+        body: Object | ObjectT,
         *,
         namespace: str | None = None,
         subresource: str | None = None,
         force: bool = True,
         field_manager: str | None = None,
-    ) -> Object:
-        """Apply an object server-side: create it, or own exactly these fields.
+    ) -> ObjectT: ...
+    @overload
+    async def apply(
+        self,
+        kind: ObjectT,
+        *,
+        namespace: str | None = None,
+        subresource: str | None = None,
+        force: bool = True,
+        field_manager: str | None = None,
+    ) -> ObjectT: ...
+    async def apply(
+        self,
+        kind: Kind[ObjectT] | ObjectT,
+        body: Object | ObjectT | None = None,
+        *,
+        namespace: str | None = None,
+        subresource: str | None = None,
+        force: bool = True,
+        field_manager: str | None = None,
+    ) -> ObjectT:
+        """Apply an object server-side, or the one of an instance: create it, or own exactly these fields.
 
         Fills in apiVersion and kind; name and namespace are the body's. Raises Conflict if another manager owns a field
         and `force` is off.
         """
+        kind, body = kind_and_body(kind, body)
         resource = await self.resource(kind)
         namespace = namespace if namespace is not None else namespace_of(body)
         path = self._path(resource, name_of(body), namespace=namespace, subresource=subresource, write=True)
         params: Params = {"fieldManager": field_manager or self._field_manager, "force": force}
         body = typed(resource, body)
-        return await self._object("PATCH", path, resource, body=body, params=params, content_type=_APPLY_PATCH)
+        found = await self._object("PATCH", path, resource, body=body, params=params, content_type=_APPLY_PATCH)
+        return as_kind(kind, found, source=self.config.server)
 
     async def delete(
         self,
-        kind: Resource | str,
+        kind: Kind[Any],
         key: str | Named,
         *,
         namespace: str | None = None,
@@ -363,7 +433,7 @@ class Client:
             "DELETE", self._path(resource, name, namespace=namespace, write=True), resource, body=options
         )
 
-    async def delete_all(self, kind: Resource | str, *, namespace: str | None = None, label_selector: str) -> None:
+    async def delete_all(self, kind: Kind[Any], *, namespace: str | None = None, label_selector: str) -> None:
         """Delete all objects with a label in one call; a namespaced kind needs a `namespace`.
 
         The answer, which repeats all objects, is not kept. Raises ProviderError if the selector is empty.
@@ -409,7 +479,7 @@ class Client:
             return (await self._calls.body(request, intake=intake)).decode(errors="replace")
 
     async def _locate(
-        self, kind: Resource | str, key: str | Named, namespace: str | None
+        self, kind: Kind[Any], key: str | Named, namespace: str | None
     ) -> tuple[Resource, str, str | None]:
         return (await self.resource(kind), *locate(key, namespace=namespace))
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar, cast
 
 from kplane.provider.cache.event import Event
 from kplane.provider.client.kinds import KindName, parse_kind
-from kplane.provider.client.resources import Resource
+from kplane.provider.client.typed import Kind, ObjectT
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.controllers.request import ObjectKey, Request
-from kplane.provider.errors import ProviderError
+from kplane.provider.errors import DecodeFailed, ProviderError
 
-__all__ = ["Handler", "enqueue_mapped", "enqueue_object", "enqueue_owner", "kinds_of"]
+__all__ = ["Handler", "enqueue_mapped", "enqueue_object", "enqueue_owner", "kinds_of", "watching"]
+
+log: Final = logging.getLogger(__name__)
 
 R = TypeVar("R")
-
-Object = dict[str, Any]
 
 Handler = Callable[[Cluster, Event], Iterable[R]]
 """Called in the event loop with the cluster that an event is from, and must not block; what it raises is logged."""
@@ -29,7 +30,7 @@ def enqueue_object() -> Handler[Request]:
     return _object
 
 
-def enqueue_owner(owner: Resource | str, *, every_owner: bool = False) -> Handler[Request]:
+def enqueue_owner(owner: Kind[Any], *, every_owner: bool = False) -> Handler[Request]:
     """Reconcile the controlling owner of the object, if it is of kind `owner`.
 
     With `every_owner`, each owner of that kind. If the owner changes, the former owner is reconciled too. The version
@@ -40,12 +41,12 @@ def enqueue_owner(owner: Resource | str, *, every_owner: bool = False) -> Handle
 
 @dataclass(frozen=True, slots=True)
 class _EnqueueOwner:
-    owner: Resource | str
+    owner: Kind[Any]
     name: KindName
     every_owner: bool
 
     @property
-    def kinds(self) -> tuple[Resource | str, ...]:
+    def kinds(self) -> tuple[Kind[Any], ...]:
         return (self.owner,)
 
     def __call__(self, cluster: Cluster, event: Event) -> Iterable[Request]:
@@ -74,17 +75,18 @@ class _EnqueueOwner:
         return event.namespace if owner.namespaced else ""
 
 
-def kinds_of(handler: Handler[Any]) -> tuple[Resource | str, ...]:
+def kinds_of(handler: Handler[Any]) -> tuple[Kind[Any], ...]:
     """Return the kinds that a handler has to know in each cluster, besides the kind of its events."""
-    found: tuple[Resource | str, ...] = getattr(handler, "kinds", ())
+    found: tuple[Kind[Any], ...] = getattr(handler, "kinds", ())
     return found
 
 
 def enqueue_mapped(
-    function: Callable[[Cluster, Object], Iterable[ObjectKey | Request]], *, preserve_cluster: bool = False
+    function: Callable[[Cluster, ObjectT], Iterable[ObjectKey | Request]], *, preserve_cluster: bool = False
 ) -> Handler[Request]:
     """Reconcile what `function` returns for a cluster and an object; for an update, for the old object too.
 
+    The object is a dict, or an instance if the kind is watched as a class; one that the class cannot decode is logged.
     Returned keys are of the same cluster. With `preserve_cluster`, a Request keeps its own cluster, so that an event in
     one cluster leads to work in others. `function` is a plain function, because events keep their order: it reads
     caches (`cluster.cache.informer(kind).list()`) and makes no requests. Raises ProviderError for a coroutine function.
@@ -94,19 +96,48 @@ def enqueue_mapped(
             f"{function.__name__} cannot map events, because it is a coroutine function; give a plain function that "
             f"reads from informers (`cluster.cache.informer(kind).list()`), and do slow work in the reconcile"
         )
+    return _EnqueueMapped(function, preserve_cluster)
 
-    def mapped(cluster: Cluster, event: Event) -> Iterable[Request]:
-        return dict.fromkeys(each_mapped(cluster, event))
 
-    def each_mapped(cluster: Cluster, event: Event) -> Iterator[Request]:
-        for found in (event.object, event.old):
-            for each in function(cluster, found) if found is not None else ():
-                if preserve_cluster and isinstance(each, Request):
+@dataclass(frozen=True, slots=True)
+class _EnqueueMapped:
+    function: Callable[[Cluster, Any], Iterable[ObjectKey | Request]]
+    preserve_cluster: bool
+    watched_as: type[Any] | None = None
+
+    def __call__(self, cluster: Cluster, event: Event) -> Iterable[Request]:
+        return dict.fromkeys(self._mapped(cluster, event))
+
+    def _mapped(self, cluster: Cluster, event: Event) -> Iterator[Request]:
+        for found in self._objects(cluster, event):
+            for each in self.function(cluster, found):
+                if self.preserve_cluster and isinstance(each, Request):
                     yield each
                 else:
                     yield Request(cluster.name, each.namespace, each.name)
 
-    return mapped
+    def _objects(self, cluster: Cluster, event: Event) -> Iterator[Any]:
+        cls = self.watched_as
+        if cls is None:
+            yield event.object
+            if event.old is not None:
+                yield event.old
+            return
+        for decode in (event.decode_as, event.decode_old_as):
+            try:
+                found = decode(cls)
+            except DecodeFailed as error:
+                log.warning("failed to map an event of cluster %s: %s", cluster.name, error)
+                continue
+            if found is not None:
+                yield found
+
+
+def watching(handler: Handler[R], cls: type[Any]) -> Handler[R]:
+    """Return the handler for events of a kind that is watched as a class."""
+    if isinstance(handler, _EnqueueMapped):
+        return cast("Handler[R]", replace(handler, watched_as=cls))
+    return handler
 
 
 def _object(cluster: Cluster, event: Event) -> Iterable[Request]:

@@ -12,6 +12,7 @@ from typing import Any, Final, Generic, NoReturn, TypeVar
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.running import keep_running
 from kplane.provider.cache.event import Registration
+from kplane.provider.client.typed import title_of
 from kplane.provider.cluster.context import LOCAL, cluster_context
 from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.contracts import ControllerHost
@@ -115,7 +116,7 @@ class MulticlusterController(Generic[R]):
             try:
                 source.engage.over(self._options.engage).require(has_local=has_local, has_provider=has_provider)
             except ProviderError as error:
-                raise ProviderError(f"controller {self.name} cannot watch {source.kind}: {error}") from None
+                raise ProviderError(f"controller {self.name} cannot watch {title_of(source.kind)}: {error}") from None
 
     @property
     def under_way(self) -> Mapping[str, int]:
@@ -233,7 +234,7 @@ class MulticlusterController(Generic[R]):
         engaged.sources.append(source)
 
     def _start_soon(self, source: KindSource[R], engaged: _Engaged[R]) -> None:
-        name = f"{self.name} watches {source.kind}"
+        name = f"{self.name} watches {title_of(source.kind)}"
         _ = engaged.engagement.spawn(self._start_when_served(source, engaged), name=name)
 
     async def _start_when_served(self, source: KindSource[R], engaged: _Engaged[R]) -> None:
@@ -254,7 +255,7 @@ class MulticlusterController(Generic[R]):
                 if (why := str(error) or type(error).__name__) != logged:
                     message = "%s: failed to watch %s of cluster %s: %s; retrying"
                     trace = None if isinstance(error, ProviderError) else error
-                    log.warning(message, self.name, source.kind, cluster.name, why, exc_info=trace)
+                    log.warning(message, self.name, title_of(source.kind), cluster.name, why, exc_info=trace)
                     logged = why
                 await asyncio.sleep(backoff.next_delay())
             else:

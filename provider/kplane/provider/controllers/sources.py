@@ -6,17 +6,17 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, fields
-from typing import Final, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
 
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.cache.event import Event, Registration
 from kplane.provider.client.kinds import parse_kind
-from kplane.provider.client.resources import Resource
+from kplane.provider.client.typed import Kind
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.cluster.context import LOCAL
 from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.contracts import Provider
-from kplane.provider.controllers.handlers import Handler, kinds_of
+from kplane.provider.controllers.handlers import Handler, kinds_of, watching
 from kplane.provider.controllers.predicates import Predicate
 from kplane.provider.errors import ProviderError
 
@@ -79,11 +79,11 @@ class KindSource(Generic[R_co]):
     """Watches all objects of a kind: an event that passes every predicate becomes the requests of `handler`.
 
     With `metadata_only`, objects have only apiVersion, kind and metadata. All sources of a cluster share its informers.
-    A kind that is not Kubernetes' own may be a name, such as `"example.com/v1/Widget"`: each cluster is asked how it
-    serves it, by `discover`. Raises ProviderError for what is no name of a kind.
+    A kind that is not Kubernetes' own may be a name, such as `"example.com/v1/Widget"`, or its class: each cluster is
+    asked how it serves the kind, by `discover`. Raises ProviderError for what is no name of a kind.
     """
 
-    kind: Resource | str
+    kind: Kind[Any]
     handler: Handler[R_co]
     predicates: tuple[Predicate, ...] = ()
     metadata_only: bool = False
@@ -107,6 +107,8 @@ class KindSource(Generic[R_co]):
         Raises ProviderError before its kinds are `discovered` there.
         """
         handler, predicates = self.handler, self.predicates
+        if isinstance(self.kind, type) and not self.metadata_only:
+            handler = watching(handler, self.kind)
 
         def see(event: Event) -> None:
             for matters in predicates:
@@ -118,12 +120,12 @@ class KindSource(Generic[R_co]):
         cluster = engagement.cluster
         resource = cluster.client.known_resource(self.kind)
         if resource is None:
-            raise ProviderError(f"how {cluster!r} serves {self.kind} is not known: await discover() before")
+            raise ProviderError(f"how {cluster!r} serves {parse_kind(self.kind)} is not known: await discover() before")
         informer = cluster.cache.informer(resource, metadata_only=self.metadata_only)
         return informer.add_handler(see)
 
     @property
-    def _kinds(self) -> tuple[Resource | str, ...]:
+    def _kinds(self) -> tuple[Kind[Any], ...]:
         return (self.kind, *kinds_of(self.handler))
 
 
