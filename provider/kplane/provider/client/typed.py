@@ -27,6 +27,7 @@ __all__ = [
     "kind_and_body",
     "title_of",
     "typed_of",
+    "without_none",
 ]
 
 Object = dict[str, Any]
@@ -73,7 +74,7 @@ class TypedKind(Generic[ObjectT]):
     def encode(self, instance: ObjectT) -> Object:
         """Make an object of an instance, without fields that are None. Raises ProviderError if it cannot be encoded."""
         try:
-            made = _without_none(self.write(instance))
+            made = without_none(self.write(instance))
         except Exception as error:
             raise ProviderError(f"failed to encode a {self.type.__name__}: {cause_of(error)}") from error
         if not isinstance(made, dict):
@@ -187,10 +188,10 @@ def _is_plain(cls: type[Any]) -> bool:
     return issubclass(cls, msgspec.Struct) or dataclasses.is_dataclass(cls) or hasattr(cls, "__attrs_attrs__")
 
 
-def _without_none(value: Any) -> Any:
+def without_none(value: Any) -> Any:
     """Leave out None: to an API server it is the same as an absent field, and a patch would delete by it."""
     if isinstance(value, dict):
-        return {key: _without_none(each) for key, each in value.items() if each is not None}
+        return {key: without_none(each) for key, each in value.items() if each is not None}
     if isinstance(value, list):
-        return [_without_none(each) for each in value]
+        return [without_none(each) for each in value]
     return value
