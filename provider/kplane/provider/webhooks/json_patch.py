@@ -33,11 +33,11 @@ def carried(whole: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[
         if key not in after:
             result.pop(key, None)
         elif key not in before or not _equal(before[key], after[key]):
-            parts = whole.get(key), before.get(key), after[key]
-            if all(isinstance(each, dict) for each in parts):
-                result[key] = carried(*parts)
+            known, former, new = whole.get(key), before.get(key), after[key]
+            if isinstance(known, dict) and isinstance(former, dict) and isinstance(new, dict):
+                result[key] = carried(known, former, new)
             else:
-                result[key] = after[key]
+                result[key] = new
     return result
 
 
