@@ -42,7 +42,8 @@ class Client:
 
     A kind is a Resource or a name, such as `"apps/v1/Deployment"`; see `resource`. An object is named by its name, and
     `namespace` for namespaced kinds, or by something that has both, such as a `Request`. For a class that `typed_kind`
-    has declared, objects are its instances. A call that cannot decode an answer raises DecodeFailed.
+    has declared, objects are its instances. A call that cannot decode an answer raises DecodeFailed; a write
+    is done then.
 
     `timeout_seconds` bounds a call with its retries, `connect_timeout_seconds` the making of a connection. Each method
     raises ApiError if the server refuses, Unreachable if it gives no valid answer in time, and KubeconfigError if the
