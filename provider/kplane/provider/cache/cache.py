@@ -143,12 +143,12 @@ class Cache:
         decoded at once: with very many, index before the first read.
         """
         name = parse_kind(kind)
-        extract = extract_of(kind, extract)
-        known = self._indexes.setdefault((name, metadata_only), {}).setdefault(field, extract)
-        require_same(known, extract, kind=name, field=field)
+        plain = extract_of(kind, extract)
+        known = self._indexes.setdefault((name, metadata_only), {}).setdefault(field, plain)
+        require_same(known, plain, kind=name, field=field)
         for key, informer in self._informers.items():
             if (parse_kind(key.resource), key.metadata_only) == (name, metadata_only):
-                informer.add_index(field, extract)
+                informer.add_index(field, plain)
 
     @overload
     async def get(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Literal, cast
 
@@ -85,12 +85,15 @@ class Admission(Generic[ObjectT]):
 class _TypedAdmission(Admission[Any]):
     """Decodes the old object when it is read: a bad one must not keep its author from mending it."""
 
+    _decode_old: Callable[[], Any]
+
     @property
     @override
     def old_object(self) -> Any:
         return self._decode_old()
 
     @old_object.setter
+    @override
     def old_object(self, found: Object) -> None:
         self._old = found
 
