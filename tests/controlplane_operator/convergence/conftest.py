@@ -288,13 +288,17 @@ def worlds(
     def hurried(self: Any, key: Any, *, reason: str = "") -> float:
         return min(0.2, patient(self, key, reason=reason))
 
-    async def fated(self: Calls, request: Any, read: Any) -> Any:
+    async def fated(self: Calls, request: Any, read: Any, sent: Any) -> Any:
         fate = _fate.get()
         # The Lease is no part of the work: an operator that was killed leaves it to the next one of its directory.
         if fate is None or "/leases/" in request.path:
-            return await once(self, request, read)
+            return await once(self, request, read, sent)
         in_tenant = self._transport.config.server != management
-        return await fate.decide(lambda: once(self, request, read), writes=request.method != "GET", in_tenant=in_tenant)
+
+        def send() -> Any:
+            return once(self, request, read, sent)
+
+        return await fate.decide(send, writes=request.method != "GET", in_tenant=in_tenant)
 
     patches.setattr(KeyedBackoff, "next", hurried)
     patches.setattr(Calls, "_once", fated)
