@@ -12,7 +12,7 @@ from kplane.provider.client.resources import Resource
 from kplane.provider.errors import NotFound, NotServed, ProviderError
 
 if TYPE_CHECKING:
-    from kplane.provider.client.client import Client
+    from kplane.provider.client.rest import Rest
 
 __all__ = ["KindName", "discover", "parse_kind", "resource_of"]
 
@@ -115,7 +115,7 @@ def resource_of(kind: Resource | str) -> Resource:
     return found
 
 
-async def discover(client: Client, kind: str) -> Resource:
+async def discover(client: Rest, kind: str) -> Resource:
     """Ask a cluster for a kind, such as `"example.com/v1/Widget"`; `Client.resource` asks only once.
 
     Raises NotServed if the cluster does not serve it, and ProviderError if `kind` is no name of a kind.

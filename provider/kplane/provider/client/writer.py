@@ -1,0 +1,133 @@
+"""Writes to one API server: create, replace, patch, apply, delete."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from kplane.provider.client.body import name_of, namespace_of, query_of, typed
+from kplane.provider.client.keys import Named
+from kplane.provider.client.listing import METADATA_LIST
+from kplane.provider.client.resources import Resource
+from kplane.provider.client.rest import Object, Params, Rest
+from kplane.provider.client.transport import HttpRequest
+from kplane.provider.errors import ProviderError
+
+__all__ = ["Writer"]
+
+_MERGE_PATCH: Final = "application/merge-patch+json"
+_JSON_PATCH: Final = "application/json-patch+json"
+# JSON is YAML, and the API server knows server-side apply under this name in every version.
+_APPLY_PATCH: Final = "application/apply-patch+yaml"
+
+
+class Writer(Rest):
+    """The write methods of a `Client`."""
+
+    async def create(self, kind: Resource | str, body: Object, *, namespace: str | None = None) -> Object:
+        """Create an object. Fills in apiVersion and kind; the default namespace is the body's. Raises AlreadyExists."""
+        resource = await self.resource(kind)
+        namespace = namespace if namespace is not None else namespace_of(body)
+        path = self._path(resource, namespace=namespace, write=True)
+        params: Params = {"fieldManager": self._field_manager}
+        return await self._object("POST", path, resource, body=typed(resource, body), params=params)
+
+    async def replace(
+        self, kind: Resource | str, body: Object, *, namespace: str | None = None, subresource: str | None = None
+    ) -> Object:
+        """Replace an object. Raises Conflict if its resourceVersion is not the present one."""
+        resource = await self.resource(kind)
+        namespace = namespace if namespace is not None else namespace_of(body)
+        path = self._path(resource, name_of(body), namespace=namespace, subresource=subresource, write=True)
+        params: Params = {"fieldManager": self._field_manager}
+        return await self._object("PUT", path, resource, body=typed(resource, body), params=params)
+
+    async def patch(
+        self,
+        kind: Resource | str,
+        key: str | Named,
+        body: Object,
+        *,
+        namespace: str | None = None,
+        subresource: str | None = None,
+    ) -> Object:
+        """Change an object with a JSON merge patch (RFC 7386). Raises NotFound, and Invalid for a bad result."""
+        resource, name, namespace = await self._locate(kind, key, namespace)
+        path = self._path(resource, name, namespace=namespace, subresource=subresource, write=True)
+        params = {"fieldManager": self._field_manager}
+        return await self._object("PATCH", path, resource, body=body, params=params, content_type=_MERGE_PATCH)
+
+    async def json_patch(
+        self,
+        kind: Resource | str,
+        key: str | Named,
+        operations: Sequence[Object],
+        *,
+        namespace: str | None = None,
+        subresource: str | None = None,
+    ) -> Object:
+        """Change an object with a JSON patch (RFC 6902). Raises as `patch`; a failed `test` is Invalid too."""
+        resource, name, namespace = await self._locate(kind, key, namespace)
+        path = self._path(resource, name, namespace=namespace, subresource=subresource, write=True)
+        params = {"fieldManager": self._field_manager}
+        return await self._object("PATCH", path, resource, body=operations, params=params, content_type=_JSON_PATCH)
+
+    async def apply(
+        self,
+        kind: Resource | str,
+        body: Object,
+        *,
+        namespace: str | None = None,
+        subresource: str | None = None,
+        force: bool = True,
+        field_manager: str | None = None,
+    ) -> Object:
+        """Apply an object server-side: create it, or own exactly these fields.
+
+        Fills in apiVersion and kind; name and namespace are the body's. Raises Conflict if another manager owns a field
+        and `force` is off.
+        """
+        resource = await self.resource(kind)
+        namespace = namespace if namespace is not None else namespace_of(body)
+        path = self._path(resource, name_of(body), namespace=namespace, subresource=subresource, write=True)
+        params: Params = {"fieldManager": field_manager or self._field_manager, "force": force}
+        body = typed(resource, body)
+        return await self._object("PATCH", path, resource, body=body, params=params, content_type=_APPLY_PATCH)
+
+    async def delete(
+        self,
+        kind: Resource | str,
+        key: str | Named,
+        *,
+        namespace: str | None = None,
+        uid: str | None = None,
+        resource_version: str | None = None,
+        propagation: str | None = None,
+    ) -> Object:
+        """Delete an object. Raises NotFound, and Conflict if it has another `uid` or `resource_version`.
+
+        `propagation` is Background, Foreground or Orphan. Returns the object if finalizers hold it, else a Status.
+        """
+        resource, name, namespace = await self._locate(kind, key, namespace)
+        options: Object = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        given = {"uid": uid, "resourceVersion": resource_version}
+        if preconditions := {key: value for key, value in given.items() if value is not None}:
+            options["preconditions"] = preconditions
+        if propagation is not None:
+            options["propagationPolicy"] = propagation
+        return await self._object(
+            "DELETE", self._path(resource, name, namespace=namespace, write=True), resource, body=options
+        )
+
+    async def delete_all(self, kind: Resource | str, *, namespace: str | None = None, label_selector: str) -> None:
+        """Delete all objects with a label in one call; a namespaced kind needs a `namespace`.
+
+        The answer, which repeats all objects, is not kept. Raises ProviderError if the selector is empty.
+        """
+        resource = await self.resource(kind)
+        if not label_selector:
+            raise ProviderError(f"without a label all {resource.plural} would be deleted")
+        if resource.namespaced and namespace is None:
+            raise ProviderError(f"{resource.plural} are namespaced: a namespace is needed")
+        path, query = self._path(resource, namespace=namespace, write=True), query_of({"labelSelector": label_selector})
+        await self._calls.drop(self._adapted(HttpRequest("DELETE", path, query, accept=METADATA_LIST)))
