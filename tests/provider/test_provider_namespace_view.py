@@ -40,7 +40,7 @@ async def server(fault_server, tools):
 
 @pytest.fixture
 async def host(server):
-    async with Client(await server.start()) as host:
+    async with Client(await server.start(), field_manager="kplane") as host:
         yield host
 
 
@@ -167,7 +167,7 @@ async def test_what_may_not_be_written_is_not_sent(server, host):
     for write in (
         client.create(CONFIG_MAPS, body),
         client.replace(CONFIG_MAPS, body),
-        client.apply(CONFIG_MAPS, body),
+        client.apply(CONFIG_MAPS, body, force=True),
         client.patch(CONFIG_MAPS, "a", {}, namespace="default"),
         client.json_patch(CONFIG_MAPS, "a", [], namespace="default"),
         client.delete(CONFIG_MAPS, "a", namespace="default"),
@@ -187,7 +187,7 @@ async def test_the_end_of_a_namespaces_client_leaves_the_hosts(server, host):
 
 
 async def test_what_comes_and_goes_in_a_part_of_an_informer_leaves_nothing_there():
-    client = Client(ClusterConfig("https://127.0.0.1:1"))
+    client = Client(ClusterConfig("https://127.0.0.1:1"), field_manager="kplane")
     whole = Informer(client, CONFIG_MAPS)
     part = namespace_cache._Part(whole, client, VIEW, scope=CacheScope())
     kept = part.add_handler(lambda event: None)

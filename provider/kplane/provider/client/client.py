@@ -24,6 +24,9 @@ class Client(Reader, Writer):
     of any length: set limits if you do not trust the server. A call needs memory for one answer, a list for all its
     pages, and concurrent calls for each of theirs, unless `limits.together` bounds the sum.
 
+    The API server notes `field_manager` as the owner of written fields. Without one it takes the first word of
+    `user_agent`, and `apply` is refused. `user_agent` is by default the field manager with the version of this package.
+
     A reconcile whose call stays unanswered leaves its worker to others (see `Controller`). `keeps_worker` turns this
     off, for the one server that all reconciles work with.
 

@@ -9,6 +9,7 @@ from typing import Any, Self
 from typing_extensions import override
 
 from kplane.provider.access.config import ClusterConfig
+from kplane.provider.client.agent import user_agent as make_user_agent
 from kplane.provider.client.body import encode, query_of
 from kplane.provider.client.calls import Calls
 from kplane.provider.client.connections import Connections
@@ -36,7 +37,8 @@ class Rest:
         *,
         timeout_seconds: float = 30.0,
         connect_timeout_seconds: float = 5.0,
-        field_manager: str = "kplane",
+        field_manager: str | None = None,
+        user_agent: str | None = None,
         keeps_worker: bool = False,
         connections: Connections | None = None,
         transport: Transport | None = None,
@@ -46,7 +48,10 @@ class Rest:
         """Use `connections`, or the `transport` of another client with its credentials; they outlive this client."""
         self._owns_transport = transport is None
         self._transport = transport or Transport(
-            config, connect_timeout_seconds=connect_timeout_seconds, connections=connections
+            config,
+            connect_timeout_seconds=connect_timeout_seconds,
+            user_agent=make_user_agent(field_manager) if user_agent is None else user_agent,
+            connections=connections,
         )
         self._calls = Calls(
             self._transport,
@@ -75,8 +80,8 @@ class Rest:
         return self._transport
 
     @property
-    def field_manager(self) -> str:
-        """Under this name the API server notes which fields were written."""
+    def field_manager(self) -> str | None:
+        """Under this name the API server notes which fields were written; a call can name another one."""
         return self._field_manager
 
     @property

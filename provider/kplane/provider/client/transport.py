@@ -73,10 +73,17 @@ class Transport:
     """Sends requests to the server of a `ClusterConfig`; makes connections on first use, in the running loop."""
 
     def __init__(
-        self, config: ClusterConfig, *, connect_timeout_seconds: float, connections: Connections | None = None
+        self,
+        config: ClusterConfig,
+        *,
+        connect_timeout_seconds: float,
+        user_agent: str,
+        connections: Connections | None = None,
     ) -> None:
         """`connections` replace connections of its own."""
         self._config = config
+        self.user_agent: Final = user_agent
+        """How the program names itself to API servers."""
         self._owned = connections is None
         self._connections = Connections() if connections is None else connections
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_seconds)
@@ -174,7 +181,7 @@ class Transport:
         self, request: HttpRequest, exchange: _Exchange, *, shown: ClusterConfig
     ) -> aiohttp.ClientResponse:
         peer = self._join(exchange, shown=shown)
-        headers = CIMultiDict({"Accept": request.accept, "User-Agent": "kplane"})
+        headers = CIMultiDict({"Accept": request.accept, "User-Agent": self.user_agent})
         if request.body is not None:
             headers["Content-Type"] = request.content_type
         if shown.token is not None:

@@ -22,24 +22,32 @@ _APPLY_PATCH: Final = "application/apply-patch+yaml"
 
 
 class Writer(Rest):
-    """The write methods of a `Client`."""
+    """The write methods of a `Client`; `field_manager` is by default that of the client."""
 
-    async def create(self, kind: Resource | str, body: Object, *, namespace: str | None = None) -> Object:
+    async def create(
+        self, kind: Resource | str, body: Object, *, namespace: str | None = None, field_manager: str | None = None
+    ) -> Object:
         """Create an object. Fills in apiVersion and kind; the default namespace is the body's. Raises AlreadyExists."""
         resource = await self.resource(kind)
         namespace = namespace if namespace is not None else namespace_of(body)
         path = self._path(resource, namespace=namespace, write=True)
-        params: Params = {"fieldManager": self._field_manager}
+        params: Params = {"fieldManager": field_manager or self._field_manager}
         return await self._object("POST", path, resource, body=typed(resource, body), params=params)
 
     async def replace(
-        self, kind: Resource | str, body: Object, *, namespace: str | None = None, subresource: str | None = None
+        self,
+        kind: Resource | str,
+        body: Object,
+        *,
+        namespace: str | None = None,
+        subresource: str | None = None,
+        field_manager: str | None = None,
     ) -> Object:
         """Replace an object. Raises Conflict if its resourceVersion is not the present one."""
         resource = await self.resource(kind)
         namespace = namespace if namespace is not None else namespace_of(body)
         path = self._path(resource, name_of(body), namespace=namespace, subresource=subresource, write=True)
-        params: Params = {"fieldManager": self._field_manager}
+        params: Params = {"fieldManager": field_manager or self._field_manager}
         return await self._object("PUT", path, resource, body=typed(resource, body), params=params)
 
     async def patch(
@@ -50,11 +58,12 @@ class Writer(Rest):
         *,
         namespace: str | None = None,
         subresource: str | None = None,
+        field_manager: str | None = None,
     ) -> Object:
         """Change an object with a JSON merge patch (RFC 7386). Raises NotFound, and Invalid for a bad result."""
         resource, name, namespace = await self._locate(kind, key, namespace)
         path = self._path(resource, name, namespace=namespace, subresource=subresource, write=True)
-        params = {"fieldManager": self._field_manager}
+        params = {"fieldManager": field_manager or self._field_manager}
         return await self._object("PATCH", path, resource, body=body, params=params, content_type=_MERGE_PATCH)
 
     async def json_patch(
@@ -65,11 +74,12 @@ class Writer(Rest):
         *,
         namespace: str | None = None,
         subresource: str | None = None,
+        field_manager: str | None = None,
     ) -> Object:
         """Change an object with a JSON patch (RFC 6902). Raises as `patch`; a failed `test` is Invalid too."""
         resource, name, namespace = await self._locate(kind, key, namespace)
         path = self._path(resource, name, namespace=namespace, subresource=subresource, write=True)
-        params = {"fieldManager": self._field_manager}
+        params = {"fieldManager": field_manager or self._field_manager}
         return await self._object("PATCH", path, resource, body=operations, params=params, content_type=_JSON_PATCH)
 
     async def apply(
@@ -79,18 +89,24 @@ class Writer(Rest):
         *,
         namespace: str | None = None,
         subresource: str | None = None,
-        force: bool = True,
+        force: bool = False,
         field_manager: str | None = None,
     ) -> Object:
         """Apply an object server-side: create it, or own exactly these fields.
 
-        Fills in apiVersion and kind; name and namespace are the body's. Raises Conflict if another manager owns a field
-        and `force` is off.
+        Fills in apiVersion and kind; name and namespace are the body's. Raises FieldConflict if another manager owns a
+        field; `force` takes such fields from it. Raises ProviderError if neither client nor call has a field manager.
         """
+        manager = field_manager or self._field_manager
+        if manager is None:
+            raise ProviderError(
+                f"failed to apply {kind}: there is no field manager to own its fields; give Client(field_manager=...),"
+                " or apply(field_manager=...)"
+            )
         resource = await self.resource(kind)
         namespace = namespace if namespace is not None else namespace_of(body)
         path = self._path(resource, name_of(body), namespace=namespace, subresource=subresource, write=True)
-        params: Params = {"fieldManager": field_manager or self._field_manager, "force": force}
+        params: Params = {"fieldManager": manager, "force": force}
         body = typed(resource, body)
         return await self._object("PATCH", path, resource, body=body, params=params, content_type=_APPLY_PATCH)
 

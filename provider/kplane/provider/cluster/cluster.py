@@ -63,10 +63,10 @@ class Wiring:
     """Configures client and cache of a cluster.
 
     Clients share `connections`, bound a call by `timeout_seconds` and answers by `limits`: set these if you do not
-    trust the clusters. `transform` changes objects before they are cached, and `cache_scopes` select them. With a
-    function for these, None means all objects. `before_write` is called with the cluster's name before each write. If
-    it raises, nothing is written; if it returns a number, the write may take that many seconds. Raises ProviderError if
-    a scope is not for a kind.
+    trust the clusters. They write as `field_manager`, and name themselves `user_agent`. `transform` changes objects
+    before they are cached, and `cache_scopes` select them. With a function for these, None means all objects.
+    `before_write` is called with the cluster's name before each write. If it raises, nothing is written; if it returns
+    a number, the write may take that many seconds. Raises ProviderError if a scope is not for a kind.
     """
 
     connections: Connections | None = None
@@ -74,6 +74,8 @@ class Wiring:
     transform: Transform | None = None
     cache_scopes: CacheScopes | None = None
     limits: AnswerLimits = AnswerLimits()  # noqa: RUF009 - frozen
+    field_manager: str | None = None
+    user_agent: str | None = None
     timeout_seconds: float = 30.0
 
     def __post_init__(self) -> None:
@@ -149,6 +151,8 @@ class Cluster:
             connections=wiring.connections,
             before_write=self._live.before_write,
             limits=wiring.limits,
+            field_manager=wiring.field_manager,
+            user_agent=wiring.user_agent,
         )
 
     @property

@@ -20,6 +20,8 @@ from kplane.provider.testing.transport import FakeTransport
 
 __all__ = ["FakeCluster"]
 
+_FIELD_MANAGER: Final = "test"
+"""Field manager of a reconciler that is tested without a manager."""
 _numbers: Final = itertools.count(1)
 
 
@@ -72,4 +74,5 @@ class FakeCluster(Cluster):
             transport=FakeTransport(self.config, store=self._store, kinds=self._kinds, faults=self._faults),
             before_write=self._live.before_write,
             limits=wiring.limits,
+            field_manager=wiring.field_manager or _FIELD_MANAGER,
         )

@@ -78,7 +78,7 @@ class FakeTransport(Transport):
     """Hands requests to a `Store`."""
 
     def __init__(self, config: ClusterConfig, *, store: Store, kinds: Kinds, faults: Faults) -> None:
-        super().__init__(config, connect_timeout_seconds=1)
+        super().__init__(config, connect_timeout_seconds=1, user_agent="test")
         self._store = store
         self._kinds = kinds
         self._faults = faults

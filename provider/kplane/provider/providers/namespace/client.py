@@ -32,13 +32,20 @@ class NamespaceClient(Client):
     """
 
     def __init__(
-        self, host: Client, *, view: NamespaceView, before_write: Callable[[], float | None] | None = None
+        self,
+        host: Client,
+        *,
+        view: NamespaceView,
+        before_write: Callable[[], float | None] | None = None,
+        field_manager: str | None = None,
     ) -> None:
+        """`field_manager` is by default that of the host's client."""
         super().__init__(
             host.config,
             transport=host.transport,
             timeout_seconds=host.timeout_seconds,
             limits=host.limits,
+            field_manager=field_manager or host.field_manager,
             before_write=before_write,
         )
         self._view = view

@@ -87,7 +87,12 @@ class _NamespaceCluster(Cluster):
 
     @override
     def make_client(self) -> Client:
-        return NamespaceClient(self._host.client, view=self._view, before_write=self._live.before_write)
+        return NamespaceClient(
+            self._host.client,
+            view=self._view,
+            before_write=self._live.before_write,
+            field_manager=self._live.wiring.field_manager,
+        )
 
     @override
     def make_cache(self) -> Cache:
