@@ -9,9 +9,11 @@ import pytest
 
 from kplane.provider import (
     AlreadyExists,
+    ApiError,
     Client,
     ClusterConfig,
     Conflict,
+    FieldConflict,
     Invalid,
     NotFound,
     ProviderError,
@@ -52,11 +54,26 @@ async def test_server_side_apply_owns_fields_by_manager(client, namespace):
     assert again["metadata"]["resourceVersion"] == applied["metadata"]["resourceVersion"]
 
     theirs = {"metadata": {"name": "a", "namespace": namespace}, "data": {"x": "2"}}
-    with pytest.raises(Conflict) as caught:
-        await client.apply(CONFIG_MAPS, theirs, field_manager="two", force=False)
-    assert caught.value.details["causes"][0]["field"] == ".data.x"
+    with pytest.raises(FieldConflict) as caught:
+        await client.apply(CONFIG_MAPS, theirs, field_manager="two")
+    assert caught.value.owners == {"one": (".data.x",)}
+    assert "force=True" in str(caught.value)
     forced = await client.apply(CONFIG_MAPS, theirs, field_manager="two", force=True)
     assert forced["data"] == {"x": "2"}
+
+
+async def test_unknown_field_is_warned_about_refused_or_ignored(client, namespace):
+    body = config_map("a", x="1") | {"data2": {}}
+    for validation, expected in (("Warn", ['unknown field "data2"']), ("Ignore", [])):
+        seen = []
+        async with Client(client.config, field_validation=validation, on_warning=seen.append) as writer:
+            await writer.create(CONFIG_MAPS, body, namespace=namespace)
+            await writer.delete(CONFIG_MAPS, "a", namespace=namespace)
+        assert [warning.text for warning in seen] == expected
+    async with Client(client.config, field_validation="Strict") as writer:
+        with pytest.raises(ApiError, match='unknown field "data2"') as caught:
+            await writer.create(CONFIG_MAPS, body, namespace=namespace)
+    assert caught.value.status == 400
 
 
 async def test_refusals_have_their_own_exceptions(client, namespace):

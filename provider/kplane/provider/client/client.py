@@ -27,6 +27,10 @@ class Client(Reader, Writer):
     The API server notes `field_manager` as the owner of written fields. Without one it takes the first word of
     `user_agent`, and `apply` is refused. `user_agent` is by default the field manager with the version of this package.
 
+    `field_validation` tells the API server to refuse unknown and duplicate fields (`Strict`), to warn about them, or to
+    drop them silently (`Ignore`). Each warning of the server is logged once for its kind, with the object and the name
+    `cluster`, and handed to `on_warning`, each time.
+
     A reconcile whose call stays unanswered leaves its worker to others (see `Controller`). `keeps_worker` turns this
     off, for the one server that all reconciles work with.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from kplane.provider.client.body import query_of
-from kplane.provider.client.keys import Named
+from kplane.provider.client.keys import Named, display_key
 from kplane.provider.client.listing import JSON, METADATA, Listing, ObjectList, Pages
 from kplane.provider.client.resources import Resource
 from kplane.provider.client.rest import Object, Params, Rest
@@ -29,14 +29,17 @@ class Reader(Rest):
     async def get(self, kind: Resource | str, key: str | Named, *, namespace: str | None = None) -> Object:
         """Read an object. Raises NotFound."""
         resource, name, namespace = await self._locate(kind, key, namespace)
-        return await self._object("GET", self._path(resource, name, namespace=namespace), resource)
+        path = self._path(resource, name, namespace=namespace)
+        return await self._object("GET", path, resource, key=display_key(name, namespace=namespace))
 
     async def exists(self, kind: Resource | str, key: str | Named, *, namespace: str | None = None) -> bool:
         """Tell whether an object exists, without keeping the answer."""
         resource, name, namespace = await self._locate(kind, key, namespace)
-        request = self._adapted(HttpRequest("GET", self._path(resource, name, namespace=namespace), accept=METADATA))
+        path, display = self._path(resource, name, namespace=namespace), display_key(name, namespace=namespace)
         try:
-            await self._calls.drop(request)
+            await self._calls.drop(
+                self._adapted(HttpRequest("GET", path, accept=METADATA, kind=resource.name, key=display))
+            )
         except NotFound:
             return False
         return True
@@ -85,10 +88,10 @@ class Reader(Rest):
         with translated(server=self.config.server, asked=f"list of {resource.plural}"):
             async with asyncio.timeout(_LIST_DEADLINES * self._timeout_seconds):
                 try:
-                    return await self._pages(path, pages(), {**selectors, "limit": page_size})
+                    return await self._pages(resource, path, pages(), {**selectors, "limit": page_size})
                 except Expired:
                     # The pages outlived their snapshot; one request cannot.
-                    return await self._pages(path, pages(), selectors)
+                    return await self._pages(resource, path, pages(), selectors)
 
     def watch(
         self,
@@ -127,7 +130,7 @@ class Reader(Rest):
             resource = await self.resource(kind)
             path = self._path(resource, namespace=namespace)
             accept = METADATA if metadata_only else JSON
-            return Asked(resource, self._adapted(HttpRequest("GET", path, query, accept=accept)))
+            return Asked(resource, self._adapted(HttpRequest("GET", path, query, accept=accept, kind=resource.name)))
 
         return Watch(
             self._transport,
@@ -135,14 +138,15 @@ class Reader(Rest):
             open_timeout_seconds=self._timeout_seconds,
             idle_timeout_seconds=idle_timeout_seconds,
             limits=self._limits,
+            warned=self._warned,
         )
 
-    async def _pages(self, path: str, pages: P, params: Params) -> P:
+    async def _pages(self, resource: Resource, path: str, pages: P, params: Params) -> P:
         token: str | None = None
         with self._limits.intake(server=self.config.server, is_list=True) as intake:
             while True:
                 query = query_of({**params, "continue": token})
-                request = self._adapted(HttpRequest("GET", path, query, accept=pages.accept))
+                request = self._adapted(HttpRequest("GET", path, query, accept=pages.accept, kind=resource.name))
                 token = pages.add(await self._calls.body(request, intake=intake), intake=intake)
                 if token is None:
                     return pages

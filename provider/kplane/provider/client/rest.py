@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from typing_extensions import override
 
@@ -18,14 +18,16 @@ from kplane.provider.client.kinds import BUILT_IN, discover
 from kplane.provider.client.limits import AnswerLimits
 from kplane.provider.client.listing import JSON
 from kplane.provider.client.resources import Resource
+from kplane.provider.client.server_warnings import ApiWarning, Headers, WarningHandler, warnings_of
 from kplane.provider.client.transport import HttpRequest, Transport
 from kplane.provider.client.wire import decode, read_object
 from kplane.provider.errors import ProviderError
 
-__all__ = ["Object", "Params", "Rest"]
+__all__ = ["FieldValidation", "Object", "Params", "Rest"]
 
 Object = dict[str, Any]
 Params = Mapping[str, str | int | bool | None]
+FieldValidation = Literal["Strict", "Warn", "Ignore"]
 
 
 class Rest:
@@ -39,6 +41,9 @@ class Rest:
         connect_timeout_seconds: float = 5.0,
         field_manager: str | None = None,
         user_agent: str | None = None,
+        field_validation: FieldValidation = "Warn",
+        cluster: str = "",
+        on_warning: WarningHandler | None = None,
         keeps_worker: bool = False,
         connections: Connections | None = None,
         transport: Transport | None = None,
@@ -59,9 +64,13 @@ class Rest:
             keeps_worker=keeps_worker,
             before_write=before_write,
             limits=limits,
+            warned=self._warned,
         )
         self._timeout_seconds = timeout_seconds
         self._field_manager = field_manager
+        self._field_validation: FieldValidation = field_validation
+        self._cluster = cluster
+        self._on_warning = on_warning
         self._limits = limits
         self._discovered: dict[str, Resource] = {}
 
@@ -83,6 +92,11 @@ class Rest:
     def field_manager(self) -> str | None:
         """Under this name the API server notes which fields were written; a call can name another one."""
         return self._field_manager
+
+    @property
+    def field_validation(self) -> FieldValidation:
+        """How the API server treats unknown and duplicate fields in what is written."""
+        return self._field_validation
 
     @property
     def limits(self) -> AnswerLimits:
@@ -153,12 +167,15 @@ class Rest:
 
         `path` starts with a slash, and the caller quotes it.
         """
-        sent = None if body is None else encode(body)
-        request = self._adapted(HttpRequest(method, path, query_of(params or {}), sent, content_type, accept))
-        with self._limits.intake(server=self.config.server) as intake:
-            body = await self._calls.body(request, intake=intake, timeout_seconds=timeout_seconds)
-            intake.parse(body)
-            return decode(body, server=self.config.server)
+        return await self._request(
+            method,
+            path,
+            body=body,
+            params=params,
+            timeout_seconds=timeout_seconds,
+            content_type=content_type,
+            accept=accept,
+        )
 
     async def text(self, path: str) -> str:
         """Return the answer at a path that has no objects, such as `/metrics`. What is no UTF-8 in it is replaced."""
@@ -177,12 +194,43 @@ class Rest:
         path: str,
         resource: Resource,
         *,
+        key: str,
         body: Any = None,
         params: Params | None = None,
         content_type: str = JSON,
     ) -> Object:
-        answer = await self.request(method, path, body=body, params=params, content_type=content_type)
+        answer = await self._request(
+            method, path, body=body, params=params, content_type=content_type, kind=resource.name, key=key
+        )
         return read_object(answer, server=self.config.server, api_version=resource.api_version, kind=resource.kind)
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        params: Params | None = None,
+        timeout_seconds: float | None = None,
+        content_type: str = JSON,
+        accept: str = JSON,
+        kind: str = "",
+        key: str = "",
+    ) -> Any:
+        sent, query = None if body is None else encode(body), query_of(params or {})
+        request = self._adapted(HttpRequest(method, path, query, sent, content_type, accept, kind=kind, key=key))
+        with self._limits.intake(server=self.config.server) as intake:
+            answer = await self._calls.body(request, intake=intake, timeout_seconds=timeout_seconds)
+            intake.parse(answer)
+            return decode(answer, server=self.config.server)
+
+    def _warned(self, request: HttpRequest, headers: Headers) -> None:
+        """Log and hand on the warnings of an answer."""
+        for text in warnings_of(headers):
+            warning = ApiWarning(text, request.kind or request.path, request.key, self._cluster or self.config.server)
+            self._transport.warnings.log(warning)
+            if self._on_warning is not None:
+                self._on_warning(warning)
 
     def _path(
         self,

@@ -15,6 +15,7 @@ import aiohttp
 
 from kplane.provider.client.limits import AnswerLimits
 from kplane.provider.client.resources import Resource
+from kplane.provider.client.server_warnings import Headers
 from kplane.provider.client.transport import HttpRequest, Transport
 from kplane.provider.client.wire import decode, error_of, read_object, status_error, translated
 from kplane.provider.errors import AnswerTooLarge, Unreachable
@@ -55,9 +56,14 @@ class Watch:
         open_timeout_seconds: float,
         idle_timeout_seconds: float,
         limits: AnswerLimits,
+        warned: Callable[[HttpRequest, Headers], None],
     ) -> None:
-        """`asking` makes the request, when the watch is opened. `limits.answer_bytes` bounds one event."""
+        """`asking` makes the request, when the watch is opened. `limits.answer_bytes` bounds one event.
+
+        `warned` is called with the headers of the answer.
+        """
         self._limits = limits
+        self._warned = warned
         self._transport = transport
         self._asking = asking
         self._asked: Asked | None = None
@@ -93,6 +99,7 @@ class Watch:
             with translated(server=server, asked=self._what):
                 async with asyncio.timeout(self._open_timeout_seconds):
                     response = await self._stack.enter_async_context(self._transport.exchange(self._asked.request))
+                    self._warned(self._asked.request, response.headers)
                     if response.status != HTTPStatus.OK:
                         with self._limits.intake(server=server) as intake:
                             refusal = await error_of(response, intake=intake, asked=self._what)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from kplane.provider.client.body import name_of, namespace_of, query_of, typed
-from kplane.provider.client.keys import Named
-from kplane.provider.client.listing import METADATA_LIST
+from kplane.provider.client.keys import Named, display_key
+from kplane.provider.client.listing import JSON, METADATA_LIST
 from kplane.provider.client.resources import Resource
 from kplane.provider.client.rest import Object, Params, Rest
 from kplane.provider.client.transport import HttpRequest
@@ -31,8 +31,9 @@ class Writer(Rest):
         resource = await self.resource(kind)
         namespace = namespace if namespace is not None else namespace_of(body)
         path = self._path(resource, namespace=namespace, write=True)
-        params: Params = {"fieldManager": field_manager or self._field_manager}
-        return await self._object("POST", path, resource, body=typed(resource, body), params=params)
+        metadata = body.get("metadata") or {}
+        key = display_key(str(metadata.get("name") or metadata.get("generateName") or ""), namespace=namespace)
+        return await self._write("POST", path, resource, typed(resource, body), key=key, field_manager=field_manager)
 
     async def replace(
         self,
@@ -45,10 +46,10 @@ class Writer(Rest):
     ) -> Object:
         """Replace an object. Raises Conflict if its resourceVersion is not the present one."""
         resource = await self.resource(kind)
-        namespace = namespace if namespace is not None else namespace_of(body)
-        path = self._path(resource, name_of(body), namespace=namespace, subresource=subresource, write=True)
-        params: Params = {"fieldManager": field_manager or self._field_manager}
-        return await self._object("PUT", path, resource, body=typed(resource, body), params=params)
+        name, namespace = name_of(body), namespace if namespace is not None else namespace_of(body)
+        path = self._path(resource, name, namespace=namespace, subresource=subresource, write=True)
+        key = display_key(name, namespace=namespace)
+        return await self._write("PUT", path, resource, typed(resource, body), key=key, field_manager=field_manager)
 
     async def patch(
         self,
@@ -61,10 +62,15 @@ class Writer(Rest):
         field_manager: str | None = None,
     ) -> Object:
         """Change an object with a JSON merge patch (RFC 7386). Raises NotFound, and Invalid for a bad result."""
-        resource, name, namespace = await self._locate(kind, key, namespace)
-        path = self._path(resource, name, namespace=namespace, subresource=subresource, write=True)
-        params = {"fieldManager": field_manager or self._field_manager}
-        return await self._object("PATCH", path, resource, body=body, params=params, content_type=_MERGE_PATCH)
+        return await self._patch(
+            kind,
+            key,
+            body,
+            namespace=namespace,
+            subresource=subresource,
+            field_manager=field_manager,
+            content_type=_MERGE_PATCH,
+        )
 
     async def json_patch(
         self,
@@ -77,10 +83,15 @@ class Writer(Rest):
         field_manager: str | None = None,
     ) -> Object:
         """Change an object with a JSON patch (RFC 6902). Raises as `patch`; a failed `test` is Invalid too."""
-        resource, name, namespace = await self._locate(kind, key, namespace)
-        path = self._path(resource, name, namespace=namespace, subresource=subresource, write=True)
-        params = {"fieldManager": field_manager or self._field_manager}
-        return await self._object("PATCH", path, resource, body=operations, params=params, content_type=_JSON_PATCH)
+        return await self._patch(
+            kind,
+            key,
+            operations,
+            namespace=namespace,
+            subresource=subresource,
+            field_manager=field_manager,
+            content_type=_JSON_PATCH,
+        )
 
     async def apply(
         self,
@@ -97,18 +108,23 @@ class Writer(Rest):
         Fills in apiVersion and kind; name and namespace are the body's. Raises FieldConflict if another manager owns a
         field; `force` takes such fields from it. Raises ProviderError if neither client nor call has a field manager.
         """
-        manager = field_manager or self._field_manager
-        if manager is None:
+        if not (field_manager or self.field_manager):
             raise ProviderError(
                 f"failed to apply {kind}: there is no field manager to own its fields; give Client(field_manager=...),"
                 " or apply(field_manager=...)"
             )
         resource = await self.resource(kind)
         namespace = namespace if namespace is not None else namespace_of(body)
-        path = self._path(resource, name_of(body), namespace=namespace, subresource=subresource, write=True)
-        params: Params = {"fieldManager": manager, "force": force}
-        body = typed(resource, body)
-        return await self._object("PATCH", path, resource, body=body, params=params, content_type=_APPLY_PATCH)
+        return await self._patch(
+            resource,
+            name_of(body),
+            typed(resource, body),
+            namespace=namespace,
+            subresource=subresource,
+            field_manager=field_manager,
+            content_type=_APPLY_PATCH,
+            params={"force": force},
+        )
 
     async def delete(
         self,
@@ -131,9 +147,8 @@ class Writer(Rest):
             options["preconditions"] = preconditions
         if propagation is not None:
             options["propagationPolicy"] = propagation
-        return await self._object(
-            "DELETE", self._path(resource, name, namespace=namespace, write=True), resource, body=options
-        )
+        path = self._path(resource, name, namespace=namespace, write=True)
+        return await self._object("DELETE", path, resource, key=display_key(name, namespace=namespace), body=options)
 
     async def delete_all(self, kind: Resource | str, *, namespace: str | None = None, label_selector: str) -> None:
         """Delete all objects with a label in one call; a namespaced kind needs a `namespace`.
@@ -146,4 +161,48 @@ class Writer(Rest):
         if resource.namespaced and namespace is None:
             raise ProviderError(f"{resource.plural} are namespaced: a namespace is needed")
         path, query = self._path(resource, namespace=namespace, write=True), query_of({"labelSelector": label_selector})
-        await self._calls.drop(self._adapted(HttpRequest("DELETE", path, query, accept=METADATA_LIST)))
+        request = self._adapted(HttpRequest("DELETE", path, query, accept=METADATA_LIST, kind=resource.name))
+        await self._calls.drop(request)
+
+    async def _patch(
+        self,
+        kind: Resource | str,
+        key: str | Named,
+        body: object,
+        *,
+        namespace: str | None,
+        subresource: str | None,
+        field_manager: str | None,
+        content_type: str,
+        params: Params | None = None,
+    ) -> Object:
+        resource, name, namespace = await self._locate(kind, key, namespace)
+        return await self._write(
+            "PATCH",
+            self._path(resource, name, namespace=namespace, subresource=subresource, write=True),
+            resource,
+            body,
+            key=display_key(name, namespace=namespace),
+            field_manager=field_manager,
+            content_type=content_type,
+            params=params,
+        )
+
+    async def _write(
+        self,
+        method: str,
+        path: str,
+        resource: Resource,
+        body: Any,
+        *,
+        key: str,
+        field_manager: str | None,
+        content_type: str = JSON,
+        params: Params | None = None,
+    ) -> Object:
+        query: Params = {
+            "fieldManager": field_manager or self.field_manager,
+            "fieldValidation": self.field_validation,
+            **(params or {}),
+        }
+        return await self._object(method, path, resource, key=key, body=body, params=query, content_type=content_type)

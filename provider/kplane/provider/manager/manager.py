@@ -18,6 +18,8 @@ from kplane.provider.client.client import Client
 from kplane.provider.client.connections import Connections
 from kplane.provider.client.limits import AnswerLimits
 from kplane.provider.client.resources import Resource
+from kplane.provider.client.rest import FieldValidation
+from kplane.provider.client.server_warnings import WarningHandler
 from kplane.provider.cluster.cluster import CacheScopes, Cluster, Wiring
 from kplane.provider.cluster.context import LOCAL, current_cluster
 from kplane.provider.cluster.recorder import EventRecorder
@@ -47,8 +49,9 @@ class Manager:
     `group_kind_concurrency` sets it by kind, such as `{"ReplicaSet.apps": 4}`. `transform` changes each object before
     it is cached, for example to keep less of it. `cache_scopes` select the objects that are cached, by kind, such as
     `{"v1/Secret": CacheScope(namespaces=("a", "b"))}`, or by a function of cluster and kind. `limits` bound the answers
-    of one cluster, and `timeout_seconds` bounds a call. `on_engage_error` is called for each failed attempt of a
-    component to engage with a cluster; the manager retries in any case.
+    of one cluster, and `timeout_seconds` bounds a call. `field_validation` is that of `Client`. `on_warning` is called
+    with each warning of an API server; each text is logged once for its kind. `on_engage_error` is called for each
+    failed attempt of a component to engage with a cluster; the manager retries in any case.
 
     It is ready once the provider has read all that stands for clusters, if it tells (see `HasSynced`). Use
     `await manager.run(stop)`, or `async with manager`. At the end the manager closes and awaits every engagement. A
@@ -70,6 +73,8 @@ class Manager:
         cache_scopes: CacheScopes | None = None,
         limits: AnswerLimits = AnswerLimits(),  # noqa: B008 - frozen
         timeout_seconds: float = 30.0,
+        field_validation: FieldValidation = "Warn",
+        on_warning: WarningHandler | None = None,
         on_engage_error: Callable[[Cluster, BaseException], None] | None = None,
         engage_timeout_seconds: float = 60.0,
     ) -> None:
@@ -100,6 +105,8 @@ class Manager:
             timeout_seconds=timeout_seconds,
             field_manager=name,
             user_agent=user_agent(name, version=version),
+            field_validation=field_validation,
+            on_warning=on_warning,
         )
         if self._local is not None:
             # It may be used before the manager runs.
