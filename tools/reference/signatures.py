@@ -55,7 +55,7 @@ def describe(path: Path, name: str) -> Iterator[str]:
 
 def _described(path: Path, name: str) -> ast.AST:
     """Return a definition with its constants; a class has the members of its bases in modules beside it."""
-    found = _Constants(path).visit(copy.deepcopy(definition(path, name)))
+    found: ast.AST = _Constants(path).visit(copy.deepcopy(definition(path, name)))
     if not isinstance(found, ast.ClassDef):
         return found
     beside = {

@@ -109,9 +109,12 @@ class Reader(Rest):
         """Follow a collection from a resourceVersion; with None it starts with the present objects as ADDED.
 
         The server ends the watch after `timeout_seconds`. The client gives up after `idle_timeout_seconds` without even
-        a bookmark, which a server sends about every minute. With `metadata_only`, the server sends only apiVersion,
-        kind and metadata. With `initial_events`, a bookmark annotated `k8s.io/initial-events-end` ends the present
-        objects (KEP-3157); a server without support raises Invalid. The watch raises as `resource` when it is opened.
+        a bookmark, which a server sends about every minute. If the server sends nothing to this client for 30 s, the
+        watch asks for its version by another connection, and gives up if no answer comes within 15 s.
+
+        With `metadata_only`, the server sends only apiVersion, kind and metadata. With `initial_events`, a bookmark
+        annotated `k8s.io/initial-events-end` ends the present objects (KEP-3157); a server without support raises
+        Invalid. The watch raises as `resource` when it is opened.
         """
         query = query_of(
             {
@@ -138,7 +141,8 @@ class Reader(Rest):
             open_timeout_seconds=self._timeout_seconds,
             idle_timeout_seconds=idle_timeout_seconds,
             limits=self._limits,
-            warned=self._warned,
+            answered=self._answered,
+            liveness=self._liveness,
         )
 
     async def _pages(self, resource: Resource, path: str, pages: P, params: Params) -> P:

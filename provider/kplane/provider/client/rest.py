@@ -17,6 +17,7 @@ from kplane.provider.client.keys import Named, locate
 from kplane.provider.client.kinds import BUILT_IN, discover
 from kplane.provider.client.limits import AnswerLimits
 from kplane.provider.client.listing import JSON
+from kplane.provider.client.liveness import PROBE_SECONDS, Liveness
 from kplane.provider.client.resources import Resource
 from kplane.provider.client.server_warnings import ApiWarning, Headers, WarningHandler, warnings_of
 from kplane.provider.client.transport import HttpRequest, Transport
@@ -64,11 +65,12 @@ class Rest:
             keeps_worker=keeps_worker,
             before_write=before_write,
             limits=limits,
-            warned=self._warned,
+            answered=self._answered,
         )
         self._timeout_seconds = timeout_seconds
         self._field_manager = field_manager
         self._field_validation: FieldValidation = field_validation
+        self._liveness = Liveness(lambda: self.probe("/version", timeout_seconds=PROBE_SECONDS))
         self._cluster = cluster
         self._on_warning = on_warning
         self._limits = limits
@@ -148,9 +150,10 @@ class Rest:
             return kind
         return BUILT_IN.get(kind) or self._discovered.get(kind)
 
-    async def probe(self, path: str = "/readyz") -> None:
+    async def probe(self, path: str = "/readyz", *, timeout_seconds: float | None = None) -> None:
         """Return if the API server is healthy; otherwise raises Unreachable or ApiError."""
-        await self._calls.drop(self._adapted(HttpRequest("GET", path, accept="*/*")))
+        request = self._adapted(HttpRequest("GET", path, accept="*/*"))
+        await self._calls.drop(request, timeout_seconds=timeout_seconds)
 
     async def request(
         self,
@@ -224,8 +227,9 @@ class Rest:
             intake.parse(answer)
             return decode(answer, server=self.config.server)
 
-    def _warned(self, request: HttpRequest, headers: Headers) -> None:
-        """Log and hand on the warnings of an answer."""
+    def _answered(self, request: HttpRequest, headers: Headers) -> None:
+        """Note an answer, and log and hand on its warnings."""
+        self._liveness.heard()
         for text in warnings_of(headers):
             warning = ApiWarning(text, request.kind or request.path, request.key, self._cluster or self.config.server)
             self._transport.warnings.log(warning)
