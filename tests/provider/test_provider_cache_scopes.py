@@ -238,8 +238,11 @@ async def test_scopes_that_cannot_be_are_refused_at_once(client, caches):
             CacheScope(**empty)
     with pytest.raises(ProviderError, match="cannot be read"):
         CacheScope(label_selector="a>1")
-    unnamed, plural = "not the name of a kind: it is written as", "a plural, not a kind: write it as 'v1/Secret'"
-    for kind, why in {"Secret": unnamed, "secrets": unnamed, "v1/secrets": plural}.items():
+    unnamed, plural = (
+        "not the name of a kind: it is written as",
+        "a plural, not a kind: write it as 'example.com/v1/Widget'",
+    )
+    for kind, why in {"Secret": unnamed, "secrets": unnamed, "example.com/v1/widgets": plural}.items():
         with pytest.raises(ProviderError, match=f"{kind!r} is {why}"):
             Manager(ClusterConfig("https://127.0.0.1:1"), cache_scopes={kind: CacheScope()}, name="test")
     with pytest.raises(ProviderError, match="write 'v1/Secret' for Resource"):

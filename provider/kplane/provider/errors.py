@@ -19,6 +19,7 @@ __all__ = [
     "FieldConflict",
     "Forbidden",
     "Invalid",
+    "KindMisspelled",
     "KubeconfigError",
     "LeaseLost",
     "ListenFailed",
@@ -62,6 +63,10 @@ class NotServed(ProviderError, LookupError):
 
     It is no `NotFound`: a kind that is missing must not be taken for an object that is gone.
     """
+
+
+class KindMisspelled(NotServed):
+    """The cluster serves the kind in another spelling: a plural, or a name in lower case, was given."""
 
 
 class DecodeFailed(ProviderError, ValueError):

@@ -27,12 +27,21 @@ class Writer(Rest):
     async def create(
         self, kind: Resource | str, body: Object, *, namespace: str | None = None, field_manager: str | None = None
     ) -> Object:
-        """Create an object. Fills in apiVersion and kind; the default namespace is the body's. Raises AlreadyExists."""
+        """Create an object. Fills in apiVersion and kind; the default namespace is the body's.
+
+        Raises AlreadyExists, and ProviderError before anything is sent if a namespaced object has no namespace.
+        """
         resource = await self.resource(kind)
         namespace = namespace if namespace is not None else namespace_of(body)
         path = self._path(resource, namespace=namespace, write=True)
         metadata = body.get("metadata") or {}
-        key = display_key(str(metadata.get("name") or metadata.get("generateName") or ""), namespace=namespace)
+        name = str(metadata.get("name") or metadata.get("generateName") or "")
+        if resource.namespaced and namespace is None:
+            raise ProviderError(
+                f"failed to create {resource} {name!r}: the kind is namespaced, and there is no namespace; set"
+                " metadata.namespace, or give namespace=..."
+            )
+        key = display_key(name, namespace=namespace)
         return await self._write("POST", path, resource, typed(resource, body), key=key, field_manager=field_manager)
 
     async def replace(
