@@ -16,13 +16,15 @@ class Client(Reader, Writer):
     A kind is a Resource or a name, such as `"apps/v1/Deployment"`; see `resource`. An object is named by its name, and
     `namespace` for namespaced kinds, or by something that has both, such as a `Request`.
 
-    `timeout_seconds` bounds a call with its retries, `connect_timeout_seconds` the making of a connection. Each method
-    raises ApiError if the server refuses, Unreachable if it gives no valid answer in time, and KubeconfigError if the
-    credentials cannot be used. 429 is retried within the deadline.
+    `timeout_seconds` bounds a call with its retries, `connect_timeout_seconds` the making of a connection; by default
+    those of `config.calls`, else 30 s and 5 s. Each method raises ApiError if the server refuses, Unreachable if it
+    gives no valid answer in time, and KubeconfigError if the credentials cannot be used. 429 is retried within the
+    deadline.
 
-    `limits` bound the answers; a larger one raises AnswerTooLarge, an Unreachable. The defaults allow 64 MiB, and lists
-    of any length: set limits if you do not trust the server. A call needs memory for one answer, a list for all its
-    pages, and concurrent calls for each of theirs, unless `limits.together` bounds the sum.
+    `limits` bound the answers; a larger one raises AnswerTooLarge, an Unreachable. By default they are those of
+    `config.calls`, else 64 MiB for an answer, and lists of any length: set limits if you do not trust the server. A
+    call needs memory for one answer, a list for all its pages, and concurrent calls for each of theirs, unless
+    `limits.together` bounds the sum.
 
     The API server notes `field_manager` as the owner of written fields. Without one it takes the first word of
     `user_agent`, and `apply` is refused. `user_agent` is by default the field manager with the version of this package.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from typing_extensions import override
 
@@ -26,6 +26,9 @@ from kplane.provider.errors import ProviderError
 
 __all__ = ["FieldValidation", "Object", "Params", "Rest"]
 
+_TIMEOUT_SECONDS: Final = 30.0
+_CONNECT_SECONDS: Final = 5.0
+
 Object = dict[str, Any]
 Params = Mapping[str, str | int | bool | None]
 FieldValidation = Literal["Strict", "Warn", "Ignore"]
@@ -38,8 +41,8 @@ class Rest:
         self,
         config: ClusterConfig,
         *,
-        timeout_seconds: float = 30.0,
-        connect_timeout_seconds: float = 5.0,
+        timeout_seconds: float | None = None,
+        connect_timeout_seconds: float | None = None,
         field_manager: str | None = None,
         user_agent: str | None = None,
         field_validation: FieldValidation = "Warn",
@@ -49,13 +52,16 @@ class Rest:
         connections: Connections | None = None,
         transport: Transport | None = None,
         before_write: Callable[[], float | None] | None = None,
-        limits: AnswerLimits = AnswerLimits(),  # noqa: B008 - frozen
+        limits: AnswerLimits | None = None,
     ) -> None:
         """Use `connections`, or the `transport` of another client with its credentials; they outlive this client."""
+        calls = config.calls
+        timeout_seconds = timeout_seconds or calls.timeout_seconds or _TIMEOUT_SECONDS
+        limits = AnswerLimits().within(calls) if limits is None else limits
         self._owns_transport = transport is None
         self._transport = transport or Transport(
             config,
-            connect_timeout_seconds=connect_timeout_seconds,
+            connect_timeout_seconds=connect_timeout_seconds or calls.connect_timeout_seconds or _CONNECT_SECONDS,
             user_agent=make_user_agent(field_manager) if user_agent is None else user_agent,
             connections=connections,
         )

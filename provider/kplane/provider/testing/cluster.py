@@ -86,10 +86,10 @@ class FakeCluster(Cluster):
 
         return _Client(
             self.config,
-            timeout_seconds=wiring.timeout_seconds,
+            timeout_seconds=self.config.calls.timeout_seconds or wiring.timeout_seconds,
             transport=FakeTransport(self.config, store=self._store, kinds=self._kinds, faults=self._faults),
             before_write=self._live.before_write,
-            limits=wiring.limits,
+            limits=wiring.limits.within(self.config.calls),
             field_manager=wiring.field_manager or _FIELD_MANAGER,
             field_validation=wiring.field_validation,
             cluster=self._live.name,
