@@ -57,6 +57,7 @@ def test_manager_without_name_says_what_to_give():
 
 def test_user_agent_has_name_version_and_library():
     assert user_agent("my-operator", version="1.2").startswith("my-operator/1.2 kplane-provider/")
+    assert user_agent("my-operator").startswith("my-operator/unknown kplane-provider/")
     assert user_agent(None).startswith("kplane-provider/")
 
 

@@ -20,7 +20,7 @@ def require_name(name: str, *, version: str) -> None:
     """Raise ProviderError unless a program can be named so to API servers."""
     if not name:
         raise ProviderError(
-            "failed to make a manager: it has no name; give one, such as Manager(config, provider, name='my-operator'):"
+            "failed to make a manager: it has no name; give one, such as Manager(config, provider, name='my-operator')."
             " API servers note it as the field manager of each write, and log it as the User-Agent"
         )
     for text, what in ((name, "name"), (version or "0", "version")):
@@ -32,11 +32,12 @@ def require_name(name: str, *, version: str) -> None:
 
 
 def user_agent(name: str | None, *, version: str = "") -> str:
-    """Return the User-Agent of a program, such as `my-operator/1.2 kplane-provider/0.1.0`."""
+    """Return the User-Agent of a program, such as `my-operator/1.2 kplane-provider/0.1.0`.
+
+    API servers take all before the first slash for the field manager of a write that names none.
+    """
     library = f"kplane-provider/{_library_version()}"
-    if not name:
-        return library
-    return f"{name}/{version} {library}" if version else f"{name} {library}"
+    return f"{name}/{version or 'unknown'} {library}" if name else library
 
 
 @functools.cache

@@ -67,9 +67,14 @@ class AnswerLimits:
 
     def within(self, calls: CallLimits) -> AnswerLimits:
         """Return these limits with those that are set for one cluster in their place."""
-        given = {"answer_bytes": calls.answer_bytes, "list_bytes": calls.list_bytes, "values": calls.values}
-        own = {name: value for name, value in given.items() if value is not None}
-        return replace(self, **own) if own else self
+        if (calls.answer_bytes, calls.list_bytes, calls.values) == (None, None, None):
+            return self
+        return replace(
+            self,
+            answer_bytes=calls.answer_bytes or self.answer_bytes,
+            list_bytes=calls.list_bytes or self.list_bytes,
+            values=calls.values or self.values,
+        )
 
     @contextlib.contextmanager
     def intake(self, *, server: str, is_list: bool = False) -> Iterator[Intake]:
