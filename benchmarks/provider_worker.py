@@ -113,7 +113,7 @@ async def _run(*, kubeconfig: str, kinds: int, identity: str | None, hub: bool) 
     config, fleet, meter = ClusterConfig.load(Path(kubeconfig)), ClustersProvider(), Meter()
     local = Cluster("", config=config)
     coordinator = None if identity is None else Sharded(local.client, namespace="kube-system", identity=identity)
-    meter.manager = Manager(config, fleet, coordinator=coordinator)
+    meter.manager = Manager(config, fleet, coordinator=coordinator, name="benchmark")
     for kind in KINDS[:kinds]:
         builder = controller(meter.manager).for_(kind).with_options(workers=8)
         if kind is CONFIG_MAPS:

@@ -73,7 +73,7 @@ def read_command_line() -> argparse.Namespace:
 async def main(stop: asyncio.Event) -> None:
     """Run the controller on the provider's clusters until `stop` is set."""
     async with chosen(read_command_line()) as provider:
-        manager = Manager(None, provider)
+        manager = Manager(None, provider, name="configmaps")
         controller(manager).for_("v1/ConfigMap").build(reconcile)
         await manager.run(stop)
 

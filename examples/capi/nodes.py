@@ -43,7 +43,7 @@ async def main(stop: asyncio.Event) -> None:
     """Work until `stop` is set."""
     config = ClusterConfig.load(read_command_line().kubeconfig)
     async with Client(config) as client:
-        manager = Manager(config, ClusterApiProvider(client))
+        manager = Manager(config, ClusterApiProvider(client), name="nodes")
 
         async def reconcile(request: Request, cluster: Cluster) -> None:
             nodes = await cluster.cache.list("v1/Node")

@@ -187,7 +187,10 @@ async def report(bucket: Object, cluster: Cluster, ready: Object, *, address: st
 def make_manager(clusters: Path, *, store: Path) -> Manager:
     """Make the manager of all clusters that have a kubeconfig in a directory."""
     manager = Manager(
-        None, FileProvider(directories=[clusters]), cache_scopes={"v1/Secret": CacheScope(label_selector=LABEL)}
+        None,
+        FileProvider(directories=[clusters]),
+        cache_scopes={"v1/Secret": CacheScope(label_selector=LABEL)},
+        name="buckets",
     )
     buckets = Buckets(Store(store))
     controller(manager).for_(BUCKETS).owns("v1/Secret").build(buckets.reconcile)

@@ -131,7 +131,9 @@ class Rollouts:
         # With the uid, the server refuses a status for a later Rollout of the same name.
         metadata = {key: rollout["metadata"][key] for key in ("name", "namespace", "uid")}
         applied = {"metadata": metadata, "status": status}
-        await found(self._hub.client.apply(ROLLOUTS, applied, subresource="status", field_manager=field_manager))
+        await found(
+            self._hub.client.apply(ROLLOUTS, applied, subresource="status", field_manager=field_manager, force=True)
+        )
 
 
 async def found(answer: Awaitable[Object]) -> Object | None:
@@ -243,7 +245,7 @@ async def main(stop: asyncio.Event) -> None:
     async with Client(config) as client:
         provider = KubeconfigProvider(client, namespace=given.namespace)
         sharing = Sharded(client, namespace=given.namespace, identity=given.peer) if given.peer else None
-        manager = Manager(config, provider, coordinator=sharing, cache_scopes=scopes)
+        manager = Manager(config, provider, coordinator=sharing, cache_scopes=scopes, name=FIELD_MANAGER)
         add_controllers(manager, namespace=given.namespace)
         await manager.run(stop)
 

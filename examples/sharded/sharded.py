@@ -47,7 +47,8 @@ async def main(stop: asyncio.Event) -> None:
     host = Cluster("host", config=config)
     async with Client(config) as client:
         coordinator = Sharded(client, namespace=NAMESPACE, identity=REPLICA)
-        manager = Manager(config, NamespaceProvider(host, label_selector="demo=fleet"), coordinator=coordinator)
+        provider = NamespaceProvider(host, label_selector="demo=fleet")
+        manager = Manager(config, provider, name="sharded-example", coordinator=coordinator)
         manager.add(Serving(manager, host="0.0.0.0", port=PORT))  # noqa: S104 - of the pod
         controller(manager).for_("v1/ConfigMap").build(reconcile)
         await manager.run(stop)

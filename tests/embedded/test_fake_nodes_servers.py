@@ -175,7 +175,7 @@ async def test_an_invalid_annotation_alone_starts_nothing(
 
 async def test_only_leases_that_there_are_and_of_fake_nodes_are_deleted(server: Server) -> None:
     server.leases = ["fake-node-2", "machine", "fake-node-9"]
-    async with Client(server.config) as client:
+    async with Client(server.config, field_manager="kplane") as client:
         await release_leases(client, 3)
     deleted = [path for method, path in server.requests if method == "DELETE"]
     assert deleted == [f"{LEASE_PATH}/fake-node-2"]

@@ -26,7 +26,7 @@ def test_the_document_shows_the_program():
 @pytest.fixture
 async def counts(api_server):
     """`await counts()`: what the operator has written, after a ConfigMap of two keys was made."""
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         await client.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
         asked = {"metadata": {"name": "asked", "labels": {"demo": "count"}}, "data": {"a": "1", "b": "2"}}
         await client.create(CONFIG_MAPS, asked, namespace=NAMESPACE)

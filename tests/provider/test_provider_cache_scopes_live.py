@@ -55,7 +55,7 @@ async def test_a_role_in_two_namespaces_is_enough(client, namespace, service_acc
     other = await second(READ_CONFIG_MAPS)
     for each in (namespace, other):
         await create(client, CONFIG_MAPS, each, "old")
-    manager = Manager(config, cache_scopes={"v1/ConfigMap": CacheScope(namespaces=(namespace, other))})
+    manager = Manager(config, cache_scopes={"v1/ConfigMap": CacheScope(namespaces=(namespace, other))}, name="test")
     seen = set()
 
     async def reconcile(request):

@@ -36,7 +36,7 @@ async def test_contexts_of_files_and_directories_come_and_go_with_them(tmp_path,
     """Criterion 43: nothing at first, `<path>+<context>` for each context, gone with its file, rewritten with it."""
     file, directory = tmp_path / "any-name", tmp_path / "discovered"
     provider = FileProvider(files=[file], directories=[directory], interval_seconds=0.02)
-    manager = Manager(None, provider)
+    manager = Manager(None, provider, name="test")
     async with manager:
         assert manager.cluster_names() == []
         directory.mkdir()

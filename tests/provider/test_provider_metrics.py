@@ -72,7 +72,7 @@ async def samples(metrics):
 async def at_work(eventually):
     """A manager with clusters a and b, and a controller that fails for objects called `bad`."""
     provider, requests = Told(), Requests()
-    manager = Manager(None, provider)
+    manager = Manager(None, provider, name="test")
 
     async def reconcile(request):
         if request.name == "bad":
@@ -174,13 +174,17 @@ async def test_cluster_labels_can_be_left_out(at_work):
 async def test_what_a_coordinator_says_of_its_leases_is_shown():
     async with Client(ClusterConfig("https://127.0.0.1:1")) as client:
         found = await samples(
-            ManagerMetrics(Manager(None, coordinator=Sharded(client, identity="x", fence="shard", shards=64)))
+            ManagerMetrics(
+                Manager(None, coordinator=Sharded(client, identity="x", fence="shard", shards=64), name="test")
+            )
         )
         assert found["multicluster_fences", (("state", "owned"),)] == 0
         assert found["multicluster_lease_events_total", (("event", "lost"),)] == 0
         assert ("multicluster_peers", ()) in found
         leader = Leader(Election(Lease(client, name="x", namespace="default", identity="x")))
-        assert (await samples(ManagerMetrics(Manager(None, coordinator=leader))))["multicluster_leading", ()] == 0
+        assert (await samples(ManagerMetrics(Manager(None, coordinator=leader, name="test"))))[
+            "multicluster_leading", ()
+        ] == 0
 
 
 async def test_a_manager_is_ready_once_its_provider_has_found_the_clusters(tmp_path, eventually):
@@ -188,7 +192,7 @@ async def test_a_manager_is_ready_once_its_provider_has_found_the_clusters(tmp_p
     told.add_provider("given", SingleProvider(Cluster("a", config=ClusterConfig("https://127.0.0.1:1"))))
     assert told.has_synced(), "one that does not tell is waited for"
     told.add_provider("files", FileProvider(files=[tmp_path / "late"]))
-    manager = Manager(None, told)
+    manager = Manager(None, told, name="test")
     why = "the provider multi has not read all that stands for clusters; see the log"
     assert await manager.ready_checks.run() == {"provider": why}
     async with manager:
@@ -198,7 +202,7 @@ async def test_a_manager_is_ready_once_its_provider_has_found_the_clusters(tmp_p
 
 
 async def test_health_readiness_and_metrics_are_answered_while_the_manager_runs(eventually):
-    manager = Manager(ClusterConfig("https://127.0.0.1:1"))
+    manager = Manager(ClusterConfig("https://127.0.0.1:1"), name="test")
     serving = Serving(manager, port=0)
     well = asyncio.Event()
 
@@ -253,7 +257,7 @@ async def test_health_readiness_and_metrics_are_answered_while_the_manager_runs(
 
 async def test_the_queue_and_what_runs_have_the_names_of_client_go(eventually):
     gate, channel = asyncio.Event(), Channel()
-    manager = Manager(None, Told())
+    manager = Manager(None, Told(), name="test")
 
     async def reconcile(request):
         await gate.wait()
@@ -295,7 +299,7 @@ async def test_requests_refused_kinds_and_failed_engagements_are_counted(fault_s
 
     serving = await fault_server(answer)
     provider = Told()
-    manager = Manager(None, provider, awares=[Refusing()])
+    manager = Manager(None, provider, awares=[Refusing()], name="test")
     metrics = ManagerMetrics(manager)
     async with manager:
         await eventually(lambda: hasattr(provider, "fleet"))

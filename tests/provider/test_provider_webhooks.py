@@ -56,7 +56,7 @@ def serving(authority, files):
 
     @contextlib.asynccontextmanager
     async def run(describe, *, provider=None, awares=(), **options):
-        manager = Manager(NOWHERE, provider, awares=awares)
+        manager = Manager(NOWHERE, provider, awares=awares, name="test")
         webhooks = Webhooks(manager, certificate=files.certificate, key=files.key, host="127.0.0.1", port=0, **options)
         describe(webhooks)
         manager.add(webhooks)
@@ -265,7 +265,7 @@ async def test_clients_need_a_certificate_if_there_is_a_ca_for_them(serving, aut
         with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
             await post("/validate--v1-pod", asked())
     ca.write_bytes(b"nothing")
-    webhooks = Webhooks(Manager(NOWHERE), certificate=files.certificate, key=files.key, client_ca=ca)
+    webhooks = Webhooks(Manager(NOWHERE, name="test"), certificate=files.certificate, key=files.key, client_ca=ca)
     with pytest.raises(ProviderError, match=r"the CA of clients .* cannot be used"):
         await webhooks.run()
 
@@ -335,7 +335,7 @@ async def test_new_connections_get_the_renewed_certificate(serving, files, event
 
 
 async def test_what_cannot_be_served_is_said_at_once(files):
-    webhooks = Webhooks(Manager(NOWHERE), certificate=files.certificate, key=files.key)
+    webhooks = Webhooks(Manager(NOWHERE, name="test"), certificate=files.certificate, key=files.key)
     with pytest.raises(ProviderError, match="is not the name of a kind"):
         webhooks.validate("Pod")(None)
     with pytest.raises(ProviderError, match="no kind of a group"):

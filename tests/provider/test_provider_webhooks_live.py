@@ -67,7 +67,7 @@ async def world(client, namespace, tmp_path):
     await fleet.add(Cluster("eu/member", config=client.config))
     # It gets no shard, as there is no such namespace for its Leases: another replica works on all clusters.
     coordinator = Sharded(client, namespace="there-is-none", identity="x")
-    manager = Manager(client.config, fleet, coordinator=coordinator)
+    manager = Manager(client.config, fleet, coordinator=coordinator, name="test")
     webhooks = Webhooks(manager, certificate=tmp_path / "tls.crt", key=tmp_path / "tls.key", host="127.0.0.1", port=0)
 
     @webhooks.validate("v1/ConfigMap")

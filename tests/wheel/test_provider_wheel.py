@@ -38,7 +38,7 @@ class Done:
         import os, signal
         os.kill(os.getpid(), signal.SIGTERM)
 
-manager = Manager(None, FileProvider(directories=["."]), awares=[Done()])
+manager = Manager(None, FileProvider(directories=["."]), awares=[Done()], name="test")
 controller(manager).for_("v1/ConfigMap").build(reconcile)
 run(manager)
 print(*kplane.__path__)

@@ -59,6 +59,7 @@ class Leadership:
             config,
             timeout_seconds=timings.renew_deadline_seconds / 2,
             connect_timeout_seconds=timings.renew_deadline_seconds / 2,
+            field_manager="kplane",
         )
         self._lease = Lease(
             self._client,

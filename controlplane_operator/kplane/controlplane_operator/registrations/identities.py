@@ -137,7 +137,7 @@ class McmIdentities:
 
     async def _ensure_account(self, account: Account, *, labels: dict[str, str]) -> None:
         body = {"metadata": {**account._asdict(), "labels": labels}, "automountServiceAccountToken": False}
-        uid = (await self._client.apply(SERVICE_ACCOUNTS, body))["metadata"]["uid"]
+        uid = (await self._client.apply(SERVICE_ACCOUNTS, body, force=True))["metadata"]["uid"]
         if self._uids.get(account) != uid:
             # Tokens of a deleted ServiceAccount are worthless.
             self._tokens.pop(account, None)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from kplane.provider.access.call_limits import CallLimits
 from kplane.provider.access.exec_plugin import ExecPlugin, require_no_text
 from kplane.provider.access.impersonation import Impersonation
 from kplane.provider.access.kubeconfigs import kubeconfig_paths, merged_kubeconfig, parse_kubeconfig, read_document
@@ -37,7 +38,8 @@ class ClusterConfig:
     `server` is an https URL, which may have a path. `ca_data` is PEM (None: the system's CAs), and so are
     `client_certificate` and `client_key`. `token_file` is read again while the client runs. `exec_plugin` is run for
     credentials instead, and again when they expire or are refused. `impersonation` is the user of the requests, `proxy`
-    the http URL of a proxy to the server. Raises KubeconfigError if a value cannot be used.
+    the http URL of a proxy to the server. `calls` are time-outs and limits of this cluster, which a provider sets and
+    no kubeconfig can. Raises KubeconfigError if a value cannot be used.
     """
 
     server: str
@@ -50,6 +52,7 @@ class ClusterConfig:
     exec_plugin: ExecPlugin | None = None
     impersonation: Impersonation | None = None
     proxy: str | None = field(default=None, repr=False)
+    calls: CallLimits = CallLimits()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "server", _checked_server(self.server))
@@ -185,11 +188,11 @@ class ClusterConfig:
         """Tell whether this is the cluster and identity of `previous`, except for what was renewed.
 
         Token and certificate may differ, and so may the CA if both have one in common: during a rotation both are
-        trusted.
+        trusted. With other time-outs or limits it is taken for another cluster, which gets a new client.
         """
         return (
-            (self.server, self.tls_server_name, self.proxy, self._identity())
-            == (previous.server, previous.tls_server_name, previous.proxy, previous._identity())
+            (self.server, self.tls_server_name, self.proxy, self.calls, self._identity())
+            == (previous.server, previous.tls_server_name, previous.proxy, previous.calls, previous._identity())
         ) and _share_a_ca(self.ca_data, previous.ca_data)
 
     def to_kubeconfig(self) -> dict[str, Any]:

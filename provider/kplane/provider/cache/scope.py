@@ -81,11 +81,11 @@ class CacheScope:
 def require_kinds(names: Iterable[Resource | str]) -> None:
     """Raise ProviderError for the key of a scope that can be no kind: the scope would never apply."""
     for name in names:
-        # `v1/secrets` would be taken for the name of a kind.
+        # `example.com/v1/widgets` would be taken for the name of a kind.
         if isinstance(name, Resource):
             raise ProviderError(f"cache_scopes has kinds by their names: write {str(parse_kind(name))!r} for {name!r}")
         if name != ANY_KIND and not parse_kind(name).kind[0].isupper():
-            raise ProviderError(f"{name!r} is a plural, not a kind: write it as 'v1/Secret', or {ANY_KIND!r} for all")
+            raise ProviderError(f"{name!r} is a plural, not a kind: write it as 'example.com/v1/Widget'")
 
 
 def scope_of(resource: Resource, scopes: Mapping[str, CacheScope]) -> CacheScope:

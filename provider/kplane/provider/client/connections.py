@@ -18,6 +18,7 @@ from yarl import URL
 from kplane.provider.access.config import ClusterConfig
 from kplane.provider.aio.turns import Turns
 from kplane.provider.client.lookup import Resolver
+from kplane.provider.client.server_warnings import WarningLog
 from kplane.provider.client.tls import fingerprint, ssl_context
 from kplane.provider.errors import ProviderError
 
@@ -129,6 +130,8 @@ class Connections:
         self.plugin_runs: Final = Turns(_PLUGINS_AT_ONCE, per_key=1, patience_seconds=_PLUGIN_PATIENCE_SECONDS)
         self.requests: Final[Counter[tuple[str, str]]] = Counter()
         """Requests by method and status code; the code is `<error>` if there was no answer, as in client-go."""
+        self.warnings: Final = WarningLog()
+        """Logs the warnings of all servers."""
         self._lifetime_seconds = lifetime_seconds
         self._linger_seconds = linger_seconds
         self._attempts = Turns(attempts, per_key=_ATTEMPTS_PER_SERVER)

@@ -19,6 +19,7 @@ from yarl import URL
 from kplane.provider.access.config import ClusterConfig
 from kplane.provider.access.credentials import Credentials
 from kplane.provider.client.connections import Connections, Peer
+from kplane.provider.client.server_warnings import WarningLog
 from kplane.provider.client.tls import beginning_of_certificate
 from kplane.provider.client.wire import NOT_YET_VALID_CODE, translated
 from kplane.provider.errors import ProviderError, Unreachable
@@ -42,6 +43,10 @@ class HttpRequest:
     """Called right before the body is sent. If it raises, the request is not sent, and fails as Unreachable."""
     received: Callable[[bytes], bytes] | None = None
     """Changes what is received: the body of an answer, or each event of a watch."""
+    kind: str = ""
+    """Name of the kind, such as `apps/v1/Deployment`, for warnings about the answer."""
+    key: str = ""
+    """Namespace and name of the object; empty for collections."""
 
     @override
     def __str__(self) -> str:
@@ -73,10 +78,17 @@ class Transport:
     """Sends requests to the server of a `ClusterConfig`; makes connections on first use, in the running loop."""
 
     def __init__(
-        self, config: ClusterConfig, *, connect_timeout_seconds: float, connections: Connections | None = None
+        self,
+        config: ClusterConfig,
+        *,
+        connect_timeout_seconds: float,
+        user_agent: str,
+        connections: Connections | None = None,
     ) -> None:
         """`connections` replace connections of its own."""
         self._config = config
+        self.user_agent: Final = user_agent
+        """How the program names itself to API servers."""
         self._owned = connections is None
         self._connections = Connections() if connections is None else connections
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_seconds)
@@ -90,6 +102,11 @@ class Transport:
     def config(self) -> ClusterConfig:
         """The configuration of the next request."""
         return self._config
+
+    @property
+    def warnings(self) -> WarningLog:
+        """The log that clients with the same connections share."""
+        return self._connections.warnings
 
     @contextlib.asynccontextmanager
     async def exchange(self, request: HttpRequest) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -174,7 +191,7 @@ class Transport:
         self, request: HttpRequest, exchange: _Exchange, *, shown: ClusterConfig
     ) -> aiohttp.ClientResponse:
         peer = self._join(exchange, shown=shown)
-        headers = CIMultiDict({"Accept": request.accept, "User-Agent": "kplane"})
+        headers = CIMultiDict({"Accept": request.accept, "User-Agent": self.user_agent})
         if request.body is not None:
             headers["Content-Type"] = request.content_type
         if shown.token is not None:

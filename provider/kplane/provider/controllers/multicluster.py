@@ -24,7 +24,7 @@ from kplane.provider.controllers.review import Review
 from kplane.provider.controllers.sources import Add, KindSource, RawSource
 from kplane.provider.controllers.stats import ControllerStats
 from kplane.provider.controllers.workers import Controller, Result
-from kplane.provider.errors import ClusterNotFound, ClusterNotOwned, ClusterNotReady, ProviderError
+from kplane.provider.errors import ClusterNotFound, ClusterNotOwned, ClusterNotReady, KindMisspelled, ProviderError
 
 __all__ = ["MulticlusterController"]
 
@@ -254,7 +254,9 @@ class MulticlusterController(Generic[R]):
                 if (why := str(error) or type(error).__name__) != logged:
                     message = "%s: failed to watch %s of cluster %s: %s; retrying"
                     trace = None if isinstance(error, ProviderError) else error
-                    log.warning(message, self.name, source.kind, cluster.name, why, exc_info=trace)
+                    # A kind in another spelling is a mistake of this program, which no CustomResourceDefinition mends.
+                    level = logging.ERROR if isinstance(error, KindMisspelled) else logging.WARNING
+                    log.log(level, message, self.name, source.kind, cluster.name, why, exc_info=trace)
                     logged = why
                 await asyncio.sleep(backoff.next_delay())
             else:

@@ -13,10 +13,13 @@ from kplane.provider.aio.running import keep_running
 from kplane.provider.cache.cache import Cache
 from kplane.provider.cache.informer import Transform
 from kplane.provider.cache.store import Extract
+from kplane.provider.client.agent import require_name, user_agent
 from kplane.provider.client.client import Client
 from kplane.provider.client.connections import Connections
 from kplane.provider.client.limits import AnswerLimits
 from kplane.provider.client.resources import Resource
+from kplane.provider.client.rest import FieldValidation
+from kplane.provider.client.server_warnings import WarningHandler
 from kplane.provider.cluster.cluster import CacheScopes, Cluster, Wiring
 from kplane.provider.cluster.context import LOCAL, current_cluster
 from kplane.provider.cluster.recorder import EventRecorder
@@ -38,12 +41,17 @@ class Manager:
     cluster. Without `provider` the local cluster is the only one. `coordinator` decides which clusters this process
     works on if several processes run the same manager; by default it works on all.
 
+    `name` is that of the program, such as `my-operator`. API servers note it as the field manager of each write, so two
+    programs must not share one, and all versions and replicas of a program must. With `version` it is in the
+    User-Agent. Raises ProviderError without a name.
+
     `workers` is the default for how many reconciles of a controller work at once (see `Options`);
     `group_kind_concurrency` sets it by kind, such as `{"ReplicaSet.apps": 4}`. `transform` changes each object before
     it is cached, for example to keep less of it. `cache_scopes` select the objects that are cached, by kind, such as
     `{"v1/Secret": CacheScope(namespaces=("a", "b"))}`, or by a function of cluster and kind. `limits` bound the answers
-    of one cluster, and `timeout_seconds` bounds a call. `on_engage_error` is called for each failed attempt of a
-    component to engage with a cluster; the manager retries in any case.
+    of one cluster, and `timeout_seconds` bounds a call. `field_validation` is that of `Client`. `on_warning` is called
+    with each warning of an API server; each text is logged once for its kind. `on_engage_error` is called for each
+    failed attempt of a component to engage with a cluster; the manager retries in any case.
 
     It is ready once the provider has read all that stands for clusters, if it tells (see `HasSynced`). Use
     `await manager.run(stop)`, or `async with manager`. At the end the manager closes and awaits every engagement. A
@@ -55,6 +63,8 @@ class Manager:
         config: ClusterConfig | None,
         provider: Provider | None = None,
         *,
+        name: str = "",
+        version: str = "",
         awares: Iterable[Aware | LocalAware | Runnable] = (),
         coordinator: Coordinator | None = None,
         workers: int = 1,
@@ -63,12 +73,16 @@ class Manager:
         cache_scopes: CacheScopes | None = None,
         limits: AnswerLimits = AnswerLimits(),  # noqa: B008 - frozen
         timeout_seconds: float = 30.0,
+        field_validation: FieldValidation = "Warn",
+        on_warning: WarningHandler | None = None,
         on_engage_error: Callable[[Cluster, BaseException], None] | None = None,
         engage_timeout_seconds: float = 60.0,
     ) -> None:
+        require_name(name, version=version)
         for each, what in ((provider, "provider"), (coordinator, "coordinator")):
             if isinstance(each, type):
                 raise ProviderError(f"{each.__name__} is a class: give Manager an instance of it as the {what}")
+        self.name: Final = name
         self.provider: Final = provider
         self.coordinator: Final[Coordinator] = coordinator if coordinator is not None else Basic()
         self.workers: Final = workers
@@ -89,6 +103,10 @@ class Manager:
             cache_scopes=cache_scopes,
             limits=limits,
             timeout_seconds=timeout_seconds,
+            field_manager=name,
+            user_agent=user_agent(name, version=version),
+            field_validation=field_validation,
+            on_warning=on_warning,
         )
         if self._local is not None:
             # It may be used before the manager runs.

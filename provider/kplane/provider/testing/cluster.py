@@ -12,14 +12,17 @@ from kplane.provider.access.config import ClusterConfig
 from kplane.provider.client.client import Client
 from kplane.provider.client.kinds import BUILT_IN, parse_kind
 from kplane.provider.client.resources import Resource
+from kplane.provider.client.server_warnings import ApiWarning
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.errors import ApiError, Unreachable
-from kplane.provider.testing.faults import Fault, Faults, Verb
+from kplane.provider.testing.faults import Fault, Faults, Verb, Warned
 from kplane.provider.testing.store import Store
 from kplane.provider.testing.transport import FakeTransport
 
 __all__ = ["FakeCluster"]
 
+_FIELD_MANAGER: Final = "test"
+"""Field manager of a reconciler that is tested without a manager."""
 _numbers: Final = itertools.count(1)
 
 
@@ -45,6 +48,8 @@ class FakeCluster(Cluster):
         super().__init__(name, config=ClusterConfig(f"https://fake-cluster-{next(_numbers)}.invalid"))
         self._store = Store()
         self._faults = Faults()
+        self.warnings: Final[list[ApiWarning]] = []
+        """Warnings that its client got, oldest first."""
         self._kinds = {(kind.api_version, kind.plural): kind for kind in (*BUILT_IN.values(), *kinds)}
 
     def fail(
@@ -63,13 +68,30 @@ class FakeCluster(Cluster):
         """
         self._faults.add(Fault(error, verb, parse_kind(kind), times, takes_effect))
 
+    def warn(self, text: str, *, verb: Verb, kind: Resource | str, times: int = 1) -> None:
+        """Let the next `times` requests of a verb for a kind be answered with a warning; see `fail`.
+
+        Raises ProviderError if `kind` is no name of a kind.
+        """
+        self._faults.warn(Warned(text, verb, parse_kind(kind), times))
+
     @override
     def make_client(self) -> Client:
         wiring = self._live.wiring
+
+        def collect(warning: ApiWarning) -> None:
+            self.warnings.append(warning)
+            if wiring.on_warning is not None:
+                wiring.on_warning(warning)
+
         return _Client(
             self.config,
-            timeout_seconds=wiring.timeout_seconds,
+            timeout_seconds=self.config.calls.timeout_seconds or wiring.timeout_seconds,
             transport=FakeTransport(self.config, store=self._store, kinds=self._kinds, faults=self._faults),
             before_write=self._live.before_write,
-            limits=wiring.limits,
+            limits=wiring.limits.within(self.config.calls),
+            field_manager=wiring.field_manager or _FIELD_MANAGER,
+            field_validation=wiring.field_validation,
+            cluster=self._live.name,
+            on_warning=collect,
         )

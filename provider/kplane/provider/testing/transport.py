@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 
 import aiohttp
 import orjson
+from multidict import CIMultiDict
 from typing_extensions import override
 
 from kplane.provider.access.config import ClusterConfig
@@ -66,7 +67,7 @@ class _Answer:
     def __init__(self, status: int = 200, body: Object | None = None) -> None:
         self.status: Final = status
         self.reason: Final = ""
-        self.headers: Final[dict[str, str]] = {}
+        self.headers: Final[CIMultiDict[str]] = CIMultiDict()
         self.content_length: Final = None
         self.content: Final = _Content()
         if body is not None:
@@ -78,7 +79,7 @@ class FakeTransport(Transport):
     """Hands requests to a `Store`."""
 
     def __init__(self, config: ClusterConfig, *, store: Store, kinds: Kinds, faults: Faults) -> None:
-        super().__init__(config, connect_timeout_seconds=1)
+        super().__init__(config, connect_timeout_seconds=1, user_agent="test")
         self._store = store
         self._kinds = kinds
         self._faults = faults
@@ -115,6 +116,14 @@ class FakeTransport(Transport):
         asked = asked_of(request, self._kinds)
         if not isinstance(asked, Asked):
             return _Answer(body=asked)
+        warnings = [
+            f"299 - {orjson.dumps(text).decode()}" for text in self._faults.warnings(asked.verb, asked.resource)
+        ]
+        answer = self._answer_asked(request, asked, body, stack)
+        answer.headers.extend(("Warning", text) for text in warnings)
+        return answer
+
+    def _answer_asked(self, request: HttpRequest, asked: Asked, body: Any, stack: contextlib.ExitStack) -> _Answer:
         fault = self._faults.next(asked.verb, asked.resource)
         if fault is not None:
             if fault.takes_effect:

@@ -13,6 +13,8 @@ from typing_extensions import override
 
 from kplane.provider.client.client import Client
 from kplane.provider.client.resources import Resource
+from kplane.provider.client.rest import FieldValidation
+from kplane.provider.client.server_warnings import WarningHandler
 from kplane.provider.client.transport import HttpRequest
 from kplane.provider.errors import NotFound
 from kplane.provider.providers.namespace.view import DEFAULT, NamespaceView
@@ -32,13 +34,25 @@ class NamespaceClient(Client):
     """
 
     def __init__(
-        self, host: Client, *, view: NamespaceView, before_write: Callable[[], float | None] | None = None
+        self,
+        host: Client,
+        *,
+        view: NamespaceView,
+        before_write: Callable[[], float | None] | None = None,
+        field_manager: str | None = None,
+        field_validation: FieldValidation = "Warn",
+        on_warning: WarningHandler | None = None,
     ) -> None:
+        """`field_manager` is by default that of the host's client."""
         super().__init__(
             host.config,
             transport=host.transport,
             timeout_seconds=host.timeout_seconds,
             limits=host.limits,
+            field_manager=field_manager or host.field_manager,
+            field_validation=field_validation,
+            cluster=view.namespace,
+            on_warning=on_warning,
             before_write=before_write,
         )
         self._view = view

@@ -87,7 +87,15 @@ class _NamespaceCluster(Cluster):
 
     @override
     def make_client(self) -> Client:
-        return NamespaceClient(self._host.client, view=self._view, before_write=self._live.before_write)
+        wiring = self._live.wiring
+        return NamespaceClient(
+            self._host.client,
+            view=self._view,
+            before_write=self._live.before_write,
+            field_manager=wiring.field_manager,
+            field_validation=wiring.field_validation,
+            on_warning=wiring.on_warning,
+        )
 
     @override
     def make_cache(self) -> Cache:
