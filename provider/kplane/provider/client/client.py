@@ -21,6 +21,7 @@ from kplane.provider.client.resources import Resource
 from kplane.provider.client.transport import HttpRequest, Transport
 from kplane.provider.client.watch import Asked, Watch
 from kplane.provider.client.wire import decode, read_object, translated
+from kplane.provider.client.written import WriteObserver, Written, read_removal, read_write
 from kplane.provider.errors import Expired, NotFound, ProviderError
 
 __all__ = ["Client", "ObjectList"]
@@ -87,6 +88,7 @@ class Client:
         self._field_manager = field_manager
         self._limits = limits
         self._discovered: dict[str, Resource] = {}
+        self._write_observers: tuple[WriteObserver, ...] = ()
 
     @override
     def __repr__(self) -> str:
@@ -140,6 +142,23 @@ class Client:
         if self._owns_transport:
             await self._transport.update(config)
 
+    def observe_writes(self, observer: WriteObserver) -> None:
+        """Call `observer` with what each write makes of its object; a `Cache` does so for its cluster's client.
+
+        Not called for `delete_all` and `request`, for dry runs, and for answers that are no objects.
+        """
+        self._write_observers += (observer,)
+
+    def ignore_writes(self, observer: WriteObserver) -> None:
+        """End `observe_writes`."""
+        self._write_observers = tuple(known for known in self._write_observers if known != observer)
+
+    def note_write(self, written: Written | None) -> None:
+        """Tell the observers of a write, also of one that another client made in the place of this one."""
+        if written is not None:
+            for observe in self._write_observers:
+                observe(written)
+
     async def resource(self, kind: Resource | str) -> Resource:
         """Return a kind by its name, such as `"apps/v1/Deployment"`; a Resource is returned as it is.
 
@@ -157,10 +176,14 @@ class Client:
             return kind
         return BUILT_IN.get(kind) or self._discovered.get(kind)
 
-    async def get(self, kind: Resource | str, key: str | Named, *, namespace: str | None = None) -> Object:
-        """Read an object. Raises NotFound."""
+    async def get(
+        self, kind: Resource | str, key: str | Named, *, namespace: str | None = None, subresource: str | None = None
+    ) -> Object:
+        """Read an object or its subresource, such as `scale`. Raises NotFound."""
         resource, name, namespace = await self._locate(kind, key, namespace)
-        return await self._object("GET", self._path(resource, name, namespace=namespace), resource)
+        return await self._object(
+            "GET", self._path(resource, name, namespace=namespace, subresource=subresource), resource
+        )
 
     async def exists(self, kind: Resource | str, key: str | Named, *, namespace: str | None = None) -> bool:
         """Tell whether an object exists, without keeping the answer."""
@@ -347,21 +370,31 @@ class Client:
         uid: str | None = None,
         resource_version: str | None = None,
         propagation: str | None = None,
+        grace_period_seconds: int | None = None,
+        dry_run: bool = False,
     ) -> Object:
         """Delete an object. Raises NotFound, and Conflict if it has another `uid` or `resource_version`.
 
-        `propagation` is Background, Foreground or Orphan. Returns the object if finalizers hold it, else a Status.
+        `propagation` is Background, Foreground or Orphan. `grace_period_seconds` is the time that a Pod has to end.
+        With `dry_run` the server answers as if it deleted the object, and keeps it. Returns the object if finalizers
+        or the grace period hold it, else a Status.
         """
         resource, name, namespace = await self._locate(kind, key, namespace)
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        if grace_period_seconds is not None:
+            options["gracePeriodSeconds"] = grace_period_seconds
+        if dry_run:
+            options["dryRun"] = ["All"]
         given = {"uid": uid, "resourceVersion": resource_version}
         if preconditions := {key: value for key, value in given.items() if value is not None}:
             options["preconditions"] = preconditions
         if propagation is not None:
             options["propagationPolicy"] = propagation
-        return await self._object(
-            "DELETE", self._path(resource, name, namespace=namespace, write=True), resource, body=options
-        )
+        path = self._path(resource, name, namespace=namespace, write=True)
+        answer = await self._object("DELETE", path, resource, body=options)
+        if not dry_run:
+            self.note_write(read_removal(resource, answer, name=name, namespace=namespace, uid=uid))
+        return answer
 
     async def delete_all(self, kind: Resource | str, *, namespace: str | None = None, label_selector: str) -> None:
         """Delete all objects with a label in one call; a namespaced kind needs a `namespace`.
@@ -424,7 +457,10 @@ class Client:
         content_type: str = JSON,
     ) -> Object:
         answer = await self.request(method, path, body=body, params=params, content_type=content_type)
-        return read_object(answer, server=self.config.server, api_version=resource.api_version, kind=resource.kind)
+        found = read_object(answer, server=self.config.server, api_version=resource.api_version, kind=resource.kind)
+        if method not in {"GET", "DELETE"}:
+            self.note_write(read_write(resource, found))
+        return found
 
     def _path(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing_extensions import override
 from kplane.provider.client.client import Client
 from kplane.provider.client.resources import Resource
 from kplane.provider.client.transport import HttpRequest
+from kplane.provider.client.written import Written
 from kplane.provider.errors import NotFound
 from kplane.provider.providers.namespace.view import DEFAULT, NamespaceView
 
@@ -41,7 +43,18 @@ class NamespaceClient(Client):
             limits=host.limits,
             before_write=before_write,
         )
+        self._host = host
         self._view = view
+
+    @override
+    def note_write(self, written: Written | None) -> None:
+        """Tell the observers, and those of the host, whose cache has all namespaces."""
+        super().note_write(written)
+        if written is not None:
+            body = copy.deepcopy(written.object)
+            if body is not None:
+                body = self._view.outward(written.resource, body)
+            self._host.note_write(replace(written, namespace=self._view.namespace, object=body))
 
     @override
     def __repr__(self) -> str:
