@@ -66,8 +66,14 @@ def _is_object(resource: Resource, answer: Object) -> bool:
 
 
 def _written(resource: Resource, metadata: Mapping[str, Any], found: Object | None) -> Written:
-    names = (str(metadata.get(field, "")) for field in ("namespace", "name", "uid", "resourceVersion"))
-    return Written(resource, *names, found)
+    return Written(
+        resource,
+        namespace=str(metadata.get("namespace", "")),
+        name=str(metadata.get("name", "")),
+        uid=str(metadata.get("uid", "")),
+        resource_version=str(metadata.get("resourceVersion", "")),
+        object=found,
+    )
 
 
 def _is_last_finalizer_gone(answer: Object) -> bool:
