@@ -145,6 +145,13 @@ async def test_an_object_that_each_write_changes_is_an_error_and_no_loop(fake, o
         await apply_owned(fake, owner, [config_map("one", a="1")])
 
 
+async def test_texts_of_a_secret_are_applied_as_data(fake, owner):
+    plain = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}}
+    await apply_owned(fake, owner, [{**plain, "stringData": {"a": "x", "b": "y"}}])
+    applied = await apply_owned(fake, owner, [{**plain, "stringData": {"a": "x"}, "data": {"c": "eg=="}}])
+    assert applied.objects[0]["data"] == {"a": "eA==", "c": "eg=="}
+
+
 async def test_objects_that_are_described_no_longer_are_deleted(fake, owner, asked):
     await apply_owned(fake, owner, [config_map("one", a="1"), config_map("two"), secret("three")])
     asked.clear()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kplane.provider import Client, Cluster, ClusterConfig, Invalid, NotFound
-from kplane.provider.objects import apply_owned, or_none, set_controller, wait_for
+from kplane.provider.objects import apply_owned, or_none, set_controller
+from kplane.provider.testing import eventually
 
 pytestmark = pytest.mark.integration
 
@@ -71,15 +72,17 @@ async def test_a_second_apply_writes_nothing_and_a_third_undoes_a_change(cluster
         added = {"spec": {"selector": {"more": "labels"}}}
         await other.patch(SERVICES, "web", added, namespace=namespace)
 
-        def is_seen(found):
-            return found is not None and "more" in found["spec"]["selector"]
+    def is_undone(found):
+        deployment, service, role = found
+        image = deployment["spec"]["template"]["spec"]["containers"][0]["image"]
+        return (role["rules"][0]["verbs"], image, service["spec"]["selector"]) == (["get"], "web:1", LABELS)
 
-        await wait_for(other, SERVICES, "web", is_seen, namespace=namespace, timeout_seconds=30)
-    # The cache of the cluster may be behind the other program: the change comes back by its event.
-    for _ in range(2):
-        changed = await apply_owned(cluster, owner, described())
-    rules, image = changed.objects[4]["rules"], changed.objects[2]["spec"]["template"]["spec"]["containers"][0]["image"]
-    assert (rules[0]["verbs"], image) == (["get"], "web:1")
+    # The cache may be behind the other program: each call undoes what it has seen.
+    async def undo():
+        await apply_owned(cluster, owner, described())
+        return [await cluster.client.get(kind, "web", namespace=namespace) for kind in (DEPLOYMENTS, SERVICES, ROLES)]
+
+    await eventually(undo, is_undone)
     assert (await apply_owned(cluster, owner, described())).written == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import logging
 import re
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from kplane.provider.client.body import name_of, namespace_of
-from kplane.provider.client.resources import Resource
+from kplane.provider.client.resources import SECRETS, Resource
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.errors import ObjectTaken, ProviderError
 from kplane.provider.objects.conflicts import retry_on_conflict
@@ -122,6 +123,10 @@ class _Work:
         resource = await self.owned_kind(kind_of(body))
         body = copy.deepcopy(body)
         metadata = body["metadata"]
+        if resource == SECRETS and (texts := body.pop("stringData", None)):
+            # Server-side apply would own `stringData`, which is never stored, and would remove nothing of `data`.
+            encoded = {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()}
+            body["data"] = {**(body.get("data") or {}), **encoded}
         if resource.namespaced and namespace_of(body) is None:
             metadata["namespace"] = namespace_of(self._owner)
         resource.require_namespace(namespace_of(body), name=name_of(body))
