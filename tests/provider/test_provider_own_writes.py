@@ -280,3 +280,75 @@ def test_readers_see_their_writes_and_end_with_what_the_server_has(steps):
         asyncio.run(play(steps))
     finally:
         mirror_module._SLICE = slice_size
+
+
+def state(name, version, *, uid="u1", selected=True):
+    return State(name, uid, version, selected)
+
+
+def names(world):
+    return {entry.name: entry.resource_version for entry in world.store}
+
+
+async def test_a_write_survives_a_list_that_was_made_before_it():
+    world = World()
+    world.mirror.begin()
+    world.mirror.observe(world.entry(state("a", 9)), is_selected=True)
+    await world.mirror.replace([], resource_version="5")
+    assert names(world) == {"a": "9"}
+
+
+async def test_a_list_decides_over_the_writes_before_it_also_after_a_restore_of_etcd():
+    world = World()
+    world.mirror.observe(world.entry(state("a", 90)), is_selected=True)
+    world.mirror.begin()
+    await world.mirror.replace([], resource_version="5")
+    world.mirror.observe(world.entry(state("b", 6)), is_selected=True)
+    assert names(world) == {"b": "6"}
+
+
+async def test_what_the_watch_passes_without_an_event_leaves_the_cache():
+    world = World()
+    world.mirror.observe(world.entry(state("a", 6)), is_selected=True)
+    world.mirror.apply([], resource_version="5")
+    assert names(world) == {"a": "6"}
+    world.mirror.apply([], resource_version="6")
+    assert (names(world), world.replica) == ({}, {})
+
+
+async def test_an_answer_without_a_comparable_version_is_left_to_the_watch():
+    world = World()
+    body = raw(state("a", 1))
+    body["metadata"]["resourceVersion"] = "opaque"
+    world.mirror.observe(world.reader.entry(json.dumps(body).encode()), is_selected=True)
+    assert names(world) == {}
+
+
+async def test_a_later_state_shows_that_an_update_did_not_remove_the_object():
+    world = World()
+    world.mirror.apply([Change("ADDED", world.entry(state("a", 3)))], resource_version="3")
+    world.mirror.observe_removal(("ns", "a"), uid="u1", version=3)
+    assert names(world) == {}
+    world.mirror.apply([Change("MODIFIED", world.entry(state("a", 4)))], resource_version="4")
+    assert names(world) == {"a": "4"}
+
+
+async def test_removed_objects_do_not_come_back_by_late_events_or_lists():
+    world = World()
+    world.mirror.apply([Change("ADDED", world.entry(state("a", 3)))], resource_version="3")
+    world.mirror.begin()
+    world.mirror.observe_removal(("ns", "a"), uid="u1", version=0)
+    world.mirror.apply([Change("MODIFIED", world.entry(state("a", 4)))], resource_version="4")
+    await world.mirror.replace([world.entry(state("a", 4))], resource_version="4")
+    assert names(world) == {}
+    world.mirror.apply([Change("DELETED", world.entry(state("a", 5)))], resource_version="5")
+    assert world.mirror._own_writes._removed == {}
+    assert names(world) == {}
+
+
+async def test_writes_beyond_the_bound_are_left_to_the_watch(monkeypatch):
+    monkeypatch.setattr("kplane.provider.cache.own_writes._MAX_PENDING", 2)
+    world = World()
+    for number, name in enumerate("abc", start=1):
+        world.mirror.observe(world.entry(state(name, number)), is_selected=True)
+    assert names(world) == {"a": "1", "b": "2"}
