@@ -69,7 +69,7 @@ def lost():
 @pytest.mark.parametrize("takes_effect", [True, False])
 @pytest.mark.parametrize(
     ("verb", "kind", "finalizers"),
-    [("patch", BUCKETS, []), ("create", "v1/Secret", []), ("patch", BUCKETS, [FINALIZER])],
+    [("patch", BUCKETS, []), ("patch", "v1/Secret", []), ("update", BUCKETS, [FINALIZER])],
     ids=["finalizer", "secret", "status"],
 )
 async def test_a_write_that_fails_makes_no_second_directory(

@@ -25,12 +25,14 @@ __all__ = [
     "ListenFailed",
     "NotFound",
     "NotServed",
+    "ObjectTaken",
     "ProviderError",
     "ServerError",
     "TooManyRequests",
     "Unauthorized",
     "Unreachable",
     "UnreachableKind",
+    "WaitTimedOut",
     "api_error",
 ]
 
@@ -83,6 +85,19 @@ class LeaseLost(ProviderError):
 
 class ListenFailed(ProviderError, OSError):
     """The address to listen on cannot be had: another process has it, or the machine does not."""
+
+
+class ObjectTaken(ProviderError):
+    """An object is not the owner's: another owner controls it, or it was there before and has no owner.
+
+    `reason` suits a condition.
+    """
+
+    reason: Final = "ObjectTaken"
+
+
+class WaitTimedOut(ProviderError, TimeoutError):
+    """An object did not become as desired in time; the message shows its last state."""
 
 
 class Unreachable(ProviderError):

@@ -20,6 +20,7 @@ from kplane.provider.client.client import Client
 from kplane.provider.client.keys import Named, locate
 from kplane.provider.client.kinds import KindName, parse_kind, resource_of
 from kplane.provider.client.resources import Resource
+from kplane.provider.client.written import Written
 from kplane.provider.errors import ClusterNotReady, DecodeFailed, NotFound, ProviderError
 
 __all__ = ["Cache", "Decoder", "InformerKey"]
@@ -48,6 +49,9 @@ class Cache:
     Forbidden as soon as the cluster says that it does not serve the kind, or does not let it be read. Objects that were
     read before stay readable.
 
+    Writes through the client are in the cache when they return, so that the next read sees them. Informers of a scope
+    with a field selector wait for the watch, as do `delete_all` and `request` of the client.
+
     `scope_of` narrows a kind down; reads outside of its `CacheScope` raise ProviderError. `transform` changes each
     object once before it is kept; its identity must stay. `name` is the cluster's, for logs and task names. The client
     belongs to the caller.
@@ -73,6 +77,7 @@ class Cache:
         self._indexes: dict[tuple[KindName, bool], dict[str, Extract]] = {}
         self._ended_restarts: Counter[str] = Counter()
         self._closed = False
+        client.observe_writes(self.observe)
 
     @override
     def __repr__(self) -> str:
@@ -229,6 +234,11 @@ class Cache:
             return [informer.decode(entry) for entry in entries]
         return [self._decoded(informer, entry, decoder) for entry in entries]
 
+    def observe(self, written: Written) -> None:
+        """Take in what a write made of an object; see `Informer.observe`. The client calls it."""
+        for informer in self._informers.values():
+            informer.observe(written)
+
     async def pause(self) -> None:
         """Stop to mirror, and forget all objects; the next read starts anew.
 
@@ -249,6 +259,7 @@ class Cache:
     async def aclose(self) -> None:
         """End all informers with their handlers for good."""
         self._closed = True
+        self._client.ignore_writes(self.observe)
         informers, self._informers = self._informers, {}
         await asyncio.gather(*map(self._end, informers.values()))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import copy
 from collections import Counter
@@ -13,16 +14,18 @@ from typing_extensions import override
 
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import end_tasks
-from kplane.provider.cache.entry import Entry, EntryReader, Key, Object
+from kplane.provider.cache.entry import Entry, EntryReader, Key, Object, version_of
 from kplane.provider.cache.event import Event, EventHandler, Handlers, Registration
 from kplane.provider.cache.feed import Feed, FeedState, Refusal
 from kplane.provider.cache.mirror import Mirror, Transform
 from kplane.provider.cache.scope import CacheScope
+from kplane.provider.cache.selectors import parse_label_selector
 from kplane.provider.cache.server_state import ServerState
 from kplane.provider.cache.store import Extract, Store
 from kplane.provider.client.client import Client
 from kplane.provider.client.kinds import parse_kind
 from kplane.provider.client.resources import Resource
+from kplane.provider.client.written import Written
 from kplane.provider.errors import ClusterNotReady, Forbidden, NotServed
 from kplane.provider.logs import log_fields
 
@@ -80,6 +83,7 @@ class Informer:
         """Set once all objects were read for the first time; cleared by `stop`."""
         self._cluster = cluster
         self._address = client.config.server
+        self._matches = parse_label_selector(label_selector or "")
         self._reader = EntryReader(resource, server=self._address, metadata_only=metadata_only)
         self._store = Store(self._reader)
         self._handlers = Handlers()
@@ -195,7 +199,7 @@ class Informer:
         self.synced.clear()
         self._store.clear()
         for mirror, feed in zip(self._mirrors, self._feeds, strict=True):
-            mirror.synced = False
+            mirror.reset()
             feed.reset()
         for registration in self._handlers:
             registration.pause()
@@ -221,6 +225,31 @@ class Informer:
                 self._require_served()
             await self._news.wait()
             self._require_open()
+
+    def observe(self, written: Written) -> None:
+        """Take in what a write of this process made of an object, before the watch brings it.
+
+        Pass it to `Client.observe_writes`; a `Cache` does so for its informers. Handlers see the change now, and not
+        again. What is older than what the watch brought is dropped. So are other kinds, objects outside of the scope,
+        and all objects of a scope with a field selector, because only the API server knows what that means.
+        """
+        if self._stopped or self._closed or written.resource != self.resource:
+            return
+        if self.scope.field_selector is not None or not self.scope.covers(
+            name=written.name, namespace=written.namespace
+        ):
+            return
+        for mirror in self._mirrors:
+            if not mirror.covers(written.namespace):
+                continue
+            if written.object is None:
+                version = version_of(written.resource_version)
+                mirror.observe_removal((written.namespace, written.name), uid=written.uid, version=version)
+            else:
+                # A ValueError is the concern of the watch: the write itself has succeeded.
+                with contextlib.suppress(ValueError):
+                    entry = self._reader.encode(written.object)
+                    mirror.observe(entry, is_selected=self._matches(entry.labels))
 
     def add_handler(self, handler: EventHandler, *, namespace: str | None = None) -> Registration:
         """Pass all present objects to a handler, as ADDED with `initial`, and every later change.

@@ -26,10 +26,12 @@ P = TypeVar("P", bound=Pages)
 class Reader(Rest):
     """The read methods of a `Client`."""
 
-    async def get(self, kind: Resource | str, key: str | Named, *, namespace: str | None = None) -> Object:
-        """Read an object. Raises NotFound."""
+    async def get(
+        self, kind: Resource | str, key: str | Named, *, namespace: str | None = None, subresource: str | None = None
+    ) -> Object:
+        """Read an object or its subresource, such as `scale`. Raises NotFound."""
         resource, name, namespace = await self._locate(kind, key, namespace)
-        path = self._path(resource, name, namespace=namespace)
+        path = self._path(resource, name, namespace=namespace, subresource=subresource)
         return await self._object("GET", path, resource, key=display_key(name, namespace=namespace))
 
     async def exists(self, kind: Resource | str, key: str | Named, *, namespace: str | None = None) -> bool:

@@ -22,6 +22,7 @@ from kplane.provider.client.resources import Resource
 from kplane.provider.client.server_warnings import ApiWarning, Headers, WarningHandler, warnings_of
 from kplane.provider.client.transport import HttpRequest, Transport
 from kplane.provider.client.wire import decode, read_object
+from kplane.provider.client.written import WriteObserver, Written, read_write
 from kplane.provider.errors import ProviderError
 
 __all__ = ["FieldValidation", "Object", "Params", "Rest"]
@@ -81,6 +82,7 @@ class Rest:
         self._on_warning = on_warning
         self._limits = limits
         self._discovered: dict[str, Resource] = {}
+        self._write_observers: tuple[WriteObserver, ...] = ()
 
     @override
     def __repr__(self) -> str:
@@ -138,6 +140,23 @@ class Rest:
             raise ProviderError(f"the client of {self.config.server} cannot be turned into one of another cluster")
         if self._owns_transport:
             await self._transport.update(config)
+
+    def observe_writes(self, observer: WriteObserver) -> None:
+        """Call `observer` with what each write makes of its object; a `Cache` does so for its cluster's client.
+
+        Not called for `delete_all` and `request`, for dry runs, and for answers that are no objects.
+        """
+        self._write_observers += (observer,)
+
+    def ignore_writes(self, observer: WriteObserver) -> None:
+        """End `observe_writes`."""
+        self._write_observers = tuple(known for known in self._write_observers if known != observer)
+
+    def note_write(self, written: Written | None) -> None:
+        """Tell the observers of a write, also of one that another client made in the place of this one."""
+        if written is not None:
+            for observe in self._write_observers:
+                observe(written)
 
     async def resource(self, kind: Resource | str) -> Resource:
         """Return a kind by its name, such as `"apps/v1/Deployment"`; a Resource is returned as it is.
@@ -211,7 +230,10 @@ class Rest:
         answer = await self._request(
             method, path, body=body, params=params, content_type=content_type, kind=resource.name, key=key
         )
-        return read_object(answer, server=self.config.server, api_version=resource.api_version, kind=resource.kind)
+        found = read_object(answer, server=self.config.server, api_version=resource.api_version, kind=resource.kind)
+        if method not in {"GET", "DELETE"}:
+            self.note_write(read_write(resource, found))
+        return found
 
     async def _request(
         self,

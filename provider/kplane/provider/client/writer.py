@@ -11,6 +11,7 @@ from kplane.provider.client.listing import JSON, METADATA_LIST
 from kplane.provider.client.resources import Resource
 from kplane.provider.client.rest import Object, Params, Rest
 from kplane.provider.client.transport import HttpRequest
+from kplane.provider.client.written import read_removal
 from kplane.provider.errors import ProviderError
 
 __all__ = ["Writer"]
@@ -144,20 +145,32 @@ class Writer(Rest):
         uid: str | None = None,
         resource_version: str | None = None,
         propagation: str | None = None,
+        grace_period_seconds: int | None = None,
+        dry_run: bool = False,
     ) -> Object:
         """Delete an object. Raises NotFound, and Conflict if it has another `uid` or `resource_version`.
 
-        `propagation` is Background, Foreground or Orphan. Returns the object if finalizers hold it, else a Status.
+        `propagation` is Background, Foreground or Orphan. `grace_period_seconds` is the time that a Pod has to end.
+        With `dry_run` the server answers as if it deleted the object, and keeps it. Returns the object if finalizers
+        or the grace period hold it, else a Status.
         """
         resource, name, namespace = await self._locate(kind, key, namespace)
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        if grace_period_seconds is not None:
+            options["gracePeriodSeconds"] = grace_period_seconds
+        if dry_run:
+            options["dryRun"] = ["All"]
         given = {"uid": uid, "resourceVersion": resource_version}
         if preconditions := {key: value for key, value in given.items() if value is not None}:
             options["preconditions"] = preconditions
         if propagation is not None:
             options["propagationPolicy"] = propagation
         path = self._path(resource, name, namespace=namespace, write=True)
-        return await self._object("DELETE", path, resource, key=display_key(name, namespace=namespace), body=options)
+        shown = display_key(name, namespace=namespace)
+        answer = await self._object("DELETE", path, resource, key=shown, body=options)
+        if not dry_run:
+            self.note_write(read_removal(resource, answer, name=name, namespace=namespace, uid=uid))
+        return answer
 
     async def delete_all(self, kind: Resource | str, *, namespace: str | None = None, label_selector: str) -> None:
         """Delete all objects with a label in one call; a namespaced kind needs a `namespace`.

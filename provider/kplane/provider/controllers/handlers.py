@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from kplane.provider.cache.event import Event
 from kplane.provider.client.kinds import KindName, parse_kind
@@ -14,14 +14,29 @@ from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.controllers.request import ObjectKey, Request
 from kplane.provider.errors import ProviderError
 
-__all__ = ["Handler", "enqueue_mapped", "enqueue_object", "enqueue_owner", "kinds_of"]
+__all__ = ["Delayed", "Handler", "enqueue_mapped", "enqueue_object", "enqueue_owner", "kinds_of"]
 
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 Object = dict[str, Any]
 
-Handler = Callable[[Cluster, Event], Iterable[R]]
-"""Called in the event loop with the cluster that an event is from, and must not block; what it raises is logged."""
+
+@dataclass(frozen=True, slots=True)
+class Delayed(Generic[R_co]):
+    """A request that is to be reconciled in `seconds`; upstream's `AddAfter`.
+
+    Of several delays for one request the earliest counts. A request without a delay comes at once, and leaves the delay
+    as it is.
+    """
+
+    request: R_co
+    seconds: float
+
+
+Handler = Callable[[Cluster, Event], Iterable[R | Delayed[R]]]
+"""Returns requests, some of them `Delayed`. It is called in the event loop with the cluster that an event is from, and
+must not block; what it raises is logged."""
 
 
 def enqueue_object() -> Handler[Request]:
@@ -80,14 +95,19 @@ def kinds_of(handler: Handler[Any]) -> tuple[Resource | str, ...]:
     return found
 
 
+Mapped = ObjectKey | Request | Delayed[ObjectKey | Request]
+"""What a mapping function returns."""
+
+
 def enqueue_mapped(
-    function: Callable[[Cluster, Object], Iterable[ObjectKey | Request]], *, preserve_cluster: bool = False
+    function: Callable[[Cluster, Object], Iterable[Mapped]], *, preserve_cluster: bool = False
 ) -> Handler[Request]:
     """Reconcile what `function` returns for a cluster and an object; for an update, for the old object too.
 
-    Returned keys are of the same cluster. With `preserve_cluster`, a Request keeps its own cluster, so that an event in
-    one cluster leads to work in others. `function` is a plain function, because events keep their order: it reads
-    caches (`cluster.cache.informer(kind).list()`) and makes no requests. Raises ProviderError for a coroutine function.
+    Returned keys are of the same cluster; `Delayed(key, seconds)` is reconciled later. With `preserve_cluster`, a
+    Request keeps its own cluster, so that an event in one cluster leads to work in others. `function` is a plain
+    function, because events keep their order: it reads caches (`cluster.cache.informer(kind).list()`) and makes no
+    requests. Raises ProviderError for a coroutine function.
     """
     if inspect.iscoroutinefunction(function):
         raise ProviderError(
@@ -95,16 +115,21 @@ def enqueue_mapped(
             f"reads from informers (`cluster.cache.informer(kind).list()`), and do slow work in the reconcile"
         )
 
-    def mapped(cluster: Cluster, event: Event) -> Iterable[Request]:
+    def request_of(cluster: Cluster, key: ObjectKey | Request) -> Request:
+        if preserve_cluster and isinstance(key, Request):
+            return key
+        return Request(cluster.name, key.namespace, key.name)
+
+    def mapped(cluster: Cluster, event: Event) -> Iterable[Request | Delayed[Request]]:
         return dict.fromkeys(each_mapped(cluster, event))
 
-    def each_mapped(cluster: Cluster, event: Event) -> Iterator[Request]:
+    def each_mapped(cluster: Cluster, event: Event) -> Iterator[Request | Delayed[Request]]:
         for found in (event.object, event.old):
             for each in function(cluster, found) if found is not None else ():
-                if preserve_cluster and isinstance(each, Request):
-                    yield each
+                if isinstance(each, Delayed):
+                    yield Delayed(request_of(cluster, each.request), each.seconds)
                 else:
-                    yield Request(cluster.name, each.namespace, each.name)
+                    yield request_of(cluster, each)
 
     return mapped
 

@@ -155,7 +155,7 @@ class MulticlusterController(Generic[R]):
             if known.engagement is engagement and known.ending is None:
                 return
             await self._end(known)
-        engaged = _Engaged(engagement, add=self.queue.add)
+        engaged = _Engaged(engagement, add=self.queue.add_after)
         engagement.on_close(lambda: self._end(engaged))
         self._engaged[name] = engaged
         self.stats.by_cluster.setdefault(name, Counter())
@@ -195,7 +195,7 @@ class MulticlusterController(Generic[R]):
         hub = self._hub = _Engaged(engagement, add=self._add_mapped)
         engagement.on_close(lambda: self._leave_hub(hub))
         self._start_all(hub)
-        review = self._review = Review(self.name, engagement, sources=hub.sources, add=self.queue.add)
+        review = self._review = Review(self.name, engagement, sources=hub.sources, add=self.queue.add_after)
         _ = engagement.spawn(review.run(), name=f"{self.name} reviews the local cluster")
 
     def _leave_hub(self, hub: _Engaged[R]) -> None:
@@ -207,13 +207,13 @@ class MulticlusterController(Generic[R]):
     def _watched_locally(self) -> list[_Engaged[R]]:
         return [self._hub] if self._hub is not None else []
 
-    def _add_mapped(self, request: R, *, low_priority: bool = False) -> None:
+    def _add_mapped(self, request: R, seconds: float = 0.0, *, low_priority: bool = False) -> None:
         """Add a request of an event of the local cluster, if this process works on the cluster of the request.
 
         Others do so for theirs: each process sees the event. For clusters that this process gains there is a `Review`.
         """
         if request.cluster in self._engaged or self._may_work(request.cluster):
-            self.queue.add(request, low_priority=low_priority)
+            self.queue.add_after(request, seconds, low_priority=low_priority)
         else:
             self.stats.dropped["not_owned"] += 1
 

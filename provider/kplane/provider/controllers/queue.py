@@ -212,8 +212,8 @@ class FairQueue(Generic[R]):
             if not lane.in_ring:
                 self._offer(lane)
 
-    def add_after(self, request: R, seconds: float, *, low_priority: bool = False) -> None:
-        """Add a request in `seconds`; of several delays for one request the earliest counts."""
+    def add_after(self, request: R, seconds: float = 0.0, *, low_priority: bool = False) -> None:
+        """Add a request in `seconds`, or now; of several delays for one request the earliest counts."""
         if seconds <= 0:
             self.add(request, low_priority=low_priority)
             return

@@ -16,7 +16,7 @@ from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.cluster.context import LOCAL
 from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.contracts import Provider
-from kplane.provider.controllers.handlers import Handler, kinds_of
+from kplane.provider.controllers.handlers import Delayed, Handler, kinds_of
 from kplane.provider.controllers.predicates import Predicate
 from kplane.provider.errors import ProviderError
 
@@ -68,10 +68,10 @@ class Engage:
 
 
 class Add(Protocol[R_contra]):
-    """Takes the requests of a source, as `FairQueue.add`."""
+    """Takes the requests of a source, as `FairQueue.add_after`."""
 
-    def __call__(self, request: R_contra, *, low_priority: bool = False) -> object:
-        """Take a request."""
+    def __call__(self, request: R_contra, seconds: float = 0.0, *, low_priority: bool = False) -> object:
+        """Take a request that is due in `seconds`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,10 @@ class KindSource(Generic[R_co]):
                 if not matters(event):
                     return
             for request in handler(engagement.cluster, event):
-                add(request, low_priority=event.initial)
+                if isinstance(request, Delayed):
+                    add(request.request, request.seconds, low_priority=event.initial)
+                else:
+                    add(request, low_priority=event.initial)
 
         cluster = engagement.cluster
         resource = cluster.client.known_resource(self.kind)

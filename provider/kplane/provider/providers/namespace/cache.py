@@ -19,6 +19,7 @@ from kplane.provider.cache.store import Extract
 from kplane.provider.client.client import Client
 from kplane.provider.client.kinds import BUILT_IN, KindName, parse_kind, resource_of
 from kplane.provider.client.resources import Resource
+from kplane.provider.client.written import Written
 from kplane.provider.errors import ClusterNotReady, ProviderError
 from kplane.provider.providers.namespace.view import DEFAULT, NamespaceView
 
@@ -195,6 +196,10 @@ class _Part(Informer):
     @override
     def add_index(self, field: str, extract: Extract) -> None:
         self.whole.add_index(field, _Within(parse_kind(self.resource), extract))
+
+    @override
+    def observe(self, written: Written) -> None:
+        """Do nothing: `NamespaceClient` tells the host of its writes."""
 
     @override
     def entry(self, name: str, *, namespace: str | None = None) -> Entry | None:

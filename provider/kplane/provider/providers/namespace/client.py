@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from kplane.provider.client.resources import Resource
 from kplane.provider.client.rest import FieldValidation
 from kplane.provider.client.server_warnings import WarningHandler
 from kplane.provider.client.transport import HttpRequest
+from kplane.provider.client.written import Written
 from kplane.provider.errors import NotFound
 from kplane.provider.providers.namespace.view import DEFAULT, NamespaceView
 
@@ -55,7 +57,18 @@ class NamespaceClient(Client):
             on_warning=on_warning,
             before_write=before_write,
         )
+        self._host = host
         self._view = view
+
+    @override
+    def note_write(self, written: Written | None) -> None:
+        """Tell the observers, and those of the host, whose cache has all namespaces."""
+        super().note_write(written)
+        if written is not None:
+            body = copy.deepcopy(written.object)
+            if body is not None:
+                body = self._view.outward(written.resource, body)
+            self._host.note_write(replace(written, namespace=self._view.namespace, object=body))
 
     @override
     def __repr__(self) -> str:
