@@ -270,4 +270,4 @@ class Cluster:
 
     def _require_live(self) -> None:
         if self._live.ended:
-            raise ClusterNotFound(f"cluster {self.name!r} is gone")
+            raise ClusterNotFound(f"cluster {self.name!r} is gone", cluster=self.name)

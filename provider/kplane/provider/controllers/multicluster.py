@@ -15,6 +15,7 @@ from kplane.provider.cache.event import Registration
 from kplane.provider.cluster.context import LOCAL, cluster_context
 from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.contracts import ControllerHost
+from kplane.provider.controllers.awaited import AwaitedClusters
 from kplane.provider.controllers.options import Options
 from kplane.provider.controllers.queue import FairQueue
 from kplane.provider.controllers.rate_limiter import Clustered
@@ -59,6 +60,8 @@ class MulticlusterController(Generic[R]):
     A `Manager` engages it with clusters and runs it; `controller()` makes it and adds it. The cluster of a request is
     in the context of its reconcile (`current_cluster`) and in its log records.
 
+    A reconcile that asks for a cluster which is not known yet is repeated when that cluster joins.
+
     A reconcile begins only while this process may work on the cluster. A request of a known cluster that is not engaged
     yet waits; it is dropped if this process does not get the cluster within a minute. When the work on a cluster ends,
     its sources stop, its waiting requests are dropped, and running reconciles have `grace_seconds`. The end of the
@@ -89,6 +92,7 @@ class MulticlusterController(Generic[R]):
         self._hub: _Engaged[R] | None = None
         """What is watched in the local cluster."""
         self._review: Review[R] | None = None
+        self._awaited: AwaitedClusters[R] = AwaitedClusters(name)
         self._undecided: dict[str, float] = {}
         """Since when requests wait for clusters that are known, and not this process's."""
         self._running: asyncio.TaskGroup | None = None
@@ -125,6 +129,11 @@ class MulticlusterController(Generic[R]):
     def running_seconds(self) -> list[float]:
         """Return how long each running reconcile has run."""
         return self._controller.running_seconds()
+
+    @property
+    def awaiting(self) -> int:
+        """Number of requests that wait for another cluster to join."""
+        return len(self._awaited)
 
     @property
     def clusters(self) -> list[str]:
@@ -166,6 +175,7 @@ class MulticlusterController(Generic[R]):
         if name != LOCAL:
             self._start_all(engaged)
         self.queue.unpark(name)
+        self._join(name)
 
     async def engage_local(self, engagement: Engagement) -> None:
         """Start to watch the local cluster, as `engage`; if it is watched already, start to work on it."""
@@ -277,6 +287,7 @@ class MulticlusterController(Generic[R]):
             registration.remove()
         del self._engaged[name]
         self.stats.dropped["gone"] += self.queue.drop(name)
+        self._awaited.drop(name)
         await self._controller.drain(lambda request: request.cluster == name, grace_seconds=self._grace_seconds(name))
         if name not in self._engaged:
             self.stats.by_cluster.pop(name, None)
@@ -290,14 +301,15 @@ class MulticlusterController(Generic[R]):
         if not self._may_begin(request):
             return None
         began = time.perf_counter()
+        missing: str | None = None
         try:
             with cluster_context(cluster):
                 result = await self._reconcile(request)
-        except ClusterNotFound:
-            if self._options.retry_cluster_not_found:
+        except ClusterNotFound as error:
+            if self._options.retry_cluster_not_found or (error.cluster is None and self._known(cluster)):
                 raise
-            self.stats.dropped["not_found"] += 1
-            result = None
+            missing = error.cluster
+            result = self._without(request, missing)
         except ClusterNotReady as error:
             self._options.logger.debug("%s: requeuing %s: %s", self.name, request, error)
             result = Result(requeue=True)
@@ -307,8 +319,25 @@ class MulticlusterController(Generic[R]):
             return None
         finally:
             self.stats.durations.note(time.perf_counter() - began)
+            if missing is None:
+                self._awaited.forget(request)
         self._count(cluster, result)
         return result
+
+    def _without(self, request: R, missing: str | None) -> Result | None:
+        """Return what becomes of a request whose reconciler did not find a cluster."""
+        if not self._known(request.cluster):
+            self.stats.dropped["not_found"] += 1
+            return None
+        if missing is None or self._known(missing):
+            # It has joined meanwhile, or is being replaced.
+            return Result(requeue=True)
+        return Result(requeue_after_seconds=self._awaited.wait(request, missing))
+
+    def _join(self, cluster: str) -> None:
+        """Reconcile the requests that waited for a cluster."""
+        for request in self._awaited.join(cluster):
+            self.queue.hasten(request)
 
     def _may_begin(self, request: R) -> bool:
         """Tell whether a request can be reconciled; otherwise park it, or drop it if it is not this process's."""
@@ -350,7 +379,7 @@ class MulticlusterController(Generic[R]):
         return True
 
     async def _sweep(self) -> NoReturn:
-        """Check parked clusters: they may be worked on again, or are gone."""
+        """Check parked clusters, which may be worked on again or are gone, and clusters that requests wait for."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             for cluster in self.queue.parked():
@@ -365,6 +394,10 @@ class MulticlusterController(Generic[R]):
                         count = self.queue.drop(cluster)
                         self.stats.dropped["not_owned"] += count
                         log.info("%s: dropped %d requests for %s: another process has it", self.name, count, cluster)
+            for cluster in self._awaited.clusters:
+                # Another process may work on it, and then it is not engaged here.
+                if self._known(cluster):
+                    self._join(cluster)
             parked = frozenset(self.queue.parked())
             self._undecided = {name: since for name, since in self._undecided.items() if name in parked}
 

@@ -32,8 +32,9 @@ class Options(Generic[R]):
     `weights` gives clusters a larger or smaller share (see `FairQueue`), `rate_limiter` delays retries (see
     `ItemBackoff`), and `logger` logs failures. `engage` is the default for all sources.
 
-    A reconciler that raises ClusterNotFound is not called again for the request; with `retry_cluster_not_found` it is
-    retried like any failure.
+    A reconciler that raises ClusterNotFound is not called again for the request if the cluster of the request is gone.
+    If the error names another cluster, the request waits until that cluster joins, and is tried again after some
+    minutes in any case. With `retry_cluster_not_found` ClusterNotFound is retried like any failure.
     """
 
     workers: int | None = None

@@ -304,6 +304,13 @@ class FairQueue(Generic[R]):
         self.add_after(request, delay, low_priority=low_priority)
         return delay
 
+    def hasten(self, request: R) -> None:
+        """Add a delayed request now, with its priority. Does nothing for a request that is not delayed."""
+        lane = self._lanes.get(_cluster_of(request))
+        delay = lane.delayed.pop(request, None) if lane is not None else None
+        if delay is not None:
+            self.add(request, low_priority=delay.low_priority)
+
     def failures(self, request: R) -> int:
         """Return the number of retries of the request since `forget`."""
         return self._limiter.failures(request)
