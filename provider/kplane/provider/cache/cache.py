@@ -49,8 +49,8 @@ class Cache:
     read before stay readable.
 
     `scope_of` narrows a kind down; reads outside of its `CacheScope` raise ProviderError. `transform` changes each
-    object once before it is kept; its identity must stay. `name` is the cluster's, for logs and task names. The client
-    belongs to the caller.
+    object once before it is kept; its identity must stay. `name` is the cluster's, for logs and task names. `server`
+    learns whether its API server can be reached. The client belongs to the caller.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Cache:
         name: str = "",
         transform: Transform | None = None,
         scope_of: Callable[[Resource], CacheScope] = lambda _resource: CacheScope(),
+        server: ServerState | None = None,
         sync_timeout_seconds: float = 30.0,
     ) -> None:
         self._client = client
@@ -67,7 +68,7 @@ class Cache:
         self._transform = transform
         self._scope_of = scope_of
         self._sync_timeout_seconds = sync_timeout_seconds
-        self._server = ServerState()
+        self._server = server or ServerState()
         self._scopes: dict[Resource, CacheScope] = {}
         self._informers: dict[InformerKey, Informer] = {}
         self._indexes: dict[tuple[KindName, bool], dict[str, Extract]] = {}

@@ -146,6 +146,8 @@ class Feed:
         self._relist_at = 0.0
         self._read_version = 0
         """resourceVersion of the one object when it was read; 0 for collections."""
+        self._outage = False
+        """Whether the server could not be reached the last times."""
         self._hurried = False
         """Whether the last wait ended because the server answered another feed. The next wait takes its full time, so
         that a server which answers now and then is not asked in a loop."""
@@ -160,10 +162,17 @@ class Feed:
         """Begin with a new list the next time that it runs."""
         self.state, self.error, self.refusal = "connecting", "", None
         self._resource_version, self._hurried, self._warned = None, False, ""
+        self._outage = False
         self._backoff.reset()
 
     async def run(self) -> NoReturn:
         """Follow until cancelled."""
+        try:
+            await self._retry()
+        finally:
+            self._server.forget(self)
+
+    async def _retry(self) -> NoReturn:
         while True:
             try:
                 await self._follow()
@@ -200,6 +209,7 @@ class Feed:
         Otherwise a server that ends each watch at once would be asked in a loop.
         """
         self.state, self.error, self.refusal = "ready", "", None
+        self._server.observe(self, answers=True)
         self._server.answered()
         loop = asyncio.get_running_loop()
         steady_seconds, began = min(_STEADY_SECONDS, seconds / 2), loop.time()
@@ -213,7 +223,7 @@ class Feed:
 
     def _succeeded(self) -> None:
         self._backoff.reset()
-        self._hurried = False
+        self._hurried = self._outage = False
         if self._warned:
             log.info("watching %s again", self)
             self._warned = ""
@@ -221,7 +231,13 @@ class Feed:
     async def _pause(self, error: Exception) -> None:
         self.error = str(error) or type(error).__name__
         self.refusal = _refusal(error)
+        self._server.observe(self, answers=not _is_of_server(error))
+        unreachable = isinstance(error, Unreachable) and _is_of_server(error)
+        if self._outage and not unreachable:
+            # Delays that grew in the outage say nothing of a server that answers again.
+            self._backoff.reset()
         delay = self._backoff.next_delay()
+        self._outage = unreachable and self._backoff.failures >= _PATIENCE
         asked = error.retry_after_seconds if isinstance(error, TooManyRequests) else None
         delay = max(delay, min(asked or 0.0, 60.0))
         self._log(type(error).__name__, delay)

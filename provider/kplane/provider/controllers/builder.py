@@ -169,6 +169,7 @@ class ControllerBuilder(Generic[R]):
         rate_limiter: RateLimiter[R] | None = None,
         logger: Logger | None = None,
         retry_cluster_not_found: bool | None = None,
+        while_unreachable: bool | None = None,
         engage: Engage | None = None,
         reconcile: AnyReconcile[R] | None = None,
     ) -> Self:
@@ -183,6 +184,7 @@ class ControllerBuilder(Generic[R]):
             "rate_limiter": rate_limiter,
             "logger": logger,
             "retry_cluster_not_found": retry_cluster_not_found,
+            "while_unreachable": while_unreachable,
             "engage": engage.over(self._options.engage) if engage is not None else None,
         }
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}

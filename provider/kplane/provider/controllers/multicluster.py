@@ -19,7 +19,7 @@ from kplane.provider.controllers.awaited import AwaitedClusters
 from kplane.provider.controllers.options import Options
 from kplane.provider.controllers.queue import FairQueue
 from kplane.provider.controllers.rate_limiter import Clustered
-from kplane.provider.controllers.reconcile import Reconcile
+from kplane.provider.controllers.reconcile import Reconcile, is_unreached
 from kplane.provider.controllers.request import Request
 from kplane.provider.controllers.review import Review
 from kplane.provider.controllers.sources import Add, KindSource, RawSource
@@ -60,7 +60,8 @@ class MulticlusterController(Generic[R]):
     A `Manager` engages it with clusters and runs it; `controller()` makes it and adds it. The cluster of a request is
     in the context of its reconcile (`current_cluster`) and in its log records.
 
-    A reconcile that asks for a cluster which is not known yet is repeated when that cluster joins.
+    A reconcile that asks for a cluster which is not known yet is repeated when that cluster joins. Requests wait while
+    the API server of their cluster cannot be reached, and failures from that time do not delay them afterwards.
 
     A reconcile begins only while this process may work on the cluster. A request of a known cluster that is not engaged
     yet waits; it is dropped if this process does not get the cluster within a minute. When the work on a cluster ends,
@@ -176,6 +177,18 @@ class MulticlusterController(Generic[R]):
             self._start_all(engaged)
         self.queue.unpark(name)
         self._join(name)
+        if not self._options.while_unreachable:
+            engagement.on_close(engagement.cluster.server_state.subscribe(lambda: self._suspend_or_resume(engaged)))
+            self._suspend_or_resume(engaged)
+
+    def _suspend_or_resume(self, engaged: _Engaged[R]) -> None:
+        cluster = engaged.engagement.cluster
+        if engaged.ending is not None:
+            return
+        if cluster.server_state.reachable:
+            self.queue.resume(cluster.name)
+        else:
+            self.queue.suspend(cluster.name)
 
     async def engage_local(self, engagement: Engagement) -> None:
         """Start to watch the local cluster, as `engage`; if it is watched already, start to work on it."""
@@ -312,6 +325,7 @@ class MulticlusterController(Generic[R]):
             result = self._without(request, missing)
         except ClusterNotReady as error:
             self._options.logger.debug("%s: requeuing %s: %s", self.name, request, error)
+            self.queue.note_unreached(request)
             result = Result(requeue=True)
         except ClusterNotOwned:
             if self._may_begin(request):
@@ -367,6 +381,8 @@ class MulticlusterController(Generic[R]):
     async def _failed(self, request: R, error: BaseException) -> None:
         self.stats.count(request.cluster, "error")
         self.stats.timeouts += isinstance(error, TimeoutError)
+        if is_unreached(error):
+            self.queue.note_unreached(request)
 
     def _known(self, cluster: str) -> bool:
         """Tell whether the fleet has a cluster; requests for unknown clusters go to the reconciler."""

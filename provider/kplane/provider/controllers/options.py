@@ -35,6 +35,9 @@ class Options(Generic[R]):
     A reconciler that raises ClusterNotFound is not called again for the request if the cluster of the request is gone.
     If the error names another cluster, the request waits until that cluster joins, and is tried again after some
     minutes in any case. With `retry_cluster_not_found` ClusterNotFound is retried like any failure.
+
+    While the API server of a cluster cannot be reached, its requests wait. With `while_unreachable` they are reconciled
+    also then, for example by a controller that reports such clusters.
     """
 
     workers: int | None = None
@@ -46,6 +49,7 @@ class Options(Generic[R]):
     rate_limiter: RateLimiter[R] | None = None
     logger: Logger = _log
     retry_cluster_not_found: bool = False
+    while_unreachable: bool = False
     engage: Engage = field(default_factory=Engage)
 
     def __post_init__(self) -> None:

@@ -231,12 +231,13 @@ class ManagerMetrics(Collector):
         )
         parked = GaugeMetricFamily(
             "multicluster_parked_requests",
-            "Requests that wait for a cluster, by reason: theirs is not ready, or another one is missing.",
+            "Requests that wait for a cluster, by reason: it is not_ready, unreachable, or another one is missing.",
             labels=["controller", "reason"],
         )
         for name, controller in self._manager.controllers.items():
             seconds = controller.running_seconds()
             parked.add_metric([name, "not_ready"], sum(map(controller.queue.depth, controller.queue.parked())))
+            parked.add_metric([name, "unreachable"], sum(map(controller.queue.depth, controller.queue.suspended())))
             parked.add_metric([name, "missing"], controller.awaiting)
             adds.add_metric([name, name], controller.queue.adds)
             retries.add_metric([name, name], controller.queue.retries)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from typing_extensions import override
@@ -45,6 +46,7 @@ class FakeCluster(Cluster):
         super().__init__(name, config=ClusterConfig(f"https://fake-cluster-{next(_numbers)}.invalid"))
         self._store = Store()
         self._faults = Faults()
+        self._transports: list[FakeTransport] = []
         self._kinds = {(kind.api_version, kind.plural): kind for kind in (*BUILT_IN.values(), *kinds)}
 
     def fail(
@@ -63,13 +65,27 @@ class FakeCluster(Cluster):
         """
         self._faults.add(Fault(error, verb, parse_kind(kind), times, takes_effect))
 
+    @contextlib.contextmanager
+    def outage(self) -> Iterator[None]:
+        """Let the API server be down in this context: watches end, and each request fails with Unreachable."""
+        error = Unreachable(f"{self.config.server} cannot be reached: it is down", kind="connect")
+        self._faults.outage = error
+        for transport in self._transports:
+            transport.end_watches(error)
+        try:
+            yield
+        finally:
+            self._faults.outage = None
+
     @override
     def make_client(self) -> Client:
         wiring = self._live.wiring
+        transport = FakeTransport(self.config, store=self._store, kinds=self._kinds, faults=self._faults)
+        self._transports.append(transport)
         return _Client(
             self.config,
             timeout_seconds=wiring.timeout_seconds,
-            transport=FakeTransport(self.config, store=self._store, kinds=self._kinds, faults=self._faults),
+            transport=transport,
             before_write=self._live.before_write,
             limits=wiring.limits,
         )

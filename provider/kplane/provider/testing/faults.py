@@ -31,6 +31,8 @@ class Faults:
 
     def __init__(self) -> None:
         self._faults: Final[list[Fault]] = []
+        self.outage: Unreachable | None = None
+        """The error of every request, while the API server is down."""
 
     def add(self, fault: Fault) -> None:
         """Add a fault; those that were added before come first."""
