@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
+from kplane.provider import Unreachable
 from kplane.provider.cache.server_state import ServerState
+from kplane.provider.errors import Expired
 from kplane.provider.testing import FakeCluster, SteeredLoop, eventually
 
 MAPS = "v1/ConfigMap"
@@ -95,3 +97,35 @@ def test_all_feeds_follow_again_soon_after_an_outage(steered, seconds):
         return found
 
     assert steered(scenario()) <= 4.5
+
+
+def test_version_that_expired_in_an_outage_is_listed_at_once(steered):
+    async def scenario():
+        cluster = FakeCluster("a")
+        await followed(cluster, MAPS)
+        with cluster.outage():
+            await asyncio.sleep(300)
+            cluster.fail(Expired(410, "Expired", "too old resource version"), verb="watch", kind=MAPS)
+        found = await seconds_until_ready(cluster)
+        restarts = cluster.cache.restarts["expired"]
+        await cluster.aclose()
+        return found, restarts
+
+    seconds, restarts = steered(scenario())
+    assert restarts == 1
+    assert seconds <= 4.5
+
+
+def test_version_that_expires_again_and_again_is_listed_after_pauses(steered):
+    async def scenario():
+        cluster, loop = FakeCluster("a"), asyncio.get_running_loop()
+        await followed(cluster, MAPS)
+        cluster.fail(Expired(410, "Expired", "too old resource version"), verb="watch", kind=MAPS, times=20)
+        began = loop.time()
+        cluster._transports[0].end_watches(Unreachable("reset", kind="connect"))
+        await eventually(lambda: cluster.cache.restarts["expired"] == 20, timeout_seconds=3600)
+        seconds = loop.time() - began
+        await cluster.aclose()
+        return seconds
+
+    assert steered(scenario()) > 60

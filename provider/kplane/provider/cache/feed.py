@@ -146,6 +146,8 @@ class Feed:
         self._relist_at = 0.0
         self._read_version = 0
         """resourceVersion of the one object when it was read; 0 for collections."""
+        self._expired = False
+        """Whether a version has expired since the last watch that lived for a while."""
         self._outage = False
         """Whether the server could not be reached the last times."""
         self._hurried = False
@@ -162,7 +164,7 @@ class Feed:
         """Begin with a new list the next time that it runs."""
         self.state, self.error, self.refusal = "connecting", "", None
         self._resource_version, self._hurried, self._warned = None, False, ""
-        self._outage = False
+        self._expired = self._outage = False
         self._backoff.reset()
 
     async def run(self) -> NoReturn:
@@ -180,11 +182,10 @@ class Feed:
             except Expired as error:
                 self._resource_version = None
                 self.restarts["expired"] += 1
-                # One expired version is normal; the server has a problem only if it repeats.
-                if self._backoff.failures:
+                # One expired version is normal, most of all after an outage. The server has a problem if it repeats.
+                if self._expired:
                     await self._pause(error)
-                else:
-                    self._backoff.next_delay()
+                self._expired = True
             except ProviderError as error:
                 if not self._passes(error):
                     self._resource_version = None
@@ -223,7 +224,7 @@ class Feed:
 
     def _succeeded(self) -> None:
         self._backoff.reset()
-        self._hurried = self._outage = False
+        self._hurried = self._expired = self._outage = False
         if self._warned:
             log.info("watching %s again", self)
             self._warned = ""
