@@ -165,6 +165,10 @@ class ControllerHost(Protocol):
         """Default for how many reconciles of a controller run at once."""
 
     @property
+    def scope(self) -> str | None:
+        """Name of the only cluster that its controllers watch; None for all clusters."""
+
+    @property
     def group_kind_concurrency(self) -> Mapping[str, int]:
         """How many reconciles run at once by the kind of `for_`, such as `{"ReplicaSet.apps": 4}`."""
 

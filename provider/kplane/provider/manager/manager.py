@@ -118,6 +118,11 @@ class Manager:
         return self._connections
 
     @property
+    def scope(self) -> None:
+        """None: its controllers watch all clusters."""
+        return None
+
+    @property
     def stopping(self) -> bool:
         """Whether the manager has begun to stop."""
         return self._ended
@@ -148,7 +153,8 @@ class Manager:
 
     def _add_controller(self, controller: MulticlusterController[Any]) -> None:
         name = controller.name
-        if controller.manager is not self:
+        host = controller.manager
+        if (host.manager if isinstance(host, ScopedManager) else host) is not self:
             raise ProviderError(f"controller {name} was made for another manager: make it by controller() of this one")
         if name in self.controllers:
             raise ProviderError(f"there is a controller {name} already: give this one another name by named()")
@@ -257,8 +263,8 @@ class Manager:
 class ScopedManager:
     """Shows one cluster of a manager to components that know only one; upstream's scopedManager.
 
-    What belongs to a cluster is that of the cluster as it is now, and raises as `Manager.get_cluster`. What runs and is
-    checked belongs to the manager.
+    Client, cache and recorder are those of the cluster as it is now; they raise as `Manager.get_cluster`. A controller
+    that is built with it watches this cluster alone. Components that it adds run with the manager.
     """
 
     def __init__(self, manager: Manager, name: str) -> None:
@@ -266,9 +272,47 @@ class ScopedManager:
         self.name: Final = name
 
     @property
+    def scope(self) -> str:
+        """Name of the only cluster that its controllers watch."""
+        return self.name
+
+    @property
     def cluster(self) -> Cluster:
         """The cluster as it is now."""
         return self.manager.get_cluster(self.name)
+
+    @property
+    def workers(self) -> int:
+        """Default for how many reconciles of a controller run at once, as `Manager.workers`."""
+        return self.manager.workers
+
+    @property
+    def group_kind_concurrency(self) -> Mapping[str, int]:
+        """How many reconciles run at once by kind, as `Manager.group_kind_concurrency`."""
+        return self.manager.group_kind_concurrency
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """Decides which clusters this process works on."""
+        return self.manager.coordinator
+
+    @property
+    def provider(self) -> Provider | None:
+        """Finds the clusters of the manager."""
+        return self.manager.provider
+
+    @property
+    def clusters(self) -> Clusters:
+        """All clusters of the manager."""
+        return self.manager.clusters
+
+    def get_cluster(self, name: str) -> Cluster:
+        """Return a cluster of the manager, as `Manager.get_cluster`."""
+        return self.manager.get_cluster(name)
+
+    def expect(self, builder: Buildable) -> None:
+        """Refuse to run while a controller is described and not built, as `Manager.expect`."""
+        self.manager.expect(builder)
 
     @property
     def config(self) -> ClusterConfig:
