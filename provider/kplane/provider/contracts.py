@@ -165,6 +165,10 @@ class ControllerHost(Protocol):
         """Default for how many reconciles of a controller run at once."""
 
     @property
+    def reconcile_timeout_seconds(self) -> float:
+        """Default for how long a reconcile may take."""
+
+    @property
     def scope(self) -> str | None:
         """Name of the only cluster that its controllers watch; None for all clusters."""
 

@@ -43,10 +43,10 @@ class InformerKey(NamedTuple):
 class Cache:
     """Mirrors each kind that is asked for by one informer, which all users share.
 
-    An informer starts with the first read of its kind, and runs until `pause` or `aclose`. `get` and `list` wait at
-    most `sync_timeout_seconds` until the informer has all objects, then raise ClusterNotReady. They raise NotServed or
-    Forbidden as soon as the cluster says that it does not serve the kind, or does not let it be read. Objects that were
-    read before stay readable.
+    An informer starts with the first read of its kind, and runs until `remove`, `pause` or `aclose`. `get` and `list`
+    wait at most `sync_timeout_seconds` until the informer has all objects, then raise ClusterNotReady. They raise
+    NotServed or Forbidden as soon as the cluster says that it does not serve the kind, or does not let it be read.
+    Objects that were read before stay readable.
 
     `scope_of` narrows a kind down; reads outside of its `CacheScope` raise ProviderError. `transform` changes each
     object once before it is kept; its identity must stay. `name` is the cluster's, for logs and task names. `server`
@@ -229,6 +229,17 @@ class Cache:
         if decoder is None:
             return [informer.decode(entry) for entry in entries]
         return [self._decoded(informer, entry, decoder) for entry in entries]
+
+    async def remove(self, kind: Resource | str) -> None:
+        """End all informers of a kind, and return when their watches have ended and their objects are forgotten.
+
+        Handlers of these informers are not called again, also those of controllers that watch the kind. The next read
+        of the kind starts an informer anew. A kind without informers is no error.
+        """
+        name = parse_kind(kind)
+        ended = {key: each for key, each in self._informers.items() if parse_kind(key.resource) == name}
+        self._informers = {key: each for key, each in self._informers.items() if key not in ended}
+        await asyncio.gather(*map(self._end, ended.values()))
 
     async def pause(self) -> None:
         """Stop to mirror, and forget all objects; the next read starts anew.

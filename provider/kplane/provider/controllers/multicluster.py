@@ -62,7 +62,7 @@ class MulticlusterController(Generic[R]):
     def __init__(
         self, name: str, reconcile: Reconcile[R], *, manager: ControllerHost, options: Options[R] | None = None
     ) -> None:
-        """The default of `options.workers` is the manager's."""
+        """The defaults of `options.workers` and `options.timeout_seconds` are the manager's."""
         options = options if options is not None else Options()
         at_once = options.workers if options.workers is not None else manager.workers
         self.name: Final = name
@@ -93,7 +93,9 @@ class MulticlusterController(Generic[R]):
             queue=self.queue,
             workers=at_once,
             waiting=options.waiting,
-            timeout_seconds=options.timeout_seconds,
+            timeout_seconds=(
+                options.timeout_seconds if options.timeout_seconds is not None else manager.reconcile_timeout_seconds
+            ),
             on_failure=self._failed,
             fields=self._fields,
             logger=options.logger,

@@ -22,6 +22,7 @@ from kplane.provider.cluster.context import LOCAL, current_cluster
 from kplane.provider.cluster.recorder import EventRecorder
 from kplane.provider.contracts import Aware, Buildable, Coordinator, HasSynced, LocalAware, Provider, Runnable
 from kplane.provider.controllers.multicluster import MulticlusterController
+from kplane.provider.controllers.options import require_time
 from kplane.provider.coordination.basic import Basic
 from kplane.provider.errors import ClusterNotReady, ProviderError
 from kplane.provider.fleet.clusters import Clusters
@@ -45,6 +46,8 @@ class Manager:
     of one cluster, and `timeout_seconds` bounds a call. `on_engage_error` is called for each failed attempt of a
     component to engage with a cluster; the manager retries in any case.
 
+    A reconcile may take `reconcile_timeout_seconds` if its controller has no time-out of its own.
+
     It is ready once the provider has read all that stands for clusters, if it tells (see `HasSynced`). Use
     `await manager.run(stop)`, or `async with manager`. At the end the manager closes and awaits every engagement. A
     manager runs once.
@@ -58,6 +61,7 @@ class Manager:
         awares: Iterable[Aware | LocalAware | Runnable] = (),
         coordinator: Coordinator | None = None,
         workers: int = 1,
+        reconcile_timeout_seconds: float = 60.0,
         group_kind_concurrency: Mapping[str, int] | None = None,
         transform: Transform | None = None,
         cache_scopes: CacheScopes | None = None,
@@ -71,7 +75,9 @@ class Manager:
                 raise ProviderError(f"{each.__name__} is a class: give Manager an instance of it as the {what}")
         self.provider: Final = provider
         self.coordinator: Final[Coordinator] = coordinator if coordinator is not None else Basic()
+        require_time(reconcile_timeout_seconds)
         self.workers: Final = workers
+        self.reconcile_timeout_seconds: Final = reconcile_timeout_seconds
         self.group_kind_concurrency: Final[Mapping[str, int]] = dict(group_kind_concurrency or {})
         self.controllers: Final[dict[str, MulticlusterController[Any]]] = {}
         """Those that were added, by name."""
@@ -285,6 +291,11 @@ class ScopedManager:
     def workers(self) -> int:
         """Default for how many reconciles of a controller run at once, as `Manager.workers`."""
         return self.manager.workers
+
+    @property
+    def reconcile_timeout_seconds(self) -> float:
+        """Default for how long a reconcile may take, as `Manager.reconcile_timeout_seconds`."""
+        return self.manager.reconcile_timeout_seconds
 
     @property
     def group_kind_concurrency(self) -> Mapping[str, int]:
