@@ -90,7 +90,7 @@ async def test_watch_takes_a_channel(manager, work, eventually, fleet):
 
 async def test_watch_refuses_an_object_that_is_no_source(manager, work):
     built = controller(manager).for_(CONFIG_MAPS).build(work.reconcile)
-    with pytest.raises(ProviderError, match=r"is no source: it has neither for_cluster\(\) nor run\(\)"):
+    with pytest.raises(ProviderError, match=r"is no source: give it a method for_cluster\(\) or run\(\)"):
         built.watch(object())
 
 

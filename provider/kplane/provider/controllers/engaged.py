@@ -19,6 +19,7 @@ from kplane.provider.controllers.sources import (
     ClusterSource,
     Engage,
     KindSource,
+    RawSource,
     SyncingClusterSource,
     SyncingSource,
 )
@@ -130,8 +131,10 @@ class EngagedCluster(Generic[R]):
             self._registrations.append(source.start(self.engagement, self.add))
             self.kinds.append(source)
             return
+        found: RawSource[R] | None
         if isinstance(source, SyncingClusterSource):
-            found = syncing = source.syncing_for_cluster(self.cluster)
+            syncing: SyncingSource[R] | None = source.syncing_for_cluster(self.cluster)
+            found = syncing
             if syncing is not None:
                 self._syncing.append(syncing)
         else:

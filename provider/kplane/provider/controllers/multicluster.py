@@ -153,7 +153,7 @@ class MulticlusterController(Generic[R]):
             if self._running is not None:
                 self._start_raw(source, self._running)
         else:
-            raise ProviderError(f"{source!r} is no source: it has neither for_cluster() nor run()")
+            raise ProviderError(f"{source!r} is no source: give it a method for_cluster() or run()")
 
     async def wait_synced(self, cluster: str, *, timeout_seconds: float = 30.0) -> None:
         """Wait until the sources of a cluster have added requests for all present objects.

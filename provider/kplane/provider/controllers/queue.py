@@ -314,7 +314,7 @@ class FairQueue(Generic[R]):
             self._limiter.forget(request)
             self.hasten(request)
         for other in tuple(self._lanes.values()):
-            # They may have failed because of this cluster. Their backoff goes on, because it may have been another one.
+            # They may have failed because of this cluster, or of another one: their backoff stays.
             for request in () if other.suspended else tuple(other.unreached):
                 self.hasten(request)
         if (lane.waiting or lane.low) and not lane.in_ring:

@@ -4,8 +4,8 @@ The protocol is client-go's tools/leaderelection, and both read each other's Lea
 clock. The holder counts from the moment before it sent a renewal, the others from the moment when they saw it. So the
 holder knows first that its time is over. The times in the object are for people.
 
-It is stricter than client-go: a Lease that was edited, or whose deletion this process has seen, is free only when its
-holder's time is over. With `strict` the same holds for a Lease that was deleted before this process looked.
+It is stricter than client-go. A Lease that was edited is free only when the time of its holder is over. The same holds
+for a Lease that was deleted after this process saw it, and with `strict` for each Lease that does not exist.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Lease:
     of this name, and a call deadline well below `renew_deadline_seconds`. Tests replace `now`.
 
     A Lease that does not exist counts as one that was never held, unless this process has seen it before. With `strict`
-    it counts as deleted: somebody may have deleted it during the work of its holder.
+    it counts as deleted: a user may have deleted it during the work of its holder.
 
     `patience` gets another holder and its duration as the object names them. It returns for how many seconds the Lease
     must not change until this process may take it. The default is the longer one of both durations.
@@ -362,7 +362,7 @@ class Lease:
         return bool(self._acquired) and (record.holder, record.acquired) == (self.identity, self._acquired)
 
     def _was_mine(self, record: _Record) -> bool:
-        # This process knows that its work under it has ended, and nobody else has taken it since.
+        # This process knows that its work under it has ended, and no other process has taken it since.
         return bool(self._former) and (record.holder, record.acquired) == (self.identity, self._former)
 
     async def _write(self, record: _Record, *, over: Object | None) -> None:
