@@ -120,7 +120,7 @@ async def test_a_controller_that_is_added_by_hand_is_counted_too_and_has_a_name_
 
     manager, requests = at_work.manager, Requests()
     by_hand = MulticlusterController("by hand", reconcile, manager=manager)
-    by_hand.watch_raw(requests)
+    by_hand.watch(requests)
     manager.add(by_hand)
     requests.put.put_nowait(Request("a", "n", "x"))
     await eventually(lambda: by_hand.stats.reconciles, lambda counts: counts == {"success": 1})

@@ -49,7 +49,11 @@ class ProviderError(Exception):
 
 
 class ClusterNotFound(ProviderError, LookupError):
-    """No cluster of that name is known."""
+    """No cluster of that name is known. `cluster` is the name; None if the code that raised the error gave none."""
+
+    def __init__(self, message: str, *, cluster: str | None = None) -> None:
+        super().__init__(message)
+        self.cluster: Final = cluster
 
 
 class ClusterNotOwned(ProviderError):

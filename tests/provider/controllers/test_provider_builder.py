@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kplane.provider import ClusterConfig, Leader, Manager, ProviderError, Resource
+from kplane.provider import ClusterConfig, Leader, Manager, ProviderError, Request, Resource
 from kplane.provider.client.resources import CONFIG_MAPS, REPLICA_SETS
 from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.controllers.builder import controller, engage, every_owner, metadata_only, predicates
@@ -306,3 +306,21 @@ def test_classes_in_place_of_instances_are_refused():
         Manager(LOCAL, coordinator=Leader, name="test")
     with pytest.raises(ProviderError, match="Manager is a class: give controller"):
         controller(Manager)
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, 0.05), (0.01, 0.01)], ids=["the manager's", "its own"])
+async def test_reconcile_has_the_time_of_its_manager_or_its_own(given, work, eventually, caplog, own, expected):
+    channel = Channel()
+    manager = Manager(None, given(), reconcile_timeout_seconds=0.05)
+    builder = controller(manager).named("x").watches_raw(channel)
+    built = builder.with_options(timeout_seconds=own).build(work.reconcile)
+    work.gates["slow"] = asyncio.Event()
+    async with manager:
+        channel.put(Request("a", "ns", "slow"))
+        await eventually(lambda: built.stats.timeouts)
+    assert f"it took longer than {expected:g} s" in caplog.text
+
+
+async def test_manager_without_time_for_reconciles_is_refused():
+    with pytest.raises(ProviderError, match="a reconcile cannot be given 0 s"):
+        Manager(None, reconcile_timeout_seconds=0)

@@ -269,6 +269,7 @@ class TenantLease:
                 name=self._program,
                 identity=self._identity,
                 timings=TIMINGS,
+                strict=True,
                 patience=self._patience,
                 now=self._now,
             )

@@ -44,17 +44,17 @@ class InformerKey(NamedTuple):
 class Cache:
     """Mirrors each kind that is asked for by one informer, which all users share.
 
-    An informer starts with the first read of its kind, and runs until `pause` or `aclose`. `get` and `list` wait at
-    most `sync_timeout_seconds` until the informer has all objects, then raise ClusterNotReady. They raise NotServed or
-    Forbidden as soon as the cluster says that it does not serve the kind, or does not let it be read. Objects that were
-    read before stay readable.
+    An informer starts with the first read of its kind, and runs until `remove`, `pause` or `aclose`. `get` and `list`
+    wait at most `sync_timeout_seconds` until the informer has all objects, then raise ClusterNotReady. They raise
+    NotServed or Forbidden as soon as the cluster says that it does not serve the kind, or does not let it be read.
+    Objects that were read before stay readable.
 
     Writes through the client are in the cache when they return, so that the next read sees them. Informers of a scope
     with a field selector wait for the watch, as do `delete_all` and `request` of the client.
 
     `scope_of` narrows a kind down; reads outside of its `CacheScope` raise ProviderError. `transform` changes each
-    object once before it is kept; its identity must stay. `name` is the cluster's, for logs and task names. The client
-    belongs to the caller.
+    object once before it is kept; its identity must stay. `name` is the cluster's, for logs and task names. `server`
+    learns whether its API server can be reached. The client belongs to the caller.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Cache:
         name: str = "",
         transform: Transform | None = None,
         scope_of: Callable[[Resource], CacheScope] = lambda _resource: CacheScope(),
+        server: ServerState | None = None,
         sync_timeout_seconds: float = 30.0,
     ) -> None:
         self._client = client
@@ -71,7 +72,7 @@ class Cache:
         self._transform = transform
         self._scope_of = scope_of
         self._sync_timeout_seconds = sync_timeout_seconds
-        self._server = ServerState()
+        self._server = server or ServerState()
         self._scopes: dict[Resource, CacheScope] = {}
         self._informers: dict[InformerKey, Informer] = {}
         self._indexes: dict[tuple[KindName, bool], dict[str, Extract]] = {}
@@ -238,6 +239,17 @@ class Cache:
         """Take in what a write made of an object; see `Informer.observe`. The client calls it."""
         for informer in self._informers.values():
             informer.observe(written)
+
+    async def remove(self, kind: Resource | str) -> None:
+        """End all informers of a kind, and return when their watches have ended and their objects are forgotten.
+
+        Handlers of these informers are not called again, also those of controllers that watch the kind. The next read
+        of the kind starts an informer anew. A kind without informers is no error.
+        """
+        name = parse_kind(kind)
+        ended = {key: each for key, each in self._informers.items() if parse_kind(key.resource) == name}
+        self._informers = {key: each for key, each in self._informers.items() if key not in ended}
+        await asyncio.gather(*map(self._end, ended.values()))
 
     async def pause(self) -> None:
         """Stop to mirror, and forget all objects; the next read starts anew.

@@ -149,6 +149,10 @@ class Feed:
         self._relist_at = 0.0
         self._read_version = 0
         """resourceVersion of the one object when it was read; 0 for collections."""
+        self._expired = False
+        """Whether a version has expired since the last watch that lived for a while."""
+        self._outage = False
+        """Whether the server could not be reached the last times."""
         self._hurried = False
         """Whether the last wait ended because the server answered another feed. The next wait takes its full time, so
         that a server which answers now and then is not asked in a loop."""
@@ -163,10 +167,17 @@ class Feed:
         """Begin with a new list the next time that it runs."""
         self.state, self.error, self.refusal = "connecting", "", None
         self._resource_version, self._hurried, self._warned = None, False, ""
+        self._expired = self._outage = False
         self._backoff.reset()
 
     async def run(self) -> NoReturn:
         """Follow until cancelled."""
+        try:
+            await self._retry()
+        finally:
+            self._server.forget(self)
+
+    async def _retry(self) -> NoReturn:
         while True:
             try:
                 await self._follow()
@@ -174,11 +185,10 @@ class Feed:
             except Expired as error:
                 self._resource_version = None
                 self.restarts["expired"] += 1
-                # One expired version is normal; the server has a problem only if it repeats.
-                if self._backoff.failures:
+                # One expired version is normal, most of all after an outage. The server has a problem if it repeats.
+                if self._expired:
                     await self._pause(error)
-                else:
-                    self._backoff.next_delay()
+                self._expired = True
             except ProviderError as error:
                 if not self._passes(error):
                     self._resource_version = None
@@ -203,6 +213,7 @@ class Feed:
         Otherwise a server that ends each watch at once would be asked in a loop.
         """
         self.state, self.error, self.refusal = "ready", "", None
+        self._server.observe(self, answers=True)
         self._server.answered()
         loop = asyncio.get_running_loop()
         steady_seconds, began = min(_STEADY_SECONDS, seconds / 2), loop.time()
@@ -216,7 +227,7 @@ class Feed:
 
     def _succeeded(self) -> None:
         self._backoff.reset()
-        self._hurried = False
+        self._hurried = self._expired = self._outage = False
         if self._warned:
             log.info("watching %s again", self)
             self._warned = ""
@@ -224,7 +235,13 @@ class Feed:
     async def _pause(self, error: Exception) -> None:
         self.error = str(error) or type(error).__name__
         self.refusal = _refusal(error)
+        self._server.observe(self, answers=not _is_of_server(error))
+        unreachable = isinstance(error, Unreachable) and _is_of_server(error)
+        if self._outage and not unreachable:
+            # Delays that grew in the outage say nothing of a server that answers again.
+            self._backoff.reset()
         delay = self._backoff.next_delay()
+        self._outage = unreachable and self._backoff.failures >= _PATIENCE
         asked = error.retry_after_seconds if isinstance(error, TooManyRequests) else None
         delay = max(delay, min(asked or 0.0, 60.0))
         self._log(type(error).__name__, delay)

@@ -15,6 +15,7 @@ from kplane.provider.cache.cache import Cache
 from kplane.provider.cache.feed import FeedState, Refusal
 from kplane.provider.cache.informer import Transform
 from kplane.provider.cache.scope import CacheScope, require_kinds, scope_of
+from kplane.provider.cache.server_state import ServerState
 from kplane.provider.client.client import Client
 from kplane.provider.client.connections import Connections
 from kplane.provider.client.limits import AnswerLimits
@@ -97,6 +98,7 @@ class _Live:
         self.config = config
         """As it was renewed last, whichever description is asked."""
         self.wiring = Wiring()
+        self.server_state: Final = ServerState()
         self.client: Client | None = None
         self.cache: Cache | None = None
         self.recorders: dict[str, EventRecorder] = {}
@@ -176,9 +178,20 @@ class Cluster:
         """The cache, if it is in use."""
         return self._live.cache
 
+    @property
+    def server_state(self) -> ServerState:
+        """Whether its API server can be reached, as the cache has learned."""
+        return self._live.server_state
+
     def make_cache(self) -> Cache:
         """Make the cache; overridden by kinds of clusters with a cache of their own."""
-        return Cache(self.client, name=self.name, transform=self._live.wiring.transform, scope_of=self.cache_scope)
+        return Cache(
+            self.client,
+            name=self.name,
+            transform=self._live.wiring.transform,
+            scope_of=self.cache_scope,
+            server=self.server_state,
+        )
 
     def cache_scope(self, resource: Resource) -> CacheScope:
         """Return what the cache of this cluster keeps of a kind."""
@@ -282,4 +295,4 @@ class Cluster:
 
     def _require_live(self) -> None:
         if self._live.ended:
-            raise ClusterNotFound(f"cluster {self.name!r} is gone")
+            raise ClusterNotFound(f"cluster {self.name!r} is gone", cluster=self.name)

@@ -1,12 +1,12 @@
-"""Sources of requests: objects of clusters, and whatever else a controller listens to."""
+"""Sources of requests: objects of clusters, and other events that a controller listens to."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field, fields
-from typing import Final, Generic, NoReturn, Protocol, TypeVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Final, Generic, NamedTuple, NoReturn, Protocol, Self, TypeVar, runtime_checkable
 
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.cache.event import Event, Registration
@@ -18,9 +18,21 @@ from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.contracts import Provider
 from kplane.provider.controllers.handlers import Delayed, Handler, kinds_of
 from kplane.provider.controllers.predicates import Predicate
-from kplane.provider.errors import ProviderError
+from kplane.provider.errors import ClusterNotReady, ProviderError
 
-__all__ = ["Add", "Channel", "Engage", "KindSource", "Poll", "RawSource"]
+__all__ = [
+    "Add",
+    "Channel",
+    "ClusterSource",
+    "Engage",
+    "KindSource",
+    "Poll",
+    "Projected",
+    "Projection",
+    "RawSource",
+    "SyncingClusterSource",
+    "SyncingSource",
+]
 
 log: Final = logging.getLogger(__name__)
 
@@ -74,13 +86,59 @@ class Add(Protocol[R_contra]):
         """Take a request that is due in `seconds`."""
 
 
+class RawSource(Protocol[R_co]):
+    """Adds requests from elsewhere. It runs with its controller in every replica, for any number of clusters."""
+
+    async def run(self, add: Callable[[R_co], object]) -> None:
+        """Pass requests to `add` until cancelled. If it fails, it is restarted."""
+
+
+@runtime_checkable
+class SyncingSource(RawSource[R_co], Protocol[R_co]):
+    """A source that tells when it has added requests for all that was there at its start."""
+
+    async def wait_synced(self) -> None:
+        """Wait until requests were added for all present objects. Raises ClusterNotReady if that cannot happen."""
+
+
+@runtime_checkable
+class ClusterSource(Protocol[R_co]):
+    """Makes a source for each cluster; upstream's TypedSource with ForCluster.
+
+    The source of a cluster runs while the controller works on the cluster, and ends with that work.
+    """
+
+    def for_cluster(self, cluster: Cluster) -> RawSource[R_co] | None:
+        """Return the source of a cluster; None if the cluster has none. If this fails, it is retried."""
+
+
+@runtime_checkable
+class SyncingClusterSource(ClusterSource[R_co], Protocol[R_co]):
+    """Makes a source for each cluster that tells when it has synced; upstream's TypedSyncingSource."""
+
+    def syncing_for_cluster(self, cluster: Cluster) -> SyncingSource[R_co] | None:
+        """Return the source of a cluster, as `for_cluster`."""
+
+
+class Projected(NamedTuple):
+    """How a kind is watched in one cluster."""
+
+    kind: Resource | str
+    metadata_only: bool = False
+
+
+Projection = Callable[[Cluster, Projected], Projected]
+"""Chooses how a kind is watched in a cluster, such as another version of it, or only its metadata."""
+
+
 @dataclass(frozen=True, slots=True)
 class KindSource(Generic[R_co]):
     """Watches all objects of a kind: an event that passes every predicate becomes the requests of `handler`.
 
     With `metadata_only`, objects have only apiVersion, kind and metadata. All sources of a cluster share its informers.
     A kind that is not Kubernetes' own may be a name, such as `"example.com/v1/Widget"`: each cluster is asked how it
-    serves it, by `discover`. Raises ProviderError for what is no name of a kind.
+    serves it, by `discover`. `project` chooses by cluster how the kind is watched. Raises ProviderError for what is no
+    name of a kind.
     """
 
     kind: Resource | str
@@ -88,17 +146,18 @@ class KindSource(Generic[R_co]):
     predicates: tuple[Predicate, ...] = ()
     metadata_only: bool = False
     engage: Engage = field(default_factory=Engage)
+    project: Projection | None = None
 
     def __post_init__(self) -> None:
         _ = parse_kind(self.kind)
 
     def discovered(self, cluster: Cluster) -> bool:
         """Tell whether the kinds of the source are known in a cluster, so that it can start."""
-        return all(cluster.client.known_resource(kind) is not None for kind in self._kinds)
+        return all(cluster.client.known_resource(kind) is not None for kind in self._kinds(cluster))
 
     async def discover(self, cluster: Cluster) -> None:
         """Ask a cluster for the kinds that are not known there. Raises NotServed, and as `Client.resource`."""
-        for kind in self._kinds:
+        for kind in self._kinds(cluster):
             await cluster.client.resource(kind)
 
     def start(self, engagement: Engagement, add: Add[R_co]) -> Registration:
@@ -106,35 +165,102 @@ class KindSource(Generic[R_co]):
 
         Raises ProviderError before its kinds are `discovered` there.
         """
-        handler, predicates = self.handler, self.predicates
 
         def see(event: Event) -> None:
-            for matters in predicates:
-                if not matters(event):
-                    return
-            for request in handler(engagement.cluster, event):
+            # The cluster as it is at the event: its credentials may have been renewed.
+            for request in self._requests(engagement.cluster, event):
                 if isinstance(request, Delayed):
                     add(request.request, request.seconds, low_priority=event.initial)
                 else:
                     add(request, low_priority=event.initial)
 
-        cluster = engagement.cluster
-        resource = cluster.client.known_resource(self.kind)
+        return self._watch(engagement.cluster, see)
+
+    def with_projection(self, project: Projection) -> Self:
+        """Return this source with a choice by cluster how the kind is watched; upstream's WithProjection."""
+        return replace(self, project=project)
+
+    def for_cluster(self, cluster: Cluster) -> SyncingSource[R_co] | None:
+        """Return a source of this one cluster, for code without an engagement; None if `engage` excludes the cluster.
+
+        Without a choice in `engage` every cluster is included.
+        """
+        if not self.engage.wants(cluster, has_provider=cluster.name != LOCAL):
+            return None
+        return _KindInCluster(self, cluster)
+
+    def syncing_for_cluster(self, cluster: Cluster) -> SyncingSource[R_co] | None:
+        """Return the same as `for_cluster`; upstream's SyncingForCluster."""
+        return self.for_cluster(cluster)
+
+    def _requests(self, cluster: Cluster, event: Event) -> Iterable[R_co | Delayed[R_co]]:
+        for matters in self.predicates:
+            if not matters(event):
+                return ()
+        return self.handler(cluster, event)
+
+    def _watch(self, cluster: Cluster, see: Callable[[Event], None]) -> Registration:
+        kind, metadata_only = self._projected(cluster)
+        resource = cluster.client.known_resource(kind)
         if resource is None:
-            raise ProviderError(f"how {cluster!r} serves {self.kind} is not known: await discover() before")
-        informer = cluster.cache.informer(resource, metadata_only=self.metadata_only)
-        return informer.add_handler(see)
+            raise ProviderError(f"how {cluster!r} serves {kind} is not known: await discover() before")
+        return cluster.cache.informer(resource, metadata_only=metadata_only).add_handler(see)
 
-    @property
-    def _kinds(self) -> tuple[Resource | str, ...]:
-        return (self.kind, *kinds_of(self.handler))
+    def _projected(self, cluster: Cluster) -> Projected:
+        given = Projected(self.kind, self.metadata_only)
+        return self.project(cluster, given) if self.project is not None else given
+
+    def _kinds(self, cluster: Cluster) -> tuple[Resource | str, ...]:
+        return (self._projected(cluster).kind, *kinds_of(self.handler))
 
 
-class RawSource(Protocol[R_co]):
-    """Adds requests from elsewhere. It runs with its controller in every replica, whatever clusters there are."""
+class _KindInCluster(Generic[R_co]):
+    """Watches a kind in one cluster."""
 
-    async def run(self, add: Callable[[R_co], object]) -> None:
-        """Pass requests to `add` until cancelled. If it fails, it is restarted."""
+    def __init__(self, source: KindSource[R_co], cluster: Cluster) -> None:
+        self._source = source
+        self._cluster = cluster
+        self._registration: Registration | None = None
+        self._started = asyncio.Event()
+
+    async def run(self, add: Callable[[R_co], object]) -> NoReturn:
+        """Pass requests to `add` until cancelled."""
+
+        loop, due = asyncio.get_running_loop(), dict[R_co, asyncio.TimerHandle]()
+
+        def add_due(request: R_co) -> None:
+            del due[request]
+            add(request)
+
+        def see(event: Event) -> None:
+            for request in self._source._requests(self._cluster, event):  # noqa: SLF001 - one class in two parts
+                if not isinstance(request, Delayed):
+                    add(request)
+                elif request.request not in due:
+                    due[request.request] = loop.call_later(request.seconds, add_due, request.request)
+
+        await self._source.discover(self._cluster)
+        registration = self._registration = self._source._watch(self._cluster, see)  # noqa: SLF001
+        self._started.set()
+        try:
+            await loop.create_future()
+        finally:
+            registration.remove()
+            for timer in due.values():
+                timer.cancel()
+        raise AssertionError
+
+    async def wait_synced(self, *, timeout_seconds: float = 30.0) -> None:
+        """Wait until all present objects were seen. Raises ClusterNotReady if that takes longer."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._started.wait()
+                if self._registration is not None:
+                    await self._registration.synced.wait()
+        except TimeoutError:
+            raise ClusterNotReady(
+                f"the {self._source.kind} objects of {self._cluster!r} are not known after {timeout_seconds:g} s"
+            ) from None
 
 
 class Channel(Generic[R]):

@@ -25,6 +25,7 @@ from kplane.provider.cluster.context import LOCAL, current_cluster
 from kplane.provider.cluster.recorder import EventRecorder
 from kplane.provider.contracts import Aware, Buildable, Coordinator, HasSynced, LocalAware, Provider, Runnable
 from kplane.provider.controllers.multicluster import MulticlusterController
+from kplane.provider.controllers.options import require_time
 from kplane.provider.coordination.basic import Basic
 from kplane.provider.errors import ClusterNotReady, ProviderError
 from kplane.provider.fleet.clusters import Clusters
@@ -53,6 +54,8 @@ class Manager:
     with each warning of an API server; each text is logged once for its kind. `on_engage_error` is called for each
     failed attempt of a component to engage with a cluster; the manager retries in any case.
 
+    A reconcile may take `reconcile_timeout_seconds` if its controller has no time-out of its own.
+
     It is ready once the provider has read all that stands for clusters, if it tells (see `HasSynced`). Use
     `await manager.run(stop)`, or `async with manager`. At the end the manager closes and awaits every engagement. A
     manager runs once.
@@ -68,6 +71,7 @@ class Manager:
         awares: Iterable[Aware | LocalAware | Runnable] = (),
         coordinator: Coordinator | None = None,
         workers: int = 1,
+        reconcile_timeout_seconds: float = 60.0,
         group_kind_concurrency: Mapping[str, int] | None = None,
         transform: Transform | None = None,
         cache_scopes: CacheScopes | None = None,
@@ -85,7 +89,9 @@ class Manager:
         self.name: Final = name
         self.provider: Final = provider
         self.coordinator: Final[Coordinator] = coordinator if coordinator is not None else Basic()
+        require_time(reconcile_timeout_seconds)
         self.workers: Final = workers
+        self.reconcile_timeout_seconds: Final = reconcile_timeout_seconds
         self.group_kind_concurrency: Final[Mapping[str, int]] = dict(group_kind_concurrency or {})
         self.controllers: Final[dict[str, MulticlusterController[Any]]] = {}
         """Those that were added, by name."""
@@ -136,6 +142,11 @@ class Manager:
         return self._connections
 
     @property
+    def scope(self) -> None:
+        """None: its controllers watch all clusters."""
+        return None
+
+    @property
     def stopping(self) -> bool:
         """Whether the manager has begun to stop."""
         return self._ended
@@ -166,7 +177,8 @@ class Manager:
 
     def _add_controller(self, controller: MulticlusterController[Any]) -> None:
         name = controller.name
-        if controller.manager is not self:
+        host = controller.manager
+        if (host.manager if isinstance(host, ScopedManager) else host) is not self:
             raise ProviderError(f"controller {name} was made for another manager: make it by controller() of this one")
         if name in self.controllers:
             raise ProviderError(f"there is a controller {name} already: give this one another name by named()")
@@ -275,8 +287,8 @@ class Manager:
 class ScopedManager:
     """Shows one cluster of a manager to components that know only one; upstream's scopedManager.
 
-    What belongs to a cluster is that of the cluster as it is now, and raises as `Manager.get_cluster`. What runs and is
-    checked belongs to the manager.
+    Client, cache and recorder are those of the cluster as it is now; they raise as `Manager.get_cluster`. A controller
+    that is built with it watches this cluster alone. Components that it adds run with the manager.
     """
 
     def __init__(self, manager: Manager, name: str) -> None:
@@ -284,9 +296,52 @@ class ScopedManager:
         self.name: Final = name
 
     @property
+    def scope(self) -> str:
+        """Name of the only cluster that its controllers watch."""
+        return self.name
+
+    @property
     def cluster(self) -> Cluster:
         """The cluster as it is now."""
         return self.manager.get_cluster(self.name)
+
+    @property
+    def workers(self) -> int:
+        """Default for how many reconciles of a controller run at once, as `Manager.workers`."""
+        return self.manager.workers
+
+    @property
+    def reconcile_timeout_seconds(self) -> float:
+        """Default for how long a reconcile may take, as `Manager.reconcile_timeout_seconds`."""
+        return self.manager.reconcile_timeout_seconds
+
+    @property
+    def group_kind_concurrency(self) -> Mapping[str, int]:
+        """How many reconciles run at once by kind, as `Manager.group_kind_concurrency`."""
+        return self.manager.group_kind_concurrency
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """Decides which clusters this process works on."""
+        return self.manager.coordinator
+
+    @property
+    def provider(self) -> Provider | None:
+        """Finds the clusters of the manager."""
+        return self.manager.provider
+
+    @property
+    def clusters(self) -> Clusters:
+        """All clusters of the manager."""
+        return self.manager.clusters
+
+    def get_cluster(self, name: str) -> Cluster:
+        """Return a cluster of the manager, as `Manager.get_cluster`."""
+        return self.manager.get_cluster(name)
+
+    def expect(self, builder: Buildable) -> None:
+        """Refuse to run while a controller is described and not built, as `Manager.expect`."""
+        self.manager.expect(builder)
 
     @property
     def config(self) -> ClusterConfig:

@@ -229,15 +229,23 @@ class ManagerMetrics(Collector):
         dropped = CounterMetricFamily(
             "multicluster_dropped_requests", "Requests that were dropped, by reason.", labels=["controller", "reason"]
         )
+        parked = GaugeMetricFamily(
+            "multicluster_parked_requests",
+            "Requests that wait for a cluster, by reason: it is not_ready, unreachable, or another one is missing.",
+            labels=["controller", "reason"],
+        )
         for name, controller in self._manager.controllers.items():
             seconds = controller.running_seconds()
+            parked.add_metric([name, "not_ready"], sum(map(controller.queue.depth, controller.queue.parked())))
+            parked.add_metric([name, "unreachable"], sum(map(controller.queue.depth, controller.queue.suspended())))
+            parked.add_metric([name, "missing"], controller.awaiting)
             adds.add_metric([name, name], controller.queue.adds)
             retries.add_metric([name, name], controller.queue.retries)
             unfinished.add_metric([name, name], sum(seconds))
             longest.add_metric([name, name], max(seconds, default=0.0))
             for reason, count in {**controller.stats.dropped, "refused": controller.queue.refused}.items():
                 dropped.add_metric([name, reason], count)
-        yield from (adds, retries, unfinished, longest, dropped)
+        yield from (adds, retries, unfinished, longest, dropped, parked)
 
 
 def _histogram(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from typing_extensions import override
@@ -50,6 +51,7 @@ class FakeCluster(Cluster):
         self._faults = Faults()
         self.warnings: Final[list[ApiWarning]] = []
         """Warnings that its client got, oldest first."""
+        self._transports: list[FakeTransport] = []
         self._kinds = {(kind.api_version, kind.plural): kind for kind in (*BUILT_IN.values(), *kinds)}
 
     def fail(
@@ -75,9 +77,23 @@ class FakeCluster(Cluster):
         """
         self._faults.warn(Warned(text, verb, parse_kind(kind), times))
 
+    @contextlib.contextmanager
+    def outage(self) -> Iterator[None]:
+        """Let the API server be down in this context: watches end, and each request fails with Unreachable."""
+        error = Unreachable(f"{self.config.server} cannot be reached: it is down", kind="connect")
+        self._faults.outage = error
+        for transport in self._transports:
+            transport.end_watches(error)
+        try:
+            yield
+        finally:
+            self._faults.outage = None
+
     @override
     def make_client(self) -> Client:
         wiring = self._live.wiring
+        transport = FakeTransport(self.config, store=self._store, kinds=self._kinds, faults=self._faults)
+        self._transports.append(transport)
 
         def collect(warning: ApiWarning) -> None:
             self.warnings.append(warning)
@@ -87,7 +103,7 @@ class FakeCluster(Cluster):
         return _Client(
             self.config,
             timeout_seconds=self.config.calls.timeout_seconds or wiring.timeout_seconds,
-            transport=FakeTransport(self.config, store=self._store, kinds=self._kinds, faults=self._faults),
+            transport=transport,
             before_write=self._live.before_write,
             limits=wiring.limits.within(self.config.calls),
             field_manager=wiring.field_manager or _FIELD_MANAGER,

@@ -43,6 +43,8 @@ class Faults:
     def __init__(self) -> None:
         self._faults: Final[list[Fault]] = []
         self._warned: Final[list[Warned]] = []
+        self.outage: Unreachable | None = None
+        """The error of every request, while the API server is down."""
 
     def warn(self, warned: Warned) -> None:
         """Add a warning."""

@@ -96,6 +96,8 @@ class FakeTransport(Transport):
                 _ = request.before_sending()
             except Exception as error:
                 raise Unreachable(f"{request} was not sent: {error}", kind="connect") from error
+        if self._faults.outage is not None:
+            raise self._faults.outage
         with contextlib.ExitStack() as stack:
             try:
                 answer = self._answer(request, stack)
@@ -107,9 +109,13 @@ class FakeTransport(Transport):
 
     @override
     async def aclose(self) -> None:
-        for content in self._watches:
-            content.set_exception(Unreachable(f"the client of {self.config.server} was closed", kind="connect"))
+        self.end_watches(Unreachable(f"the client of {self.config.server} was closed", kind="connect"))
         await super().aclose()
+
+    def end_watches(self, error: Unreachable) -> None:
+        """Let every watch fail."""
+        for content in self._watches:
+            content.set_exception(error)
 
     def _answer(self, request: HttpRequest, stack: contextlib.ExitStack) -> _Answer:
         body: Any = orjson.loads(request.body) if request.body else None

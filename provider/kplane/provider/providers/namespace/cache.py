@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from typing_extensions import override
 
+from kplane.provider.aio.cancellation import end_tasks
 from kplane.provider.cache.cache import Cache, InformerKey
 from kplane.provider.cache.entry import Entry, EntryReader
 from kplane.provider.cache.event import Event, EventHandler, Registration
@@ -153,6 +154,7 @@ class _Part(Informer):
     async def stop(self) -> None:
         """Call no handler until the next `start`; the host's informer continues."""
         self._stopped = True
+        self._tell()
         for registration in self._registrations:
             registration.pause()
 
@@ -170,6 +172,7 @@ class _Part(Informer):
     async def aclose(self) -> None:
         """End the handlers that were added here."""
         self._closed = True
+        self._tell()
         for registration in self._registrations:
             registration.remove()
         self._registrations.clear()
@@ -177,7 +180,18 @@ class _Part(Informer):
     @override
     async def wait_synced(self, *, unless_refused: bool = False) -> None:
         self._require_open()
-        await self.whole.wait_synced(unless_refused=unless_refused)
+        title = f"{self._cluster}: {self}"
+        whole = asyncio.create_task(self.whole.wait_synced(unless_refused=unless_refused), name=f"{title}: sync")
+        try:
+            while not whole.done():
+                # The end of this part, too: the host's informer may wait for longer.
+                ended = asyncio.create_task(self._news.wait(), name=f"{title}: wait for its end")
+                await asyncio.wait((whole, ended), return_when=asyncio.FIRST_COMPLETED)
+                await end_tasks([ended])
+                self._require_open()
+            await whole
+        finally:
+            await end_tasks([whole])
         self._require_open()
 
     @override
