@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from kplane.provider.access.documents import DocumentError, read_yaml
 from kplane.provider.errors import KubeconfigError
 
 __all__ = ["kubeconfig_paths", "merged_kubeconfig", "parse_kubeconfig", "read_content", "read_document"]
@@ -86,6 +85,9 @@ def parse_kubeconfig(
         raise KubeconfigError(
             f"the kubeconfig has more than {most_bytes // 1024} KiB; keep only the contexts that are needed"
         )
+    # Programs in pods read no kubeconfig, and need no parser of YAML.
+    from kplane.provider.access.documents import DocumentError, read_yaml
+
     try:
         document = read_yaml(source, most_nodes=most_nodes)
     except DocumentError as error:

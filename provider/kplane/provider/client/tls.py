@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import os
 import ssl
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -111,6 +110,8 @@ def _as_file(content: bytes) -> Iterator[str]:
             file.write(content)
             yield f"/proc/self/fd/{file.fileno()}"
         return
+    import tempfile
+
     # Only its owner can read it.
     with tempfile.NamedTemporaryFile(prefix="client-identity-", buffering=0) as file:
         file.write(content)

@@ -9,15 +9,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
-
-import aiohttp
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from kplane.provider.client.limits import AnswerLimits
 from kplane.provider.client.resources import Resource
 from kplane.provider.client.transport import HttpRequest, Transport
 from kplane.provider.client.wire import decode, error_of, read_object, status_error, translated
 from kplane.provider.errors import AnswerTooLarge, Unreachable
+
+if TYPE_CHECKING:
+    import aiohttp
 
 __all__ = ["Asked", "Watch", "WatchEvent"]
 
