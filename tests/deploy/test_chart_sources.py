@@ -27,7 +27,7 @@ SCOPE = "mcm.source.namespaceScope"
 OURS = "controlplane.kplane.dev"
 FOLLOWING = {f"{OURS}/controlplaneendpoints": {"list", "watch"}}
 SECRET = {"/secrets": {"get", "watch"}}
-EVENTS = {"/events": {"get", "create", "patch"}}
+EVENTS = {"events.k8s.io/events": {"get", "create", "patch"}}
 RBAC = {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount"}
 
 

@@ -153,7 +153,7 @@ async def test_an_invalid_annotation_changes_no_nodes_and_credentials_stay_new(
     async with FakeNodes(server.config, directory=tmp_path / "run", program=program):
         await eventually(lambda: token.read_text(), lambda found: found == "secret")
         server.annotate("acme", "many")
-        told = ("POST", "/api/v1/namespaces/default/events")
+        told = ("POST", "/apis/events.k8s.io/v1/namespaces/default/events")
         await eventually(lambda: told in server.requests)
         begun = len(server.requests)
         renewed = ClusterConfig(server=server.config.server, ca_data=server.config.ca_data, token="renewed")
@@ -169,7 +169,7 @@ async def test_an_invalid_annotation_alone_starts_nothing(
 ) -> None:
     server.control_planes["acme"] = "many"
     async with FakeNodes(server.config, directory=tmp_path / "run", program=program):
-        await eventually(lambda: ("POST", "/api/v1/namespaces/default/events") in server.requests)
+        await eventually(lambda: ("POST", "/apis/events.k8s.io/v1/namespaces/default/events") in server.requests)
     assert not (tmp_path / "run" / management_namespace("acme")).exists()
 
 

@@ -7,7 +7,11 @@ from types import SimpleNamespace
 
 import aiohttp
 import pytest
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from kplane.provider import (
     Client,
@@ -32,7 +36,7 @@ from kplane.provider.providers.file import FileProvider
 from kplane.provider.providers.multi import MultiProvider
 from kplane.provider.providers.single import SingleProvider
 from kplane.provider.serving.http import Serving
-from kplane.provider.serving.metrics import ManagerMetrics
+from kplane.provider.serving.metrics import ManagerMetrics, render_families
 
 
 class Told:
@@ -62,7 +66,7 @@ def cluster(name):
 
 async def samples(metrics):
     found = {}
-    for family in text_string_to_metric_families((await metrics.render()).decode()):
+    for family in text_string_to_metric_families(render_families(metrics.collect()).decode()):
         for sample in family.samples:
             found[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
     return found
@@ -158,7 +162,6 @@ async def test_clusters_are_counted_by_provider_and_state(at_work, eventually):
         assert found[restarts, (("cluster", "a"), ("reason", "unreachable"))] >= 1
         # Of each cluster, the controller.
         assert found["multicluster_engage_seconds_count", ()] == 2
-        assert found["process_resident_memory_bytes", ()] > 0
         return True
 
     await eventually(counted)
@@ -243,6 +246,7 @@ async def test_health_readiness_and_metrics_are_answered_while_the_manager_runs(
             status, text = await ask("/metrics")
             assert status == 200
             assert "multicluster_owned_clusters 1.0" in text
+            assert "process_resident_memory_bytes" in text
 
             async def slow_end():
                 assert (await ask("/readyz"))[0] == 500, "one that is about to end is sent nothing more"
@@ -253,6 +257,52 @@ async def test_health_readiness_and_metrics_are_answered_while_the_manager_runs(
         assert slow_end.seen
         with pytest.raises(ProviderError, match="does not listen"):
             _ = serving.address
+
+
+class Jobs(Collector):
+    """A collector of a program. It notes whether it is collected in the loop."""
+
+    in_loop = False
+
+    def collect(self):
+        self.in_loop = asyncio.get_running_loop() is not None
+        yield GaugeMetricFamily("jobs", "Jobs that wait.", value=3)
+        yield GaugeMetricFamily("multicluster_owned_clusters", "Of another meaning.", value=77)
+
+
+async def test_serving_shows_metrics_and_routes_of_the_program(caplog):
+    registry, jobs = CollectorRegistry(), Jobs()
+    Counter("photos", "Photos that were stored.", registry=registry).inc(5)
+    ProcessCollector(registry=registry)
+
+    async def show(request):
+        return web.Response(text="shown")
+
+    manager = Manager(None)
+    routes = [web.get("/debug", show), web.post("/jobs", show)]
+    serving = Serving(manager, port=0, registry=registry, collectors=[jobs], routes=routes)
+    manager.add(serving)
+    async with manager, aiohttp.ClientSession() as session:
+        await serving.listening.wait()
+        url = "http://{}:{}".format(*serving.address)
+        for _ in range(2):
+            async with session.get(f"{url}/metrics") as answer:
+                text = await answer.text()
+        async with session.get(f"{url}/debug") as debug, session.post(f"{url}/jobs") as posted:
+            assert (await debug.text(), await posted.text()) == ("shown", "shown")
+    lines = text.splitlines()
+    assert "photos_total 5.0" in lines
+    assert "jobs 3.0" in lines
+    assert jobs.in_loop
+    assert "multicluster_owned_clusters 0.0" in lines
+    assert lines.count("# TYPE process_cpu_seconds_total counter") == 1
+    assert caplog.text.count("leaves out a second metric named multicluster_owned_clusters") == 1
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz/mine", "/readyz"])
+def test_serving_refuses_routes_that_are_its_own(path):
+    with pytest.raises(ProviderError, match=f"failed to add route '{path}'"):
+        Serving(Manager(None), routes=[web.get(path, None)])
 
 
 async def test_the_queue_and_what_runs_have_the_names_of_client_go(eventually):

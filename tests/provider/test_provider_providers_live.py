@@ -39,7 +39,7 @@ async def single(client, namespace, path):
 
 async def files(client, namespace, path):
     kubeconfig(path, client.config)
-    return FileProvider(directories=[path]), [f"{path}/kubeconfig.yaml+default"]
+    return FileProvider(directories=[path]), ["kubeconfig"]
 
 
 async def kind(client, namespace, path):

@@ -210,7 +210,7 @@ def _rights(
     yield CLUSTER_ROLES, {"metadata": metadata, "rules": rules}
     yield CLUSTER_ROLE_BINDINGS, _binding(metadata, kind="ClusterRole", account=account)
     events = {**metadata, "namespace": _EVENTS_NAMESPACE}
-    rules = [{"apiGroups": [""], "resources": ["events"], "verbs": ["get", "create", "patch"]}]
+    rules = [{"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["get", "create", "patch"]}]
     yield ROLES, {"metadata": events, "rules": rules}
     yield ROLE_BINDINGS, _binding(events, kind="Role", account=account)
 

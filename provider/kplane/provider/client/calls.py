@@ -7,9 +7,7 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Final, TypeVar
-
-import aiohttp
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from kplane.provider.aio.overflow import unanswered
 from kplane.provider.client.limits import AnswerLimits, Intake
@@ -17,6 +15,9 @@ from kplane.provider.client.server_warnings import Headers
 from kplane.provider.client.transport import HttpRequest, Transport
 from kplane.provider.client.wire import drop_body, error_of, read_body, translated
 from kplane.provider.errors import TooManyRequests, Unreachable
+
+if TYPE_CHECKING:
+    import aiohttp
 
 __all__ = ["Calls"]
 

@@ -7,25 +7,21 @@ import functools
 import ssl
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-import aiohttp
-from typing_extensions import override
-from yarl import URL
-
 from kplane.provider.access.config import ClusterConfig
 from kplane.provider.aio.turns import Turns
-from kplane.provider.client.lookup import Resolver
 from kplane.provider.client.server_warnings import WarningLog
 from kplane.provider.client.tls import fingerprint, ssl_context
 from kplane.provider.errors import ProviderError
 
 if TYPE_CHECKING:
+    import aiohttp
     from aiohttp.client_proto import ResponseHandler
-    from aiohttp.client_reqrep import ClientRequest
-    from aiohttp.tracing import Trace
+    from yarl import URL
 
 __all__ = ["Connections", "Peer"]
 
@@ -66,6 +62,9 @@ class Peer:
         self.proxy: URL | None = None
         self.proxy_headers: dict[str, str] | None = None
         if key.proxy is not None:
+            import aiohttp
+            from yarl import URL
+
             proxy = URL(key.proxy)
             # Who we are is said apart from the proxy's URL, which errors show.
             self.proxy = proxy.with_user(None)
@@ -79,37 +78,6 @@ class Peer:
 
 _peer: Final[ContextVar[Peer | None]] = ContextVar("provider_peer", default=None)
 """Whom the current task asks for a connection."""
-
-
-class _Connector(aiohttp.TCPConnector):
-    """Bounds how many connections are made at once, and records whose they are.
-
-    aiohttp's pool keeps connections with different TLS contexts, server names or proxies apart (its ConnectionKey).
-    """
-
-    def __init__(self, attempts: Turns, *, idle_seconds: float) -> None:
-        super().__init__(limit=0, resolver=Resolver(), keepalive_timeout=idle_seconds)
-        self._attempts = attempts
-
-    @override
-    async def _create_connection(
-        self, req: ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
-    ) -> ResponseHandler:
-        peer = _peer.get()
-        # The time for connecting begins when it is this one's turn.
-        async with self._attempts.turn((req.url.host, req.url.port)), asyncio.timeout(timeout.sock_connect):
-            made = await super()._create_connection(req, traces, timeout)
-        if peer is not None and (closed := made.closed) is not None:
-            peer.open.add(made)
-
-            def ended(future: asyncio.Future[None]) -> None:
-                peer.open.discard(made)
-                # The user of the connection got the failure.
-                if not future.cancelled():
-                    future.exception()
-
-            closed.add_done_callback(ended)
-        return made
 
 
 class Connections:
@@ -134,7 +102,15 @@ class Connections:
         """Logs the warnings of all servers."""
         self._lifetime_seconds = lifetime_seconds
         self._linger_seconds = linger_seconds
-        self._attempts = Turns(attempts, per_key=_ATTEMPTS_PER_SERVER)
+        # aiohttp takes 0.2 s to load. That is here, and not in the loop while a request waits.
+        from kplane.provider.client.http import Connector
+
+        self._connector: Callable[[], Connector] = functools.partial(
+            Connector,
+            Turns(attempts, per_key=_ATTEMPTS_PER_SERVER),
+            peer=_peer,
+            idle_seconds=linger_seconds or _IDLE_SECONDS,
+        )
         self._contexts: dict[bytes, _Context] = {}
         self._peers: dict[_Key, Peer] = {}
         self._making: set[asyncio.Future[ssl.SSLContext]] = set()
@@ -185,8 +161,10 @@ class Connections:
         if self._closed:
             raise ProviderError("the shared connections are closed")
         if self._session is None:
+            import aiohttp
+
             self._session = aiohttp.ClientSession(
-                connector=_Connector(self._attempts, idle_seconds=self._linger_seconds or _IDLE_SECONDS),
+                connector=self._connector(),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trust_env=False,
             )

@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import os
 import ssl
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -25,7 +24,7 @@ _NO_CHECK_TIME: Final = 0x200000
 
 def fingerprint(config: ClusterConfig) -> bytes:
     """Return a digest of CA, client certificate and key: equal only for the same trust and identity."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(b"unverified" if config.insecure_skip_tls_verify else b"")
     for part in (config.ca_data, config.client_certificate, config.client_key):
         # Lengths keep what one part ends with apart from what the next one begins with; nothing is not empty.
         digest.update(b"-" if part is None else b"%d:" % len(part) + part)
@@ -35,14 +34,18 @@ def fingerprint(config: ClusterConfig) -> bytes:
 def ssl_context(config: ClusterConfig) -> ssl.SSLContext:
     """Return the client's TLS context: it verifies peer and host name, and uses TLS 1.2 or later.
 
-    It takes about a millisecond. Raises KubeconfigError if CA, certificate or key cannot be used.
+    With `insecure_skip_tls_verify` it verifies neither. It takes about a millisecond. Raises KubeconfigError if CA,
+    certificate or key cannot be used.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # As client-go: a CA bundle may hold an intermediate only.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.set_alpn_protocols(["http/1.1"])
-    if config.ca_data is None:
+    if config.insecure_skip_tls_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    elif config.ca_data is None:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
     _load(context, config)
     return context
@@ -107,6 +110,8 @@ def _as_file(content: bytes) -> Iterator[str]:
             file.write(content)
             yield f"/proc/self/fd/{file.fileno()}"
         return
+    import tempfile
+
     # Only its owner can read it.
     with tempfile.NamedTemporaryFile(prefix="client-identity-", buffering=0) as file:
         file.write(content)

@@ -8,13 +8,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import aiohttp
-from aiohttp.abc import AbstractStreamWriter
-from multidict import CIMultiDict
 from typing_extensions import override
-from yarl import URL
 
 from kplane.provider.access.config import ClusterConfig
 from kplane.provider.access.credentials import Credentials
@@ -23,6 +19,9 @@ from kplane.provider.client.server_warnings import WarningLog
 from kplane.provider.client.tls import beginning_of_certificate
 from kplane.provider.client.wire import NOT_YET_VALID_CODE, translated
 from kplane.provider.errors import ProviderError, Unreachable
+
+if TYPE_CHECKING:
+    import aiohttp
 
 __all__ = ["HttpRequest", "Transport"]
 
@@ -86,6 +85,8 @@ class Transport:
         connections: Connections | None = None,
     ) -> None:
         """`connections` replace connections of its own."""
+        import aiohttp
+
         self._config = config
         self.user_agent: Final = user_agent
         """How the program names itself to API servers."""
@@ -190,6 +191,10 @@ class Transport:
     async def _send_once(
         self, request: HttpRequest, exchange: _Exchange, *, shown: ClusterConfig
     ) -> aiohttp.ClientResponse:
+        import aiohttp
+        from multidict import CIMultiDict
+        from yarl import URL
+
         peer = self._join(exchange, shown=shown)
         headers = CIMultiDict({"Accept": request.accept, "User-Agent": self.user_agent})
         if request.body is not None:
@@ -237,23 +242,12 @@ class Transport:
         return peer
 
 
-class _CheckedBody(aiohttp.BytesPayload):
-    """A body with a last check before it is sent."""
-
-    def __init__(self, body: bytes, *, check: Callable[[], object]) -> None:
-        super().__init__(body)
-        self._check = check
-
-    @override
-    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
-        self._check()
-        await super().write_with_length(writer, content_length)
-
-
 def _payload(request: HttpRequest) -> bytes | aiohttp.BytesPayload | None:
     if request.body is None or request.before_sending is None:
         return request.body
-    return _CheckedBody(request.body, check=request.before_sending)
+    from kplane.provider.client.http import CheckedBody
+
+    return CheckedBody(request.body, check=request.before_sending)
 
 
 def _drop(response: aiohttp.ClientResponse) -> None:

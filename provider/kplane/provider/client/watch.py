@@ -9,9 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
-
-import aiohttp
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from kplane.provider.aio.cancellation import end_tasks
 from kplane.provider.client.limits import AnswerLimits
@@ -21,6 +19,9 @@ from kplane.provider.client.server_warnings import Headers
 from kplane.provider.client.transport import HttpRequest, Transport
 from kplane.provider.client.wire import decode, error_of, read_object, status_error, translated
 from kplane.provider.errors import AnswerTooLarge, Unreachable
+
+if TYPE_CHECKING:
+    import aiohttp
 
 __all__ = ["Asked", "Watch", "WatchEvent"]
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import ssl
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
-import aiohttp
 import orjson
 
 from kplane.provider.client.limits import Intake
 from kplane.provider.errors import ApiError, ProviderError, Unreachable, api_error
+
+if TYPE_CHECKING:
+    import aiohttp
 
 __all__ = [
     "NOT_YET_VALID_CODE",
@@ -133,6 +135,8 @@ def translated(
     `has_ca` tells whether the kubeconfig has a CA; without one, the system's CAs are trusted. `is_write_sent` is asked
     about a failure, see `Unreachable`.
     """
+    import aiohttp
+
     try:
         yield
     except ProviderError:
@@ -147,6 +151,8 @@ def translated(
 
 
 def _failure(error: Exception, *, server: str, asked: str, has_ca: bool, write_sent: bool) -> Unreachable:
+    import aiohttp
+
     cause = next((link for link in reversed([*_chain(error)]) if isinstance(link, ssl.SSLError)), None)
     if isinstance(cause, ssl.SSLCertVerificationError):
         return _certificate_refused(cause, server=server, asked=asked, has_ca=has_ca)

@@ -63,11 +63,6 @@ class ManagerMetrics(Collector):
         self._manager = manager
         self._cluster_labels = cluster_labels
 
-    async def render(self) -> bytes:
-        """Return the text format, with metrics of the process; the loop is blocked only while numbers are read."""
-        found = [*self.collect()]
-        return await asyncio.to_thread(lambda: render_families([*process_families(), *found]))
-
     @override
     def collect(self) -> Iterator[Metric]:
         clusters = [engagement.cluster for engagement in self._manager.clusters.engagements()]
