@@ -17,6 +17,7 @@ from kplane.provider.client.keys import Named, locate
 from kplane.provider.client.kinds import BUILT_IN, discover
 from kplane.provider.client.limits import AnswerLimits
 from kplane.provider.client.listing import JSON, METADATA, METADATA_LIST, Listing, ObjectList, Pages
+from kplane.provider.client.pods import Pods
 from kplane.provider.client.resources import Resource
 from kplane.provider.client.transport import HttpRequest, Transport
 from kplane.provider.client.watch import Asked, Watch
@@ -402,11 +403,17 @@ class Client:
             intake.parse(body)
             return decode(body, server=self.config.server)
 
-    async def text(self, path: str) -> str:
-        """Return the answer at a path that has no objects, such as `/metrics`. What is no UTF-8 in it is replaced."""
+    @property
+    def pods(self) -> Pods:
+        """Logs of pods, commands in them, and ports that are forwarded to them."""
+        return Pods(self, calls=self._calls, adapted=self._adapted)
+
+    async def text(self, path: str, *, timeout_seconds: float | None = None) -> str:
+        """Return the answer at a path that has no objects, such as `/metrics`. Bytes that are no UTF-8 are replaced."""
         with self._limits.intake(server=self.config.server) as intake:
             request = self._adapted(HttpRequest("GET", path, accept="text/plain, */*"))
-            return (await self._calls.body(request, intake=intake)).decode(errors="replace")
+            body = await self._calls.body(request, intake=intake, timeout_seconds=timeout_seconds)
+            return body.decode(errors="replace")
 
     async def _locate(
         self, kind: Resource | str, key: str | Named, namespace: str | None
