@@ -70,6 +70,11 @@ class Mirror:
             else:
                 self._upsert(change.entry)
 
+    def clear(self) -> None:
+        """Remove all objects, because their namespace has left the scope."""
+        for entry in self._store.select(namespace=self._namespace):
+            self._delete(entry)
+
     def refused(self) -> None:
         """Tell those who wait for the objects."""
         self._changed()
