@@ -13,7 +13,7 @@ from kplane.provider import Cluster, Forbidden, Invalid, Manager, Resource, Shar
 from kplane.provider.client.resources import CONFIG_MAPS, CUSTOM_RESOURCE_DEFINITIONS
 from kplane.provider.errors import ServerError
 from kplane.provider.providers.clusters import ClustersProvider
-from kplane.provider.webhooks import Denied, Webhooks
+from kplane.provider.webhooks import Denied, SelfSigned, Webhooks
 
 pytestmark = pytest.mark.integration
 
@@ -31,10 +31,11 @@ class World:
         self.bundle = base64.b64encode(bundle).decode()
 
     def client_config(self, path):
-        return {"url": "https://{}:{}".format(*self.webhooks.address) + path, "caBundle": self.bundle}
+        bundle = {"caBundle": self.bundle} if self.bundle else {}
+        return {"url": "https://{}:{}".format(*self.webhooks.address) + path, **bundle}
 
     @contextlib.asynccontextmanager
-    async def configured(self, kind, path):
+    async def configured(self, kind, path, *, name=None):
         """Have the API server ask at `path` about ConfigMaps of the namespace."""
         rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"], "operations": ["*"]}
         webhook = {
@@ -45,7 +46,7 @@ class World:
             "sideEffects": "None",
             "admissionReviewVersions": ["v1"],
         }
-        resource, name = configurations(kind), f"{self.namespace}-{kind.lower()}"
+        resource, name = configurations(kind), name or f"{self.namespace}-{kind.lower()}"
         await self.client.create(resource, {"metadata": {"name": name}, "webhooks": [webhook]})
         try:
             yield
@@ -162,3 +163,29 @@ async def _served(client):
     found = await client.get(CUSTOM_RESOURCE_DEFINITIONS, "gadgets.webhooks.example.com")
     conditions = found.get("status", {}).get("conditions", [])
     return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
+
+
+async def test_self_signed_certificates_are_trusted_by_the_api_server(client, namespace, eventually):
+    """The configuration has no caBundle until the process writes its own."""
+    name = f"{namespace}-self-signed"
+    manager = Manager(client.config)
+    webhooks = Webhooks(manager, self_signed=SelfSigned("127.0.0.1", validating=(name,)), host="127.0.0.1", port=0)
+
+    @webhooks.validate("v1/ConfigMap")
+    async def check(admission):
+        raise Denied("no more")
+
+    manager.add(webhooks)
+    async with manager:
+        await webhooks.listening.wait()
+        world = World(client, namespace, webhooks, b"")
+        async with world.configured("ValidatingWebhookConfiguration", "/validate--v1-configmap", name=name):
+
+            async def refusal():
+                try:
+                    await client.create(CONFIG_MAPS, {"metadata": {"generateName": "x-"}}, namespace=namespace)
+                except (Forbidden, ServerError) as error:
+                    return str(error)
+                return ""
+
+            await eventually(refusal, lambda said: "denied the request: no more" in said)

@@ -26,6 +26,7 @@ from kplane.provider.serving.listening import listening
 from kplane.provider.webhooks.admission import Admission, Denied, Review, read_review
 from kplane.provider.webhooks.certificates import ServingCertificate
 from kplane.provider.webhooks.conversion import Convert, converted
+from kplane.provider.webhooks.self_signed import SelfSigned, SelfSignedCertificate
 
 __all__ = ["Webhooks"]
 
@@ -63,8 +64,8 @@ class Webhooks:
     `/convert`. Webhooks of another cluster than the local one have `/clusters/<name>` in front. A name may have
     slashes.
 
-    `certificate` and `key` are PEM files, which are read again when they change. API servers must be given their CA as
-    `caBundle`. `port=0` takes a free port.
+    `certificate` and `key` are PEM files, which are read again when they change. API servers need their CA as
+    `caBundle`. For development, `self_signed` makes both and writes the `caBundle`. `port=0` takes a free port.
 
     By default anyone who reaches the port can ask, in the name of any cluster: webhooks must answer, and do nothing
     else. With `client_ca`, a PEM file, clients need a certificate of that CA. Give API servers one for webhooks by
@@ -75,14 +76,22 @@ class Webhooks:
         self,
         manager: Manager,
         *,
-        certificate: Path,
-        key: Path,
+        certificate: Path | None = None,
+        key: Path | None = None,
+        self_signed: SelfSigned | None = None,
         client_ca: Path | None = None,
         host: str = "",
         port: int = 9443,
     ) -> None:
+        """Raise ProviderError unless there is either a certificate with its key, or `self_signed`."""
         self._manager = manager
-        self._certificate = ServingCertificate(certificate, key, client_ca=client_ca)
+        self._certificate: ServingCertificate | SelfSignedCertificate
+        if self_signed is not None and certificate is None and key is None:
+            self._certificate = SelfSignedCertificate(self_signed, manager.local, client_ca=client_ca)
+        elif self_signed is None and certificate is not None and key is not None:
+            self._certificate = ServingCertificate(certificate, key, client_ca=client_ca)
+        else:
+            raise ProviderError("webhooks need a certificate: give certificate= and key=, or self_signed= alone")
         self._host = host
         self._port = port
         self._admits: dict[str, _Webhook] = {}
