@@ -9,6 +9,7 @@ from kplane.provider.access.config import ClusterConfig
 from kplane.provider.cache.cache import Cache
 from kplane.provider.cache.event import Event
 from kplane.provider.cache.informer import Informer
+from kplane.provider.cache.namespaces import Namespaces
 from kplane.provider.cache.scope import CacheScope
 from kplane.provider.client.client import Client
 from kplane.provider.client.kinds import resource_of
@@ -68,6 +69,7 @@ __all__ = [
     "Leader",
     "Lease",
     "Manager",
+    "Namespaces",
     "NotFound",
     "NotServed",
     "ObjectKey",

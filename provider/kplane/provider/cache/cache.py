@@ -87,7 +87,7 @@ class Cache:
     @property
     def state(self) -> FeedState:
         """The worst state of what its informers follow; ready if there is none. Refused kinds do not count."""
-        states = {feed.state for informer in self._informers.values() for feed in informer.feeds}
+        states = {state for informer in self._informers.values() for state in informer.feed_states}
         return next((state for state in _STATES if state in states), "ready")
 
     @property
@@ -225,7 +225,8 @@ class Cache:
     ) -> Objects | Listed[T]:
         """Return copies of the objects of a kind as last seen, or what `decoder` makes of each.
 
-        `namespace=None` means all namespaces of the scope. `field` are values of indexed fields, all of which must
+        `namespace=None` means all namespaces of the scope, without those that were added to it and are not read yet;
+        `list` of such a namespace waits until it is read. `field` are values of indexed fields, all of which must
         match. Raises as `get`, except NotFound, and ProviderError for a field without index or an invalid selector.
         """
         resource = await self._client.resource(kind)
@@ -300,7 +301,7 @@ class Cache:
         scope = self._scopes.get(resource)
         if scope is None:
             scope = self._scope_of(resource)
-            if scope.namespaces and not resource.namespaced:
+            if scope.is_namespaced and not resource.namespaced:
                 raise ProviderError(f"{parse_kind(resource)} is cluster-scoped: its CacheScope can have no namespaces")
             self._scopes[resource] = scope
         return scope
@@ -309,13 +310,13 @@ class Cache:
         self, resource: Resource, *, metadata_only: bool, name: str | None = None, namespace: str | None = None
     ) -> Informer:
         informer = self.informer(resource, metadata_only=metadata_only)
-        if not informer.synced.is_set():
+        if not informer.is_synced(namespace=namespace):
             # Before it waits for objects that could not be among them.
             informer.scope.require(resource, name=name, namespace=namespace)
             with unanswered():
                 try:
                     async with asyncio.timeout(self._sync_timeout_seconds):
-                        await informer.wait_synced(unless_refused=True)
+                        await informer.wait_synced(namespace=namespace, unless_refused=True)
                 except TimeoutError as error:
                     why = informer.error or f"nothing came for {self._sync_timeout_seconds:g} s"
                     raise ClusterNotReady(f"the {resource.plural} of {self!r} are not known yet: {why}") from error

@@ -55,10 +55,6 @@ class Mirror:
         self.synced = False
         self._own_writes.reset()
 
-    def covers(self, namespace: str) -> bool:
-        """Tell whether objects of this namespace are among those of the feed."""
-        return self._namespace in {None, namespace}
-
     def begin(self) -> None:
         """Note that the feed is about to ask for all objects."""
         self._own_writes.begin_list()
@@ -125,6 +121,11 @@ class Mirror:
         if known is not None and is_known:
             self._delete(known)
         self._own_writes.note_removed(key, uid=uid, version=version, is_known=is_known)
+
+    def clear(self) -> None:
+        """Remove all objects, because their namespace has left the scope."""
+        for entry in self._store.select(namespace=self._namespace):
+            self._delete(entry)
 
     def refused(self) -> None:
         """Tell those who wait for the objects."""

@@ -52,7 +52,8 @@ class Calls:
     ) -> None:
         self._transport: Final = transport
         self._timeout_seconds = timeout_seconds
-        self._waiting: Callable[[], AbstractContextManager[None]] = nullcontext if keeps_worker else unanswered
+        self.waiting: Final[Callable[[], AbstractContextManager[None]]] = nullcontext if keeps_worker else unanswered
+        """Opens a context in which a server may leave a request unanswered; see `unanswered`."""
         self._before_write = before_write
         self._limits = limits
         self._answered = answered
@@ -74,6 +75,11 @@ class Calls:
 
         await self._call(request, drop, timeout_seconds=timeout_seconds)
 
+    def require_write(self) -> None:
+        """Call `before_write`, which raises if this process may not write now."""
+        if self._before_write is not None:
+            self._before_write()
+
     async def _call(
         self,
         request: HttpRequest,
@@ -83,7 +89,7 @@ class Calls:
     ) -> T:
         seconds = timeout_seconds if timeout_seconds is not None else self._timeout_seconds
         server, sent = self._transport.config.server, _Sent()
-        with self._waiting(), translated(server=server, asked=str(request), is_write_sent=lambda: sent.is_write):
+        with self.waiting(), translated(server=server, asked=str(request), is_write_sent=lambda: sent.is_write):
             async with asyncio.timeout(seconds) as deadline:
                 while True:
                     sent.is_write = False

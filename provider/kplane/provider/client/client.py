@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kplane.provider.client.listing import ObjectList
 from kplane.provider.client.reader import Reader
 from kplane.provider.client.rest import Object
 from kplane.provider.client.writer import Writer
+
+if TYPE_CHECKING:
+    from kplane.provider.client.pods import Pods
 
 __all__ = ["Client", "Object", "ObjectList"]
 
@@ -40,3 +45,11 @@ class Client(Reader, Writer):
     process that may write only while it holds a Lease cannot forget to check. If it returns a number, the write may
     take that many seconds, and the server gets the same deadline.
     """
+
+    @property
+    def pods(self) -> Pods:
+        """Logs of pods, commands in them, and ports that are forwarded to them."""
+        # Pods load aiohttp, which takes 0.2 s.
+        from kplane.provider.client.pods import Pods
+
+        return Pods(self, calls=self._calls, adapted=self._adapted)

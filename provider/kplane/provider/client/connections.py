@@ -7,8 +7,9 @@ import functools
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
     from aiohttp.client_proto import ResponseHandler
     from yarl import URL
 
-__all__ = ["Connections", "Peer"]
+__all__ = ["Connections", "Peer", "Upgrade"]
 
 _ATTEMPTS_PER_SERVER: Final = 16
 _IDLE_SECONDS: Final = 15.0
 """Maximum time that a connection of a client is idle, if connections do not linger after their client."""
+_REFUSAL_BYTES: Final = 64 * 1024
 _PLUGINS_AT_ONCE: Final = 8
 _PLUGIN_PATIENCE_SECONDS: Final = 5.0
 
@@ -76,8 +78,40 @@ class Peer:
         self.lingering: asyncio.TimerHandle | None = None
 
 
+class Upgrade(NamedTuple):
+    """The answer to a request for a WebSocket: the WebSocket, or the beginning of the body if the server refused."""
+
+    response: aiohttp.ClientResponse
+    websocket: aiohttp.ClientWebSocketResponse | None = None
+    refusal: bytes = b""
+
+
+class _NotUpgraded(Exception):
+    """The server refused a WebSocket."""
+
+
 _peer: Final[ContextVar[Peer | None]] = ContextVar("provider_peer", default=None)
 """Whom the current task asks for a connection."""
+
+_upgrades: Final[ContextVar[list[Upgrade] | None]] = ContextVar("provider_upgrades", default=None)
+"""Collects the answers to the current task's requests for a WebSocket."""
+
+
+async def _keep_answer(response: aiohttp.ClientResponse) -> None:
+    """Keep the answer to a request for a WebSocket: `ws_connect` drops the body, which tells why it was refused."""
+    answers = _upgrades.get()
+    if answers is None:
+        return
+    if response.status == HTTPStatus.SWITCHING_PROTOCOLS:
+        answers.append(Upgrade(response))
+        return
+    body = b""
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) >= _REFUSAL_BYTES:
+            break
+    answers.append(Upgrade(response, refusal=body[:_REFUSAL_BYTES]))
+    raise _NotUpgraded
 
 
 class Connections:
@@ -157,21 +191,11 @@ class Connections:
         `options` are aiohttp's; `timeout.sock_connect` bounds the making of a connection. Raises KubeconfigError if CA
         or certificate cannot be used, and aiohttp's errors.
         """
-        context = await self._context(peer)
-        if self._closed:
-            raise ProviderError("the shared connections are closed")
-        if self._session is None:
-            import aiohttp
-
-            self._session = aiohttp.ClientSession(
-                connector=self._connector(),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                trust_env=False,
-            )
+        session, context = await self._session_for(peer)
         token = _peer.set(peer)
         code = "<error>"
         try:
-            response = await self._session.request(
+            response = await session.request(
                 method,
                 url,
                 timeout=timeout,
@@ -188,6 +212,36 @@ class Connections:
             self.requests[method, code] += 1
             _peer.reset(token)
 
+    async def upgrade(
+        self, peer: Peer, url: Any, *, protocols: Sequence[str], headers: Mapping[str, str], message_bytes: int
+    ) -> Upgrade:
+        """Ask for a WebSocket with one of `protocols`; a message has at most `message_bytes`.
+
+        The caller bounds the time. Raises as `request`, except for a refusal, which is in the result.
+        """
+        session, context = await self._session_for(peer)
+        token = _peer.set(peer)
+        answers: list[Upgrade] = []
+        collected = _upgrades.set(answers)
+        try:
+            websocket = await session.ws_connect(
+                url,
+                protocols=protocols,
+                headers=headers,
+                ssl=context,
+                server_hostname=peer.key.tls_server_name,
+                proxy=peer.proxy,
+                proxy_headers=peer.proxy_headers,
+                max_msg_size=message_bytes,
+            )
+            return answers[-1]._replace(websocket=websocket)
+        except _NotUpgraded:
+            return answers[-1]
+        finally:
+            self.requests["GET", str(answers[-1].response.status) if answers else "<error>"] += 1
+            _upgrades.reset(collected)
+            _peer.reset(token)
+
     async def aclose(self) -> None:
         """Close every connection, those in use included."""
         self._closed = True
@@ -200,6 +254,22 @@ class Connections:
         await _ended(left)
         if self._making:
             await asyncio.wait(tuple(self._making))
+
+    async def _session_for(self, peer: Peer) -> tuple[aiohttp.ClientSession, ssl.SSLContext]:
+        context = await self._context(peer)
+        if self._closed:
+            raise ProviderError("the shared connections are closed")
+        if self._session is None:
+            import aiohttp
+
+            self._session = aiohttp.ClientSession(
+                connector=self._connector(),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                raise_for_status=_keep_answer,
+                timeout=aiohttp.ClientTimeout(total=None),
+                trust_env=False,
+            )
+        return self._session, context
 
     async def _context(self, peer: Peer) -> ssl.SSLContext:
         known = peer.context

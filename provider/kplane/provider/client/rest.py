@@ -205,11 +205,12 @@ class Rest:
             accept=accept,
         )
 
-    async def text(self, path: str) -> str:
-        """Return the answer at a path that has no objects, such as `/metrics`. What is no UTF-8 in it is replaced."""
+    async def text(self, path: str, *, timeout_seconds: float | None = None) -> str:
+        """Return the answer at a path that has no objects, such as `/metrics`. Bytes that are no UTF-8 are replaced."""
         with self._limits.intake(server=self.config.server) as intake:
             request = self._adapted(HttpRequest("GET", path, accept="text/plain, */*"))
-            return (await self._calls.body(request, intake=intake)).decode(errors="replace")
+            body = await self._calls.body(request, intake=intake, timeout_seconds=timeout_seconds)
+            return body.decode(errors="replace")
 
     async def _locate(
         self, kind: Resource | str, key: str | Named, namespace: str | None

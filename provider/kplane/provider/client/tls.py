@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from kplane.provider.access.config import ClusterConfig
 from kplane.provider.errors import KubeconfigError
 
-__all__ = ["beginning_of_certificate", "fingerprint", "require_usable", "ssl_context"]
+__all__ = ["as_file", "beginning_of_certificate", "fingerprint", "require_usable", "ssl_context"]
 
 _NO_CHECK_TIME: Final = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which `ssl` has no name for."""
@@ -92,7 +92,7 @@ def _load(context: ssl.SSLContext, config: ClusterConfig) -> None:
 
 def _load_identity(context: ssl.SSLContext, *, certificate: bytes, key: bytes, server: str) -> None:
     try:
-        with _as_file(certificate + b"\n" + key) as path:
+        with as_file(certificate + b"\n" + key) as path:
             # Without a password an encrypted key would make OpenSSL ask for it on the terminal.
             context.load_cert_chain(path, password="")
     except (ssl.SSLError, ValueError, OSError) as error:
@@ -103,8 +103,11 @@ def _load_identity(context: ssl.SSLContext, *, certificate: bytes, key: bytes, s
 
 
 @contextlib.contextmanager
-def _as_file(content: bytes) -> Iterator[str]:
-    """Give the path of a file, because OpenSSL reads identities from files only: where there is one, of no disk."""
+def as_file(content: bytes) -> Iterator[str]:
+    """Yield the path of a file with this content, because OpenSSL reads identities from files only.
+
+    On Linux the file is in memory; elsewhere it is a temporary file that only its owner can read.
+    """
     if hasattr(os, "memfd_create"):
         with os.fdopen(os.memfd_create("client-identity", os.MFD_CLOEXEC), "wb", buffering=0) as file:
             file.write(content)

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from kplane.provider.access.config import ClusterConfig
 from kplane.provider.access.credentials import Credentials
-from kplane.provider.client.connections import Connections, Peer
+from kplane.provider.client.connections import Connections, Peer, Upgrade
 from kplane.provider.client.server_warnings import WarningLog
 from kplane.provider.client.tls import beginning_of_certificate
 from kplane.provider.client.wire import NOT_YET_VALID_CODE, translated
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["HttpRequest", "Transport"]
 
 _TIME: Final = "%Y-%m-%dT%H:%MZ"
+_MESSAGE_BYTES: Final = 4 << 20
+"""Maximum size of a message of a WebSocket; kubelets send 32 KiB at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class HttpRequest:
     accept: str = "application/json"
     before_sending: Callable[[], object] | None = None
     """Called right before the body is sent. If it raises, the request is not sent, and fails as Unreachable."""
+    protocols: tuple[str, ...] = ()
+    """Subprotocols of the WebSocket that it asks for; see `Transport.websocket`."""
     received: Callable[[bytes], bytes] | None = None
     """Changes what is received: the body of an answer, or each event of a watch."""
     kind: str = ""
@@ -63,6 +67,7 @@ class _Exchange:
     def __init__(self) -> None:
         self.closing = asyncio.timeout(None)
         self.response: aiohttp.ClientResponse | None = None
+        self.upgrade: Upgrade | None = None
         self.peers: list[Peer] = []
 
     def end(self) -> None:
@@ -115,6 +120,25 @@ class Transport:
 
         It sets no deadline but that for connecting. Raises Unreachable, or KubeconfigError for unusable credentials.
         """
+        async with self._exchanging(request) as exchange:
+            assert exchange.response is not None  # noqa: S101 - it has begun
+            yield exchange.response
+
+    def websocket(self, request: HttpRequest) -> contextlib.AbstractAsyncContextManager[Upgrade]:
+        """Ask for a WebSocket with one of the protocols of a request; at the end the connection is closed.
+
+        Raises as `exchange`. A refusal is yielded too.
+        """
+        return self._upgrading(request)
+
+    @contextlib.asynccontextmanager
+    async def _upgrading(self, request: HttpRequest) -> AsyncIterator[Upgrade]:
+        async with self._exchanging(request) as exchange:
+            assert exchange.upgrade is not None  # noqa: S101 - it has begun
+            yield exchange.upgrade
+
+    @contextlib.asynccontextmanager
+    async def _exchanging(self, request: HttpRequest) -> AsyncIterator[_Exchange]:
         self._require_open()
         exchange = _Exchange()
         self._exchanges.add(exchange)
@@ -123,9 +147,12 @@ class Transport:
             with translated(server=self._config.server, asked=str(request), has_ca=has_ca):
                 response = exchange.response = await self._begin(request, exchange)
                 try:
-                    yield response
+                    yield exchange
                 finally:
                     _drop(response)
+                    if exchange.upgrade is not None and exchange.upgrade.websocket is not None:
+                        # Its connection is aborted, so this waits for no answer.
+                        await exchange.upgrade.websocket.close()
         finally:
             self._exchanges.discard(exchange)
             for peer in exchange.peers:
@@ -204,11 +231,17 @@ class Transport:
         if shown.impersonation is not None:
             headers.extend(shown.impersonation.headers())
         query = f"?{request.query}" if request.query else ""
+        url = URL(f"{shown.server}{request.path}{query}", encoded=True)
         try:
+            if request.protocols:
+                exchange.upgrade = await self._connections.upgrade(
+                    peer, url, protocols=request.protocols, headers=headers, message_bytes=_MESSAGE_BYTES
+                )
+                return exchange.upgrade.response
             return await self._connections.request(
                 peer,
                 request.method,
-                URL(f"{shown.server}{request.path}{query}", encoded=True),
+                url,
                 timeout=self._timeout,
                 headers=headers,
                 data=_payload(request),

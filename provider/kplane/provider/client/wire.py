@@ -22,6 +22,7 @@ __all__ = [
     "error_of",
     "read_body",
     "read_object",
+    "refusal_of",
     "status_error",
     "translated",
 ]
@@ -84,14 +85,19 @@ async def drop_body(response: aiohttp.ClientResponse, *, size_bytes: int) -> Non
 
 async def error_of(response: aiohttp.ClientResponse, *, intake: Intake, asked: str) -> ApiError | Unreachable:
     """Return the exception for an answer that is no success."""
-    status, server = response.status, intake.server
+    body = b"" if response.status < 400 else await read_body(response, intake=intake)
+    intake.parse(body)
+    return refusal_of(response, body, server=intake.server, asked=asked)
+
+
+def refusal_of(response: aiohttp.ClientResponse, body: bytes, *, server: str, asked: str) -> ApiError | Unreachable:
+    """Return the exception for the head and the body of an answer that is no success."""
+    status = response.status
     if status < 400:
         where = response.headers.get("Location", "")
         return Unreachable(
             f"{asked}: {server} answered {status} (redirect to {where!r}), not followed", kind="protocol"
         )
-    body = await read_body(response, intake=intake)
-    intake.parse(body)
     with contextlib.suppress(orjson.JSONDecodeError):
         parsed = orjson.loads(body)
         if isinstance(parsed, dict) and parsed.get("kind") == "Status":

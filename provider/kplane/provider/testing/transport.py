@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, cast
 
 import aiohttp
@@ -13,8 +14,9 @@ from multidict import CIMultiDict
 from typing_extensions import override
 
 from kplane.provider.access.config import ClusterConfig
+from kplane.provider.client.connections import Upgrade
 from kplane.provider.client.transport import HttpRequest, Transport
-from kplane.provider.errors import ApiError, Unreachable, api_error
+from kplane.provider.errors import ApiError, ProviderError, Unreachable, api_error
 from kplane.provider.testing.answers import answered
 from kplane.provider.testing.faults import Faults
 from kplane.provider.testing.requests import Asked, Kinds, asked_of, matcher
@@ -106,6 +108,10 @@ class FakeTransport(Transport):
                 if error.retry_after_seconds is not None:
                     answer.headers["Retry-After"] = f"{error.retry_after_seconds:g}"
             yield cast("aiohttp.ClientResponse", answer)
+
+    @override
+    def websocket(self, request: HttpRequest) -> AbstractAsyncContextManager[Upgrade]:
+        raise ProviderError(f"failed to {request}: a FakeCluster runs no pods; test it with a real cluster (`k8s`)")
 
     @override
     async def aclose(self) -> None:

@@ -14,6 +14,7 @@ from kplane.provider.aio.cancellation import end_tasks
 from kplane.provider.cache.cache import Cache, InformerKey
 from kplane.provider.cache.entry import Entry, EntryReader
 from kplane.provider.cache.event import Event, EventHandler, Registration
+from kplane.provider.cache.feed import Feed
 from kplane.provider.cache.informer import Informer
 from kplane.provider.cache.scope import CacheScope
 from kplane.provider.cache.store import Extract
@@ -122,12 +123,16 @@ class _Part(Informer):
         )
         self.whole = whole
         self.synced = whole.synced
-        self._feeds = whole.feeds
         self._view = view
         self._reader = _Reader(
             whole.resource, server=client.config.server, metadata_only=whole.metadata_only, view=view
         )
         self._registrations: list[Registration] = []
+
+    @property
+    @override
+    def feeds(self) -> tuple[Feed, ...]:
+        return self.whole.feeds
 
     @property
     @override
@@ -178,10 +183,16 @@ class _Part(Informer):
         self._registrations.clear()
 
     @override
-    async def wait_synced(self, *, unless_refused: bool = False) -> None:
+    def is_synced(self, *, namespace: str | None = None) -> bool:
+        return self.whole.is_synced(namespace=self._view.namespace)
+
+    @override
+    async def wait_synced(self, *, namespace: str | None = None, unless_refused: bool = False) -> None:
         self._require_open()
         title = f"{self._cluster}: {self}"
-        whole = asyncio.create_task(self.whole.wait_synced(unless_refused=unless_refused), name=f"{title}: sync")
+        whole = asyncio.create_task(
+            self.whole.wait_synced(namespace=self._view.namespace, unless_refused=unless_refused), name=f"{title}: sync"
+        )
         try:
             while not whole.done():
                 # The end of this part, too: the host's informer may wait for longer.
