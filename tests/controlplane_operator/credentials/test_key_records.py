@@ -172,18 +172,73 @@ async def test_record_reveals_no_key(world: World) -> None:
     assert all(len(value) == 64 for value in record.states[0].values())
 
 
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize(("verb", "kind"), [("patch", NAMESPACES), ("create", SECRETS)])
 @pytest.mark.parametrize("takes_effect", [False, True])
-async def test_keys_whose_record_was_not_written_are_recorded_before_their_first_use(takes_effect: bool) -> None:
+async def test_creation_that_fails_at_a_write_is_repeated_with_a_record_of_its_keys(
+    verb: str, kind: Any, *, takes_effect: bool, ends: bool
+) -> None:
     async with worlds() as world:
-        world.cluster.fail(LOST, verb="patch", kind=NAMESPACES, takes_effect=takes_effect)
+        world.cluster.fail(LOST, verb=verb, kind=kind, takes_effect=takes_effect)
         with pytest.raises(Unreachable):
             await world.authorities(acme(published=False))
-        made = await world.secret()
+        if ends:
+            world.begin()
+        if ends or kind is NAMESPACES:
+            # A write of the namespace whose answer was lost is a Conflict until the operator has seen it.
+            await world.watch()
+        await world.authorities(acme(published=False))
+        assert await world.record() == KeyRecord((Generations.from_secret(await world.secret()).fingerprints(),))
+
+
+async def test_keys_are_recorded_before_their_secret_exists() -> None:
+    async with worlds() as world:
+        world.cluster.fail(LOST, verb="create", kind=SECRETS)
+        with pytest.raises(Unreachable):
+            await world.authorities(acme(published=False))
+        assert await world.record() is not None
+        # The operator ends here. Another user makes the Secret before the next operator looks.
+        metadata = {"name": AUTHORITIES_SECRET, "namespace": NAMESPACE, "annotations": {UID_ANNOTATION: "1"}}
+        await world.client.create(SECRETS, {"metadata": {**metadata, "labels": {CONTROL_PLANE_LABEL: "acme"}}})
+        await world.restore(others())
         world.begin()
         await world.watch()
+        await world.refused()
+
+
+async def test_keys_that_change_before_the_first_pass_ends_are_refused() -> None:
+    async with worlds() as world:
         await world.authorities(acme(published=False))
-        assert await world.secret() == made
-        assert await world.record() == KeyRecord((Generations.from_secret(made).fingerprints(),))
+        await world.replace({"sa.key": create_signing_key()})
+        world.begin()
+        await world.watch()
+        await world.refused()
+
+
+async def test_restored_keys_are_recorded_before_their_secret_exists() -> None:
+    async with worlds() as world:
+        world.cluster.fail(LOST, verb="create", kind=SECRETS)
+        with pytest.raises(Unreachable):
+            await world.keys.restore(acme(published=False), data=(data := others()))
+        assert await world.record() == KeyRecord((Generations.from_secret(data).fingerprints(),))
+        await world.keys.restore(acme(published=False), data=data)
+        assert await world.secret() == data
+        await world.authorities(acme(published=False))
+
+
+@pytest.mark.parametrize("restores", [False, True])
+async def test_secret_that_exists_unseen_keeps_the_record_as_it_was(*, restores: bool) -> None:
+    async with worlds() as world:
+        metadata = {"name": AUTHORITIES_SECRET, "namespace": NAMESPACE, "annotations": {UID_ANNOTATION: "1"}}
+        await world.client.create(SECRETS, {"metadata": {**metadata, "labels": {CONTROL_PLANE_LABEL: "acme"}}})
+        await world.replace(others(), seen=False)
+        present = await world.secret()
+        if restores:
+            await world.keys.restore(acme(published=False), data=others())
+            assert await world.record() is None
+        await world.authorities(acme(published=False))
+        assert await world.secret() == present
+        assert await world.record() == KeyRecord((Generations.from_secret(present).fingerprints(),))
 
 
 async def test_keys_of_a_version_without_records_are_adopted_once(world: World) -> None:

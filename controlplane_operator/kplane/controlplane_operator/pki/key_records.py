@@ -96,12 +96,17 @@ class KeyRecords:
         """Return the record; None if there is none yet, or a user removed it."""
         return KeyRecord.of(await self._namespace(control_plane))
 
-    async def write(self, control_plane: ControlPlane, record: KeyRecord) -> None:
-        """Record these keys. Raises Conflict if the namespace was changed since it was read."""
+    def is_known(self, control_plane: ControlPlane) -> bool:
+        """Tell whether there is a record, as far as the namespace is watched."""
+        namespace = self._context.stores.namespaces.get(("", management_namespace(control_plane.name)))
+        return namespace is not None and KeyRecord.of(namespace) is not None
+
+    async def write(self, control_plane: ControlPlane, record: KeyRecord | None) -> None:
+        """Record these keys; None removes the record. Raises Conflict if the namespace was changed meanwhile."""
         namespace = await self._namespace(control_plane)
         if KeyRecord.of(namespace) == record:
             return
-        annotations = {KEY_FINGERPRINTS_ANNOTATION: record.annotation()}
+        annotations = {KEY_FINGERPRINTS_ANNOTATION: record.annotation() if record is not None else None}
         known = namespace["metadata"]
         body = {"metadata": {"annotations": annotations, "resourceVersion": known["resourceVersion"]}}
         self._context.stores.namespaces.apply(await self._context.client.patch(NAMESPACES, known["name"], body))

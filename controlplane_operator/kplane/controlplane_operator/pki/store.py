@@ -62,7 +62,7 @@ class TenantKeys:
     async def authorities(
         self, control_plane: ControlPlane, *, has_data: Callable[[ControlPlane], Awaitable[bool]]
     ) -> TenantAuthorities:
-        """Return the authorities, created at the first call. Keys are recorded before they are used.
+        """Return the authorities, created at the first call. Keys are recorded before they exist.
 
         Raises ConditionError (Failed) where they are missing although the control plane has data or was published: new
         ones would lock out everybody who trusts the old ones. Raises ConditionError (KeysChanged) where they are others
@@ -72,8 +72,10 @@ class TenantKeys:
         if not self._is_new(control_plane, AUTHORITIES_SECRET):
             found = await self.repair(control_plane)
         if found is None and control_plane.status.endpoint is None and not await has_data(control_plane):
+            created = _new_generations(control_plane)
             with contextlib.suppress(AlreadyExists):
-                return (await self._create(control_plane)).in_force()
+                await self._create(control_plane, created)
+                return created.in_force()
         if found is None:
             # There may be one that the operator has not seen yet.
             found = await self.repair(control_plane)
@@ -177,9 +179,9 @@ class TenantKeys:
 
         Raises ConditionError (Failed) where they are damaged.
         """
-        _generations(control_plane, data)
+        generations = _generations(control_plane, data)
         with contextlib.suppress(AlreadyExists):
-            await create_lasting_secret(self._context, control_plane, name=AUTHORITIES_SECRET, data=data)
+            await self._create(control_plane, generations)
 
     async def issued(self, control_plane: ControlPlane) -> TenantCertificates | None:
         """Return the leaf certificates that `certificates` wrote last; None if there are none.
@@ -261,8 +263,8 @@ class TenantKeys:
         if record is not None and len(record.states) == 1:
             return
         present = generations.fingerprints()
-        # A version without records made the keys, or the operator ended before it recorded them. Otherwise the write of
-        # a step of a rotation is done, and only the keys after it are allowed from now on.
+        # A version without records made the keys, or a user removed the record. Otherwise the write of a step of a
+        # rotation is done, and only the keys after it are allowed from now on.
         if record is None or record.states[-1] == present:
             await self._records.write(control_plane, KeyRecord((present,)))
 
@@ -300,24 +302,35 @@ class TenantKeys:
     def _is_new(self, control_plane: ControlPlane, name: str) -> bool:
         """Tell whether a Secret is probably not there yet, so that it is worth a try to create it without a look.
 
-        The Secrets of a control plane that was never published are watched.
+        The Secrets of a control plane that was never published are watched. A record of keys shows that an earlier try
+        has begun.
         """
         key = management_namespace(control_plane.name), name
         never = control_plane.status.endpoint is None and self._saved.find(control_plane) is None
-        return never and self._context.stores.secrets.get(key) is None
+        return never and self._context.stores.secrets.get(key) is None and not self._records.is_known(control_plane)
 
     async def _find(self, control_plane: ControlPlane, name: str) -> Object | None:
         namespace = management_namespace(control_plane.name)
         return await find_secret(self._context, namespace=namespace, name=name, of=control_plane)
 
-    async def _create(self, control_plane: ControlPlane) -> Generations:
-        value = control_plane.metadata.annotations.get(ROTATE_ANNOTATION)
-        authorities = TenantAuthorities.create(control_plane.name)
-        created = Generations(authorities, rotation=begun_with(value, now=datetime.now(UTC)))
-        await create_lasting_secret(self._context, control_plane, name=AUTHORITIES_SECRET, data=created.to_secret())
-        # In this order: other keys may be there already. Keys without a record are recorded by a later call.
-        await self._records.write(control_plane, KeyRecord((created.fingerprints(),)))
-        return created
+    async def _create(self, control_plane: ControlPlane, generations: Generations) -> None:
+        """Record keys, then create their Secret. Raises AlreadyExists if there is one; the record is as before then.
+
+        In this order: if the operator ends between the two writes, other keys in the Secret are not taken for these.
+        """
+        former = await self._records.find(control_plane)
+        await self._records.write(control_plane, KeyRecord((generations.fingerprints(),)))
+        data = generations.to_secret()
+        try:
+            await create_lasting_secret(self._context, control_plane, name=AUTHORITIES_SECRET, data=data)
+        except AlreadyExists:
+            await self._records.write(control_plane, former)
+            raise
+
+
+def _new_generations(control_plane: ControlPlane) -> Generations:
+    value = control_plane.metadata.annotations.get(ROTATE_ANNOTATION)
+    return Generations(TenantAuthorities.create(control_plane.name), rotation=begun_with(value, now=datetime.now(UTC)))
 
 
 def _generations(control_plane: ControlPlane, data: Mapping[str, bytes]) -> Generations:

@@ -51,10 +51,8 @@ def tenant_error(what: str, error: ProviderError, *, guards: Sequence[Guard] = (
         blamed = [*guards] or [named]
         return ConditionError(Reason.WEBHOOK_REFUSED, f"{what}: {_remedy(blamed)}; {error}", guards=blamed)
     if is_slow_write(error):
-        said = (
-            "a write had no answer in time; if that lasts, check etcd and the admission webhooks of the control plane"
-        )
-        return ConditionError(Reason.ENDPOINT_UNREACHABLE, f"{what}: {said}; {error}")
+        remedy = "if that lasts, check etcd and the admission webhooks of the control plane"
+        return ConditionError(Reason.ENDPOINT_UNREACHABLE, f"{what}: a write had no answer in time; {remedy}; {error}")
     match error:
         case Unreachable():
             reason = _BY_WORD[error.reason]

@@ -131,8 +131,8 @@ async def blamed_guards(
 
     They are the one that the error names, with its object. Without `writes`, the result has no other ones. If a write
     was sent and ran out of time, they are all webhooks that judge such a write: each of them may be slow, and none has
-    to be. A read, or a connection that did not stand, waits for no webhook. It raises nothing: if the cluster does not tell within `seconds`, the result has what
-    the error says.
+    to be. A read, or a connection that did not stand, waits for no webhook. It raises nothing: if the cluster does not
+    tell within `seconds`, the result has what the error says.
     """
     named = refusing_guard(error)
     if named is None and not (writes and is_slow_write(error)):
