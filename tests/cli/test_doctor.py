@@ -638,14 +638,15 @@ async def test_lost_data_without_identity_or_snapshot_are_accepted_by_uid() -> N
     assert "snapshots could not be read: forbidden" in unread.problem
 
 
-async def test_other_keys_are_found_with_their_entry_when_the_control_plane_sleeps() -> None:
+@pytest.mark.parametrize("reason", ["KeysChanged", "KeysUnusable"])
+async def test_other_keys_are_found_with_their_entry_when_the_control_plane_sleeps(reason: str) -> None:
     message = (
         "failed to use the keys of the control plane: Secret kplane-cp-acme/control-plane-authorities has another"
         " encryption.key than before; restore the Secret from a backup with the former keys"
     )
     asleep = control_plane(
         "acme",
-        condition("Ready", "False", "KeysChanged", message, since=NOW),
+        condition("Ready", "False", reason, message, since=NOW),
         condition("Hibernated", "True", "Hibernated"),
         hibernation={"since": at(LONG_AGO), "reason": "Idle"},
     )

@@ -17,12 +17,15 @@ _WEBHOOKS: Final = (
     "kplane connect {name} -- kubectl get"
     " validatingwebhookconfigurations,mutatingwebhookconfigurations,validatingadmissionpolicies"
 )
+_READY_MESSAGE: Final = (
+    "kubectl get controlplane {name} -o jsonpath='{{.status.conditions[?(@.type==\"Ready\")].message}}'"
+)
 _COMMANDS: Final = {
     "AddonUnknown": "kubectl get configmaps -n kplane-system -l controlplane.kplane.dev/addon=true",
     "ClassInvalid": "kubectl get controlplaneclasses",
     "ClassNotFound": "kubectl get controlplaneclasses",
     "ClusterPathInUse": "kubectl get controlplanes -o custom-columns=NAME:.metadata.name,PATH:.status.clusterPath",
-    "DataLost": "kubectl get controlplane {name} -o jsonpath='{{.status.conditions[?(@.type==\"Ready\")].message}}'",
+    "DataLost": _READY_MESSAGE,
     "DataRetained": (
         "kubectl annotate controlplane {name} controlplane.kplane.dev/adopt="
         '"$(kubectl get namespace {namespace} -o jsonpath='
@@ -31,7 +34,8 @@ _COMMANDS: Final = {
     "EndpointInUse": "kubectl get controlplanes -o custom-columns=NAME:.metadata.name,ADDRESS:.status.claimedAddress",
     "EndpointInvalid": "kubectl get controlplaneendpoints -o wide",
     "EndpointPending": "kubectl get controlplaneendpoints -o wide",
-    "KeysChanged": "kubectl get controlplane {name} -o jsonpath='{{.status.conditions[?(@.type==\"Ready\")].message}}'",
+    "KeysChanged": _READY_MESSAGE,
+    "KeysUnusable": _READY_MESSAGE,
     "NamespaceStuck": "kplane connect {name} -- kubectl get namespaces,apiservices",
     "NoSnapshotStorage": "kplane upgrade --set 'etcd.backup.recipients={{age1...}}'",
     "RestoreFailed": "kplane backup list",

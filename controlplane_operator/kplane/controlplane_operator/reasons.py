@@ -303,6 +303,11 @@ class Reason(StrEnum):
         "[restore the former keys, or accept the present ones](../troubleshoot/changed-keys.md)",
         _in(_READY),
     )
+    KEYS_UNUSABLE = (
+        "KeysUnusable",
+        "[restore the entry that the message names](../troubleshoot/changed-keys.md#keysunusable)",
+        _in(_READY),
+    )
     NAMESPACE_CONFLICT = (
         "NamespaceConflict",
         "delete that namespace, or choose another name",

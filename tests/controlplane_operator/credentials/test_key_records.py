@@ -314,10 +314,36 @@ async def test_keys_are_refused_by_what_there_is_and_not_by_what_was_seen(world:
     await world.authorities()
 
 
-async def test_lost_entry_is_named(world: World) -> None:
-    await world.replace({"sa.key": None})
-    with pytest.raises(ConditionError, match=r"is damaged: it has no entry sa\.key; restore it"):
+def _of_another_curve(encoded: bytes) -> bytes:
+    """Return a PEM whose key is on a curve that no library knows."""
+    head, *lines, tail = encoded.strip().splitlines()
+    known, unknown = (bytes.fromhex(f"06082a8648ce3d0301{last}") for last in ("07", "7f"))
+    der = base64.b64decode(b"".join(lines)).replace(known, unknown)
+    return b"\n".join((head, base64.b64encode(der), tail))
+
+
+@pytest.mark.parametrize(
+    ("entry", "damage", "cause"),
+    [
+        ("sa.key", lambda _: None, r"it has no entry sa\.key"),
+        ("sa.key", lambda _: b"x", r"entry sa\.key: not a PEM private key"),
+        ("sa.key", _of_another_curve, r"entry sa\.key: not a private key that can be used"),
+        ("encryption.key", lambda _: b"short", r"entry encryption\.key: it is not of 32 bytes"),
+        ("client-ca.crt", lambda _: b"x", r"entries client-ca\.crt and client-ca\.key: not a PEM certificate"),
+        ("client-ca.crt", _of_another_curve, "the certificate has no key that can be used"),
+        ("client-ca.key", lambda _: create_signing_key(), "certificate and key do not belong together"),
+    ],
+)
+async def test_keys_that_cannot_be_used_have_their_own_reason(
+    world: World, entry: str, damage: Callable[[bytes], bytes | None], cause: str
+) -> None:
+    before = await world.secret()
+    await world.replace({entry: damage(before[entry])})
+    with pytest.raises(ConditionError, match=f"is damaged: .*{cause}.*; restore it") as caught:
         await world.authorities()
+    assert caught.value.reason is Reason.KEYS_UNUSABLE
+    await world.restore(before)
+    await world.authorities()
 
 
 async def test_ca_that_is_not_valid_yet_is_named_with_the_time_and_the_remedy(world: World) -> None:

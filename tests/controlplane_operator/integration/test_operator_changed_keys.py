@@ -103,7 +103,7 @@ async def test_lost_entry_of_a_sleeper_is_named_and_its_wake_goes_on_when_it_is_
     await field.becomes("ControlPlane", "dozer", "Hibernated")
     before = await keys(field, "dozer")
     await replace(field, "dozer", {"sa.key": None})
-    found = await field.becomes("ControlPlane", "dozer", "Failed")
+    found = await field.becomes("ControlPlane", "dozer", "KeysUnusable")
     assert "it has no entry sa.key; restore it" in condition(found, "Ready")["message"]
     assert found["status"]["phase"] == "Failed", "by which the gateway knows"
     await annotate(field, "dozer", **{WAKE_REQUESTED_ANNOTATION: now()})

@@ -38,7 +38,7 @@ _ASKED_AGAIN: Final = timedelta(seconds=60)
 """So often a control plane that is kept awake is asked whether it can sleep now."""
 _HEARD_SECONDS: Final = 2.0
 """So long an API server serves after its sleep was announced: a gateway passes requests on until it has heard of it."""
-_NEED_KEYS: Final = frozenset({Reason.KEYS_CHANGED, Reason.FAILED})
+_NEED_KEYS: Final = frozenset({Reason.KEYS_CHANGED, Reason.KEYS_UNUSABLE, Reason.FAILED})
 """Reasons of a control plane whose keys cannot be used. One that runs serves with the keys with which it started."""
 _LOOKED_SECONDS: Final = 30.0
 """So long a look inside is repeated. Then the control plane is kept awake: something inside may be due."""

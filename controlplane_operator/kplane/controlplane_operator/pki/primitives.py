@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -174,7 +174,11 @@ def user_of(certificate: bytes) -> str:
 
 def check_pair(pair: KeyPair) -> None:
     """Raise CredentialsInvalid unless certificate and key can be read and belong together."""
-    if _load(pair.certificate).public_key() != _load_key(pair.key).public_key():
+    try:
+        certified = _load(pair.certificate).public_key()
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise CredentialsInvalid(f"the certificate has no key that can be used: {error}") from None
+    if certified != _load_key(pair.key).public_key():
         raise CredentialsInvalid("certificate and key do not belong together")
 
 
@@ -269,6 +273,8 @@ def _load_key(key: bytes) -> ec.EllipticCurvePrivateKey:
         loaded = serialization.load_pem_private_key(key, password=None)
     except (ValueError, TypeError):
         raise CredentialsInvalid("not a PEM private key") from None
+    except UnsupportedAlgorithm as error:
+        raise CredentialsInvalid(f"not a private key that can be used: {error}") from None
     if not isinstance(loaded, ec.EllipticCurvePrivateKey):
         raise CredentialsInvalid("not a private key of an elliptic curve")
     return loaded

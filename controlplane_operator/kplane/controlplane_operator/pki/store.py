@@ -65,8 +65,8 @@ class TenantKeys:
         """Return the authorities, created at the first call. Keys are recorded before they exist.
 
         Raises ConditionError (Failed) where they are missing although the control plane has data or was published: new
-        ones would lock out everybody who trusts the old ones. Raises ConditionError (KeysChanged) where they are others
-        than the recorded ones.
+        ones would lock out everybody who trusts the old ones. Raises ConditionError (KeysUnusable) if an entry of their
+        Secret is missing or damaged, and ConditionError (KeysChanged) if they are others than the recorded ones.
         """
         found = None
         if not self._is_new(control_plane, AUTHORITIES_SECRET):
@@ -161,7 +161,7 @@ class TenantKeys:
     async def present(self, control_plane: ControlPlane) -> TenantAuthorities | None:
         """Return the authorities without creating any.
 
-        Raises ConditionError where they are damaged (Failed), or others than the recorded ones (KeysChanged).
+        Raises ConditionError if they are damaged (KeysUnusable), or others than the recorded ones (KeysChanged).
         """
         found = await self._find(control_plane, AUTHORITIES_SECRET)
         return (await self._verified(control_plane, found))[1].in_force() if found is not None else None
@@ -177,7 +177,7 @@ class TenantKeys:
     async def restore(self, control_plane: ControlPlane, *, data: Mapping[str, bytes]) -> None:
         """Begin with these entries, which `exported` returned of a former control plane.
 
-        Raises ConditionError (Failed) where they are damaged.
+        Raises ConditionError (KeysUnusable) if they are damaged.
         """
         generations = _generations(control_plane, data)
         with contextlib.suppress(AlreadyExists):
@@ -238,7 +238,7 @@ class TenantKeys:
         """Return the Secret of the authorities, what it holds, and the record of its keys, if that allows them.
 
         What is watched may be behind: the Secrets of a control plane that sleeps are read every ten minutes. So both
-        are read anew before keys are refused. Raises ConditionError (Failed, KeysChanged).
+        are read anew before keys are refused. Raises ConditionError (KeysUnusable, KeysChanged).
         """
         try:
             return found, *await self._compared(control_plane, found)
@@ -338,7 +338,9 @@ def _generations(control_plane: ControlPlane, data: Mapping[str, bytes]) -> Gene
         return Generations.from_secret(data)
     except CredentialsInvalid as error:
         raise ConditionError(
-            Reason.FAILED, f"Secret {_where(control_plane)} is damaged: {error}; restore it"
+            Reason.KEYS_UNUSABLE,
+            f"failed to use the keys of the control plane: Secret {_where(control_plane)} is damaged: {error};"
+            " restore it from a backup",
         ) from error
 
 
