@@ -22,12 +22,19 @@ from .queues import taken
 
 
 def control_plane(
-    name: str, *, chosen: str | None = "gold", version: int = 1, reason: str | None = None, adopted: bool = False
+    name: str,
+    *,
+    chosen: str | None = "gold",
+    version: int = 1,
+    reason: str | None = None,
+    adopted: bool = False,
+    asleep: bool = False,
 ) -> dict[str, Any]:
     spec: dict[str, Any] = {"classRef": {"name": chosen}} if chosen is not None else {}
     if adopted:
         spec["endpointRef"] = {"name": "theirs"}
     conditions = [{"type": "Ready", "status": "False", "reason": reason}] if reason is not None else []
+    conditions += [{"type": "Hibernated", "status": "True", "reason": "Hibernated"}] if asleep else []
     return {
         "metadata": {"name": name, "uid": name, "resourceVersion": str(version)},
         "spec": spec,
@@ -51,6 +58,15 @@ def test_what_cannot_be_acted_on_is_told_with_the_control_planes_that_it_concern
     assert "ClusterRole tenant-admin" in role
     assert "control plane b" in role
     assert unserved(gold(model="token"), users=[users[0], users[2]]) == []
+
+
+def test_role_that_cannot_be_looked_for_is_told_with_the_sleepers_that_it_concerns() -> None:
+    users = [control_plane("a"), control_plane("b", reason="RoleNotFound"), control_plane("c", asleep=True)]
+    [missing, unknown] = unserved(gold(defaultRole="tenant-admin"), users=users)
+    assert missing == "ClusterRole tenant-admin, auth.defaultRole, does not exist in control plane b"
+    assert "ClusterRole tenant-admin, auth.defaultRole, was not looked for in sleeping control plane c" in unknown
+    # Each API server has this role.
+    assert unserved(gold(defaultRole="edit"), users=[users[0], users[2]]) == []
 
 
 def test_a_default_service_that_nobody_serves_is_told() -> None:
@@ -117,6 +133,8 @@ async def test_a_class_is_looked_at_for_what_its_status_tells_and_for_nothing_el
     assert await given(queues, 1) == ["gold"]
     stores.control_planes.apply(control_plane("a", version=4, chosen="silver"))
     assert await given(queues, 2) == ["gold", "silver"]
+    stores.control_planes.apply(control_plane("a", version=5, chosen="silver", asleep=True))
+    assert await given(queues, 1) == ["silver"]
 
 
 async def test_the_status_of_a_class_wakes_none_of_its_control_planes(wired: tuple[Stores, Queues]) -> None:

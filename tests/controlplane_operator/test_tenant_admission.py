@@ -9,7 +9,7 @@ import pytest
 
 from kplane.api import ControlPlane, ControlPlaneClass, find_condition
 from kplane.api.conditions import LEASES_UNGUARDED
-from kplane.api.names import DELETE_ADMISSION_ANNOTATION
+from kplane.api.names import DELETE_ADMISSION_ANNOTATION, WAKE_REQUESTED_ANNOTATION
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.conditions import with_lease_guards
@@ -187,6 +187,15 @@ async def test_refused_deletion_says_nothing_of_a_good_value_or_of_none(scene: S
     assert refused_deletion(control_plane, chosen=None) == []
     without = control_plane.metadata.model_copy(update={"annotations": {}})
     assert refused_deletion(control_plane.model_copy(update={"metadata": without}), chosen=None) == []
+
+
+async def test_deletion_named_for_a_sleeper_waits_and_names_the_sleeper(scene: Scene) -> None:
+    control_plane = await scene.make(f"{KIND}/deny-all")
+    (said,) = refused_deletion(control_plane, chosen=None, asleep=True)
+    assert "is not acted on yet: control plane acme sleeps, and no API server runs" in said
+    assert WAKE_REQUESTED_ANNOTATION in said
+    wrong = await delete_named(scene.context, control_plane, scene.tenant.client)
+    assert refused_deletion(wrong, chosen=None, asleep=True) == []
 
 
 async def test_deletion_past_the_role_of_the_class_is_refused(scene: Scene) -> None:

@@ -97,7 +97,7 @@ class Summary:
         told = [
             *refused_rotation(one.control_plane),
             *requests.refused,
-            *refused_deletion(one.control_plane, chosen=chosen),
+            *refused_deletion(one.control_plane, chosen=chosen, asleep=one.is_asleep),
         ]
         dedicated = one.control_plane.spec.dedicated
         if dedicated is not None and (dedicated.provider_ref is not None or dedicated.parameters_ref is not None):

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from kplane.api import AuthSpec, ControlPlane, ControlPlaneClass
-from kplane.api.names import DELETE_ADMISSION_ANNOTATION
+from kplane.api.names import DELETE_ADMISSION_ANNOTATION, WAKE_REQUESTED_ANNOTATION
 from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
@@ -102,8 +102,13 @@ async def delete_named(context: OperatorContext, control_plane: ControlPlane, cl
     return control_plane
 
 
-def refused_deletion(control_plane: ControlPlane, *, chosen: ControlPlaneClass | None) -> list[str]:
-    """Say, in a sentence, why the annotation has no effect; nothing if there is none, or it has."""
+def refused_deletion(
+    control_plane: ControlPlane, *, chosen: ControlPlaneClass | None, asleep: bool = False
+) -> list[str]:
+    """Say, in a sentence, why the annotation has no effect; nothing if there is none, or it has.
+
+    `asleep` tells whether no API server runs, so that the operator cannot look for the object now.
+    """
     value = control_plane.metadata.annotations.get(DELETE_ADMISSION_ANNOTATION)
     if value is None:
         return []
@@ -113,6 +118,9 @@ def refused_deletion(control_plane: ControlPlane, *, chosen: ControlPlaneClass |
     if chosen is not None and not _gives_all_rights(chosen):
         lacks = f"auth.defaultRole of ControlPlaneClass {chosen.name} is {chosen.spec.auth.default_role}"
         return [f"{said}: {lacks}; have the administrator of the class delete {value}, or set {_ALL_RIGHTS} there"]
+    if asleep:
+        wake = f"set annotation {WAKE_REQUESTED_ANNOTATION} to the present time to wake it"
+        return [f"{said} yet: control plane {control_plane.name} sleeps, and no API server runs; {wake}"]
     return []
 
 

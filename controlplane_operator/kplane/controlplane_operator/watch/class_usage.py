@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kplane.api import READY, AuthModel, ControlPlaneClass, ControlPlaneMode
+from kplane.api.conditions import HIBERNATED
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.watch.cache import Change, Object
 from kplane.controlplane_operator.watch.conditions import stored_condition
@@ -13,6 +14,8 @@ from kplane.controlplane_operator.watch.conditions import stored_condition
 __all__ = ["concerned_classes", "named", "unserved"]
 
 _NAMED_AT_MOST: Final = 5
+_ROLES_OF_KUBERNETES: Final = frozenset({"cluster-admin", "admin", "edit", "view"})
+"""ClusterRoles that each API server makes when it starts."""
 
 
 def unserved(chosen: ControlPlaneClass, *, users: Sequence[Object]) -> list[str]:
@@ -30,10 +33,13 @@ def unserved(chosen: ControlPlaneClass, *, users: Sequence[Object]) -> list[str]
     forbidden = [obj for obj in users if allowed and obj["spec"].get("mode", ControlPlaneMode.VIRTUAL) not in allowed]
     if forbidden:
         told.append(f"modesAllowed does not allow the mode of {named(forbidden)}; those that run keep running")
-    roleless = [obj for obj in users if _lacks_role(obj)]
-    if roleless:
+    role = f"ClusterRole {chosen.spec.auth.default_role}, auth.defaultRole,"
+    if roleless := [obj for obj in users if _lacks_role(obj)]:
+        told.append(f"{role} does not exist in {named(roleless)}")
+    asleep = [obj for obj in users if _is_asleep(obj)]
+    if asleep and chosen.spec.auth.default_role not in _ROLES_OF_KUBERNETES:
         told.append(
-            f"ClusterRole {chosen.spec.auth.default_role}, auth.defaultRole, does not exist in {named(roleless)}"
+            f"{role} was not looked for in sleeping {named(asleep)}: no API server runs; each wake looks for it"
         )
     return told
 
@@ -48,12 +54,12 @@ def named(control_planes: Sequence[Object]) -> str:
 def concerned_classes(change: Change) -> set[str]:
     """Return the names of the classes whose status a change of a control plane concerns."""
     before, after = (_use(obj) if obj is not None else set() for obj in (change.old, change.new))
-    return {name for name, _, _ in before ^ after}
+    return {name for name, *_ in before ^ after}
 
 
-def _use(obj: Object) -> set[tuple[str, bool, bool]]:
+def _use(obj: Object) -> set[tuple[str, bool, bool, bool]]:
     name = (obj["spec"].get("classRef") or {}).get("name")
-    return {(name, _is_adopted(obj), _lacks_role(obj))} if name else set()
+    return {(name, _is_adopted(obj), _lacks_role(obj), _is_asleep(obj))} if name else set()
 
 
 def _is_adopted(obj: Object) -> bool:
@@ -62,3 +68,7 @@ def _is_adopted(obj: Object) -> bool:
 
 def _lacks_role(obj: Object) -> bool:
     return stored_condition(obj, READY).get("reason") == Reason.ROLE_NOT_FOUND
+
+
+def _is_asleep(obj: Object) -> bool:
+    return stored_condition(obj, HIBERNATED).get("status") == "True"
