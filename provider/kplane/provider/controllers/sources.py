@@ -228,16 +228,16 @@ class _KindInCluster(Generic[R_co]):
 
         loop, due = asyncio.get_running_loop(), dict[R_co, asyncio.TimerHandle]()
 
-        def add_due(request: R_co) -> None:
-            del due[request]
-            add(request)
+        def add_due(delayed: Delayed[R_co]) -> None:
+            del due[delayed.request]
+            add(delayed.request)
 
         def see(event: Event) -> None:
             for request in self._source._requests(self._cluster, event):  # noqa: SLF001 - one class in two parts
                 if not isinstance(request, Delayed):
                     add(request)
                 elif request.request not in due:
-                    due[request.request] = loop.call_later(request.seconds, add_due, request.request)
+                    due[request.request] = loop.call_later(request.seconds, add_due, request)
 
         await self._source.discover(self._cluster)
         registration = self._registration = self._source._watch(self._cluster, see)  # noqa: SLF001
