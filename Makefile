@@ -30,7 +30,7 @@ IMAGE_ARCH := $(if $(filter aarch64 arm64,$(shell uname -m)),arm64,amd64)
 
 # Tools that no other target needs, each in an environment of its own, with the hashes of tools/locks.
 LOCKS := tools/locks
-UV_PIP_COMPILE := .venv-tool-uv/bin/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11
+UV_PIP_COMPILE := .venv-tool-uv/bin/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-header --no-emit-package kplane-provider --python-version 3.11
 
 .PHONY: help
 help: ## List the targets
@@ -48,14 +48,14 @@ define make_venv
 	echo "$(@D): $$("$$python" --version), dependencies of requirements-dev.lock"; \
 	"$(@D)/bin/python" -c "" 2>/dev/null || "$$python" -m venv "$(@D)"
 	@"$(@D)/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --require-hashes -r requirements-dev.lock
-	@"$(@D)/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-deps --no-build-isolation -e .
+	@"$(@D)/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-deps --no-build-isolation -e ./provider -e .
 	@touch "$@"
 endef
 
-$(VENV)/.stamp: requirements-dev.lock pyproject.toml
+$(VENV)/.stamp: requirements-dev.lock pyproject.toml provider/pyproject.toml
 	$(make_venv)
 
-.venv-%/.stamp: requirements-dev.lock pyproject.toml
+.venv-%/.stamp: requirements-dev.lock pyproject.toml provider/pyproject.toml
 	$(make_venv)
 
 .venv-tool-%/.stamp: $(LOCKS)/%.lock

@@ -216,7 +216,7 @@ async def _measure(words: str, *, name: str, etcd: Etcd, load: Load, directory: 
         server = await _start(runtime, name, etcd=etcd, setting=Setting.parse(words))
         found = {"start_cpu_seconds": cpu_seconds(server.pid)}
         found |= await _idle(server, etcd=etcd, load=load)
-        async with Client(server.config, timeout_seconds=60.0) as client:
+        async with Client(server.config, timeout_seconds=60.0, field_manager="kplane") as client:
             found |= await _small_requests(client, server=server, load=load)
             found |= await _large_list(client, server=server, load=load)
         await asyncio.sleep(load.settle_seconds)

@@ -179,7 +179,7 @@ async def _first_writes(target: Target, fleet: Fleet, *, profile: str) -> list[f
     """Measure the seconds from a ready registration to the first object of its instance."""
     config = ClusterConfig.from_kubeconfig(fleet.kubeconfigs[_SAMPLED])
     seconds = []
-    async with Client(config) as tenant:
+    async with Client(config, field_manager="kplane") as tenant:
         for _ in range(target.samples):
             # Only controllers create the ServiceAccount of a namespace, so it is the first write of the instance.
             created = await tenant.create(NAMESPACES, {"metadata": {"generateName": "sample-"}})
@@ -279,7 +279,7 @@ async def _stock_instances(fleet: Fleet, names: Collection[str]) -> AsyncIterato
                     data=True,
                     lifetime=Lifetime.BOUND,
                 )
-                async with at_once, Client(ClusterConfig.from_kubeconfig(kubeconfig)) as tenant:
+                async with at_once, Client(ClusterConfig.from_kubeconfig(kubeconfig), field_manager="kplane") as tenant:
                     await runtime.apply(component)
                     await _until(
                         f"stock instance {name} leads", lambda: tenant.exists(LEASES, lease, namespace="kube-system")
@@ -366,7 +366,7 @@ async def _measure(target: Target, fleet: Fleet, *, control_planes: int) -> dict
 
 
 async def _run(target: Target, handle: Handle) -> dict[str, Any]:
-    async with Client(ClusterConfig.load(handle.admin_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(handle.admin_kubeconfig), field_manager="kplane") as client:
         kubeconfigs = await _create_control_planes(client, [*target.names, _SAMPLED])
         fleet = Fleet(client, handle, _mcm_pids(handle), kubeconfigs)
         alone = await _at_rest(target, (), mcm=fleet.mcm)

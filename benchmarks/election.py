@@ -49,7 +49,7 @@ _WAYS: Final = {
 
 async def _kubeconfig(handle: Handle) -> bytes:
     """Create the control plane, and return its kubeconfig when it is Ready."""
-    async with Client(ClusterConfig.load(handle.admin_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(handle.admin_kubeconfig), field_manager="kplane") as client:
         await client.create(CONTROL_PLANES, {"metadata": {"name": _NAME}, "spec": {"deletionPolicy": "Destroy"}})
         async with asyncio.timeout(_READY_SECONDS):
             while True:
@@ -121,7 +121,7 @@ async def _renewals(config: ClusterConfig, *, api_server: int, count: int) -> di
     cluster = Cluster(_NAME, config=config)
     holder = Holder(name="benchmark", fleet=None, uid=lambda _: None)
     lease = TenantLease(cluster, program="kube-controller-manager", holder=holder)
-    async with Client(config) as client:
+    async with Client(config, field_manager="kplane") as client:
 
         async def renew() -> None:
             if (blocking := await lease.look(config)) is not None:

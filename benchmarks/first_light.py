@@ -63,7 +63,9 @@ async def _measure(client: Client, name: str) -> dict[str, float]:
     ready = time.monotonic()
     await _until(client, CONTROL_PLANE_REGISTRATIONS, name, accept=lambda status: status.get("ready") is True)
     registered = time.monotonic()
-    async with Client(ClusterConfig.from_kubeconfig(await kubeconfig_of(client, name))) as tenant:
+    async with Client(
+        ClusterConfig.from_kubeconfig(await kubeconfig_of(client, name)), field_manager="kplane"
+    ) as tenant:
         while True:
             try:
                 await tenant.get(SERVICE_ACCOUNTS, "default", namespace="default")
@@ -136,7 +138,7 @@ def _summaries(runs: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
 
 
 async def _run(handle: Handle, *, number: int, settle_seconds: float) -> dict[str, Any]:
-    async with Client(ClusterConfig.load(handle.admin_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(handle.admin_kubeconfig), field_manager="kplane") as client:
         await client.create(
             CONTROL_PLANE_CLASSES,
             {

@@ -180,7 +180,7 @@ async def _measure(target: Target, *, management: ApiServer, tenants: ApiServer,
     configs = [each.administrator() for each in (management, tenants)]
     ready, resolved = Progress(number, _is_ready), Progress(number, _is_resolved)
     memory = PeakMemory(pid)
-    async with Client(management.administrator()) as client, asyncio.TaskGroup() as tasks:
+    async with Client(management.administrator(), field_manager="kplane") as client, asyncio.TaskGroup() as tasks:
         follow = [
             tasks.create_task(Informer(client, CONTROL_PLANES).run(ready.saw)),
             tasks.create_task(Informer(client, CONTROL_PLANE_REGISTRATIONS).run(resolved.saw)),
@@ -234,7 +234,7 @@ async def _run(target: Target, *, directory: Path) -> Any:
     ):
         management = await start_api_server(runtime, "management", directory=directory)
         tenants = await start_api_server(runtime, "tenants", directory=directory)
-        async with Client(management.administrator()) as client:
+        async with Client(management.administrator(), field_manager="kplane") as client:
             await install(client, timeout_seconds=_READY_SECONDS)
         config = await stack.enter_async_context(shared_address(tenants.administrator(), directory=directory))
         operator = await stack.enter_async_context(

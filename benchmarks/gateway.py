@@ -143,10 +143,10 @@ async def _watches(ways: dict[str, Target], tenant: Client, *, number: int, prog
 
 
 async def _run(options: Options, programs: Programs) -> dict[str, Any]:
-    async with Client(ClusterConfig.load(programs.handle.admin_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(programs.handle.admin_kubeconfig), field_manager="kplane") as client:
         ways = await _ready(client)
         config = await published_config(client, _NAME, key=KUBECONFIG_KEY)
-    async with Client(config) as tenant:
+    async with Client(config, field_manager="kplane") as tenant:
         load, small = os.getloadavg(), {}
         for connections in _CONNECTIONS:
             small[str(connections)] = await _compare(

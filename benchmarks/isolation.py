@@ -120,7 +120,9 @@ class _Field:
 
 async def _run(handle: Handle, directory: Path, *, silent: int, good: int, rounds: int) -> dict[str, Any]:
     async with contextlib.AsyncExitStack() as stack:
-        client = await stack.enter_async_context(Client(ClusterConfig.load(handle.admin_kubeconfig)))
+        client = await stack.enter_async_context(
+            Client(ClusterConfig.load(handle.admin_kubeconfig), field_manager="kplane")
+        )
         urls = stack.enter_context(silent_servers(silent))
         field = _Field(client)
         backend = await field.prepare()

@@ -230,7 +230,7 @@ async def _measure(
 async def _run(options: Options, programs: Programs, directory: Path) -> list[dict[str, Any]]:
     runs: list[dict[str, Any]] = []
     async with (
-        Client(ClusterConfig.load(programs.handle.admin_kubeconfig)) as client,
+        Client(ClusterConfig.load(programs.handle.admin_kubeconfig), field_manager="kplane") as client,
         scratch_etcd(directory, binaries=resolve()) as scratch,
     ):
         spec = {"deletionPolicy": "Destroy", "defaultServices": ["Controllers"], "virtual": {"start": "Always"}}
@@ -239,7 +239,7 @@ async def _run(options: Options, programs: Programs, directory: Path) -> list[di
             name = f"moved-{keys}"
             await _create(client, name)
             config = await published_config(client, name, key=KUBECONFIG_KEY)
-            async with Client(config) as tenant:
+            async with Client(config, field_manager="kplane") as tenant:
                 home = Home.of(config, directory=programs.handle.operator_directory)
                 filled = await _fill(tenant, home, keys=keys)
             _say(f"{name} is filled")

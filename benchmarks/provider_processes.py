@@ -92,7 +92,7 @@ async def fleet_server() -> AsyncIterator[tuple[Client, Path]]:
             server = await start_api_server(runtime, "fleet", directory=directory)
             kubeconfig = directory / "kubeconfig"
             write_private(kubeconfig, content=server.kubeconfig())
-            async with Client(server.administrator()) as client:
+            async with Client(server.administrator(), field_manager="kplane") as client:
                 await client.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
                 yield client, kubeconfig
 

@@ -11,6 +11,8 @@ JSON, with these times:
   cluster.
 - `hub`: from the create request of an object of the hub to a reconcile for each member, by two peers together. It also
   counts the reconciles that are too many.
+- `outage`: requests of one cluster fail while its API server is down. The times begin with its return, and end with the
+  reconcile of the first and the last request. `processor_seconds` are those of the process during the outage.
 """
 
 from __future__ import annotations
@@ -30,12 +32,15 @@ from typing import Any, Final
 
 import uvloop
 
+from benchmarks.cost import cpu_seconds
+from benchmarks.gate import Gate
 from benchmarks.provider_processes import NAMESPACE, Worker, fleet_server, program_of, reconciled, shared_out, started
 from benchmarks.surroundings import silent_servers
 from kplane.provider import Client
 from kplane.provider.client.resources import CONFIG_MAPS
 
 _SETTLED_SECONDS: Final = 2.0
+_POLL_SECONDS: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,8 @@ class Trouble:
     silent: int
     flood: int
     churn: int
+    outage_requests: int
+    outage_seconds: float
     deadline_seconds: float
     program: Sequence[str]
 
@@ -139,6 +146,37 @@ async def _hub(trouble: Trouble) -> dict[str, Any]:
         return {"seconds": round(seconds, 3), "reconciles": expected, "reconciles_too_many": more}
 
 
+async def _outage(trouble: Trouble) -> dict[str, Any]:
+    for number in range(trouble.outage_requests):
+        await trouble.create(f"outage-{number}")
+    async with (
+        Gate(trouble.client.config.server) as gate,
+        started(trouble.kubeconfig, program=trouble.program) as worker,
+    ):
+        await worker.ask(do="engage", clusters=0, gated=gate.url)
+        await trouble.last([worker], until=await trouble.objects())
+        await worker.ask(do="gated")
+        await gate.close()
+        spent = cpu_seconds(worker.pid)
+        await worker.ask(do="enqueue", requests=trouble.outage_requests)
+        await asyncio.sleep(trouble.outage_seconds)
+        spent = cpu_seconds(worker.pid) - spent
+        failures = (await worker.ask(do="gated"))["failures"]
+        back = time.monotonic()
+        await gate.open()
+        moments: list[float] = []
+        # Delays of requests that failed all the time may be as long as the outage was.
+        async with asyncio.timeout(2 * trouble.outage_seconds + trouble.deadline_seconds):
+            while len(moments) < trouble.outage_requests:
+                moments += (await worker.ask(do="gated"))["moments"]
+                await asyncio.sleep(_POLL_SECONDS)
+    return {
+        "seconds": {"first": round(min(moments) - back, 2), "last": round(max(moments) - back, 2)},
+        "failures": failures,
+        "processor_seconds": round(spent, 2),
+    }
+
+
 async def run(given: argparse.Namespace, *, program: Sequence[str]) -> dict[str, Any]:
     """Measure each trouble."""
     async with fleet_server() as (client, kubeconfig):
@@ -147,11 +185,13 @@ async def run(given: argparse.Namespace, *, program: Sequence[str]) -> dict[str,
         silent = {"without": await _silent(trouble, silent=0), "with": await _silent(trouble, silent=given.silent)}
         flood = await _flood(trouble)
         killed, hub = await _killed(trouble), await _hub(trouble)
+        outage = await _outage(trouble)
     return {
         "silent": {"clusters": given.silent, "seconds": {name: round(each, 2) for name, each in silent.items()}},
         "flood": {"requests": given.flood, "milliseconds": flood},
         "killed": {"seconds": round(killed, 2)},
         "hub": hub,
+        "outage": {"outage_seconds": given.outage_seconds, "requests": given.outage_requests, **outage},
     }
 
 
@@ -162,6 +202,8 @@ def main() -> None:
     parser.add_argument("--silent", type=int, default=20, help="clusters that never answer")
     parser.add_argument("--flood", type=int, default=100_000, help="requests for one cluster")
     parser.add_argument("--churn", type=int, default=25, help="ConfigMaps to create one by one")
+    parser.add_argument("--outage-requests", type=int, default=30, help="requests of the cluster that is down")
+    parser.add_argument("--outage-seconds", type=float, default=300.0, help="how long its API server is down")
     parser.add_argument("--deadline-seconds", type=float, default=300.0, help="time limit of each part")
     parser.add_argument("--go", type=Path, help="a checkout of multicluster-runtime, to measure the runtime for Go")
     given = parser.parse_args()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import json
 import sys
@@ -17,6 +18,7 @@ from kplane.provider import (
     Cluster,
     ClusterConfig,
     Manager,
+    ProviderError,
     Request,
     Sharded,
     controller,
@@ -33,6 +35,9 @@ KINDS = (CONFIG_MAPS, SECRETS, SERVICE_ACCOUNTS)
 FLOODED = "cluster-0"
 """The cluster that a flood is about."""
 
+GATED = "gated"
+"""The cluster whose API server goes down."""
+
 
 class Meter:
     """Counts reconciles, and does nothing else. Those of a flood take a millisecond each, and do not count."""
@@ -42,6 +47,9 @@ class Meter:
         self.reconciles = 0
         self.last = 0.0
         self.milliseconds: list[float] = []
+        self.moments: list[float] = []
+        """When objects of the gated cluster were read."""
+        self.failures = 0
         self.flood: Channel[Request] = Channel()
         self.flooded = False
 
@@ -50,6 +58,8 @@ class Meter:
         if request.name.startswith("flood-"):
             await asyncio.sleep(0.001)
             return
+        if request.cluster == GATED:
+            await self._read(request)
         self.reconciles += 1
         self.last = time.monotonic()
         if request.name.startswith("churn-") and self.manager is not None:
@@ -58,6 +68,17 @@ class Meter:
             sent = int(found["metadata"]["annotations"]["benchmark/sent"])
             if request.cluster != FLOODED or not self.flooded:
                 self.milliseconds.append((time.monotonic_ns() - sent) / 1e6)
+
+    async def _read(self, request: Request) -> None:
+        if self.manager is None:
+            return
+        client = self.manager.get_cluster(GATED).client
+        try:
+            await client.get(CONFIG_MAPS, request.name, namespace=request.namespace)
+        except ProviderError:
+            self.failures += 1
+            raise
+        self.moments.append(time.monotonic())
 
     def members(self, _: Cluster, found: dict[str, Any]) -> Iterable[Request]:
         """Map an object of the hub to a request for each member."""
@@ -90,8 +111,18 @@ async def _answer(
                 *(Cluster(f"silent-{number}", config=each) for number, each in enumerate(silent)),
                 *(Cluster(f"cluster-{number}", config=config) for number in range(question["clusters"])),
             ]
+            if gated := question.get("gated"):
+                clusters.append(Cluster(GATED, config=dataclasses.replace(config, server=gated)))
             await asyncio.gather(*map(fleet.add, clusters))
             return {}
+        case "enqueue":
+            for number in range(question["requests"]):
+                meter.flood.put(Request(GATED, "benchmark", f"outage-{number}"))
+            return {}
+        case "gated":
+            moments, meter.moments = meter.moments, []
+            failures, meter.failures = meter.failures, 0
+            return {"moments": moments, "failures": failures}
         case "flood":
             meter.flooded = True
             for number in range(question["requests"]):
@@ -113,7 +144,7 @@ async def _run(*, kubeconfig: str, kinds: int, identity: str | None, hub: bool) 
     config, fleet, meter = ClusterConfig.load(Path(kubeconfig)), ClustersProvider(), Meter()
     local = Cluster("", config=config)
     coordinator = None if identity is None else Sharded(local.client, namespace="kube-system", identity=identity)
-    meter.manager = Manager(config, fleet, coordinator=coordinator)
+    meter.manager = Manager(config, fleet, coordinator=coordinator, name="benchmark")
     for kind in KINDS[:kinds]:
         builder = controller(meter.manager).for_(kind).with_options(workers=8)
         if kind is CONFIG_MAPS:

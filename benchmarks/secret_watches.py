@@ -89,7 +89,7 @@ async def _run(namespaces: int, *, rest: float) -> dict[str, Any]:
         async with ProcessRuntime(path / "runtime", programs=programs.directories) as runtime:
             try:
                 server = await start_api_server(runtime, "measured", directory=path)
-                async with Client(server.administrator(), keeps_worker=True) as client:
+                async with Client(server.administrator(), keeps_worker=True, field_manager="kplane") as client:
                     for name in names:
                         await _create(client, name)
                     (api_server,) = [

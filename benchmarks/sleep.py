@@ -277,7 +277,7 @@ async def _in_use(client: Client, target: Target, *, programs: Programs) -> dict
 
 async def _run(target: Target, programs: Programs) -> dict[str, Any]:
     config = ClusterConfig.load(programs.handle.admin_kubeconfig)
-    async with Client(config) as client:
+    async with Client(config, field_manager="kplane") as client:
         first = await _first(client)
         _say(f"one came and went: {first}")
         await asyncio.sleep(target.settle_seconds)

@@ -138,7 +138,7 @@ async def shared_address(backend: ClusterConfig, *, directory: Path) -> AsyncIte
             str(program), *arguments, "--log-level", "warn", stdout=log, stderr=log
         )
     try:
-        async with Client(backend) as client:
+        async with Client(backend, field_manager="kplane") as client:
             token = await administrator_token(client)
         config = ClusterConfig(server=f"https://{_HOST}:{port}", ca_data=authority.certificate, token=token)
         await _answers(config.with_server(f"{config.server}/clusters/any/control-plane"))
@@ -153,17 +153,17 @@ async def administrator_token(client: Client) -> str:
     """Issue a token of an administrator, for proxies that end TLS."""
     with contextlib.suppress(AlreadyExists):
         await client.create(NAMESPACES, {"metadata": {"name": _ACCOUNT_NAMESPACE}})
-    await client.apply(SERVICE_ACCOUNTS, {"metadata": {"name": _ACCOUNT, "namespace": _ACCOUNT_NAMESPACE}})
+    await client.apply(SERVICE_ACCOUNTS, {"metadata": {"name": _ACCOUNT, "namespace": _ACCOUNT_NAMESPACE}}, force=True)
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}
     subject = {"kind": "ServiceAccount", "name": _ACCOUNT, "namespace": _ACCOUNT_NAMESPACE}
     binding = {"metadata": {"name": _ACCOUNT}, "roleRef": role, "subjects": [subject]}
-    await client.apply(CLUSTER_ROLE_BINDINGS, binding)
+    await client.apply(CLUSTER_ROLE_BINDINGS, binding, force=True)
     token = await request_token(client, service_account=_ACCOUNT, lifetime=_LIFETIME)
     return token.value
 
 
 async def _answers(config: ClusterConfig) -> None:
-    async with asyncio.timeout(_READY_SECONDS), Client(config) as client:
+    async with asyncio.timeout(_READY_SECONDS), Client(config, field_manager="kplane") as client:
         while True:
             try:
                 await client.request("GET", "/version")
@@ -268,7 +268,7 @@ async def open_namespace(client: Client, namespace: str = "default", *, role: st
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
         "subjects": [{"kind": "ServiceAccount", "name": "controlplane-operator", "namespace": "kplane-system"}],
     }
-    await client.apply(ROLE_BINDINGS, body)
+    await client.apply(ROLE_BINDINGS, body, force=True)
 
 
 async def may_read(client: Client, namespace: str) -> bool:

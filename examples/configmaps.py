@@ -16,7 +16,8 @@ import logging
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from kplane.provider import Client, Cluster, ClusterConfig, Manager, NotFound, Provider, Request, controller, run
+from kplane.provider import Client, Cluster, ClusterConfig, Manager, Provider, Request, controller, run
+from kplane.provider.objects import or_none
 from kplane.provider.providers.file import FileProvider
 from kplane.provider.providers.kind import KindProvider
 from kplane.provider.providers.kplane import RegistrationProvider
@@ -28,9 +29,8 @@ STAMP = "demo/cluster"
 
 async def reconcile(request: Request, cluster: Cluster) -> None:
     """Stamp the ConfigMap if it asks for a stamp. The manager calls this after each event, and retries errors."""
-    try:
-        found = await cluster.cache.get("v1/ConfigMap", request)
-    except NotFound:
+    found = await or_none(cluster.cache.get("v1/ConfigMap", request))
+    if found is None:
         log.info("gone")
         return
     log.info("seen")
@@ -73,7 +73,7 @@ def read_command_line() -> argparse.Namespace:
 async def main(stop: asyncio.Event) -> None:
     """Run the controller on the provider's clusters until `stop` is set."""
     async with chosen(read_command_line()) as provider:
-        manager = Manager(None, provider)
+        manager = Manager(None, provider, name="configmaps")
         controller(manager).for_("v1/ConfigMap").build(reconcile)
         await manager.run(stop)
 

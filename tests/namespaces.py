@@ -24,7 +24,7 @@ async def going_at_once(config: ClusterConfig, *, due: Due | None = None) -> Asy
     The wait is for API servers behind each other, and cannot be set. `config` is the cluster's administrator. A
     namespace stays until it is `due`.
     """
-    async with Client(config) as client:
+    async with Client(config, field_manager="kplane") as client:
         ending = asyncio.create_task(_end_all(client, due=due))
         try:
             yield

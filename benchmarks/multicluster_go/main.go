@@ -46,6 +46,7 @@ import (
 
 const (
 	flooded   = multicluster.ClusterName("cluster-0")
+	gated     = multicluster.ClusterName("gated")
 	namespace = "benchmark"
 )
 
@@ -60,6 +61,7 @@ type question struct {
 	Do       string   `json:"do"`
 	Clusters int      `json:"clusters"`
 	Silent   []string `json:"silent"`
+	Gated    string   `json:"gated"`
 	Requests int      `json:"requests"`
 }
 
@@ -71,6 +73,8 @@ type meter struct {
 	reconciles   int
 	last         float64
 	milliseconds []float64
+	moments      []float64
+	failures     int
 	flooded      bool
 }
 
@@ -78,6 +82,11 @@ func (m *meter) Reconcile(ctx context.Context, request mcreconcile.Request) (ctr
 	if strings.HasPrefix(request.Name, "flood-") {
 		time.Sleep(time.Millisecond)
 		return ctrl.Result{}, nil
+	}
+	if request.ClusterName == gated {
+		if err := m.read(ctx, request); err != nil {
+			return ctrl.Result{}, err
+		}
 	}
 	m.lock.Lock()
 	m.reconciles++
@@ -101,6 +110,23 @@ func (m *meter) Reconcile(ctx context.Context, request mcreconcile.Request) (ctr
 	}
 	m.lock.Unlock()
 	return ctrl.Result{}, err
+}
+
+// read asks the API server of the gated cluster for the object, and notes when it answered.
+func (m *meter) read(ctx context.Context, request mcreconcile.Request) error {
+	found, err := m.manager.GetCluster(ctx, request.ClusterName)
+	if err == nil {
+		var object corev1.ConfigMap
+		err = found.GetAPIReader().Get(ctx, request.NamespacedName, &object)
+	}
+	m.lock.Lock()
+	defer m.lock.Unlock()
+	if err != nil {
+		m.failures++
+		return err
+	}
+	m.moments = append(m.moments, float64(monotonic())/1e9)
+	return nil
 }
 
 // monotonic returns the clock of Python's time.monotonic_ns.
@@ -245,6 +271,17 @@ func answerAll(
 				name := types.NamespacedName{Namespace: namespace, Name: fmt.Sprintf("flood-%d", number)}
 				queue.Add(mcreconcile.Request{Request: reconcile.Request{NamespacedName: name}, ClusterName: flooded})
 			}
+		case "enqueue":
+			queue := <-flooding.queue
+			for number := range asked.Requests {
+				name := types.NamespacedName{Namespace: namespace, Name: fmt.Sprintf("outage-%d", number)}
+				queue.Add(mcreconcile.Request{Request: reconcile.Request{NamespacedName: name}, ClusterName: gated})
+			}
+		case "gated":
+			counted.lock.Lock()
+			answer["moments"], counted.moments = append([]float64{}, counted.moments...), nil
+			answer["failures"], counted.failures = counted.failures, 0
+			counted.lock.Unlock()
 		case "shards":
 			// It does not tell of shards; peers have to know each other.
 			answer["owned"], answer["all"] = 0, 2
@@ -285,6 +322,11 @@ func addAll(ctx context.Context, config *rest.Config, provider *clusters.Provide
 	}
 	for number := range asked.Clusters {
 		add(fmt.Sprintf("cluster-%d", number), alone(config))
+	}
+	if asked.Gated != "" {
+		made := alone(config)
+		made.Host = asked.Gated
+		add(string(gated), made)
 	}
 }
 

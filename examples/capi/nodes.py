@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kplane.provider import Client, Cluster, ClusterConfig, Manager, ObjectKey, Request, controller, enqueue_mapped, run
+from kplane.provider.objects import is_condition_true
 from kplane.provider.providers.capi import ClusterApiProvider
 
 log = logging.getLogger("nodes")
@@ -26,12 +27,6 @@ def lead_to_cluster(cluster: Cluster, _node: dict[str, Any]) -> Iterable[ObjectK
     return [ObjectKey(*cluster.name.split("/"))]
 
 
-def is_ready(node: dict[str, Any]) -> bool:
-    """Tell whether the kubelet says so."""
-    conditions = node.get("status", {}).get("conditions", [])
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
-
-
 def read_command_line() -> argparse.Namespace:
     """Read where Cluster API is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -43,11 +38,11 @@ async def main(stop: asyncio.Event) -> None:
     """Work until `stop` is set."""
     config = ClusterConfig.load(read_command_line().kubeconfig)
     async with Client(config) as client:
-        manager = Manager(config, ClusterApiProvider(client))
+        manager = Manager(config, ClusterApiProvider(client), name="nodes")
 
         async def reconcile(request: Request, cluster: Cluster) -> None:
             nodes = await cluster.cache.list("v1/Node")
-            note = f"{sum(map(is_ready, nodes))}/{len(nodes)}"
+            note = f"{sum(is_condition_true(node, 'Ready') for node in nodes)}/{len(nodes)}"
             noted = await manager.local.cache.get(CLUSTERS, request, metadata_only=True)
             if noted["metadata"].get("annotations", {}).get(NODES_READY) != note:
                 await manager.local.client.patch(CLUSTERS, request, {"metadata": {"annotations": {NODES_READY: note}}})

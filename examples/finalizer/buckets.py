@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
-import datetime as dt
 import logging
 import shutil
-from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,8 +16,6 @@ from kplane.provider import (
     CacheScope,
     Cluster,
     Manager,
-    NotFound,
-    ObjectKey,
     ProviderError,
     Request,
     Resource,
@@ -28,14 +23,22 @@ from kplane.provider import (
     controller,
     run,
 )
+from kplane.provider.errors import ObjectTaken
+from kplane.provider.objects import (
+    OWNER_LABEL,
+    add_finalizer,
+    apply_owned,
+    or_none,
+    remove_finalizer,
+    set_condition,
+    update_status,
+)
 from kplane.provider.providers.file import FileProvider
 
 log = logging.getLogger("buckets")
 
 BUCKETS: Final = Resource("storage.example.com/v1", "Bucket", "buckets", namespaced=True)
 FINALIZER: Final = "storage.example.com/directory"
-LABEL: Final = "storage.example.com/bucket"
-"""Label of the Bucket's Secret. The caches keep no other Secrets."""
 CHECK_SECONDS: Final = 300.0
 """The store sends no events, so the operator looks after its directories from time to time."""
 
@@ -90,104 +93,71 @@ class Buckets:
 
     async def reconcile(self, request: Request, cluster: Cluster) -> Result | None:
         """Bring the store, the Secret and the status in line with a Bucket."""
-        bucket = await found(cluster.cache.get(BUCKETS, request))
+        bucket = await or_none(cluster.cache.get(BUCKETS, request))
         if bucket is None:
             return None
         try:
             if "deletionTimestamp" in bucket["metadata"]:
                 await self._remove(bucket, cluster)
                 return None
+            # First of all: no directory exists whose Bucket could go without a cleanup.
+            bucket = await add_finalizer(cluster.client, bucket, FINALIZER)
             address = await self._provide(bucket, cluster)
         except Blocked as error:
-            await report(bucket, cluster, {"status": "False", "reason": error.reason, "message": str(error)})
+            await report(bucket, cluster, ready=False, reason=error.reason, message=str(error))
             raise
-        ready = {"status": "True", "reason": "Provided", "message": ""}
-        await report(bucket, cluster, ready, address=address)
+        await report(bucket, cluster, ready=True, reason="Provided", address=address)
         return Result(requeue_after_seconds=CHECK_SECONDS)
 
     async def _provide(self, bucket: Object, cluster: Cluster) -> str:
         metadata = bucket["metadata"]
-        if FINALIZER not in metadata.get("finalizers", []):
-            # First of all: no directory exists whose Bucket could go without a cleanup.
-            await write_finalizers(bucket, cluster, [*metadata.get("finalizers", []), FINALIZER])
         try:
             address = await self._store.put(metadata["uid"], quota_mib=bucket["spec"]["quotaMiB"])
         except OSError as error:
             raise Blocked("StoreFailed", f"failed to make the directory: {error}") from error
-        await write_secret(bucket, cluster, address=address)
+        secret = {"metadata": {"name": f"{metadata['name']}-bucket"}, "stringData": {"address": address}}
+        try:
+            # Kubernetes deletes it with the Bucket.
+            await apply_owned(cluster, bucket, [{"apiVersion": "v1", "kind": "Secret", **secret}])
+        except ObjectTaken as error:
+            raise Blocked("SecretTaken", str(error)) from error
         return address
 
     async def _remove(self, bucket: Object, cluster: Cluster) -> None:
-        finalizers = bucket["metadata"].get("finalizers", [])
-        if FINALIZER not in finalizers:
+        if FINALIZER not in bucket["metadata"].get("finalizers", []):
             return  # Cleaned up; a finalizer of others holds it.
         try:
             await self._store.delete(bucket["metadata"]["uid"])
         except OSError as error:
             raise Blocked("StoreFailed", f"failed to delete the directory: {error}") from error
         # Last of all: if the process ends before, the next one deletes again.
-        others = [each for each in finalizers if each != FINALIZER]
-        await found(write_finalizers(bucket, cluster, others))
+        await remove_finalizer(cluster.client, bucket, FINALIZER)
         log.info("removed")
 
 
-async def found(answer: Awaitable[Object]) -> Object | None:
-    """Await an object; None if it does not exist."""
-    try:
-        return await answer
-    except NotFound:
-        return None
-
-
-def key_of(bucket: Object) -> ObjectKey:
-    """Return namespace and name."""
-    return ObjectKey(bucket["metadata"]["namespace"], bucket["metadata"]["name"])
-
-
-async def write_finalizers(bucket: Object, cluster: Cluster, finalizers: list[str]) -> Object:
-    """Write the list of finalizers. Raises Conflict if another program has changed the Bucket since."""
-    change = {"resourceVersion": bucket["metadata"]["resourceVersion"], "finalizers": finalizers}
-    return await cluster.client.patch(BUCKETS, key_of(bucket), {"metadata": change})
-
-
-async def write_secret(bucket: Object, cluster: Cluster, *, address: str) -> None:
-    """Write the address into a Secret that Kubernetes deletes with the Bucket. Raises Blocked if others have it."""
-    owner = bucket["metadata"]
-    key = ObjectKey(owner["namespace"], f"{owner['name']}-bucket")
-    data = {"address": base64.b64encode(address.encode()).decode()}
-    # What the cache lacks may have been made a moment ago, or have no label.
-    secret = await found(cluster.cache.get("v1/Secret", key)) or await found(cluster.client.get("v1/Secret", key))
-    if secret is None:
-        reference = {"apiVersion": BUCKETS.api_version, "kind": BUCKETS.kind, "name": owner["name"]}
-        reference |= {"uid": owner["uid"], "controller": True}
-        metadata = {**key._asdict(), "labels": {LABEL: "true"}, "ownerReferences": [reference]}
-        await cluster.client.create("v1/Secret", {"metadata": metadata, "data": data})
-    elif owner["uid"] not in [each["uid"] for each in secret["metadata"].get("ownerReferences", [])]:
-        raise Blocked("SecretTaken", f"Secret {key} is not of this Bucket: delete or rename it")
-    elif secret.get("data") != data:
-        await cluster.client.patch("v1/Secret", key, {"data": data})
-
-
-async def report(bucket: Object, cluster: Cluster, ready: Object, *, address: str | None = None) -> None:
+async def report(
+    bucket: Object, cluster: Cluster, *, ready: bool, reason: str, message: str = "", address: str | None = None
+) -> None:
     """Write the status if it changes."""
-    metadata, before = bucket["metadata"], bucket.get("status", {})
-    last: Object = before["conditions"][0] if before.get("conditions") else {}
-    since = f"{dt.datetime.now(dt.UTC):%Y-%m-%dT%H:%M:%SZ}"
-    if last.get("status") == ready["status"]:
-        since = last["lastTransitionTime"]
-    condition = {"type": "Ready", **ready, "lastTransitionTime": since}
-    status = {**before, "observedGeneration": metadata["generation"], "conditions": [condition]}
-    if address is not None:
-        status["address"] = address
-    if status != before:
-        await cluster.client.patch(BUCKETS, key_of(bucket), {"status": status}, subresource="status")
-        log.info(ready["reason"])
+    generation = bucket["metadata"]["generation"]
+
+    def change(status: Object) -> None:
+        status["observedGeneration"] = generation
+        if address is not None:
+            status["address"] = address
+        if set_condition(status, "Ready", ready, reason=reason, message=message, observed_generation=generation):
+            log.info(reason)
+
+    await update_status(cluster.client, bucket, change)
 
 
 def make_manager(clusters: Path, *, store: Path) -> Manager:
     """Make the manager of all clusters that have a kubeconfig in a directory."""
     manager = Manager(
-        None, FileProvider(directories=[clusters]), cache_scopes={"v1/Secret": CacheScope(label_selector=LABEL)}
+        None,
+        FileProvider(directories=[clusters]),
+        cache_scopes={"v1/Secret": CacheScope(label_selector=OWNER_LABEL)},
+        name="buckets",
     )
     buckets = Buckets(Store(store))
     controller(manager).for_(BUCKETS).owns("v1/Secret").build(buckets.reconcile)

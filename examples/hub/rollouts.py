@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime as dt
+import copy
 import logging
-from collections.abc import Awaitable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +24,6 @@ from kplane.provider import (
     ClusterConfig,
     Conflict,
     Manager,
-    NotFound,
     ObjectKey,
     ProviderError,
     Request,
@@ -38,6 +37,7 @@ from kplane.provider import (
 )
 from kplane.provider.controllers.builder import predicates
 from kplane.provider.controllers.predicates import generation_changed, labels_changed
+from kplane.provider.objects import create_or_update, or_none, set_condition
 from kplane.provider.providers.secrets import KUBECONFIG_LABEL, KubeconfigProvider
 
 log = logging.getLogger("rollouts")
@@ -65,12 +65,12 @@ class Rollouts:
 
     async def reconcile_copy(self, request: Request, member: Cluster) -> None:
         """Bring one copy in line with its Rollout, and report it. Events of the hub and of the member lead here."""
-        secret = await found(
+        secret = await or_none(
             self._hub.cache.get("v1/Secret", member.name, namespace=self._namespace, metadata_only=True)
         )
         if secret is None:
             return  # It is about to leave the fleet, and keeps its copies.
-        rollout = await found(self._hub.cache.get(ROLLOUTS, request))
+        rollout = await or_none(self._hub.cache.get(ROLLOUTS, request))
         if rollout is None or not selects(rollout, secret):
             await remove(member, request)
             if rollout is not None:
@@ -81,13 +81,13 @@ class Rollouts:
         except Conflict:
             raise  # The cache is behind: retry with what it will have.
         except (ApiError, Taken, Unreachable) as error:
-            await self._report(rollout, member.name, {"status": "False", "reason": error.reason, "message": str(error)})
+            await self._report(rollout, member.name, {"value": False, "reason": error.reason, "message": str(error)})
             raise
-        await self._report(rollout, member.name, {"status": "True", "reason": "Applied", "message": ""})
+        await self._report(rollout, member.name, {"value": True, "reason": "Applied"})
 
     async def reconcile_summary(self, request: Request) -> None:
         """Sum up the members' entries, and remove those of members that have left."""
-        rollout = await found(self._hub.cache.get(ROLLOUTS, request))
+        rollout = await or_none(self._hub.cache.get(ROLLOUTS, request))
         if rollout is None or "deletionTimestamp" in rollout["metadata"]:
             return
         secrets = await self._hub.cache.list("v1/Secret", metadata_only=True)
@@ -97,16 +97,13 @@ class Rollouts:
             await self._report(rollout, name, None)
         selected = sorted(secret["metadata"]["name"] for secret in secrets if selects(rollout, secret))
         behind = [name for name in selected if not is_applied(entries.get(name), generation=generation)]
-        ready = {
-            "status": "False" if behind else "True",
-            "reason": "Waiting" if behind else "Applied",
-            "message": f"waiting for {', '.join(behind[:5])}" if behind else "",
-        }
         wanted = {
             "observedGeneration": generation,
             "applied": f"{len(selected) - len(behind)}/{len(selected)}",
-            "conditions": [condition("Ready", ready, before=status)],
+            "conditions": copy.deepcopy(status.get("conditions", [])),
         }
+        reason, message = ("Waiting", f"waiting for {', '.join(behind[:5])}") if behind else ("Applied", "")
+        set_condition(wanted, "Ready", not behind, reason=reason, message=message, observed_generation=generation)
         if not wanted.items() <= status.items():
             await self._apply_status(rollout, wanted, field_manager=FIELD_MANAGER)
 
@@ -117,11 +114,11 @@ class Rollouts:
         """
         members = rollout.get("status", {}).get("members", [])
         before = next((entry for entry in members if entry["cluster"] == member), None)
-        entry = applied and {
-            "cluster": member,
-            "observedGeneration": rollout["metadata"]["generation"],
-            "conditions": [condition("Applied", applied, before=before or {})],
-        }
+        entry = None
+        if applied is not None:
+            generation = rollout["metadata"]["generation"]
+            entry = {**copy.deepcopy(before or {"cluster": member}), "observedGeneration": generation}
+            set_condition(entry, "Applied", **applied, observed_generation=generation)
         if entry != before:
             status = {"members": [entry]} if entry else {}
             await self._apply_status(rollout, status, field_manager=f"{FIELD_MANAGER}/{member}")
@@ -131,37 +128,32 @@ class Rollouts:
         # With the uid, the server refuses a status for a later Rollout of the same name.
         metadata = {key: rollout["metadata"][key] for key in ("name", "namespace", "uid")}
         applied = {"metadata": metadata, "status": status}
-        await found(self._hub.client.apply(ROLLOUTS, applied, subresource="status", field_manager=field_manager))
-
-
-async def found(answer: Awaitable[Object]) -> Object | None:
-    """Await an object; None if it does not exist."""
-    try:
-        return await answer
-    except NotFound:
-        return None
+        await or_none(
+            self._hub.client.apply(ROLLOUTS, applied, subresource="status", field_manager=field_manager, force=True)
+        )
 
 
 async def write(member: Cluster, key: Request, data: Object) -> None:
     """Create or update the copy. Raises Taken for a ConfigMap that is no copy."""
-    # What the cache lacks may have been made a moment ago, or have no label.
-    copy = await found(member.cache.get("v1/ConfigMap", key)) or await found(member.client.get("v1/ConfigMap", key))
-    if copy is None:
-        metadata = {"namespace": key.namespace, "name": key.name, "labels": COPY}
-        await member.client.create("v1/ConfigMap", {"metadata": metadata, "data": data})
-        log.info("created")
-    elif not COPY.items() <= copy["metadata"].get("labels", {}).items():
-        raise Taken(f"ConfigMap {key.key} of {member.name} is no copy: delete or rename it")
-    elif copy.get("data", {}) != data:
-        await member.client.replace("v1/ConfigMap", {**copy, "data": data})
-        log.info("updated")
+    metadata = {"namespace": key.namespace, "name": key.name, "labels": COPY}
+
+    def change(copied: Object) -> None:
+        if not COPY.items() <= copied["metadata"].get("labels", {}).items():
+            raise Taken(f"ConfigMap {key.key} of {member.name} is no copy: delete or rename it")
+        if copied.get("data", {}) != data:
+            copied["data"] = data
+
+    described = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+    outcome = await create_or_update(member.client, described, change, cache=member.cache)
+    if outcome.result != "unchanged":
+        log.info(outcome.result)
 
 
 async def remove(member: Cluster, key: Request) -> None:
     """Delete the copy, if there is one."""
-    copy = await found(member.cache.get("v1/ConfigMap", key))
-    if copy is not None:
-        await found(member.client.delete("v1/ConfigMap", key, uid=copy["metadata"]["uid"]))
+    copied = await or_none(member.cache.get("v1/ConfigMap", key))
+    if copied is not None:
+        await or_none(member.client.delete("v1/ConfigMap", key, uid=copied["metadata"]["uid"]))
         log.info("removed")
 
 
@@ -179,14 +171,6 @@ def is_applied(entry: Object | None, *, generation: int) -> bool:
         and entry.get("observedGeneration") == generation
         and all(each["status"] == "True" for each in entry["conditions"])
     )
-
-
-def condition(kind: str, now: Object, *, before: Object) -> Object:
-    """Complete a condition: its time is that of its last change."""
-    last = next((each for each in before.get("conditions", []) if each["type"] == kind), None)
-    if last is not None and last["status"] == now["status"]:
-        return {"type": kind, **now, "lastTransitionTime": last["lastTransitionTime"]}
-    return {"type": kind, **now, "lastTransitionTime": f"{dt.datetime.now(dt.UTC):%Y-%m-%dT%H:%M:%SZ}"}
 
 
 def in_each_member(hub: Cluster, rollout: Object) -> Iterable[Request]:
@@ -243,7 +227,7 @@ async def main(stop: asyncio.Event) -> None:
     async with Client(config) as client:
         provider = KubeconfigProvider(client, namespace=given.namespace)
         sharing = Sharded(client, namespace=given.namespace, identity=given.peer) if given.peer else None
-        manager = Manager(config, provider, coordinator=sharing, cache_scopes=scopes)
+        manager = Manager(config, provider, coordinator=sharing, cache_scopes=scopes, name=FIELD_MANAGER)
         add_controllers(manager, namespace=given.namespace)
         await manager.run(stop)
 

@@ -8,4 +8,4 @@ from kplane.provider import Manager, run
 from kplane.provider.contrib.kopf import KopfAware
 from kplane.provider.providers.file import FileProvider
 
-run(Manager(None, FileProvider(directories=["clusters"]), awares=[KopfAware()]))
+run(Manager(None, FileProvider(directories=["clusters"]), awares=[KopfAware()], name="fleet"))

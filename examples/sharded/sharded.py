@@ -11,7 +11,8 @@ import logging
 import os
 import socket
 
-from kplane.provider import Client, Cluster, ClusterConfig, Manager, NotFound, Request, Sharded, controller, run
+from kplane.provider import Client, Cluster, ClusterConfig, Manager, Request, Sharded, controller, run
+from kplane.provider.objects import or_none
 from kplane.provider.providers.namespace import NamespaceProvider
 from kplane.provider.serving.http import Serving
 
@@ -29,9 +30,8 @@ PORT = int(os.environ.get("PORT", "8080"))
 
 async def reconcile(request: Request, cluster: Cluster) -> None:
     """Write into the ConfigMap which replica has seen its present data."""
-    try:
-        found = await cluster.cache.get("v1/ConfigMap", request)
-    except NotFound:
+    found = await or_none(cluster.cache.get("v1/ConfigMap", request))
+    if found is None:
         return
     text = found.get("data", {}).get("text")
     annotations = found["metadata"].get("annotations", {})
@@ -47,7 +47,8 @@ async def main(stop: asyncio.Event) -> None:
     host = Cluster("host", config=config)
     async with Client(config) as client:
         coordinator = Sharded(client, namespace=NAMESPACE, identity=REPLICA)
-        manager = Manager(config, NamespaceProvider(host, label_selector="demo=fleet"), coordinator=coordinator)
+        provider = NamespaceProvider(host, label_selector="demo=fleet")
+        manager = Manager(config, provider, name="sharded-example", coordinator=coordinator)
         manager.add(Serving(manager, host="0.0.0.0", port=PORT))  # noqa: S104 - of the pod
         controller(manager).for_("v1/ConfigMap").build(reconcile)
         await manager.run(stop)

@@ -48,7 +48,7 @@ Patch = Callable[..., Awaitable[None]]
 
 @pytest.fixture
 async def client(api_server: Handle) -> AsyncIterator[Client]:
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         yield client
 
 

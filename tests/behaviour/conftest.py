@@ -115,7 +115,7 @@ async def _until(probe: Callable[[], Awaitable[bool]]) -> None:
 async def kubeconfig(management_cluster: Handle, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Path]:
     """The published kubeconfig of a control plane that an instance works on."""
     control_planes, registrations = _resource(ControlPlane), _resource(ControlPlaneRegistration)
-    async with Client(ClusterConfig.load(management_cluster.admin_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(management_cluster.admin_kubeconfig), field_manager="kplane") as client:
         await client.create(control_planes, {"metadata": {"name": _NAME}, "spec": {"deletionPolicy": "Destroy"}})
         spec = {"controlPlaneRef": {"name": _NAME}, "services": ["Controllers"]}
         await client.create(registrations, {"metadata": {"name": _NAME}, "spec": spec})
@@ -145,7 +145,7 @@ async def kubeconfig(management_cluster: Handle, tmp_path_factory: pytest.TempPa
 async def tenant(kubeconfig: Path, eventually: Callable[..., Awaitable[Any]]) -> AsyncIterator[Tenant]:
     """A namespace of its own for each test. It is deleted afterwards, and not awaited: the control plane goes too."""
     namespace = f"test-{uuid.uuid4().hex[:8]}"
-    async with Client(ClusterConfig.load(kubeconfig)) as client:
+    async with Client(ClusterConfig.load(kubeconfig), field_manager="kplane") as client:
         await client.create(NAMESPACES, {"metadata": {"name": namespace}})
         yield Tenant(client, kubeconfig, namespace, eventually)
         with contextlib.suppress(NotFound):

@@ -124,7 +124,7 @@ async def test_a_namespace_has_a_default_service_account_and_the_root_ca_again_a
     config = ClusterConfig(
         server=tenant.client.config.server, ca_data=trusted.encode(), token=answer["status"]["token"]
     )
-    async with Client(config) as pod:
+    async with Client(config, field_manager="kplane") as pod:
         who = await pod.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", body={})
     assert who["status"]["userInfo"]["username"] == f"system:serviceaccount:{tenant.namespace}:default"
 
@@ -268,7 +268,7 @@ async def test_a_certificate_is_signed_when_its_request_is_approved(tenant: Any)
     certificate = base64.b64decode(signed["status"]["certificate"])
     here = tenant.client.config
     config = ClusterConfig(server=here.server, ca_data=here.ca_data, client_certificate=certificate, client_key=key)
-    async with Client(config) as client:
+    async with Client(config, field_manager="kplane") as client:
         who = await client.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", body={})
     assert who["status"]["userInfo"]["username"] == user
     assert "people" in who["status"]["userInfo"]["groups"]

@@ -24,8 +24,11 @@ async def test_a_small_fleet_is_measured(binaries: object, measure: Any, process
 
 async def test_a_small_fleet_in_trouble_is_measured(binaries: object, measure: Any) -> None:
     arguments = ("--clusters=4", "--silent=2", "--flood=1000", "--churn=3", "--deadline-seconds=240")
+    arguments += ("--outage-requests=3", "--outage-seconds=10")
     found = await measure("provider_trouble", *arguments)
     assert found["silent"]["seconds"]["with"] > 0
     assert found["flood"]["milliseconds"]["flooded"]["p99"] >= found["flood"]["milliseconds"]["flooded"]["p50"] > 0
     assert found["killed"]["seconds"] > 0
     assert found["hub"]["reconciles_too_many"] == 0
+    assert 0 < found["outage"]["seconds"]["first"] <= found["outage"]["seconds"]["last"] <= 5
+    assert found["outage"]["processor_seconds"] >= 0

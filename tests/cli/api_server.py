@@ -24,7 +24,7 @@ async def serving(
         app.router.add_get(path, handler)
     async with (
         serve_over_tls(app, directory) as config,
-        Client(config, timeout_seconds=timeout_seconds) as client,
+        Client(config, timeout_seconds=timeout_seconds, field_manager="kplane") as client,
     ):
         yield client
 

@@ -22,7 +22,7 @@ async def test_a_control_plane_for_the_length_of_a_block(management_cluster: Han
     async with ControlPlanes.connect(config) as control_planes:
         async with control_planes.temporary("short") as short:
             assert short.status.phase is ControlPlanePhase.READY
-            async with Client(await control_planes.config("short")) as tenant:
+            async with Client(await control_planes.config("short"), field_manager="kplane") as tenant:
                 await tenant.create(CONFIG_MAPS, {"metadata": {"name": "one", "namespace": "default"}})
             assert "short" in [each.name for each in await control_planes.list()]
         with pytest.raises(NoControlPlane, match="there is no ControlPlane short"):

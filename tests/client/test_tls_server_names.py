@@ -81,10 +81,10 @@ async def named(tmp_path: Path) -> AsyncIterator[Named]:
 
 
 async def test_provider_client_connects_to_address_and_verifies_name(named: Named) -> None:
-    async with Client(ClusterConfig.from_kubeconfig(named.kubeconfig())) as client:
+    async with Client(ClusterConfig.from_kubeconfig(named.kubeconfig()), field_manager="kplane") as client:
         assert (await client.request("GET", "/version"))["gitVersion"] == "v1.36.3"
     assert named.asked == [_HOST]
-    async with Client(ClusterConfig.from_kubeconfig(named.kubeconfig(None))) as client:
+    async with Client(ClusterConfig.from_kubeconfig(named.kubeconfig(None)), field_manager="kplane") as client:
         with pytest.raises(Unreachable):
             await client.request("GET", "/version")
 

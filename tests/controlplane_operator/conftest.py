@@ -44,7 +44,7 @@ _GUARD = "kplane-controlplanes"
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def unguarded(api_server: Handle, eventually: Eventually) -> AsyncIterator[None]:
     """A cluster without the admission policy by which only the operator deletes namespaces of control planes."""
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         binding = await client.get(VALIDATING_ADMISSION_POLICY_BINDINGS, _GUARD)
         await client.delete(VALIDATING_ADMISSION_POLICY_BINDINGS, _GUARD)
         try:
@@ -118,7 +118,7 @@ async def standing(session_etcd: SharedEtcd, eventually: Eventually) -> tuple[Te
     name = "standing"
     made = await start_api_server(session_etcd.runtime, name, shared=session_etcd, eventually=eventually)
     await session_etcd.keyspace.close()
-    async with Client(made.administrator) as client:
+    async with Client(made.administrator, field_manager="kplane") as client:
 
         async def namespaces() -> set[str]:
             return {found["metadata"]["name"] for found in (await client.list(NAMESPACES)).items}
@@ -132,7 +132,7 @@ async def standing(session_etcd: SharedEtcd, eventually: Eventually) -> tuple[Te
 async def tenant(standing: tuple[Tenant, Template], shared_etcd: SharedEtcd, eventually: Eventually) -> Tenant:
     """A tenant with an API server that nobody has used: that of the session, put back to what it was."""
     made, template = standing
-    async with Client(made.administrator) as client, shared_etcd.client("root") as etcd:
+    async with Client(made.administrator, field_manager="kplane") as client, shared_etcd.client("root") as etcd:
         await reset_api_server(
             client, etcd=etcd, prefix=key_prefix("standing"), template=template, eventually=eventually
         )

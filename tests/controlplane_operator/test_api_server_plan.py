@@ -41,7 +41,7 @@ class Pods(PodRuntime):
 
     def __init__(self, image: str, *, present: str | None = None, phase: Phase = Phase.READY) -> None:
         settings = PodSettings(images={"kube-apiserver": Image(image)}, ports={})
-        client = Client(ClusterConfig("https://127.0.0.1:1"))
+        client = Client(ClusterConfig("https://127.0.0.1:1"), field_manager="kplane")
         super().__init__(client, place=None, settings=settings)  # type: ignore[arg-type]
         self._present = Image(present) if present is not None else None
         self._phase = phase

@@ -34,7 +34,7 @@ class Secrets:
             raise NotFound(404, "NotFound", "no such Secret")
         return {"data": self.kept[name]}
 
-    async def apply(self, _: Any, body: dict[str, Any]) -> None:
+    async def apply(self, _: Any, body: dict[str, Any], *, force: bool) -> None:
         self.kept[body["metadata"]["name"]] = body["data"]
         self.written.append(body["metadata"]["name"])
 
@@ -139,7 +139,7 @@ async def test_a_ca_in_a_file_is_read_again(woken: list[Any], tmp_path: Path) ->
 
 async def test_who_asks_why_nothing_happens_hears_that_the_ca_is_not_known(eventually: Callable[..., Any]) -> None:
     class Denied(Secrets):
-        async def apply(self, _: Any, body: dict[str, Any]) -> None:
+        async def apply(self, _: Any, body: dict[str, Any], *, force: bool) -> None:
             raise Forbidden(403, "Forbidden", f"denied: {body['metadata']['name']}")
 
     trust, _ = _trust(Denied())

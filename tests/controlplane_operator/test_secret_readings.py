@@ -31,7 +31,7 @@ class World:
 
     async def keep(self, name: str, **labels: str) -> None:
         metadata = {"name": name, "namespace": NAMESPACE, "labels": {CONTROL_PLANE_LABEL: "dormant"} | labels}
-        await self.client.apply(SECRETS, {"metadata": metadata})
+        await self.client.apply(SECRETS, {"metadata": metadata}, force=True)
 
     async def drop(self, name: str) -> None:
         await self.client.delete(SECRETS, name, namespace=NAMESPACE)
@@ -46,8 +46,8 @@ class World:
 @pytest.fixture
 async def world(api_server: Handle, namespaces_go_at_once: Any, eventually: Callable[..., Any]) -> AsyncIterator[World]:
     config = ClusterConfig.load(api_server.admin_kubeconfig)
-    async with namespaces_go_at_once(config), Client(config) as client:
-        await client.apply(NAMESPACES, {"metadata": {"name": NAMESPACE}})
+    async with namespaces_go_at_once(config), Client(config, field_manager="kplane") as client:
+        await client.apply(NAMESPACES, {"metadata": {"name": NAMESPACE}}, force=True)
         yield World(client)
         await client.delete(NAMESPACES, NAMESPACE)
         # The next test makes it again, and must not find it ending.

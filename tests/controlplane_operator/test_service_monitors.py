@@ -38,7 +38,7 @@ class Cluster:
         self.refuses: Exception | None = None
         self.deleted: list[str] = []
 
-    async def apply(self, resource: Resource, body: dict[str, Any]) -> dict[str, Any]:
+    async def apply(self, resource: Resource, body: dict[str, Any], **_: Any) -> dict[str, Any]:
         if resource != SECRETS and self.refuses is not None:
             raise self.refuses
         self.applied.append((resource.kind, body))

@@ -75,8 +75,8 @@ class Scene:
 @pytest.fixture
 async def scene() -> AsyncIterator[Scene]:
     found = Scene()
-    await found.tenant.client.apply(NAMESPACES, {"metadata": {"name": "kube-system"}})
-    await found.tenant.client.apply(NAMESPACES, {"metadata": {"name": "kplane-system"}})
+    await found.tenant.client.apply(NAMESPACES, {"metadata": {"name": "kube-system"}}, force=True)
+    await found.tenant.client.apply(NAMESPACES, {"metadata": {"name": "kplane-system"}}, force=True)
     await found.tenant.client.create(VALIDATING_WEBHOOK_CONFIGURATIONS, DENY_ALL)
     yield found
     await found.tenant.aclose()

@@ -91,7 +91,7 @@ def test_what_a_tenant_says_is_bounded_and_printable_in_conditions() -> None:
 
 async def test_clients_of_tenants_take_little_in_and_those_of_the_management_cluster_do_not_change() -> None:
     config = ClusterConfig("https://127.0.0.1:1")
-    async with tenant_client(config, timeout_seconds=1) as tenant, Client(config) as management:
+    async with tenant_client(config, timeout_seconds=1) as tenant, Client(config, field_manager="kplane") as management:
         assert tenant._limits.answer_bytes == tenant._limits.list_bytes == 4 * 1024**2
         assert tenant._limits.values is not None
         assert tenant._limits.together is not None

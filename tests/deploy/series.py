@@ -137,7 +137,7 @@ async def api_server_series(api_server: Handle, eventually: Any) -> Series:
         "admissionReviewVersions": ["v1"],
     }
     body = {"metadata": {"name": name, "namespace": "default", "labels": labels}}
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         webhooks = [{**each, **common} for each in (refused, ignored)]
         await client.create(_WEBHOOKS, {"metadata": {"name": name}, "webhooks": webhooks})
 

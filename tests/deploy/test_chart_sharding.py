@@ -41,9 +41,9 @@ async def test_a_pod_takes_all_shards_and_gives_them_back(
         token = await kube.run("create", "token", account, f"--namespace={NAMESPACE}")
         server = ClusterConfig.load(api_server.admin_kubeconfig)
         config = ClusterConfig(server.server, ca_data=server.ca_data, token=token.strip())
-        async with Client(config) as client:
+        async with Client(config, field_manager="kplane") as client:
             coordinator = dataclasses.replace(sharding, identity=f"{account}-0", lease_seconds=10).coordinator(client)
-            async with Manager(None, coordinator=coordinator):
+            async with Manager(None, coordinator=coordinator, name="test"):
                 await eventually(lambda: coordinator.stats.owned == SHARDS, timeout=60.0)
             assert coordinator.stats.released == SHARDS
             assert coordinator.stats.lost == 0

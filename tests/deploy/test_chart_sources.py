@@ -27,7 +27,7 @@ SCOPE = "mcm.source.namespaceScope"
 OURS = "controlplane.kplane.dev"
 FOLLOWING = {f"{OURS}/controlplaneendpoints": {"list", "watch"}}
 SECRET = {"/secrets": {"get", "watch"}}
-EVENTS = {"/events": {"get", "create", "patch"}}
+EVENTS = {"events.k8s.io/events": {"get", "create", "patch"}}
 RBAC = {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount"}
 
 
@@ -35,7 +35,7 @@ RBAC = {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAcco
 async def fleet(api_server: Handle) -> AsyncIterator[str]:
     """A namespace with the Secret of an endpoint, `a`, and with another Secret."""
     found = f"fleet-{uuid.uuid4().hex[:6]}"
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as admin:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as admin:
         await admin.create(NAMESPACES, {"metadata": {"name": found}})
         document = json.dumps(ClusterConfig("https://127.0.0.1:1", token="t").to_kubeconfig())
         for name in (f"{found}-a", "another"):
@@ -106,7 +106,7 @@ async def test_with_endpoints_mcm_follows_them_and_reads_the_secrets_of_the_temp
         token = await kube.run("create", "token", account, "--namespace=kplane-system")
         server = ClusterConfig.load(api_server.admin_kubeconfig)
         config = ClusterConfig(server.server, ca_data=server.ca_data, token=token.strip())
-        async with Client(config) as client:
+        async with Client(config, field_manager="kplane") as client:
             ours = replaced(elsewhere, fleet)
             expected = {
                 fleet: replaced(there, fleet),

@@ -41,7 +41,7 @@ class _Watcher:
 @contextlib.asynccontextmanager
 async def informed(config: ClusterConfig, *, eventually: Callable[..., Any]) -> AsyncIterator[None]:
     """Follow several kinds from before the body until after it; raises AssertionError if an event was missed."""
-    async with Client(config) as client, contextlib.AsyncExitStack() as stack:
+    async with Client(config, field_manager="kplane") as client, contextlib.AsyncExitStack() as stack:
         watchers = [_Watcher(client, resource) for resource in _FOLLOWED]
         for each in watchers:
             stack.push_async_callback(each.informer.aclose)

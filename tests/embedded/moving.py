@@ -101,7 +101,7 @@ class Mover:
     async def controllers_work(self) -> None:
         """Return when kube-controller-manager has done something: a new namespace has a ServiceAccount."""
         body = {"metadata": {"generateName": "new-"}}
-        async with Client(self.config) as client:
+        async with Client(self.config, field_manager="kplane") as client:
             # An API server that was killed and starts again refuses all, until it has read who may do what.
             made = await self.eventually(lambda: client.create(NAMESPACES, body), timeout=90)
             name = made["metadata"]["name"]
@@ -161,8 +161,8 @@ async def _followed(mover: Mover) -> AsyncIterator[None]:
 
 
 async def _serve_widgets(mover: Mover) -> None:
-    async with Client(mover.config) as client:
-        await mover.eventually(lambda: client.apply(CRDS, CRD))
+    async with Client(mover.config, field_manager="kplane") as client:
+        await mover.eventually(lambda: client.apply(CRDS, CRD, force=True))
         await mover.eventually(lambda: client.list(WIDGETS), lambda found: found.items == [])
 
 

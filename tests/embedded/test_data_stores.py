@@ -136,7 +136,7 @@ async def test_a_class_decides_where_control_planes_begin_and_moves_those_it_has
     assert first == 0
     assert other > 0
     config = await external_config(client, "born")
-    async with Client(config) as tenant:
+    async with Client(config, field_manager="kplane") as tenant:
         body = {"metadata": {"name": "kept", "namespace": "default"}, "data": {"kept": "yes"}}
         made = await eventually(lambda: tenant.create(CONFIG_MAPS, body))
         await client.patch(CONTROL_PLANE_CLASSES, POOL, {"spec": {"virtual": {"dataStoreRef": {"name": "default"}}}})

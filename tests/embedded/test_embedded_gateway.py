@@ -46,7 +46,7 @@ def test_a_gateway_needs_the_operators(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 async def _code(config: ClusterConfig) -> int:
-    async with Client(config) as tenant:
+    async with Client(config, field_manager="kplane") as tenant:
         try:
             await tenant.list(NAMESPACES)
         except ApiError as error:
@@ -109,12 +109,12 @@ async def test_a_control_plane_is_reached_as_long_as_it_is_there(
         assert await kubectl(kubeconfig, "get", "configmap", "made", "-o", "jsonpath={.data.by}") == "kubectl"
 
         # A node reads this before it has credentials.
-        async with Client(direct) as tenant:
+        async with Client(direct, field_manager="kplane") as tenant:
             info = await eventually(lambda: tenant.get(CONFIG_MAPS, "cluster-info", namespace="kube-public"))
         told = yaml.safe_load(info["data"]["kubeconfig"])["clusters"][0]["cluster"]
         assert told["server"] == url
         joining = ClusterConfig(server=url, ca_data=base64.b64decode(told["certificate-authority-data"]))
-        async with Client(joining) as node:
+        async with Client(joining, field_manager="kplane") as node:
             assert await node.get(CONFIG_MAPS, "cluster-info", namespace="kube-public") == info
 
         keys = TenantAuthorities.from_secret(await secret(AUTHORITIES_SECRET, management_namespace(_NAME)))

@@ -25,7 +25,7 @@ def test_key_and_folder_stay_with_the_directory(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 async def test_snapshot_of_a_local_cluster_completes(management_cluster: Handle) -> None:
-    async with Client(ClusterConfig.load(management_cluster.admin_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(management_cluster.admin_kubeconfig), field_manager="kplane") as client:
         control_planes = ControlPlanes(client)
         await control_planes.create("snapped", spec={"deletionPolicy": "Destroy"})
         await control_planes.wait("snapped", timeout_seconds=120.0)

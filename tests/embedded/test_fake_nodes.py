@@ -86,7 +86,7 @@ async def _nodes(client: Client) -> list[str]:
 
 @pytest.mark.integration
 async def test_nodes_are_as_many_as_wanted(api_server: Handle, eventually: Any) -> None:
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         await client.create(NODES, {"metadata": {"name": "of-a-user", "labels": {"type": "kwok"}}})
         await client.create(NAMESPACES, {"metadata": {"name": "on-nodes"}})
         try:

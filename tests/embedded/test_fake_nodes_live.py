@@ -114,12 +114,12 @@ async def test_pods_run_on_nodes_that_come_and_go(
         await control_planes.wait(_NAME)
         # It begins asleep, and kwok's requests wake it.
         await control_planes.wait_for_nodes(_NAME, 3, timeout_seconds=90)
-        async with Client(await control_planes.config(_NAME)) as tenant:
+        async with Client(await control_planes.config(_NAME), field_manager="kplane") as tenant:
             body = {
                 "metadata": {"name": "web", "namespace": "default"},
                 "spec": {"replicas": 3, "selector": _SELECTOR, "template": _TEMPLATE},
             }
-            await eventually(lambda: tenant.apply(DEPLOYMENTS, body))
+            await eventually(lambda: tenant.apply(DEPLOYMENTS, body, force=True))
             await eventually(lambda: _available(tenant), lambda found: found == 3, timeout=90)
             pods = await _running(tenant)
             assert len({pod["status"]["podIP"] for pod in pods}) == 3
@@ -132,7 +132,7 @@ async def test_pods_run_on_nodes_that_come_and_go(
             # Pods of a Job complete, and Pods that are deleted are replaced.
             template = {"spec": {**_TEMPLATE["spec"], "restartPolicy": "Never"}}
             job = {"metadata": {"name": "once", "namespace": "default"}, "spec": {"template": template}}
-            await tenant.apply(_JOBS, job)
+            await tenant.apply(_JOBS, job, force=True)
             await eventually(
                 lambda: tenant.get(_JOBS, "once", namespace="default"), lambda found: found["status"].get("succeeded")
             )
@@ -156,7 +156,7 @@ async def test_pods_run_on_nodes_that_come_and_go(
     async with start() as cluster, namespaces_go_at_once(ClusterConfig.load(cluster.handle.admin_kubeconfig)):
         control_planes = ControlPlanes(cluster.client)
         config = await eventually(lambda: control_planes.config(_NAME))
-        async with Client(config) as tenant:
+        async with Client(config, field_manager="kplane") as tenant:
             # Another kwok plays them, and does not wait for the Leases of the former one.
             await eventually(lambda: _holders(tenant), lambda found: found and not found & former, timeout=30)
             await tenant.patch(DEPLOYMENTS, "web", {"spec": {"replicas": 5}}, namespace="default")
@@ -191,7 +191,7 @@ async def test_nodes_come_to_a_control_plane_with_a_host_name(directory: Path, b
         await control_planes.wait_for_nodes(_NAME, 1, timeout_seconds=90)
         config = await control_planes.config(_NAME)
         assert (config.server, config.tls_server_name) == (cluster.handle.gateway_url, f"{_NAME}.localhost")
-        async with Client(config) as tenant:
+        async with Client(config, field_manager="kplane") as tenant:
             assert await _nodes(tenant) == {"fake-node-1": True}
         await control_planes.delete(_NAME, wait=True)
     assert find_processes(directory) == []

@@ -153,7 +153,7 @@ async def test_an_invalid_annotation_changes_no_nodes_and_credentials_stay_new(
     async with FakeNodes(server.config, directory=tmp_path / "run", program=program):
         await eventually(lambda: token.read_text(), lambda found: found == "secret")
         server.annotate("acme", "many")
-        told = ("POST", "/api/v1/namespaces/default/events")
+        told = ("POST", "/apis/events.k8s.io/v1/namespaces/default/events")
         await eventually(lambda: told in server.requests)
         begun = len(server.requests)
         renewed = ClusterConfig(server=server.config.server, ca_data=server.config.ca_data, token="renewed")
@@ -169,13 +169,13 @@ async def test_an_invalid_annotation_alone_starts_nothing(
 ) -> None:
     server.control_planes["acme"] = "many"
     async with FakeNodes(server.config, directory=tmp_path / "run", program=program):
-        await eventually(lambda: ("POST", "/api/v1/namespaces/default/events") in server.requests)
+        await eventually(lambda: ("POST", "/apis/events.k8s.io/v1/namespaces/default/events") in server.requests)
     assert not (tmp_path / "run" / management_namespace("acme")).exists()
 
 
 async def test_only_leases_that_there_are_and_of_fake_nodes_are_deleted(server: Server) -> None:
     server.leases = ["fake-node-2", "machine", "fake-node-9"]
-    async with Client(server.config) as client:
+    async with Client(server.config, field_manager="kplane") as client:
         await release_leases(client, 3)
     deleted = [path for method, path in server.requests if method == "DELETE"]
     assert deleted == [f"{LEASE_PATH}/fake-node-2"]

@@ -31,7 +31,7 @@ TAKEN = "example.org/taken"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def admin(api_server: Handle) -> AsyncIterator[Client]:
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         metadata = {"name": NAME, "annotations": {TAKEN: "yes"}, "finalizers": ["example.org/finalizer"]}
         await client.create(CONTROL_PLANES, {"metadata": metadata, "spec": {"mode": "Virtual"}})
         yield client

@@ -53,7 +53,7 @@ async def cluster(binaries: Binaries, namespaces_go_at_once: Callable[..., Any])
 
 
 async def _code(config: ClusterConfig) -> int:
-    async with Client(config) as tenant:
+    async with Client(config, field_manager="kplane") as tenant:
         try:
             await tenant.list(NAMESPACES)
         except ApiError as error:
@@ -63,7 +63,7 @@ async def _code(config: ClusterConfig) -> int:
 
 async def _refusal(config: ClusterConfig) -> str:
     """Return what the answer to one request says against it; kubectl and others would send it again."""
-    async with Client(config) as tenant:
+    async with Client(config, field_manager="kplane") as tenant:
         try:
             await tenant.list(NAMESPACES)
         except ApiError as error:
@@ -161,7 +161,7 @@ async def test_control_planes_that_come_and_go_disturb_no_other(
             await client.delete(CONTROL_PLANES, name)
         await eventually(lambda: phases(names), lambda found: not found)
 
-    async with Client(through) as tenant:
+    async with Client(through, field_manager="kplane") as tenant:
         informer = Informer(tenant, CONFIG_MAPS, namespace="default")
         informer.start()
         await informer.wait_synced()

@@ -95,6 +95,8 @@ async def test_tenants_etcd_refuses_whoever_has_no_role(api_server: Handle) -> N
 
 async def test_nobody_gets_in_without_credentials(api_server: Handle) -> None:
     administrator = ClusterConfig.load(api_server.admin_kubeconfig)
-    async with Client(ClusterConfig(server=api_server.server, ca_data=administrator.ca_data)) as nobody:
+    async with Client(
+        ClusterConfig(server=api_server.server, ca_data=administrator.ca_data), field_manager="kplane"
+    ) as nobody:
         with pytest.raises(Unauthorized):
             await nobody.list(NAMESPACES)

@@ -121,7 +121,7 @@ async def test_data_move_while_clients_write(
     first, *others = moves
     # What cannot be read in etcd moves as well.
     sealed = {"apiServer": {"encryptedResources": ["configmaps"]}}
-    await client.apply(CONTROL_PLANE_CLASSES, {"metadata": {"name": _NAME}, "spec": sealed})
+    await client.apply(CONTROL_PLANE_CLASSES, {"metadata": {"name": _NAME}, "spec": sealed}, force=True)
     settings = {"classRef": {"name": _NAME}, "deletionPolicy": "Destroy", "migration": {"rollbackWindow": "2s"}}
     spec = {**settings, **first}
     await client.create(CONTROL_PLANES, {"metadata": {"name": _NAME}, "spec": spec})
@@ -134,18 +134,18 @@ async def test_data_move_while_clients_write(
     certified, _ = await certified_config(client, _NAME)
     held = await holds(cluster)
     written: dict[str, str] = {}
-    async with Client(certified) as administrator:
+    async with Client(certified, field_manager="kplane") as administrator:
         former = (await administrator.list(CONFIG_MAPS)).resource_version
         begun = await BegunList.of(administrator)
     stop = asyncio.Event()
 
     async def write() -> None:
-        async with Client(config, timeout_seconds=60) as tenant:
+        async with Client(config, timeout_seconds=60, field_manager="kplane") as tenant:
             number = 0
             while not stop.is_set():
                 name = f"entry-{number % 50}"
                 body = {"metadata": {"name": name, "namespace": "default"}, "data": {"number": str(number)}}
-                await tenant.apply(CONFIG_MAPS, body)
+                await tenant.apply(CONFIG_MAPS, body, force=True)
                 written[name] = str(number)
                 number += 1
 
@@ -163,13 +163,13 @@ async def test_data_move_while_clients_write(
             assert found["home"]["mode"] == wanted.get("mode", "Dedicated")
             assert found["home"].get("volume") == wanted.get("dedicated", {}).get("volume")
             assert not writing.done()
-            async with Client(certified) as administrator:
+            async with Client(certified, field_manager="kplane") as administrator:
                 assert await is_too_old(administrator, former)
                 assert await begun.is_refused(administrator)
                 former = (await administrator.list(CONFIG_MAPS)).resource_version
                 begun = await BegunList.of(administrator)
         stop.set()
-    async with Client(config) as tenant:
+    async with Client(config, field_manager="kplane") as tenant:
         found = await tenant.list(CONFIG_MAPS, namespace="default")
     there = {each["metadata"]["name"]: each.get("data", {}).get("number") for each in found.items}
     assert {name: there.get(name) for name in written} == written

@@ -73,7 +73,7 @@ async def keys_below(mover: Mover, prefix: str) -> int:
 async def versions(mover: Mover) -> dict[tuple[str, str], int]:
     """Return the resourceVersion of each object that a client reads, by resource and name."""
     found = {}
-    async with TenantClient(mover.config) as tenant:
+    async with TenantClient(mover.config, field_manager="kplane") as tenant:
         for resource in (WIDGETS, NAMESPACES, CONFIG_MAPS, CLUSTER_ROLES):
             for each in (await tenant.list(resource)).items:
                 metadata = each["metadata"]

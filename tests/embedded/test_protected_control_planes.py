@@ -99,7 +99,7 @@ async def cluster(api_server: Handle, eventually: Callable[..., Any]) -> AsyncIt
     )
     async with AsyncExitStack() as stack:
         clients = [
-            await stack.enter_async_context(Client(config))
+            await stack.enter_async_context(Client(config, field_manager="kplane"))
             for config in (admin_config, ClusterConfig.load(api_server.operator_kubeconfig), controller)
         ]
         made = Cluster(*clients)

@@ -49,7 +49,7 @@ async def keep_identity(client: Client) -> None:
         await client.create(NAMESPACES, {"metadata": {"name": "kplane-system"}})
     identity = base64.b64encode(f"{KEY}\n".encode()).decode()
     metadata = {"name": "identity", "namespace": "kplane-system"}
-    await client.apply(SECRETS, {"metadata": metadata, "data": {"identity": identity}})
+    await client.apply(SECRETS, {"metadata": metadata, "data": {"identity": identity}}, force=True)
 
 
 async def save(mover: Mover) -> dict[str, Any]:
@@ -87,14 +87,14 @@ async def restore_in_its_place(mover: Mover, *, mode: str) -> None:
 
 async def version(mover: Mover) -> int:
     """Return the version of a list, as clients read it."""
-    async with Client(mover.config) as tenant:
+    async with Client(mover.config, field_manager="kplane") as tenant:
         found = await mover.eventually(lambda: tenant.list(CONFIG_MAPS), timeout=60)
     return int(found.resource_version)
 
 
 async def is_told_to_list_again(mover: Mover, since: int) -> bool:
     """Tell whether a watch from a version gets 410; one that hears nothing runs into the time limit."""
-    async with Client(mover.config) as tenant, asyncio.timeout(30):
+    async with Client(mover.config, field_manager="kplane") as tenant, asyncio.timeout(30):
         try:
             async for _ in tenant.watch(CONFIG_MAPS, resource_version=str(since)):
                 pass

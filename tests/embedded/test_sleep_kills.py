@@ -131,8 +131,8 @@ class World:
         name = f"written-{len(self.written)}"
 
         async def put() -> bool:
-            async with Client(self.config) as client:
-                await client.apply(CONFIG_MAPS, {"metadata": {"name": name, "namespace": "default"}})
+            async with Client(self.config, field_manager="kplane") as client:
+                await client.apply(CONFIG_MAPS, {"metadata": {"name": name, "namespace": "default"}}, force=True)
             return True
 
         await self.eventually(put)
@@ -142,7 +142,7 @@ class World:
         """Read all objects through the gateway, as a client that retries."""
 
         async def names() -> set[str]:
-            async with Client(self.config) as client:
+            async with Client(self.config, field_manager="kplane") as client:
                 found = await client.list(CONFIG_MAPS, namespace="default")
             return {each["metadata"]["name"] for each in found.items}
 

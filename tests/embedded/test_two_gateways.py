@@ -53,7 +53,7 @@ async def lagging(
 
 
 async def _code(config: ClusterConfig) -> int | str:
-    async with Client(config) as client:
+    async with Client(config, field_manager="kplane") as client:
         try:
             await client.list(NAMESPACES)
         except ApiError as error:
@@ -124,7 +124,7 @@ class _Reads:
     async def _write(self) -> None:
         while True:
             number = self.acknowledged + 1
-            await self.writer.apply(CONFIG_MAPS, _numbered(number))
+            await self.writer.apply(CONFIG_MAPS, _numbered(number), force=True)
             self.acknowledged = number
 
     async def _read(self) -> None:
@@ -152,8 +152,11 @@ async def test_no_gateway_serves_old_data_after_a_move(
 ) -> None:
     lagging.lag_seconds = 0.5
     assert lagging.process.running is not None
-    async with Client(mover.config) as writer, Client(lagging.config(mover.config)) as reader:
-        await writer.apply(CONFIG_MAPS, _numbered(0))
+    async with (
+        Client(mover.config, field_manager="kplane") as writer,
+        Client(lagging.config(mover.config), field_manager="kplane") as reader,
+    ):
+        await writer.apply(CONFIG_MAPS, _numbered(0), force=True)
         seen = _Reads(writer, reader)
         async with seen.running():
             await mover.ask("Dedicated")

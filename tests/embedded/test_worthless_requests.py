@@ -59,7 +59,7 @@ async def issuer(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Issu
 
 
 async def _code(config: ClusterConfig, token: str | None) -> int:
-    async with Client(dataclasses.replace(config, token=token)) as tenant:
+    async with Client(dataclasses.replace(config, token=token), field_manager="kplane") as tenant:
         try:
             await tenant.list(NAMESPACES)
         except ApiError as error:
@@ -116,7 +116,7 @@ async def test_bootstrap_token_wakes_the_control_plane_that_had_it(
     through = await _asleep(client, name, eventually=eventually)
     assert await _code(through, _BOOTSTRAP_TEXT) == 401
     token = new_token(now=datetime.now(UTC))
-    async with Client(through) as tenant:
+    async with Client(through, field_manager="kplane") as tenant:
         await tenant.create(SECRETS, token_secret(token))
     text = f"{token.id}.{token.secret}"
     asked = {SLEEP_REQUESTED_ANNOTATION: datetime.now(UTC).isoformat(), WAKE_REQUESTED_ANNOTATION: None}

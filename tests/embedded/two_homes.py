@@ -58,7 +58,7 @@ class Intruders:
     async def lost(self) -> list[str]:
         """Say which writes are not there that a home took."""
         said = []
-        async with Client(self._mover.config) as client:
+        async with Client(self._mover.config, field_manager="kplane") as client:
             for slot in (0, 1):
                 found = await client.get(CONFIG_MAPS, f"intruder-{slot}", namespace="default")
                 if not self._acknowledged[slot] <= (number := int(found["data"]["number"])) <= self._tried[slot]:
@@ -105,9 +105,9 @@ class Intruders:
 async def intruding(mover: Mover) -> AsyncIterator[Intruders]:
     """Have writers at both homes during the body."""
     found = await secret(mover.cluster.client, kubeconfig_secret_name(mover.name), management_namespace(mover.name))
-    async with Client(mover.config) as client:
+    async with Client(mover.config, field_manager="kplane") as client:
         for slot in (0, 1):
-            await client.apply(CONFIG_MAPS, _body(slot, 0))
+            await client.apply(CONFIG_MAPS, _body(slot, 0), force=True)
     made = Intruders(mover, ClusterConfig.from_kubeconfig(found[KUBECONFIG_KEY]))
     made.start()
     try:

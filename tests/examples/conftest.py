@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.fixture
 async def client(api_server: Any) -> AsyncIterator[Client]:
     """The administrator of the real API server."""
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         yield client
 
 

@@ -20,7 +20,7 @@ NAMES = ("blue", "green")
 
 @pytest.fixture
 async def workload(clean_api_server):
-    async with Client(ClusterConfig.load(clean_api_server.kubeconfig)) as client:
+    async with Client(ClusterConfig.load(clean_api_server.kubeconfig), field_manager="kplane") as client:
         yield client
 
 

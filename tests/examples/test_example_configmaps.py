@@ -11,7 +11,6 @@ import sys
 import uuid
 
 import pytest
-import yaml
 
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, SECRETS
 from kplane.provider.providers.kplane import REGISTRATIONS
@@ -47,8 +46,7 @@ async def running(log, *arguments, **environment):
 
 def files(api_server, directory):
     (directory / "one.kubeconfig").write_bytes(api_server.admin_kubeconfig.read_bytes())
-    context = yaml.safe_load(api_server.admin_kubeconfig.read_bytes())["current-context"]
-    return ("files", str(directory)), {}, f"{directory}/one.kubeconfig+{context}"
+    return ("files", str(directory)), {}, "one"
 
 
 def kind(api_server, directory):

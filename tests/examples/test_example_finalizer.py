@@ -55,7 +55,7 @@ def store(tmp_path):
 async def fake(store):
     """A cluster in memory that the reconciler works on."""
     fleet, cluster = ClustersProvider(), FakeCluster("acme", kinds=[BUCKETS])
-    manager = Manager(None, fleet)
+    manager = Manager(None, fleet, name="test")
     controller(manager).for_(BUCKETS).owns("v1/Secret").build(Buckets(Store(store)).reconcile)
     async with manager:
         await fleet.add(cluster)
@@ -69,7 +69,7 @@ def lost():
 @pytest.mark.parametrize("takes_effect", [True, False])
 @pytest.mark.parametrize(
     ("verb", "kind", "finalizers"),
-    [("patch", BUCKETS, []), ("create", "v1/Secret", []), ("patch", BUCKETS, [FINALIZER])],
+    [("patch", BUCKETS, []), ("patch", "v1/Secret", []), ("update", BUCKETS, [FINALIZER])],
     ids=["finalizer", "secret", "status"],
 )
 async def test_a_write_that_fails_makes_no_second_directory(
@@ -144,7 +144,7 @@ async def fleet(client, api_server, clean_api_server, kubectl, install_crd, tmp_
     for name, path in {"home": api_server.admin_kubeconfig, "away": clean_api_server.kubeconfig}.items():
         (tmp_path / "clusters" / f"{name}.kubeconfig").write_bytes(Path(path).read_bytes())
     namespace = f"buckets-{uuid.uuid4().hex[:8]}"
-    async with Client(ClusterConfig.load(clean_api_server.kubeconfig)) as away:
+    async with Client(ClusterConfig.load(clean_api_server.kubeconfig), field_manager="kplane") as away:
         for each in (client, away):
             await each.create(NAMESPACES, {"metadata": {"name": namespace}})
             await each.create(BUCKETS, bucket(namespace=namespace))

@@ -77,7 +77,7 @@ async def hub(client, clean_api_server, install_crd, api_server):
     await install_crd("hub/crd.yaml")
     namespace = f"hub-{uuid.uuid4().hex[:8]}"
     await client.create(NAMESPACES, {"metadata": {"name": namespace}})
-    async with Client(ClusterConfig.load(clean_api_server.kubeconfig)) as away:
+    async with Client(ClusterConfig.load(clean_api_server.kubeconfig), field_manager="kplane") as away:
         yield Hub(client, away, namespace, api_server)
     # Other tests run the program too, and it works on all Rollouts.
     for each in (await client.list(ROLLOUTS, namespace=namespace)).items:

@@ -26,7 +26,7 @@ async def kubeconfig(client, tmp_path):
     """The kubeconfig of the ServiceAccount of the manifest."""
     for each in yaml.safe_load_all((EXAMPLE / "deployment.yaml").read_text()):
         if each["kind"] != "Deployment":
-            await client.apply(f"{each['apiVersion']}/{each['kind']}", each)
+            await client.apply(f"{each['apiVersion']}/{each['kind']}", each, force=True)
     path = "/api/v1/namespaces/sharded/serviceaccounts/sharded/token"
     asked = await client.request("POST", path, body={"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"})
     config = dataclasses.replace(
@@ -63,7 +63,7 @@ async def test_each_cluster_has_a_replica_also_after_one_was_killed(client, kube
     async def write(text):
         for name in CLUSTERS:
             await client.apply(
-                CONFIG_MAPS, {"metadata": {"name": "greeting", "namespace": name}, "data": {"text": text}}
+                CONFIG_MAPS, {"metadata": {"name": "greeting", "namespace": name}, "data": {"text": text}}, force=True
             )
 
     async def seen(text):

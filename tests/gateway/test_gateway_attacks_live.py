@@ -72,9 +72,11 @@ async def credentials(gateway: Gateway, tmp_path: Path) -> dict[str, tuple[Path 
         file.write_bytes(pair.certificate + pair.key)
         return file
 
-    async with Client(gateway.tenants["two"].config) as two:
-        await two.apply(CONFIG_MAPS, {"metadata": {"name": "kept", "namespace": "default"}, "data": {"mark": MARK}})
-    async with Client(gateway.tenants["one"].config) as one:
+    async with Client(gateway.tenants["two"].config, field_manager="kplane") as two:
+        await two.apply(
+            CONFIG_MAPS, {"metadata": {"name": "kept", "namespace": "default"}, "data": {"mark": MARK}}, force=True
+        )
+    async with Client(gateway.tenants["one"].config, field_manager="kplane") as one:
         token = await controllers_token(one, account=f"mallory-{gateway.serving.port}")
     client_ca = gateway.tenants["one"].authorities.client
     masters = {"user": "admin", "groups": ("system:masters",)}
@@ -164,7 +166,7 @@ async def test_early_data_of_an_upgrade_reaches_no_api_server(gateway: Gateway, 
         answer = await exchange(gateway.serving.port, sent, ca=gateway.ca, certificate=certificate)
         assert name.encode() not in answer
         assert len(statuses(answer)) == 1
-    async with Client(gateway.tenants["one"].config) as one:
+    async with Client(gateway.tenants["one"].config, field_manager="kplane") as one:
         assert not await one.exists(CONFIG_MAPS, name, namespace="default")
 
 
@@ -212,6 +214,6 @@ async def test_http2_is_spoken_right_by_these_tests(gateway: Gateway, credential
 
 async def test_its_own_users_read_what_others_did_not(gateway: Gateway, credentials: Any) -> None:
     """So that the other tests would see it, if it came."""
-    async with Client(gateway.user("two", "admin", groups=("system:masters",))) as two:
+    async with Client(gateway.user("two", "admin", groups=("system:masters",)), field_manager="kplane") as two:
         found = await two.list(CONFIG_MAPS, namespace="default")
         assert MARK in str(found.items)

@@ -44,7 +44,7 @@ def _config_map(name: str, **data: str) -> dict[str, Any]:
 
 
 async def test_above_its_quota_nothing_is_added_and_all_can_be_deleted(gateway: Gateway) -> None:
-    async with Client(gateway.tenants["one"].config) as direct:
+    async with Client(gateway.tenants["one"].config, field_manager="kplane") as direct:
         token = await controllers_token(direct, account=f"filler-{gateway.serving.port}")
         for user in ("token", "certificate"):
             made = _config_map(f"{user}-{gateway.serving.port}")
@@ -54,14 +54,14 @@ async def test_above_its_quota_nothing_is_added_and_all_can_be_deleted(gateway: 
     users = {"token": gateway.config("one", token=token), "certificate": gateway.user("one", "admin", groups=MASTERS)}
     for user, config in users.items():
         name = f"{user}-{gateway.serving.port}"
-        async with Client(config) as client:
+        async with Client(config, field_manager="kplane") as client:
             full = {"code": 403, "reason": "Forbidden", "limit": "virtual.storage.quota"}
             await _refused(client.create(CONFIG_MAPS, _config_map("more")), **full)
             found = await client.get(CONFIG_MAPS, name, namespace="default")
             await _refused(client.replace(CONFIG_MAPS, found | {"data": {"x": "y"}}), **full)
             large = {"data": {"x": "y" * 1000}}
             await _refused(client.patch(CONFIG_MAPS, name, large, namespace="default"), **full)
-            await _refused(client.apply(CONFIG_MAPS, _config_map("applied")), **full)
+            await _refused(client.apply(CONFIG_MAPS, _config_map("applied"), force=True), **full)
             # What keeps nothing, or what is there.
             review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
             assert await client.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", body=review)
@@ -71,12 +71,12 @@ async def test_above_its_quota_nothing_is_added_and_all_can_be_deleted(gateway: 
             assert await client.patch(NAMESPACES, "default", {"status": {"phase": "Active"}}, subresource="status")
             await client.delete(CONFIG_MAPS, name, namespace="default")
             await client.patch(CONFIG_MAPS, name, {"metadata": {"finalizers": None}}, namespace="default")
-    async with Client(gateway.user("two", "admin", groups=MASTERS)) as other:
+    async with Client(gateway.user("two", "admin", groups=MASTERS), field_manager="kplane") as other:
         assert await other.create(CONFIG_MAPS, _config_map(f"other-{gateway.serving.port}"))
 
 
 async def test_requests_beyond_the_rate_get_429(gateway: Gateway) -> None:
-    async with Client(gateway.tenants["one"].config) as direct:
+    async with Client(gateway.tenants["one"].config, field_manager="kplane") as direct:
         token = await controllers_token(direct, account=f"fast-{gateway.serving.port}")
     await _serve(gateway, requests_per_second=5)
     path = "/clusters/one/control-plane/api/v1/namespaces/default"
@@ -116,13 +116,13 @@ async def test_the_rate_counts_users_with_certificates_too(gateway: Gateway, tmp
 
 
 async def test_bodies_beyond_the_limit_get_413(gateway: Gateway) -> None:
-    async with Client(gateway.tenants["one"].config) as direct:
+    async with Client(gateway.tenants["one"].config, field_manager="kplane") as direct:
         token = await controllers_token(direct, account=f"long-{gateway.serving.port}")
     await _serve(gateway, request_bytes=10_000)
     users = {"token": gateway.config("one", token=token), "certificate": gateway.user("one", "admin", groups=MASTERS)}
     for user, config in users.items():
         name = f"length-{user}-{gateway.serving.port}"
-        async with Client(config) as client:
+        async with Client(config, field_manager="kplane") as client:
             long = {"code": 413, "reason": "RequestEntityTooLarge", "limit": "requestBytes"}
             await _refused(client.create(CONFIG_MAPS, _config_map(name, x="y" * 10_000)), **long)
             with pytest.raises(ApiError, match=r"longer than the 10000 bytes that .*; send less") as caught:
@@ -143,10 +143,10 @@ async def test_bodies_beyond_the_limit_get_413(gateway: Gateway) -> None:
 
 
 async def test_requests_in_flight_beyond_the_limit_get_429(gateway: Gateway, eventually: Callable[..., Any]) -> None:
-    async with Client(gateway.tenants["one"].config) as direct:
+    async with Client(gateway.tenants["one"].config, field_manager="kplane") as direct:
         token = await controllers_token(direct, account=f"many-{gateway.serving.port}")
     await _serve(gateway, requests_in_flight=3)
-    async with Client(gateway.config("one", token=token)) as client:
+    async with Client(gateway.config("one", token=token), field_manager="kplane") as client:
         watches = [asyncio.create_task(_watched(gateway, token)) for _ in range(3)]
         try:
 
@@ -177,7 +177,7 @@ async def _watched(gateway: Gateway, token: str) -> None:
 
 
 async def test_requests_without_a_credential_take_nothing_of_the_limits(gateway: Gateway) -> None:
-    async with Client(gateway.tenants["one"].config) as direct:
+    async with Client(gateway.tenants["one"].config, field_manager="kplane") as direct:
         token = await controllers_token(direct, account=f"limited-{gateway.serving.port}")
     route = gateway.route("one")
     assert route.upstream is not None

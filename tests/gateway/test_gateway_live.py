@@ -54,9 +54,9 @@ async def test_a_user_with_a_certificate_is_who_it_is_at_the_api_server(gateway:
     )
     identity = {"client_certificate": pair.certificate, "client_key": pair.key}
     direct = dataclasses.replace(gateway.tenants["one"].config, **identity)
-    async with Client(direct) as client:
+    async with Client(direct, field_manager="kplane") as client:
         expected = await _who(client)
-    async with Client(gateway.config("one", **identity)) as client:
+    async with Client(gateway.config("one", **identity), field_manager="kplane") as client:
         found = await _who(client)
     assert sorted(found.pop("groups")) == sorted(expected.pop("groups"))
     assert found == expected
@@ -64,13 +64,13 @@ async def test_a_user_with_a_certificate_is_who_it_is_at_the_api_server(gateway:
 
 
 async def test_a_certificate_counts_at_the_tenant_whose_ca_issued_it_alone(gateway: Gateway) -> None:
-    async with Client(gateway.user("one", "admin", groups=MASTERS)) as client:
+    async with Client(gateway.user("one", "admin", groups=MASTERS), field_manager="kplane") as client:
         assert (await client.list(NAMESPACES)).items
-    async with Client(gateway.user("one", "admin", groups=MASTERS, path="two")) as client:
+    async with Client(gateway.user("one", "admin", groups=MASTERS, path="two"), field_manager="kplane") as client:
         assert (await _refusal(client)).status == 401
     stranger = issue_client(create_authority("stranger"), user="admin", groups=MASTERS)
     identity = {"client_certificate": stranger.certificate, "client_key": stranger.key}
-    async with Client(gateway.config("one", **identity)) as client:
+    async with Client(gateway.config("one", **identity), field_manager="kplane") as client:
         assert (await _refusal(client)).status == 401
 
 
@@ -99,18 +99,18 @@ async def test_a_resumed_connection_has_the_same_user(gateway: Gateway, tmp_path
 
 
 async def test_tokens_pass_and_count_where_they_were_issued(gateway: Gateway) -> None:
-    async with Client(gateway.tenants["one"].config) as direct:
+    async with Client(gateway.tenants["one"].config, field_manager="kplane") as direct:
         token = await controllers_token(direct, account=f"robot-{gateway.serving.port}")
-    async with Client(gateway.config("one", token=token)) as client:
+    async with Client(gateway.config("one", token=token), field_manager="kplane") as client:
         assert (await _who(client))["username"].startswith("system:serviceaccount:kube-system:robot-")
-    async with Client(gateway.config("two", token=token)) as client:
+    async with Client(gateway.config("two", token=token), field_manager="kplane") as client:
         assert (await _refusal(client)).status == 401
 
 
 async def test_each_request_is_a_line_of_json_that_tells_no_secret(
     gateway: Gateway, eventually: Callable[..., Any]
 ) -> None:
-    async with Client(gateway.config("one", token="aaaa.secret.cccc")) as client:
+    async with Client(gateway.config("one", token="aaaa.secret.cccc"), field_manager="kplane") as client:
         assert (await _refusal(client)).status == 401
 
     def lines() -> list[dict[str, Any]]:
@@ -132,17 +132,17 @@ async def test_it_answers_as_an_api_server_where_there_is_none(
     absent = Route(key="uid-gone", cluster_path="gone", upstream=None, why_absent="it failed, and the reason is this")
     nobody = await _upstream_of_nobody(gateway)
     await gateway.serve(*gateway.routes, absent, Route(key="uid-dead", cluster_path="dead", upstream=nobody))
-    async with Client(gateway.config("gone")) as client:
+    async with Client(gateway.config("gone"), field_manager="kplane") as client:
         assert (await _refusal(client)).status == 401
     for identity in ({"token": "x"}, _identity(gateway, "one")):
-        async with Client(gateway.config("unknown", **identity)) as client:
+        async with Client(gateway.config("unknown", **identity), field_manager="kplane") as client:
             error = await _refusal(client)
             assert (error.status, error.reason) == (401, "Unauthorized")
-        async with Client(gateway.config("gone", **identity)) as client:
+        async with Client(gateway.config("gone", **identity), field_manager="kplane") as client:
             error = await _refusal(client)
             assert (error.status, error.reason) == (503, "ServiceUnavailable")
             assert "the reason is this" in str(error)
-    async with Client(gateway.config("dead", token="x")) as client:
+    async with Client(gateway.config("dead", token="x"), field_manager="kplane") as client:
         error = await _refusal(client)
         assert (error.status, error.reason) == (503, "ServiceUnavailable")
 
@@ -172,7 +172,7 @@ def _identity(gateway: Gateway, name: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 async def test_kubectl_works_by_certificate_and_by_token(gateway: Gateway, kubectl: Any, tmp_path: Path) -> None:
-    async with Client(gateway.tenants["one"].config) as direct:
+    async with Client(gateway.tenants["one"].config, field_manager="kplane") as direct:
         token = await controllers_token(direct, account=f"kubectl-{gateway.serving.port}")
     server = gateway.config("one").server
     pair = issue_client(gateway.tenants["one"].authorities.client, user="admin", groups=MASTERS)
@@ -204,7 +204,7 @@ async def test_the_controllers_of_kubernetes_work_through_it(
     chosen = "--controllers=serviceaccount-controller,namespace-controller"
     async with (
         running_controllers(config, chosen, binaries=binaries, directory=tmp_path),
-        Client(gateway.tenants["one"].config) as direct,
+        Client(gateway.tenants["one"].config, field_manager="kplane") as direct,
     ):
         namespace = await works(direct, eventually)
         await direct.delete(NAMESPACES, namespace)
@@ -219,7 +219,7 @@ async def test_the_scheduler_of_kubernetes_works_through_it(
     name = f"scheduled-{gateway.serving.port}"
     async with (
         running_program("kube-scheduler", config, binaries=binaries, directory=tmp_path),
-        Client(gateway.tenants["one"].config) as direct,
+        Client(gateway.tenants["one"].config, field_manager="kplane") as direct,
     ):
         room = {"cpu": "4", "memory": "8Gi", "pods": "10"}
         ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
@@ -227,7 +227,7 @@ async def test_the_scheduler_of_kubernetes_works_through_it(
             NODES,
             {"metadata": {"name": name}, "status": {"capacity": room, "allocatable": room, "conditions": [ready]}},
         )
-        await direct.apply(SERVICE_ACCOUNTS, {"metadata": {"name": "default", "namespace": "default"}})
+        await direct.apply(SERVICE_ACCOUNTS, {"metadata": {"name": "default", "namespace": "default"}}, force=True)
         spec = {
             "containers": [{"name": "web", "image": "web"}],
             # No controller takes the taint of new nodes away.
@@ -298,7 +298,7 @@ async def test_changes_of_others_drop_no_watch_and_no_request(
     one, two = gateway.route("one"), gateway.route("two")
     namespace = f"watched-{gateway.serving.port}"
     made: list[str] = []
-    async with Client(gateway.user("one", "admin", groups=MASTERS)) as client:
+    async with Client(gateway.user("one", "admin", groups=MASTERS), field_manager="kplane") as client:
         await client.create(NAMESPACES, manifest("v1", "Namespace", namespace))
         async with _watching(gateway, namespace, certificate) as (seen, watch):
             stop = asyncio.Event()
@@ -333,21 +333,21 @@ async def test_a_route_that_envoy_refuses_keeps_back_no_other(gateway: Gateway) 
     refused = await gateway.serve(worse, two, bad)
     assert set(refused) == {"uid-bad", "uid-one"}
     for name in ("one", "two"):
-        async with Client(gateway.user(name, "admin", groups=MASTERS)) as client:
+        async with Client(gateway.user(name, "admin", groups=MASTERS), field_manager="kplane") as client:
             assert (await client.list(NAMESPACES)).items
-    async with Client(gateway.config("bad", token="x")) as client:
+    async with Client(gateway.config("bad", token="x"), field_manager="kplane") as client:
         assert "the gateway cannot serve" in str(await _refusal(client))
 
 
 async def test_an_api_server_that_moves_is_found_at_its_new_address(gateway: Gateway) -> None:
     here, there = gateway.route("one"), gateway.route("two", path="one", key="uid-one")
-    async with Client(gateway.user("one", "admin", groups=MASTERS)) as client:
+    async with Client(gateway.user("one", "admin", groups=MASTERS), field_manager="kplane") as client:
         assert (await client.list(NAMESPACES)).items
     assert here.key == there.key
     await gateway.serve(there, gateway.route("two"))
-    async with Client(gateway.user("two", "admin", groups=MASTERS, path="one")) as client:
+    async with Client(gateway.user("two", "admin", groups=MASTERS, path="one"), field_manager="kplane") as client:
         assert (await client.list(NAMESPACES)).items
-    async with Client(gateway.user("one", "admin", groups=MASTERS)) as client:
+    async with Client(gateway.user("one", "admin", groups=MASTERS), field_manager="kplane") as client:
         assert (await _refusal(client)).status == 401
 
 
@@ -357,7 +357,7 @@ async def test_a_killed_envoy_is_back_with_the_last_good_configuration(
     assert await gateway.plane.ready()
     before = gateway.runtime.state("envoy").pid
     assert gateway.runtime.kill("envoy")
-    async with Client(gateway.user("one", "admin", groups=MASTERS)) as client:
+    async with Client(gateway.user("one", "admin", groups=MASTERS), field_manager="kplane") as client:
         await eventually(lambda: gateway.runtime.state("envoy").pid, lambda pid: pid not in (None, before))
         await eventually(gateway.plane.ready)
         assert (await client.list(NAMESPACES)).items
@@ -371,10 +371,12 @@ async def test_the_serving_certificate_is_exchanged_while_connections_stay(
     authority = create_authority("gateway-2")
     pair = issue_serving(authority, common_name="gateway", hosts=["127.0.0.1", "localhost"])
     changed = dataclasses.replace(gateway.serving, certificate=routes.KeyPair(pair.certificate, pair.key))
-    async with Client(gateway.user("one", "admin", groups=MASTERS)) as client:
+    async with Client(gateway.user("one", "admin", groups=MASTERS), field_manager="kplane") as client:
         await client.list(NAMESPACES)
         await gateway.plane.apply(gateway.routes, serving=changed)
         await client.list(NAMESPACES)
     identity = _identity(gateway, "one")
-    async with Client(dataclasses.replace(gateway.config("one", **identity), ca_data=authority.certificate)) as client:
+    async with Client(
+        dataclasses.replace(gateway.config("one", **identity), ca_data=authority.certificate), field_manager="kplane"
+    ) as client:
         await eventually(lambda: client.list(NAMESPACES))

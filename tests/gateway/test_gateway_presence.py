@@ -31,7 +31,7 @@ class Leases:
     def __init__(self) -> None:
         self.written: list[dict[str, str]] = []
 
-    async def apply(self, _: Any, lease: dict[str, Any]) -> None:
+    async def apply(self, _: Any, lease: dict[str, Any], *, force: bool) -> None:
         self.written.append(lease["metadata"]["annotations"])
 
     async def list(self, *_: Any, **__: Any) -> Any:

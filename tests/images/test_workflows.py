@@ -190,7 +190,9 @@ def test_tools_are_installed_by_their_hashes() -> None:
     installs = re.findall(r"pip install (.*)", makefile)
     assert installs
     for arguments in installs:
-        assert "--require-hashes" in arguments or arguments.endswith("--no-deps --no-build-isolation -e ."), arguments
+        assert "--require-hashes" in arguments or arguments.endswith(
+            "--no-deps --no-build-isolation -e ./provider -e ."
+        ), arguments
 
 
 def test_kind_runs_our_minor_version_of_kubernetes() -> None:

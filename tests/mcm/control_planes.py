@@ -148,7 +148,7 @@ def _bound(component: Component, *args: str) -> Component:
 async def tenants(running_tenants: dict[str, Tenant]) -> dict[str, Tenant]:
     """Two control planes, `one` and `two`, without a Lease of an earlier test, whose mcm may have been killed."""
     for tenant in running_tenants.values():
-        async with Client(tenant.config) as client:
+        async with Client(tenant.config, field_manager="kplane") as client:
             for program in ("kube-controller-manager", "kube-scheduler"):
                 with contextlib.suppress(NotFound):
                     await client.delete(LEASES, program, namespace="kube-system")
@@ -189,13 +189,13 @@ def running_tenants(binaries: Binaries) -> Iterator[dict[str, Tenant]]:
 
 @pytest.fixture
 async def one(tenants: Any) -> AsyncIterator[Client]:
-    async with Client(tenants["one"].config) as client:
+    async with Client(tenants["one"].config, field_manager="kplane") as client:
         yield client
 
 
 @pytest.fixture
 async def two(tenants: Any) -> AsyncIterator[Client]:
-    async with Client(tenants["two"].config) as client:
+    async with Client(tenants["two"].config, field_manager="kplane") as client:
         yield client
 
 

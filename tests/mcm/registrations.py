@@ -63,16 +63,16 @@ class Fleet:
         """Write a Secret, and let mcm read it and no other one."""
         data = {key: base64.b64encode(value).decode() for key, value in secret.items()}
         metadata = {"name": stem, "namespace": self.namespace}
-        await self.client.apply(SECRETS, {"metadata": metadata, "data": data})
+        await self.client.apply(SECRETS, {"metadata": metadata, "data": data}, force=True)
         rules = [{"apiGroups": [""], "resources": ["secrets"], "resourceNames": [stem], "verbs": ["get", "watch"]}]
-        await self.client.apply(ROLES, {"metadata": metadata, "rules": rules})
+        await self.client.apply(ROLES, {"metadata": metadata, "rules": rules}, force=True)
         group = "rbac.authorization.k8s.io"
         binding = {
             "metadata": metadata,
             "roleRef": {"apiGroup": group, "kind": "Role", "name": stem},
             "subjects": [{"apiGroup": group, "kind": "User", "name": MCM_USER}],
         }
-        await self.client.apply(ROLE_BINDINGS, binding)
+        await self.client.apply(ROLE_BINDINGS, binding, force=True)
 
     async def told(self, stem: str) -> tuple[str, str, str]:
         """What the registration says of its instance: status and reason of Running, and for which control plane."""
@@ -126,7 +126,7 @@ class Fleet:
 @pytest.fixture
 async def fleet(api_server: Any) -> AsyncIterator[Fleet]:
     """Registrations on the management cluster, without the operator."""
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         found = Fleet(client)
         await found.open()
         try:

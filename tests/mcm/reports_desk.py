@@ -29,7 +29,7 @@ class Faulty(Client):
     silent = False
 
     def __init__(self, config: ClusterConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, field_manager="kplane")
         self.written_at: list[float] = []
 
     @property
@@ -128,7 +128,7 @@ class Desk:
 @pytest.fixture
 async def desk(api_server: Any, eventually: Eventually) -> AsyncIterator[Desk]:
     async with (
-        Client(ClusterConfig.load(api_server.admin_kubeconfig)) as admin,
+        Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as admin,
         Faulty(ClusterConfig.load(api_server.mcm_kubeconfig)) as client,
     ):
         mirror = Informer(client, REGISTRATIONS)

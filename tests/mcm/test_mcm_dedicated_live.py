@@ -212,7 +212,7 @@ async def scene(
 
 async def keep_busy(scene: Scene) -> None:
     """Have whoever serves the control plane write all the time: it makes a ServiceAccount anew that is deleted."""
-    async with Client(scene.tenant.config) as client:
+    async with Client(scene.tenant.config, field_manager="kplane") as client:
         await client.create(NAMESPACES, {"metadata": {"name": scene.name}})
         while True:
             with contextlib.suppress(ProviderError):  # it is gone already, or the machine too slow for the moment

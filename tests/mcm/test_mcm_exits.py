@@ -159,7 +159,7 @@ async def test_the_last_words_of_the_real_program_that_loses_its_lease_are_under
         "--leader-elect-retry-period=500ms",
     )
     async with (
-        Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client,
+        Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client,
         running(binaries, tmp_path, "--controllers=ttl-controller", *electing) as process,
     ):
         await eventually(lambda: client.get(LEASES, lease, namespace="default"))

@@ -41,7 +41,10 @@ async def test_forty_megabytes_of_config_maps_are_the_concern_of_their_tenant_al
         )
         return found
 
-    async with Client(tenants["one"].config) as one, Client(tenants["two"].config) as two:
+    async with (
+        Client(tenants["one"].config, field_manager="kplane") as one,
+        Client(tenants["two"].config, field_manager="kplane") as two,
+    ):
         await one.create(NAMESPACES, {"metadata": {"name": namespace}})
         for number in range(CONFIG_MAPS_OF_A_MEGABYTE):
             body = {"metadata": {"name": f"c{number}"}, "data": {"a": f"{number:04}" * 250_000}}

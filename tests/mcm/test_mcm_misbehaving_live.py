@@ -104,7 +104,7 @@ async def test_api_servers_that_harm_their_instance_harm_no_other(
 ) -> None:
     mcm.start(f"--instance-memory-mib={_CEILING_MIB}")
     answers = (hang, garbage, flood)
-    async with contextlib.AsyncExitStack() as stack, Client(tenants["one"].config) as one:
+    async with contextlib.AsyncExitStack() as stack, Client(tenants["one"].config, field_manager="kplane") as one:
         good = await fleet.register("good", tenants["one"].controllers_secret(), server=tenants["one"].server)
 
         async def summary(name: str) -> dict[str, Any]:

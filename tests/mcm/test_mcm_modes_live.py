@@ -75,8 +75,8 @@ class Table:
 @pytest.fixture
 async def table(api_server: Any) -> AsyncIterator[Table]:
     async with (
-        Client(ClusterConfig.load(api_server.admin_kubeconfig)) as admin,
-        Meddled(ClusterConfig.load(api_server.mcm_kubeconfig)) as client,
+        Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as admin,
+        Meddled(ClusterConfig.load(api_server.mcm_kubeconfig), field_manager="kplane") as client,
     ):
         made = Table(admin, client)
         spec = {"controlPlaneRef": {"name": made.name}, "services": ["Controllers"]}
@@ -99,11 +99,11 @@ async def test_an_apply_to_a_status_is_refused_where_it_names_a_version_that_is_
         "status": {"instance": {"controlPlaneUID": UID}},
     }
     with pytest.raises(Conflict):
-        await table.client.apply(REGISTRATIONS, body, subresource="status", field_manager="mcm")
+        await table.client.apply(REGISTRATIONS, body, subresource="status", field_manager="mcm", force=True)
     assert "instance" not in await table.look()
     assert table.view is not None
     body["metadata"]["resourceVersion"] = table.view["metadata"]["resourceVersion"]
-    await table.client.apply(REGISTRATIONS, body, subresource="status", field_manager="mcm")
+    await table.client.apply(REGISTRATIONS, body, subresource="status", field_manager="mcm", force=True)
     assert (await table.look())["instance"] == {"controlPlaneUID": UID}
 
 

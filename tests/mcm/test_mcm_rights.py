@@ -23,7 +23,7 @@ async def test_mcm_may_read_registrations_and_single_secrets_and_write_a_status_
 ) -> None:
     name = await fleet.register("a", {"kubeconfig": kubeconfig.encode()}, server="https://127.0.0.1:1")
     await fleet.client.create(SECRETS, {"metadata": {"name": "other", "namespace": fleet.namespace}})
-    async with Client(ClusterConfig.load(api_server.mcm_kubeconfig)) as mcm:
+    async with Client(ClusterConfig.load(api_server.mcm_kubeconfig), field_manager="kplane") as mcm:
         before = await fleet.client.get(REGISTRATIONS, name)
         # The API server goes by a binding some milliseconds after it was written.
         assert (await eventually(lambda: mcm.get(SECRETS, "a", namespace=fleet.namespace)))["data"]

@@ -99,7 +99,7 @@ async def test_a_rotated_token_is_used_by_the_same_process(
         return False
 
     mcm.start()
-    async with gate_to(tenant.server) as gate, Client(configs[former]) as outdated:
+    async with gate_to(tenant.server) as gate, Client(configs[former], field_manager="kplane") as outdated:
         name = await fleet.register("a", with_token_of(former), server=gate.url)
         before = await state(name, "Ready")
         namespace = await works(one, eventually)

@@ -40,7 +40,7 @@ async def test_what_is_given_reaches_the_leases(tmp_path: Path) -> None:
     flags = ["--cluster-shard-id=one", "--cluster-lease-prefix=gold", "--cluster-lease-seconds=40"]
     sharding = parse(tmp_path, "--cluster-sharding", NAMESPACE, *flags)
     assert sharding == Sharding(namespace="kplane-system", identity="one", prefix="gold", lease_seconds=40)
-    async with Client(ClusterConfig(server="https://127.0.0.1:1", token="t")) as client:
+    async with Client(ClusterConfig(server="https://127.0.0.1:1", token="t"), field_manager="kplane") as client:
         coordinator = sharding.coordinator(client)
         assert coordinator.identity == "one"
         assert coordinator.layout.lease_name("3") == "gold-shard-3"

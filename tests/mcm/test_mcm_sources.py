@@ -42,7 +42,7 @@ def test_one_registration_is_of_mode_dedicated(tmp_path: Path) -> None:
 
 
 async def test_who_is_told_of_instances(tmp_path: Path) -> None:
-    async with Client(ClusterConfig("https://127.0.0.1:1")) as client:
+    async with Client(ClusterConfig("https://127.0.0.1:1"), field_manager="kplane") as client:
         assert parse(tmp_path).follow(client).registrations is not None
         followed = parse(tmp_path, ENDPOINTS, f"{TEMPLATE}=fleet/{{name}}").follow(client)
         assert followed.registrations is None
@@ -53,7 +53,7 @@ async def test_what_has_no_instance_is_unused_once_all_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     statuses: dict[str, object] = {"busy": {"instance": {}}, "new": {}, "ended": {"instance": None}, "unknown": None}
-    async with Client(ClusterConfig("https://127.0.0.1:1")) as client:
+    async with Client(ClusterConfig("https://127.0.0.1:1"), field_manager="kplane") as client:
         followed = parse(tmp_path).follow(client)
         assert followed.registrations is not None
         with pytest.raises(ProviderError, match="have not been read yet"):

@@ -28,7 +28,7 @@ Eventually = Callable[..., Any]
 
 @pytest.fixture
 async def admin(api_server: Any) -> AsyncIterator[Client]:
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         yield client
 
 
@@ -61,7 +61,7 @@ async def test_endpoints_with_the_label_have_an_instance_and_nothing_is_written(
             return {}
 
         await eventually(states, lambda found: found == {names["one"]: "Ready"})
-        async with Client(tenants["one"].config) as tenant:
+        async with Client(tenants["one"].config, field_manager="kplane") as tenant:
             await works(tenant, eventually)
         assert await admin.get(ENDPOINTS, names["one"]) == written["one"]
 
@@ -143,7 +143,7 @@ async def test_a_registration_that_lost_its_label_is_told_of_the_end(
     body = {"metadata": {"name": name, "labels": {"reports": name}}, "spec": spec}
     await admin.create(REGISTRATIONS, body)
     await admin.patch(REGISTRATIONS, name, {"status": {"ready": True, "controlPlaneUID": "u"}}, subresource="status")
-    async with Client(ClusterConfig.load(api_server.mcm_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(api_server.mcm_kubeconfig), field_manager="kplane") as client:
         mirror = Informer(client, REGISTRATIONS, label_selector=f"reports={name}")
         task = asyncio.create_task(mirror.run())
         try:

@@ -41,7 +41,7 @@ async def kept_busy(*configs: ClusterConfig, name: str) -> AsyncIterator[None]:
             await asyncio.sleep(0.05)
 
     async with contextlib.AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(Client(config)) for config in configs]
+        clients = [await stack.enter_async_context(Client(config, field_manager="kplane")) for config in configs]
         tasks = [asyncio.create_task(keep(client)) for client in clients]
         try:
             yield

@@ -259,7 +259,7 @@ def free_leases(client: Client, namespace: str) -> Callable[..., Awaitable[None]
 @pytest.fixture
 async def client(api_server: Any) -> AsyncIterator[Client]:
     """The administrator of the real API server."""
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         yield client
 
 

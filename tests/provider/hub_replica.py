@@ -40,7 +40,7 @@ async def main(stop: asyncio.Event) -> None:
     async with Client(config) as client:
         fleet = ClustersProvider()
         sharded = Sharded(client, namespace=namespace, identity=identity, shards=8, timings=TIMINGS)
-        manager = Manager(config, fleet, coordinator=sharded)
+        manager = Manager(config, fleet, coordinator=sharded, name="test")
 
         async def reconcile(request: Request, cluster: Cluster) -> None:
             wanted = await manager.local.cache.get("v1/ConfigMap", "wanted", namespace=namespace)

@@ -44,7 +44,7 @@ async def main(kubeconfig: Path, namespace: str, identity: str, clusters: int) -
     async with Client(config) as client:
         coordinator = Sharded(client, namespace=namespace, identity=identity, shards=SHARDS, timings=TIMINGS)
         fleet = ClustersProvider()
-        manager = Manager(None, fleet, coordinator=coordinator)
+        manager = Manager(None, fleet, coordinator=coordinator, name="test")
         writer = f"{identity}/{os.getpid()}"
 
         async def reconcile(request: Request) -> Result | None:

@@ -32,7 +32,9 @@ SLOW = Unreachable("PUT /leases: no answer in time", kind="timeout", write_sent=
 @pytest.fixture
 async def fake():
     cluster = FakeCluster("a")
-    await cluster.client.apply(NAMESPACES, {"metadata": {"name": "kube-system", "labels": {"guarded": "no"}}})
+    await cluster.client.apply(
+        NAMESPACES, {"metadata": {"name": "kube-system", "labels": {"guarded": "no"}}}, force=True
+    )
     yield cluster
     await cluster.aclose()
 

@@ -212,7 +212,7 @@ async def test_scopes_are_chosen_by_kind_and_by_cluster():
     both, rest = CacheScope(namespaces=("b", "a", "a")), CacheScope(namespaces=("z",), label_selector="app")
     assert both == CacheScope(namespaces=("a", "b"))
     config = ClusterConfig("https://127.0.0.1:1")
-    manager = Manager(config, cache_scopes={"v1/Secret": both, "*": rest})
+    manager = Manager(config, cache_scopes={"v1/Secret": both, "*": rest}, name="test")
     cluster = manager.local
     assert cluster.cache_scope(SECRETS) == both
     assert cluster.cache_scope(CONFIG_MAPS) == rest
@@ -238,12 +238,15 @@ async def test_scopes_that_cannot_be_are_refused_at_once(client, caches):
             CacheScope(**empty)
     with pytest.raises(ProviderError, match="cannot be read"):
         CacheScope(label_selector="a>1")
-    unnamed, plural = "not the name of a kind: it is written as", "a plural, not a kind: write it as 'v1/Secret'"
-    for kind, why in {"Secret": unnamed, "secrets": unnamed, "v1/secrets": plural}.items():
+    unnamed, plural = (
+        "not the name of a kind: it is written as",
+        "a plural, not a kind: write it as 'example.com/v1/Widget'",
+    )
+    for kind, why in {"Secret": unnamed, "secrets": unnamed, "example.com/v1/widgets": plural}.items():
         with pytest.raises(ProviderError, match=f"{kind!r} is {why}"):
-            Manager(ClusterConfig("https://127.0.0.1:1"), cache_scopes={kind: CacheScope()})
+            Manager(ClusterConfig("https://127.0.0.1:1"), cache_scopes={kind: CacheScope()}, name="test")
     with pytest.raises(ProviderError, match="write 'v1/Secret' for Resource"):
-        Manager(ClusterConfig("https://127.0.0.1:1"), cache_scopes={SECRETS: CacheScope()})
+        Manager(ClusterConfig("https://127.0.0.1:1"), cache_scopes={SECRETS: CacheScope()}, name="test")
     cache = caches(client, scope_of=lambda _resource: CacheScope(namespaces=("x",)))
     with pytest.raises(ProviderError, match="v1/Node is cluster-scoped: its CacheScope can have no namespaces"):
         await cache.list(NODES)

@@ -7,7 +7,18 @@ import uuid
 
 import pytest
 
-from kplane.provider import Cache, CacheScope, Client, Cluster, Manager, NotFound, ProviderError, Resource, controller
+from kplane.provider import (
+    Cache,
+    CacheScope,
+    Client,
+    Cluster,
+    Manager,
+    Namespaces,
+    NotFound,
+    ProviderError,
+    Resource,
+    controller,
+)
 from kplane.provider.client.resources import (
     CONFIG_MAPS,
     NAMESPACES,
@@ -55,7 +66,7 @@ async def test_a_role_in_two_namespaces_is_enough(client, namespace, service_acc
     other = await second(READ_CONFIG_MAPS)
     for each in (namespace, other):
         await create(client, CONFIG_MAPS, each, "old")
-    manager = Manager(config, cache_scopes={"v1/ConfigMap": CacheScope(namespaces=(namespace, other))})
+    manager = Manager(config, cache_scopes={"v1/ConfigMap": CacheScope(namespaces=(namespace, other))}, name="test")
     seen = set()
 
     async def reconcile(request):
@@ -76,6 +87,42 @@ async def test_a_role_in_two_namespaces_is_enough(client, namespace, service_acc
         with pytest.raises(ProviderError, match="outside of the cache"):
             await cache.list(CONFIG_MAPS, namespace="kube-system")
         assert manager.local.health == ("Ready", "", {})
+
+
+async def test_namespaces_join_and_leave_while_a_controller_runs(
+    client, namespace, service_account, second, eventually
+):
+    config = await service_account([READ_CONFIG_MAPS])
+    other = await second(READ_CONFIG_MAPS)
+    for each in (namespace, other):
+        await create(client, CONFIG_MAPS, each, "old")
+    namespaces = Namespaces(namespace)
+    manager = Manager(config, cache_scopes={"v1/ConfigMap": CacheScope(namespaces=namespaces)})
+    seen, gone = set(), set()
+
+    async def reconcile(request):
+        try:
+            await manager.local.cache.get(CONFIG_MAPS, request)
+        except ProviderError:
+            gone.add((request.namespace, request.name))
+        else:
+            seen.add((request.namespace, request.name))
+
+    _ = controller(manager).for_("v1/ConfigMap").build(reconcile)
+    async with manager:
+        await eventually(lambda: (namespace, "old") in seen)
+        namespaces.add(other)
+        await eventually(lambda: (other, "old") in seen)
+        await create(client, CONFIG_MAPS, other, "new")
+        await eventually(lambda: (other, "new") in seen)
+        namespaces.remove(other)
+        await eventually(lambda: {(other, "old"), (other, "new")} <= gone)
+        assert {each["metadata"]["namespace"] for each in await manager.local.cache.list(CONFIG_MAPS)} == {namespace}
+        # The identity has no right in this namespace: the others stay readable.
+        namespaces.add("kube-system")
+        with pytest.raises(Forbidden, match="does not let configmaps in kube-system be read"):
+            await manager.local.cache.list(CONFIG_MAPS, namespace="kube-system")
+        assert await manager.local.cache.list(CONFIG_MAPS, namespace=namespace)
 
 
 async def test_without_a_scope_the_same_identity_is_told_what_it_lacks(namespace, service_account):

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import datetime as dt
 import gzip
+import json
 import os
 import re
 import socket
@@ -14,7 +15,7 @@ import time
 import pytest
 
 from kplane.provider import ApiError, Client, ClusterConfig, ProviderError, Unreachable
-from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
+from kplane.provider.client.resources import CONFIG_MAPS, DEPLOYMENTS, NAMESPACES
 from kplane.provider.errors import KubeconfigError, LeaseLost, ServerError, TooManyRequests
 
 OBJECT = {"metadata": {"name": "a", "resourceVersion": "1"}}
@@ -421,3 +422,27 @@ async def test_a_failure_is_told_in_the_same_words_each_time(tools):
                 told.add(str(caught.value))
     (words,) = told
     assert words.endswith(f"{config.server} cannot be reached: Connect call failed ('127.0.0.1', {config.server[18:]})")
+
+
+async def test_delete_sends_its_options(fault_server, tools):
+    server = await fault_server(always(tools.http({"kind": "Status", "metadata": {}})))
+    async with Client(server.config) as client:
+        await client.delete(NAMESPACES, "a")
+        await client.delete(
+            NAMESPACES, "a", uid="u", resource_version="7", propagation="Orphan", grace_period_seconds=0, dry_run=True
+        )
+    plain, full = (json.loads(request.body) for request in server.asked)
+    assert plain == {"apiVersion": "v1", "kind": "DeleteOptions"}
+    assert full == plain | {
+        "preconditions": {"uid": "u", "resourceVersion": "7"},
+        "propagationPolicy": "Orphan",
+        "gracePeriodSeconds": 0,
+        "dryRun": ["All"],
+    }
+
+
+async def test_get_reads_a_subresource(fault_server, tools):
+    server = await fault_server(always(tools.http(OBJECT)))
+    async with Client(server.config) as client:
+        await client.get(DEPLOYMENTS, "a", namespace="x", subresource="scale")
+    assert [request.target for request in server.asked] == ["/apis/apps/v1/namespaces/x/deployments/a/scale"]

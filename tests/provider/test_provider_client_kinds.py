@@ -26,7 +26,7 @@ async def calls(tools, fault_server):
         writer.write(tools.http(found))
 
     serving = await fault_server(answer)
-    async with Client(serving.config) as client:
+    async with Client(serving.config, field_manager="kplane") as client:
         yield client, asked
 
 
@@ -40,7 +40,7 @@ async def test_every_call_takes_the_name_of_a_kind_which_is_asked_for_once(calls
     await client.replace(WIDGET, body)
     await client.patch(WIDGET, "w", {}, namespace="ns", subresource="status")
     await client.json_patch(WIDGET, "w", [], namespace="ns")
-    await client.apply(WIDGET, body)
+    await client.apply(WIDGET, body, force=True)
     await client.delete(WIDGET, "w", namespace="ns")
     await client.delete_all(WIDGET, namespace="ns", label_selector="a=b")
     one, many = "/apis/example.com/v1/namespaces/ns/widgets/w", "/apis/example.com/v1/namespaces/ns/widgets"

@@ -9,9 +9,11 @@ import pytest
 
 from kplane.provider import (
     AlreadyExists,
+    ApiError,
     Client,
     ClusterConfig,
     Conflict,
+    FieldConflict,
     Invalid,
     NotFound,
     ProviderError,
@@ -47,16 +49,31 @@ async def test_create_read_change_delete(client, namespace):
 
 async def test_server_side_apply_owns_fields_by_manager(client, namespace):
     ours = config_map("a", x="1") | {"metadata": {"name": "a", "namespace": namespace}}
-    applied = await client.apply(CONFIG_MAPS, ours, field_manager="one")
-    again = await client.apply(CONFIG_MAPS, ours, field_manager="one")
+    applied = await client.apply(CONFIG_MAPS, ours, field_manager="one", force=True)
+    again = await client.apply(CONFIG_MAPS, ours, field_manager="one", force=True)
     assert again["metadata"]["resourceVersion"] == applied["metadata"]["resourceVersion"]
 
     theirs = {"metadata": {"name": "a", "namespace": namespace}, "data": {"x": "2"}}
-    with pytest.raises(Conflict) as caught:
-        await client.apply(CONFIG_MAPS, theirs, field_manager="two", force=False)
-    assert caught.value.details["causes"][0]["field"] == ".data.x"
-    forced = await client.apply(CONFIG_MAPS, theirs, field_manager="two")
+    with pytest.raises(FieldConflict) as caught:
+        await client.apply(CONFIG_MAPS, theirs, field_manager="two")
+    assert caught.value.owners == {"one": (".data.x",)}
+    assert "force=True" in str(caught.value)
+    forced = await client.apply(CONFIG_MAPS, theirs, field_manager="two", force=True)
     assert forced["data"] == {"x": "2"}
+
+
+async def test_unknown_field_is_warned_about_refused_or_ignored(client, namespace):
+    body = config_map("a", x="1") | {"data2": {}}
+    for validation, expected in (("Warn", ['unknown field "data2"']), ("Ignore", [])):
+        seen = []
+        async with Client(client.config, field_validation=validation, on_warning=seen.append) as writer:
+            await writer.create(CONFIG_MAPS, body, namespace=namespace)
+            await writer.delete(CONFIG_MAPS, "a", namespace=namespace)
+        assert [warning.text for warning in seen] == expected
+    async with Client(client.config, field_validation="Strict") as writer:
+        with pytest.raises(ApiError, match='unknown field "data2"') as caught:
+            await writer.create(CONFIG_MAPS, body, namespace=namespace)
+    assert caught.value.status == 400
 
 
 async def test_refusals_have_their_own_exceptions(client, namespace):
@@ -119,10 +136,10 @@ async def test_the_server_ends_a_watch_in_time(client, namespace):
 
 async def test_unknown_credentials_and_missing_permissions_differ(client, service_account):
     nobody = ClusterConfig(client.config.server, ca_data=client.config.ca_data, token="wrong")
-    async with Client(nobody) as stranger:
+    async with Client(nobody, field_manager="kplane") as stranger:
         with pytest.raises(Unauthorized):
             await stranger.get(NAMESPACES, "default")
-    async with Client(await service_account([])) as powerless:
+    async with Client(await service_account([]), field_manager="kplane") as powerless:
         with pytest.raises(Forbidden, match="cannot get resource"):
             await powerless.get(NAMESPACES, "default")
 
@@ -134,7 +151,7 @@ async def test_probe_and_version(client):
 
 async def test_another_ca_is_a_refused_certificate(client, tools):
     stranger = dataclasses.replace(client.config, ca_data=tools.Authority().pem)
-    async with Client(stranger) as misled:
+    async with Client(stranger, field_manager="kplane") as misled:
         with pytest.raises(Unreachable, match="certificate not signed by the CA of the kubeconfig") as caught:
             await misled.probe()
     assert (caught.value.kind, caught.value.reason) == ("tls", "CertificateInvalid")

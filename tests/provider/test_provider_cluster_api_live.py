@@ -42,7 +42,7 @@ class Capi:
         labels = {"cluster.x-k8s.io/cluster-name": name}
         metadata = {"name": f"{name}-kubeconfig", "namespace": self.namespace, "labels": labels}
         body = {"metadata": metadata, "data": data}
-        await self.client.apply(SECRETS, body)
+        await self.client.apply(SECRETS, body, force=True)
 
     def run(self, **options):
         return self.telling(ClusterApiProvider(self.reader, namespace=self.namespace, **options))
@@ -57,7 +57,7 @@ async def capi(client, namespace, install, service_account, telling):
         {"apiGroups": [""], "resources": ["secrets"], "verbs": ["list", "watch", "get"]},
     ]
     # With the permissions that the provider is said to need, and no others.
-    async with Client(await service_account(reading)) as reader:
+    async with Client(await service_account(reading), field_manager="kplane") as reader:
         yield Capi(client, namespace, config, reader, telling)
 
 

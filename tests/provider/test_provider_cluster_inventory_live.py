@@ -74,11 +74,11 @@ class Hub:
         labels = {"x-k8s.io/cluster-inventory-consumer": consumer, "x-k8s.io/cluster-profile": profile}
         data = {"Config": base64.b64encode(json.dumps(document).encode()).decode()}
         body = {"metadata": {"name": name, "namespace": self.namespace, "labels": labels}, "data": data}
-        await self.client.apply(SECRETS, body)
+        await self.client.apply(SECRETS, body, force=True)
 
     async def say(self, name, text):
         body = {"metadata": {"name": name, "namespace": self.namespace}, "data": {"text": text}}
-        await self.client.apply(CONFIG_MAPS, body)
+        await self.client.apply(CONFIG_MAPS, body, force=True)
 
     def run(self, **options):
         return self.telling(ClusterInventoryProvider(self.reader, namespace=self.namespace, **options))
@@ -93,7 +93,7 @@ async def hub(client, namespace, install, service_account, tmp_path, telling):
         {"apiGroups": [""], "resources": ["secrets"], "verbs": ["list", "watch"]},
     ]
     # With the permissions that the provider is said to need, and no others.
-    async with Client(await service_account(reading)) as reader:
+    async with Client(await service_account(reading), field_manager="kplane") as reader:
         yield Hub(client, namespace, await service_account(rules), reader, tmp_path, telling)
 
 
@@ -127,7 +127,7 @@ async def test_objects_of_a_profiles_cluster_are_reconciled_by_each_strategy(hub
     else:
         await hub.status("a", **{way: hub.offer()})
         options = {"access": hub.access()}
-    manager = Manager(None, ClusterInventoryProvider(hub.reader, namespace=hub.namespace, **options))
+    manager = Manager(None, ClusterInventoryProvider(hub.reader, namespace=hub.namespace, **options), name="test")
     texts = {}
 
     async def reconcile(request):

@@ -35,7 +35,7 @@ async def test_what_is_added_is_got_and_what_is_removed_is_gone_at_once(eventual
     provider = ClustersProvider()
     early, late = cluster("early"), cluster("late")
     await provider.add(early)
-    async with Manager(None, provider) as manager:
+    async with Manager(None, provider, name="test") as manager:
         await eventually(manager.cluster_names, lambda names: names == ["early"])
         assert manager.get_cluster("early") is early
         await provider.add(late)
@@ -52,7 +52,7 @@ async def test_a_name_is_given_away_once(eventually):
     await provider.add(cluster("a"))
     with pytest.raises(ProviderError, match="already"):
         await provider.add(cluster("a", port=2))
-    async with Manager(None, provider) as manager:
+    async with Manager(None, provider, name="test") as manager:
         await eventually(manager.cluster_names)
         with pytest.raises(ProviderError, match="already"):
             await provider.add(cluster("a", port=2))
@@ -63,7 +63,7 @@ async def test_a_replacement_stays(eventually):
     """Criterion 62: after a replacement the new cluster is there, and goes on being there."""
     slow = Slow(allowed=True)
     provider = ClustersProvider()
-    async with Manager(None, provider, awares=[slow]) as manager:
+    async with Manager(None, provider, awares=[slow], name="test") as manager:
         await eventually(lambda: provider._fleet)
         await provider.add(cluster("a"))
         await eventually(lambda: slow.engaged)
@@ -86,7 +86,7 @@ async def test_a_replacement_stays(eventually):
 async def test_what_is_being_removed_does_not_come_back(eventually):
     slow = Slow(allowed=False)
     provider = ClustersProvider()
-    async with Manager(None, provider, awares=[slow]) as manager:
+    async with Manager(None, provider, awares=[slow], name="test") as manager:
         await eventually(lambda: provider._fleet)
         await provider.add(cluster("a"))
         await eventually(lambda: slow.engaged)
@@ -102,7 +102,7 @@ async def test_what_is_being_removed_does_not_come_back(eventually):
 
 async def test_it_serves_one_fleet(eventually):
     provider = ClustersProvider()
-    async with Manager(None, provider) as manager:
+    async with Manager(None, provider, name="test") as manager:
         await eventually(lambda: provider._fleet)
         with pytest.raises(ProviderError, match="runs already"):
             await provider.run(manager.clusters)
@@ -113,14 +113,14 @@ async def test_it_serves_one_fleet(eventually):
 async def test_the_fixed_cluster_is_the_one_that_was_given(eventually):
     fixed = cluster("only")
     provider = SingleProvider(fixed)
-    async with Manager(None, provider) as manager:
+    async with Manager(None, provider, name="test") as manager:
         await eventually(manager.cluster_names, lambda names: names == ["only"])
         assert manager.get_cluster("only") is fixed
         assert fixed.came_from(provider)
 
 
 async def test_no_cluster_is_known_where_there_are_none():
-    async with Manager(None, NopProvider()) as manager:
+    async with Manager(None, NopProvider(), name="test") as manager:
         assert manager.cluster_names() == []
         with pytest.raises(ClusterNotFound):
             manager.get_cluster("a")

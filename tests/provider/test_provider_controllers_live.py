@@ -46,7 +46,7 @@ class Work:
 
 @pytest.fixture
 async def manager(client):
-    return Manager(None, Given(client.config), workers=4)
+    return Manager(None, Given(client.config), workers=4, name="test")
 
 
 @contextlib.asynccontextmanager
@@ -176,7 +176,7 @@ async def test_a_cluster_whose_server_says_nothing_delays_no_other(client, names
     """Criterion 63: healthy clusters engage and are reconciled while the API of another one hangs."""
     # The silent ones are given up long after this test has ended.
     monkeypatch.setitem(Client.__init__.__kwdefaults__, "connect_timeout_seconds", 600.0)
-    manager = Manager(None, Given(client.config), workers=4, timeout_seconds=600.0)
+    manager = Manager(None, Given(client.config), workers=4, timeout_seconds=600.0, name="test")
     work = Work()
     built = controller(manager).for_(CONFIG_MAPS, predicates(mine(namespace))).build(work.reconcile)
     await client.create(CONFIG_MAPS, config_map("x"), namespace=namespace)

@@ -172,7 +172,7 @@ async def test_removing_a_cluster_ends_the_work_on_no_other(eventually):
     """Criterion 64: as upstream does not (D3)."""
     working = Working()
     provider = Providing("a", "b", "c")
-    async with Manager(None, provider, awares=[working], coordinator=Basic()) as manager:
+    async with Manager(None, provider, awares=[working], coordinator=Basic(), name="test") as manager:
         await eventually(lambda: working.live == {"a", "b", "c"})
         await provider.fleet.remove("a")
         assert working.live == {"b", "c"}
@@ -184,7 +184,7 @@ async def test_removing_a_cluster_ends_the_work_on_no_other(eventually):
 
 async def test_the_local_cluster_is_for_those_who_say_so(eventually):
     plain, local = Working(), WorkingEverywhere()
-    manager = Manager(ClusterConfig("https://127.0.0.1:1"), Providing("a"), awares=[plain, local])
+    manager = Manager(ClusterConfig("https://127.0.0.1:1"), Providing("a"), awares=[plain, local], name="test")
     async with manager:
         await eventually(lambda: (plain.live, local.live) == ({"a"}, {"a", ""}))
         assert manager.cluster_names() == ["a"]
@@ -226,7 +226,7 @@ async def test_a_replica_that_does_not_lead_knows_the_clusters(eventually):
     working, voting = WorkingEverywhere(), Voting()
     leader = Leader(voting)
     config = ClusterConfig("https://127.0.0.1:1")
-    async with Manager(config, Providing("a"), awares=[working], coordinator=leader) as manager:
+    async with Manager(config, Providing("a"), awares=[working], coordinator=leader, name="test") as manager:
         await eventually(lambda: manager.cluster_names() == ["a"])
         found = manager.get_cluster("a")
         assert found.client is manager.get_cluster("a").client
@@ -269,7 +269,7 @@ async def test_a_client_that_is_older_than_its_fleet_is_fenced_too(eventually):
     early = cluster("a")
     client = early.client
     config = ClusterConfig("https://127.0.0.1:1")
-    manager = Manager(config, provider := Providing(), coordinator=Refusing())
+    manager = Manager(config, provider := Providing(), coordinator=Refusing(), name="test")
     local = manager.local.client
     async with manager:
         await eventually(lambda: provider.fleet is not None)
@@ -282,7 +282,7 @@ async def test_a_client_that_is_older_than_its_fleet_is_fenced_too(eventually):
 
 async def test_a_client_is_made_with_what_the_manager_says_and_the_latest_credentials(eventually):
     limits = AnswerLimits(answer_bytes=1000)
-    async with Manager(None, provider := Providing(), limits=limits, timeout_seconds=7.0) as manager:
+    async with Manager(None, provider := Providing(), limits=limits, timeout_seconds=7.0, name="test") as manager:
         await eventually(lambda: provider.fleet is not None)
         first, second = (
             Cluster("a", config=ClusterConfig("https://127.0.0.1:1", token=token)) for token in ("one", "two")
@@ -305,7 +305,7 @@ async def test_a_name_that_is_taken_is_not_added():
 
 
 async def test_two_functions_for_one_field_are_refused_before_there_are_clusters():
-    manager = Manager(None, Providing())
+    manager = Manager(None, Providing(), name="test")
     manager.index_field("v1/ConfigMap", "kind", lambda found: ["x"])
     with pytest.raises(ProviderError, match="already indexed by another function"):
         manager.index_field("v1/ConfigMap", "kind", lambda found: ["y"])

@@ -46,7 +46,7 @@ async def test_an_endpoint_with_its_secret_from_beginning_to_end(
         document = json.dumps(config.with_server("https://elsewhere.test").to_kubeconfig())
         data = {"kubeconfig": base64.b64encode(document.encode()).decode()}
         body = {"metadata": {"name": f"{name}-kubeconfig", "namespace": namespace}, "data": data}
-        await client.apply(SECRETS, body)
+        await client.apply(SECRETS, body, force=True)
 
     async def status(**fields):
         await client.patch(ENDPOINTS, name, {"status": fields}, subresource="status")

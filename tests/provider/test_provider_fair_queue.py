@@ -53,6 +53,17 @@ def test_one_that_always_has_just_one_request_does_not_starve_the_others():
     assert collections.Counter(each.cluster for each in taken) == {"a": 50, "b": 50}
 
 
+async def test_hasten_adds_a_delayed_request_once_and_no_other():
+    queue = FairQueue()
+    queue.add_after(request("a"), 60)
+    queue.hasten(request("a", "not delayed"))
+    queue.hasten(request("b"))
+    queue.hasten(request("a"))
+    assert drain(queue) == [request("a")]
+    queue.hasten(request("a"))
+    assert (drain(queue), queue.idle) == ([], True)
+
+
 def test_those_at_their_cap_do_not_keep_their_slots_from_others():
     queue, counts = FairQueue(per_cluster=1), collections.Counter()
     for cluster, number in itertools.product("abcd", range(100)):

@@ -41,70 +41,70 @@ def owners(client):
 
 
 async def test_it_makes_an_object_and_removes_what_is_applied_no_more(client, owners):
-    made = await client.apply(MAPS, body(data={"a": "1", "b": "1"}), field_manager="one")
+    made = await client.apply(MAPS, body(data={"a": "1", "b": "1"}), field_manager="one", force=True)
     assert made["data"] == {"a": "1", "b": "1"}
     await client.patch(MAPS, "m", {"data": {"c": "1"}}, namespace="default")
-    changed = await client.apply(MAPS, body(data={"a": "2"}), field_manager="one")
+    changed = await client.apply(MAPS, body(data={"a": "2"}), field_manager="one", force=True)
     assert changed["data"] == {"a": "2", "c": "1"}
     assert await owners() == {
         ("one", "Apply"): {"f:data": {"f:a": {}}},
-        ("kplane", "Update"): {"f:data": {"f:c": {}}},
+        ("test", "Update"): {"f:data": {"f:c": {}}},
     }
 
 
 async def test_two_managers_share_what_they_agree_on(client):
-    await client.apply(MAPS, body(data={"a": "1", "b": "1"}), field_manager="one")
+    await client.apply(MAPS, body(data={"a": "1", "b": "1"}), field_manager="one", force=True)
     await client.apply(MAPS, body(data={"a": "1"}), field_manager="two", force=False)
-    left = await client.apply(MAPS, body(), field_manager="one")
+    left = await client.apply(MAPS, body(), field_manager="one", force=True)
     assert left["data"] == {"a": "1"}
-    await client.apply(MAPS, body(), field_manager="two")
+    await client.apply(MAPS, body(), field_manager="two", force=True)
     assert "data" not in await client.get(MAPS, "m", namespace="default")
 
 
 async def test_a_conflict_names_each_manager_and_field_until_it_is_forced(client, owners):
-    await client.apply(MAPS, body(data={"a": "1"}, metadata={"labels": {"app": "x"}}), field_manager="one")
+    await client.apply(MAPS, body(data={"a": "1"}, metadata={"labels": {"app": "x"}}), field_manager="one", force=True)
     await client.patch(MAPS, "m", {"data": {"b": "1"}}, namespace="default")
     wanted = body(data={"a": "2", "b": "2"}, metadata={"labels": {"app": "y"}})
     with pytest.raises(Conflict, match="Apply failed with 3 conflicts") as refused:
         await client.apply(MAPS, wanted, field_manager="two", force=False)
     assert [(each["reason"], each["message"], each["field"]) for each in refused.value.details["causes"]] == [
-        ("FieldManagerConflict", 'conflict with "kplane" using v1', ".data.b"),
         ("FieldManagerConflict", 'conflict with "one"', ".data.a"),
         ("FieldManagerConflict", 'conflict with "one"', ".metadata.labels.app"),
+        ("FieldManagerConflict", 'conflict with "test" using v1', ".data.b"),
     ]
-    forced = await client.apply(MAPS, wanted, field_manager="two")
+    forced = await client.apply(MAPS, wanted, field_manager="two", force=True)
     assert (forced["data"], forced["metadata"]["labels"]) == ({"a": "2", "b": "2"}, {"app": "y"})
     assert list(await owners()) == [("two", "Apply")]
 
 
 async def test_an_update_takes_what_it_changes(client, owners):
-    await client.apply(MAPS, body(data={"a": "1", "b": "1"}), field_manager="one")
+    await client.apply(MAPS, body(data={"a": "1", "b": "1"}), field_manager="one", force=True)
     await client.replace(MAPS, body(data={"a": "2", "b": "1"}))
     assert await owners() == {
         ("one", "Apply"): {"f:data": {"f:b": {}}},
-        ("kplane", "Update"): {"f:data": {"f:a": {}}},
+        ("test", "Update"): {"f:data": {"f:a": {}}},
     }
 
 
 async def test_applying_the_same_changes_nothing(client):
-    first = await client.apply(MAPS, body(data={"a": "1"}), field_manager="one")
-    assert await client.apply(MAPS, body(data={"a": "1"}), field_manager="one") == first
+    first = await client.apply(MAPS, body(data={"a": "1"}), field_manager="one", force=True)
+    assert await client.apply(MAPS, body(data={"a": "1"}), field_manager="one", force=True) == first
 
 
 async def test_an_old_version_is_a_conflict_also_when_forced(client):
-    first = await client.apply(MAPS, body(data={"a": "1"}))
+    first = await client.apply(MAPS, body(data={"a": "1"}), force=True)
     await client.patch(MAPS, "m", {"data": {"b": "1"}}, namespace="default")
     with pytest.raises(Conflict, match="has been modified"):
         await client.apply(
-            MAPS, body(data={"a": "2"}, metadata={"resourceVersion": first["metadata"]["resourceVersion"]})
+            MAPS, body(data={"a": "2"}, metadata={"resourceVersion": first["metadata"]["resourceVersion"]}), force=True
         )
 
 
 async def test_status_is_applied_to_its_subresource_alone(client):
     with pytest.raises(NotFound):
-        await client.apply(WIDGETS, body(status={"ok": True}), subresource="status")
-    await client.apply(WIDGETS, body(spec={"n": 1}, status={"ok": False}))
-    found = await client.apply(WIDGETS, body(spec={"n": 2}, status={"ok": True}), subresource="status")
+        await client.apply(WIDGETS, body(status={"ok": True}), subresource="status", force=True)
+    await client.apply(WIDGETS, body(spec={"n": 1}, status={"ok": False}), force=True)
+    found = await client.apply(WIDGETS, body(spec={"n": 2}, status={"ok": True}), subresource="status", force=True)
     assert (found["spec"], found["status"], found["metadata"]["generation"]) == ({"n": 1}, {"ok": True}, 1)
 
 
@@ -113,21 +113,26 @@ async def test_lists_merge_as_the_types_of_kubernetes_say(client):
         return body(spec={"template": {"spec": {"containers": list(containers)}}}, metadata=metadata)
 
     app = {"name": "app", "image": "app:1", "args": ["a"], "ports": [{"containerPort": 80}]}
-    await client.apply(DEPLOYMENTS, deployment(app, finalizers=["x/one"]), field_manager="one")
+    await client.apply(DEPLOYMENTS, deployment(app, finalizers=["x/one"]), field_manager="one", force=True)
     sidecar = {"name": "sidecar", "image": "sidecar:1"}
     found = await client.apply(
-        DEPLOYMENTS, deployment(sidecar, {"name": "app", "args": ["b"]}, finalizers=["x/two"]), field_manager="two"
+        DEPLOYMENTS,
+        deployment(sidecar, {"name": "app", "args": ["b"]}, finalizers=["x/two"]),
+        field_manager="two",
+        force=True,
     )
     assert found["metadata"]["finalizers"] == ["x/one", "x/two"]
     assert found["spec"]["template"]["spec"]["containers"] == [sidecar, app | {"args": ["b"]}]
-    left = await client.apply(DEPLOYMENTS, deployment({"name": "app", "image": "app:1"}), field_manager="two")
+    left = await client.apply(
+        DEPLOYMENTS, deployment({"name": "app", "image": "app:1"}), field_manager="two", force=True
+    )
     assert left["metadata"]["finalizers"] == ["x/one"]
     [kept] = left["spec"]["template"]["spec"]["containers"]
     assert kept == {"name": "app", "image": "app:1", "ports": [{"containerPort": 80}]}
 
 
 async def test_lists_of_custom_kinds_have_one_owner(client):
-    await client.apply(WIDGETS, body(spec={"items": [{"name": "a"}]}), field_manager="one")
+    await client.apply(WIDGETS, body(spec={"items": [{"name": "a"}]}), field_manager="one", force=True)
     with pytest.raises(Conflict, match=r"\.spec\.items"):
         await client.apply(WIDGETS, body(spec={"items": [{"name": "b"}]}), field_manager="two", force=False)
 

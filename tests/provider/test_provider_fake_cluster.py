@@ -206,7 +206,7 @@ async def test_what_changes_is_reconciled_before_what_was_there(fake):
     await provider.add(fake)
     for number in range(20):
         await fake.client.create(MAPS, body(f"there-{number}"))
-    manager = Manager(None, provider)
+    manager = Manager(None, provider, name="test")
 
     async def reconcile(request):
         seen.append(request.name)

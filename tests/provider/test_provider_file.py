@@ -32,26 +32,35 @@ def put(path, text):
     new.replace(path)
 
 
+async def names_of(provider):
+    """Return the names of the clusters that a provider finds now."""
+    clusters = Clusters()
+    await provider.run_once(clusters)
+    names = clusters.names()
+    await clusters.aclose()
+    return names
+
+
 async def test_contexts_of_files_and_directories_come_and_go_with_them(tmp_path, eventually):
-    """Criterion 43: nothing at first, `<path>+<context>` for each context, gone with its file, rewritten with it."""
+    """Criterion 43: nothing at first, a cluster for each context, gone with its file, rewritten with it."""
     file, directory = tmp_path / "any-name", tmp_path / "discovered"
     provider = FileProvider(files=[file], directories=[directory], interval_seconds=0.02)
-    manager = Manager(None, provider)
+    manager = Manager(None, provider, name="test")
     async with manager:
         assert manager.cluster_names() == []
         directory.mkdir()
         found = directory / "kubeconfig.yaml"
         write(found, "only")
-        await eventually(manager.cluster_names, lambda names: names == [f"{found}+only"])
+        await eventually(manager.cluster_names, lambda names: names == ["kubeconfig"])
         write(file, "a", "b")
-        both = sorted([f"{file}+a", f"{file}+b", f"{found}+only"])
+        both = ["any-name.a", "any-name.b", "kubeconfig"]
         await eventually(manager.cluster_names, lambda names: names == both)
-        assert manager.get_cluster(f"{file}+a").came_from(provider)
+        assert manager.get_cluster("any-name.a").came_from(provider)
 
         file.unlink()
-        await eventually(manager.cluster_names, lambda names: names == [f"{found}+only"])
+        await eventually(manager.cluster_names, lambda names: names == ["kubeconfig"])
         write(found, *(f"new-{number}" for number in range(3)))
-        after = [f"{found}+new-{number}" for number in range(3)]
+        after = [f"kubeconfig.new-{number}" for number in range(3)]
         await eventually(manager.cluster_names, lambda names: names == after)
         found.unlink()
         directory.rmdir()
@@ -76,10 +85,8 @@ async def test_a_half_written_file_keeps_its_clusters(tmp_path, eventually, capl
             # Each is seen in one more look.
             write(other, "beside", port=port)
             server = f"https://127.0.0.1:{port}"
-            await eventually(
-                lambda: clusters.get(f"{other}+beside").config.server, lambda seen, server=server: seen == server
-            )
-        assert clusters.get(f"{file}+kept") is engagement.cluster
+            await eventually(lambda: clusters.get("b").config.server, lambda seen, server=server: seen == server)
+        assert clusters.get("a") is engagement.cluster
         assert caplog.text.count(f"{file}: ") == 1
         assert "keeping its clusters" in caplog.text
 
@@ -96,7 +103,7 @@ async def test_what_cannot_be_read_keeps_its_clusters(tmp_path, eventually, capl
         file.unlink()
         file.mkdir()
         await eventually(lambda: caplog.text, lambda text: "it cannot be read: Is a directory" in text)
-        assert clusters.names() == [f"{file}+kept"]
+        assert clusters.names() == ["a"]
 
 
 async def test_what_was_never_read_is_told_of_once(tmp_path, eventually, caplog, telling):
@@ -105,7 +112,7 @@ async def test_what_was_never_read_is_told_of_once(tmp_path, eventually, caplog,
         for port in (1, 2, 3):
             write(other, "c", port=port)
             end = f":{port}"
-            await eventually(lambda: clusters.get(f"{other}+c").config.server, lambda seen, end=end: seen.endswith(end))
+            await eventually(lambda: clusters.get("other").config.server, lambda seen, end=end: seen.endswith(end))
         assert caplog.text.count("it cannot be read: Is a directory") == 1
 
 
@@ -118,7 +125,7 @@ async def test_a_context_that_cannot_be_used_concerns_no_other(tmp_path, eventua
     text["clusters"].append({"name": "odd", "cluster": {"server": "https://x.test", "certificate-authority": "a\0b"}})
     file.write_text(yaml.safe_dump(text))
     async with telling(FileProvider(files=[file], interval_seconds=0.01)) as clusters:
-        await eventually(clusters.names, lambda names: names == [f"{file}+good"])
+        await eventually(clusters.names, lambda names: names == ["a.good"])
         assert "failed to read context 'bad': the kubeconfig has no cluster 'elsewhere'" in caplog.text
 
 
@@ -128,35 +135,20 @@ async def test_another_server_makes_another_cluster(tmp_path, eventually, tellin
     async with telling(FileProvider(files=[file], interval_seconds=0.01)) as clusters:
         (first,) = await eventually(clusters.engagements)
         write(file, "c", port=2)
-        await eventually(lambda: clusters.get(f"{file}+c").config.server, lambda server: server.endswith(":2"))
+        await eventually(lambda: clusters.get("a").config.server, lambda server: server.endswith(":2"))
         assert first.closed
 
 
 async def test_bringing_a_fleet_in_line_once(tmp_path):
     file = tmp_path / "a"
     write(file, "x", "y")
-    provider, clusters = FileProvider(files=[file], separator="::"), Clusters()
+    provider, clusters = FileProvider(files=[file]), Clusters()
     await provider.run_once(clusters)
-    assert clusters.names() == [f"{file}::x", f"{file}::y"]
+    assert clusters.names() == ["a.x", "a.y"]
     write(file, "y", "z")
     await provider.run_once(clusters)
     await provider.run_once(clusters)
-    assert clusters.names() == [f"{file}::y", f"{file}::z"]
-    await clusters.aclose()
-
-
-async def test_only_files_that_match_a_glob_count_in_a_directory(tmp_path):
-    for name in ("kubeconfig.yaml", "kubeconfig.yml", "a.kubeconfig", "b.kubeconfig.yaml", "c.kubeconfig.yml"):
-        write(tmp_path / name, "x")
-    for name in ("config", "kubeconfig", "a.yaml", "a.kubeconfig.bak"):
-        write(tmp_path / name, "y")
-    (tmp_path / "directory.kubeconfig").mkdir()
-    clusters = Clusters()
-    await FileProvider(directories=[tmp_path]).run_once(clusters)
-    assert len(clusters.names()) == 5
-    assert all(name.endswith("+x") for name in clusters.names())
-    await FileProvider(directories=[tmp_path], globs=["con*"]).run_once(clusters)
-    assert clusters.names() == [f"{tmp_path}/config+y"]
+    assert clusters.names() == ["a.y", "a.z"]
     await clusters.aclose()
 
 
@@ -172,24 +164,90 @@ async def test_defaults_are_those_of_kubectl_then_the_working_directory(tmp_path
     monkeypatch.chdir(work)
     monkeypatch.setenv("HOME", str(home))
 
-    async def found():
-        clusters = Clusters()
-        await FileProvider().run_once(clusters)
-        names = clusters.names()
-        await clusters.aclose()
-        return names
-
     monkeypatch.setenv("KUBECONFIG", os.pathsep.join([str(one), "", str(two), str(tmp_path / "absent")]))
-    assert await found() == [f"{one}+first", f"{two}+second"]
+    assert await names_of(FileProvider()) == ["one", "two"]
     monkeypatch.delenv("KUBECONFIG")
-    assert await found() == [f"{home}/.kube/config+home"]
+    assert await names_of(FileProvider()) == ["config"]
     (home / ".kube" / "config").unlink()
-    assert await found() == [f"{work}/kubeconfig.yaml+work"]
+    assert await names_of(FileProvider()) == ["kubeconfig"]
 
 
-def test_what_makes_no_sense_is_refused():
-    with pytest.raises(ProviderError, match="separator"):
-        FileProvider(separator="")
+async def test_file_provider_reads_every_kubeconfig_of_a_directory(tmp_path):
+    for name in ("prod.yaml", "stage.yml", "a.kubeconfig", "b.kubeconfig.yaml", "admin.conf", "config", "c.json"):
+        write(tmp_path / name, "x")
+    (tmp_path / "directory.kubeconfig").mkdir()
+    (tmp_path / "notes.md").write_text("contexts: none, this is a note")
+    (tmp_path / "values.yaml").write_text("replicas: 3")
+    os.mkfifo(tmp_path / "pipe")
+    write(tmp_path / ".hidden", "x")
+    names = await names_of(FileProvider(directories=[tmp_path]))
+    assert names == ["a", "admin", "b", "c", "config", "prod", "stage"]
+    assert await names_of(FileProvider(directories=[tmp_path], pattern="*.kubeconfig")) == ["a"]
+    assert await names_of(FileProvider(directories=[tmp_path], pattern=".h*")) == [".hidden"]
+
+
+async def test_cluster_name_is_the_file_and_the_context_if_there_are_several(tmp_path):
+    write(tmp_path / "prod.eu.yaml", "admin@prod")
+    write(tmp_path / "all.yaml", "a", "b")
+    (tmp_path / "eu").mkdir()
+    write(tmp_path / "eu" / "kubeconfig", "x")
+    provider = FileProvider(directories=[tmp_path], files=[tmp_path / "eu" / "kubeconfig"])
+    assert await names_of(provider) == ["all.a", "all.b", "kubeconfig", "prod.eu"]
+    assert await names_of(FileProvider(directories=[tmp_path], pattern="*/*")) == ["eu/kubeconfig"]
+
+
+async def test_cluster_name_stays_while_a_second_context_is_invalid(tmp_path):
+    text = document("a", "b")
+    text["contexts"][1]["context"]["user"] = "missing"
+    (tmp_path / "all").write_text(yaml.safe_dump(text))
+    assert await names_of(FileProvider(directories=[tmp_path])) == ["all.a"]
+
+
+async def test_file_provider_refuses_a_second_cluster_of_one_name(tmp_path, caplog):
+    first, second = tmp_path / "b.yaml", tmp_path / "b.kubeconfig"
+    write(first, "x", port=1)
+    provider, clusters = FileProvider(directories=[tmp_path]), Clusters()
+    await provider.run_once(clusters)
+    # It is before the other one in the order of names, and yet takes nothing from it.
+    write(second, "x", port=2)
+    for _ in range(2):
+        await provider.run_once(clusters)
+        assert clusters.get("b").config.server == "https://127.0.0.1:1"
+    assert caplog.text.count(f"failed to add cluster 'b' of {second}: {first} has a cluster of this name") == 1
+    first.unlink()
+    await provider.run_once(clusters)
+    await provider.run_once(clusters)
+    assert clusters.get("b").config.server == "https://127.0.0.1:2"
+    await clusters.aclose()
+
+
+async def test_file_that_becomes_a_kubeconfig_joins(tmp_path, caplog):
+    caplog.set_level("INFO")
+    (tmp_path / "a.yaml").write_text("")
+    provider, clusters = FileProvider(directories=[tmp_path]), Clusters()
+    await provider.run_once(clusters)
+    await provider.run_once(clusters)
+    assert clusters.names() == []
+    assert caplog.text.count("'a.yaml' is no kubeconfig") == 1
+    write(tmp_path / "a.yaml", "x")
+    await provider.run_once(clusters)
+    assert clusters.names() == ["a"]
+    await clusters.aclose()
+
+
+async def test_pipe_that_is_named_is_not_waited_for(tmp_path, caplog):
+    os.mkfifo(tmp_path / "pipe")
+    assert await names_of(FileProvider(files=[tmp_path / "pipe"])) == []
+    assert "it is a pipe, which can be read only once" in caplog.text
+
+
+@pytest.mark.parametrize("pattern", ["", "/etc/*", "../*", "a/./b", "a//b"])
+def test_file_provider_refuses_patterns_that_leave_the_folder(pattern):
+    with pytest.raises(ProviderError, match="names no files of a folder"):
+        FileProvider(directories=["x"], pattern=pattern)
+
+
+def test_file_provider_refuses_an_interval_of_zero():
     with pytest.raises(ProviderError, match="above 0"):
         FileProvider(interval_seconds=0)
 
@@ -253,23 +311,26 @@ def test_what_is_missing_is_gone_in_the_second_look(tmp_path):
     assert not file.contexts
 
 
-async def test_a_program_is_run_only_where_it_is_allowed(tmp_path, caplog):
+async def test_exec_plugins_are_refused_unless_the_files_are_trusted(tmp_path, caplog, monkeypatch):
     file = tmp_path / "a"
     plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "token-for", "interactiveMode": "Never"}
     write(file, "c", user={"exec": plugin})
-
-    async def found(**options):
-        clusters = Clusters()
-        await FileProvider(files=[file], **options).run_once(clusters)
-        names = clusters.names()
-        await clusters.aclose()
-        return names
-
-    assert await found() == []
+    assert await names_of(FileProvider(files=[file])) == []
     assert "failed to read context 'c': the kubeconfig has an exec credential plugin" in caplog.text
-    assert await found(exec_plugins=["another"]) == []
-    assert await found(exec_plugins=["token-for"]) == [f"{file}+c"]
-    assert await found(exec_plugins=True) == [f"{file}+c"]
+    assert await names_of(FileProvider(files=[file], trusted=True)) == ["a"]
+    assert await names_of(FileProvider(directories=[tmp_path], trusted=True)) == ["a"]
+    # As in ClusterConfig.default(): the files are those that kubectl reads.
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    assert await names_of(FileProvider()) == ["a"]
+
+
+async def test_unverified_servers_are_refused_unless_allowed(tmp_path, caplog):
+    file = tmp_path / "a"
+    write(file, "c", cluster={"insecure-skip-tls-verify": True})
+    assert await names_of(FileProvider(files=[file], trusted=True)) == []
+    assert "insecure-skip-tls-verify is set, and not allowed here" in caplog.text
+    assert await names_of(FileProvider(files=[file], allow_insecure=True)) == ["a"]
+    assert "context 'c' has insecure-skip-tls-verify: its server is not verified" in caplog.text
 
 
 async def test_what_is_wrong_with_one_file_or_context_stops_no_other(
@@ -282,9 +343,9 @@ async def test_what_is_wrong_with_one_file_or_context_stops_no_other(
     files[0].write_text(yaml.safe_dump(odd))
     files[1].write_text("!!bool x")
     write(files[2], "c")
-    provider = FileProvider(files=files, interval_seconds=0.01, exec_plugins={"ls"})
+    provider = FileProvider(files=files, interval_seconds=0.01, trusted=True)
     async with telling(provider) as clusters:
-        await eventually(clusters.names, lambda names: names == [f"{files[0]}+good", f"{files[2]}+c"])
+        await eventually(clusters.names, lambda names: names == ["a.good", "c"])
         for told in ("the command of an exec plugin has to be a text", "the kubeconfig is no YAML document"):
             await eventually(lambda told=told: told in caplog.text)
 

@@ -22,7 +22,7 @@ PEERS = ("one", "two")
 
 @pytest.fixture
 async def client(api_server):
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         yield client
 
 
@@ -53,7 +53,7 @@ def replicas(api_server, namespace, tmp_path):
 async def test_each_member_gets_what_the_hub_wants_from_its_own_peer(client, namespace, replicas, eventually):
     async def want(value):
         await client.apply(
-            CONFIG_MAPS, {"metadata": {"name": "wanted", "namespace": namespace}, "data": {"value": value}}
+            CONFIG_MAPS, {"metadata": {"name": "wanted", "namespace": namespace}, "data": {"value": value}}, force=True
         )
 
     async def written():

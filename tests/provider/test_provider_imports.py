@@ -1,4 +1,4 @@
-"""What importing the provider loads: nothing that an author of a reconciler may not have, or not need."""
+"""What importing the provider loads: no modules that an author of a reconciler may not have, or not need."""
 
 from __future__ import annotations
 
@@ -7,12 +7,38 @@ import sys
 
 import pytest
 
-HEAVY = ("cryptography", "kopf", "kplane.api", "prometheus_client", "pydantic", "uvloop")
+HEAVY = (
+    "aiohttp",
+    "attr",
+    "cryptography",
+    "email",
+    "kopf",
+    "kplane.api",
+    "multidict",
+    "prometheus_client",
+    "pydantic",
+    "tempfile",
+    "unittest",
+    "urllib.request",
+    "uvloop",
+    "yaml",
+    "yarl",
+)
+"""Modules that take long to load, or much memory: aiohttp takes more than all of the provider."""
+CLIENT = ["aiohttp", "attr", "email", "multidict", "yarl"]
+"""Modules that a client needs."""
+LISTED = """
+current-context: a
+contexts: [{name: a, context: {cluster: a}}]
+clusters: [{name: a, cluster: {server: "https://a"}}]
+"""
 
 
 def loaded_by(statement):
     """Run a statement in an interpreter of its own; returns which of the heavy modules it loads."""
-    program = f"import sys\n{statement}\nprint(*[name for name in {HEAVY!r} if name in sys.modules])"
+    program = (
+        f"import sys\nLISTED = {LISTED!r}\n{statement}\nprint(*[name for name in {HEAVY!r} if name in sys.modules])"
+    )
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
 
 
@@ -25,10 +51,18 @@ def loaded_by(statement):
         "from kplane.provider import ClusterConfig; ClusterConfig('https://127.0.0.1:6443', token='x')",
     ],
 )
-def test_it_loads_no_more_than_it_needs(statement):
+def test_import_of_the_provider_loads_no_heavy_module(statement):
     assert loaded_by(statement) == []
 
 
-def test_what_is_used_is_loaded():
-    assert loaded_by("import kplane.provider.serving.http") == ["prometheus_client"]
+def test_manager_loads_the_client_and_no_server():
+    """In its constructor, so that no request waits for it in the loop."""
+    statement = "from kplane.provider import Manager; Manager(None)"
+    assert set(loaded_by(statement)) - {"tempfile", "urllib.request"} == set(CLIENT)
+    assert loaded_by(f"{statement}\nassert 'aiohttp.web' not in sys.modules") != []
+
+
+def test_modules_of_optional_parts_are_loaded_with_these_parts():
+    assert set(loaded_by("import kplane.provider.serving.http")) >= {"aiohttp", "prometheus_client"}
     assert "kplane.api" in loaded_by("import kplane.provider.providers.kplane")
+    assert "yaml" in loaded_by("from kplane.provider import ClusterConfig\nClusterConfig.from_kubeconfig(LISTED)")

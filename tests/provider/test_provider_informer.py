@@ -241,7 +241,9 @@ async def test_a_handler_that_comes_late_misses_nothing_and_gets_nothing_twice(p
         # Changes come between the first and the last object that the handler is given.
         await asyncio.sleep(0)
         assert len(late) == 100
-        informer._mirrors[0].apply([informer._reader.change(line) for line in changes.splitlines()])
+        informer._parts.of(None).mirror.apply(
+            [informer._reader.change(line) for line in changes.splitlines()], resource_version=""
+        )
         assert not registration.synced.is_set()
         other = informer.add_handler(removed)
         await asyncio.sleep(0)

@@ -58,7 +58,7 @@ async def test_clusters_come_and_go_with_those_of_kind(machine, eventually):
     machine.create("fleet-a", port=1)
     machine.create("other", port=2)
     provider = machine.provider(prefix="fleet-")
-    async with Manager(None, provider) as manager:
+    async with Manager(None, provider, name="test") as manager:
         await eventually(manager.cluster_names, lambda names: names == ["fleet-a"])
         assert await manager.ready_checks.run() == {"provider": None}
         assert manager.get_cluster("fleet-a").config.server == "https://127.0.0.1:1"

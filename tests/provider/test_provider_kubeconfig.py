@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from kplane.provider import ClusterConfig
 from kplane.provider.errors import KubeconfigError
-from kplane.provider.providers.file import FileProvider
 
 
 @pytest.fixture
@@ -81,7 +80,7 @@ def test_a_kubeconfig_of_somebody_else_names_no_files_of_ours(document, change):
 @pytest.mark.parametrize(
     ("section", "change", "sentence"),
     [
-        ("cluster", {"insecure-skip-tls-verify": True}, "always verified"),
+        ("cluster", {"insecure-skip-tls-verify": True}, "not allowed here"),
         ("cluster", {"proxy-url": "https://proxy"}, "only http proxies"),
         ("cluster", {"proxy-url": "socks5://proxy"}, "only http proxies"),
         ("cluster", {"proxy-url": "http://proxy/path"}, "only have a host"),
@@ -179,12 +178,20 @@ def test_an_interactive_mode_that_is_no_text_is_refused(document, mode):
 
 def test_the_allowed_plugins_are_no_text_of_which_each_part_counts(document):
     document["users"][0]["user"] = {"exec": {"command": "aws", "apiVersion": "client.authentication.k8s.io/v1"}}
-    for take in (
-        lambda: ClusterConfig.from_kubeconfig(document, exec_plugins="aws-iam-authenticator"),
-        lambda: FileProvider(files=["x"], exec_plugins="aws-iam-authenticator"),
-    ):
-        with pytest.raises(KubeconfigError, match="give a collection of commands"):
-            take()
+    with pytest.raises(KubeconfigError, match="give a collection of commands"):
+        ClusterConfig.from_kubeconfig(document, exec_plugins="aws-iam-authenticator")
+
+
+def test_insecure_cluster_config_survives_its_own_kubeconfig(document):
+    cluster = document["clusters"][0]["cluster"]
+    cluster["insecure-skip-tls-verify"] = True
+    with pytest.raises(KubeconfigError, match="give only one of them"):
+        ClusterConfig.from_kubeconfig(document, allow_insecure=True)
+    del cluster["certificate-authority-data"]
+    config = ClusterConfig.from_kubeconfig(document, allow_insecure=True)
+    assert config.insecure_skip_tls_verify
+    assert ClusterConfig.from_kubeconfig(config.to_kubeconfig(), allow_insecure=True) == config
+    assert not config.continues(dataclasses.replace(config, insecure_skip_tls_verify=False))
 
 
 def with_contexts(document, count):

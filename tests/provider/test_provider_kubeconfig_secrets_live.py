@@ -29,7 +29,7 @@ class Secrets:
         metadata = {"name": name, "namespace": self.namespace, "annotations": annotations or {}}
         metadata["labels"] = {KUBECONFIG_LABEL: "true"} if labels is None else labels
         data = {key: base64.b64encode(text.encode()).decode()}
-        await self.client.apply(SECRETS, {"metadata": metadata, "data": data})
+        await self.client.apply(SECRETS, {"metadata": metadata, "data": data}, force=True)
 
     async def patch(self, name, body):
         await self.client.patch(SECRETS, name, body, namespace=self.namespace)
@@ -59,7 +59,7 @@ def follow(manager, namespace):
 
 @contextlib.asynccontextmanager
 async def managing(client, namespace):
-    async with Manager(None, KubeconfigProvider(client, namespace=namespace)) as manager:
+    async with Manager(None, KubeconfigProvider(client, namespace=namespace), name="test") as manager:
         yield manager
 
 

@@ -29,7 +29,7 @@ async def test_only_what_is_asked_for_is_read_and_only_where_it_changed(client, 
             return await super().get(resource, name, **options)
 
     changes = []
-    async with Counting(client.config) as counting:
+    async with Counting(client.config, field_manager="kplane") as counting:
         secrets = LabelledSecrets(counting, label_selector="use=yes", namespace=namespace)
         await client.create(SECRETS, secret("a", namespace, "one"))
         await client.create(SECRETS, secret("b", namespace, "unread"))
@@ -43,7 +43,7 @@ async def test_only_what_is_asked_for_is_read_and_only_where_it_changed(client, 
         with pytest.raises(KubeconfigError, match=f"{namespace}/c is missing, or has no label 'use=yes'"):
             await secrets.values(namespace, "c")
 
-        await client.apply(SECRETS, secret("a", namespace, "two"))
+        await client.apply(SECRETS, secret("a", namespace, "two"), force=True)
         await eventually(lambda: changes, lambda found: len(found) == 3)
         assert await secrets.values(namespace, "a") == {"value": b"two"}
         await client.patch(SECRETS, "a", {"metadata": {"labels": {"use": None}}}, namespace=namespace)

@@ -63,7 +63,7 @@ class Fleet:
         self.config = config
         self.provider = ClustersProvider()
         self.careless = Careless()
-        self.manager = Manager(None, self.provider, awares=[self.careless])
+        self.manager = Manager(None, self.provider, awares=[self.careless], name="test")
         self.reconciled: dict[str, asyncio.Event] = {}
         self.controller = controller(self.manager).for_(CONFIG_MAPS).with_options(workers=8).build(self.reconcile)
 

@@ -69,10 +69,17 @@ async def test_an_empty_lease_is_held_at_once_and_given_back(
     assert (await spec(client, namespace))["leaseTransitions"] == 2
 
 
+async def test_absent_lease_is_created_and_held_at_once(lease: Callable[..., Lease]) -> None:
+    first, second = lease("first"), lease("second")
+    assert await first.try_acquire()
+    assert not await second.try_acquire()
+    assert second.obstacle.startswith(f"{second} is held by first since ")
+
+
 async def test_one_that_was_not_there_is_made_and_held_later(
     client: Client, namespace: str, lease: Callable[..., Lease], stepped_clock: Any
 ) -> None:
-    first, second = lease("first", now=stepped_clock), lease("second")
+    first, second = lease("first", strict=True, now=stepped_clock), lease("second")
     assert not await first.try_acquire()
     assert (await client.get(LEASES, "mine", namespace=namespace))["metadata"]["labels"] == {"of": "test"}
     assert not await second.try_acquire()
@@ -87,7 +94,7 @@ async def test_one_that_was_not_there_is_made_and_held_later(
 
 async def test_one_that_may_not_be_used_yet_is_not_made_free(lease: Callable[..., Lease]) -> None:
     """Somebody may have been at work when it was deleted, and may be still."""
-    first, second = lease("first"), lease("second")
+    first, second = lease("first", strict=True), lease("second")
     assert not await first.try_acquire()
     await first.release()
     assert not await second.try_acquire()

@@ -59,7 +59,7 @@ class Aware:
 
 async def test_engages_what_the_provider_tells_and_closes_it_at_the_end(eventually):
     early, late = Aware(), Aware()
-    manager = Manager(None, Fixed("a", "b"), awares=[early])
+    manager = Manager(None, Fixed("a", "b"), awares=[early], name="test")
     stop = asyncio.Event()
     running = asyncio.create_task(manager.run(stop))
     await eventually(manager.cluster_names, lambda names: names == ["a", "b"])
@@ -79,7 +79,7 @@ async def test_engages_what_the_provider_tells_and_closes_it_at_the_end(eventual
 
 async def test_a_provider_that_fails_is_run_again_and_engaged_clusters_stay(eventually):
     aware = Aware()
-    async with Manager(None, Fixed("a", "b", failures=1), awares=[aware]) as manager:
+    async with Manager(None, Fixed("a", "b", failures=1), awares=[aware], name="test") as manager:
         await eventually(manager.cluster_names, lambda names: names == ["a", "b"])
         await eventually(lambda: aware.log, lambda log: ("open", "b") in log)
         assert aware.log == [("open", "a"), ("open", "b")]
@@ -87,7 +87,7 @@ async def test_a_provider_that_fails_is_run_again_and_engaged_clusters_stay(even
 
 async def test_a_manager_that_is_cancelled_closes_what_is_engaged(eventually):
     aware = Aware()
-    running = asyncio.create_task(Manager(None, Fixed("a"), awares=[aware]).run(asyncio.Event()))
+    running = asyncio.create_task(Manager(None, Fixed("a"), awares=[aware], name="test").run(asyncio.Event()))
     await eventually(lambda: aware.log)
     running.cancel()
     await asyncio.wait([running])
@@ -97,7 +97,7 @@ async def test_a_manager_that_is_cancelled_closes_what_is_engaged(eventually):
 async def test_looks_up_by_name_and_says_what_is_missing(eventually):
     """Criterion 29: "" is the local cluster; unknown, no provider and no context are three different things."""
     config = ClusterConfig("https://127.0.0.1:1")
-    async with Manager(config, Fixed("a")) as manager:
+    async with Manager(config, Fixed("a"), name="test") as manager:
         await eventually(manager.cluster_names, lambda names: names == ["a"])
         assert manager.get_cluster("") is manager.local
         assert manager.get_cluster("a").name == "a"
@@ -107,18 +107,18 @@ async def test_looks_up_by_name_and_says_what_is_missing(eventually):
             manager.cluster_from_context()
         with cluster_context("a"):
             assert manager.cluster_from_context() is manager.get_cluster("a")
-    alone = Manager(config)
+    alone = Manager(config, name="test")
     with pytest.raises(ProviderError, match="no multicluster provider") as caught:
         alone.get_cluster("a")
     assert not isinstance(caught.value, ClusterNotFound)
     with pytest.raises(ProviderError, match="no local cluster"):
-        Manager(None, Fixed("a")).get_cluster("")
+        Manager(None, Fixed("a"), name="test").get_cluster("")
 
 
 async def test_a_single_cluster_reconciler_gets_its_cluster_from_the_context(eventually):
     """Criterion 30: it is given namespace and name, and knows of no fleet."""
     seen = []
-    async with Manager(None, Fixed("a", "b")) as manager:
+    async with Manager(None, Fixed("a", "b"), name="test") as manager:
         await eventually(manager.cluster_names, lambda names: names == ["a", "b"])
 
         async def reconcile(key):
@@ -155,7 +155,7 @@ class Endless:
 
 async def test_a_scoped_manager_reads_the_member_and_adds_to_the_host(eventually):
     """Criterion 33: what is added runs with the manager, also where it runs already, and is run again when it fails."""
-    async with Manager(ClusterConfig("https://127.0.0.1:1"), Fixed("a")) as manager:
+    async with Manager(ClusterConfig("https://127.0.0.1:1"), Fixed("a"), name="test") as manager:
         await eventually(manager.cluster_names, lambda names: names == ["a"])
         scoped = manager.scoped("a")
         assert scoped.cluster is manager.get_cluster("a")
@@ -215,7 +215,7 @@ class Tidy:
 
 async def test_clusters_that_the_program_adds_stay_beside_those_of_a_provider(eventually):
     provider = Tidy()
-    manager = Manager(None, provider)
+    manager = Manager(None, provider, name="test")
     await manager.clusters.add_or_replace(Cluster("mine", config=ClusterConfig("https://127.0.0.1:1")))
     async with manager:
         await eventually(lambda: provider.seen, lambda seen: seen == [[], ["found"]])

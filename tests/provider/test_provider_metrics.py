@@ -7,7 +7,11 @@ from types import SimpleNamespace
 
 import aiohttp
 import pytest
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from kplane.provider import (
     Client,
@@ -32,7 +36,7 @@ from kplane.provider.providers.file import FileProvider
 from kplane.provider.providers.multi import MultiProvider
 from kplane.provider.providers.single import SingleProvider
 from kplane.provider.serving.http import Serving
-from kplane.provider.serving.metrics import ManagerMetrics
+from kplane.provider.serving.metrics import ManagerMetrics, render_families
 
 
 class Told:
@@ -62,7 +66,7 @@ def cluster(name):
 
 async def samples(metrics):
     found = {}
-    for family in text_string_to_metric_families((await metrics.render()).decode()):
+    for family in text_string_to_metric_families(render_families(metrics.collect()).decode()):
         for sample in family.samples:
             found[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
     return found
@@ -72,7 +76,7 @@ async def samples(metrics):
 async def at_work(eventually):
     """A manager with clusters a and b, and a controller that fails for objects called `bad`."""
     provider, requests = Told(), Requests()
-    manager = Manager(None, provider)
+    manager = Manager(None, provider, name="test")
 
     async def reconcile(request):
         if request.name == "bad":
@@ -120,7 +124,7 @@ async def test_a_controller_that_is_added_by_hand_is_counted_too_and_has_a_name_
 
     manager, requests = at_work.manager, Requests()
     by_hand = MulticlusterController("by hand", reconcile, manager=manager)
-    by_hand.watch_raw(requests)
+    by_hand.watch(requests)
     manager.add(by_hand)
     requests.put.put_nowait(Request("a", "n", "x"))
     await eventually(lambda: by_hand.stats.reconciles, lambda counts: counts == {"success": 1})
@@ -158,7 +162,6 @@ async def test_clusters_are_counted_by_provider_and_state(at_work, eventually):
         assert found[restarts, (("cluster", "a"), ("reason", "unreachable"))] >= 1
         # Of each cluster, the controller.
         assert found["multicluster_engage_seconds_count", ()] == 2
-        assert found["process_resident_memory_bytes", ()] > 0
         return True
 
     await eventually(counted)
@@ -174,13 +177,17 @@ async def test_cluster_labels_can_be_left_out(at_work):
 async def test_what_a_coordinator_says_of_its_leases_is_shown():
     async with Client(ClusterConfig("https://127.0.0.1:1")) as client:
         found = await samples(
-            ManagerMetrics(Manager(None, coordinator=Sharded(client, identity="x", fence="shard", shards=64)))
+            ManagerMetrics(
+                Manager(None, coordinator=Sharded(client, identity="x", fence="shard", shards=64), name="test")
+            )
         )
         assert found["multicluster_fences", (("state", "owned"),)] == 0
         assert found["multicluster_lease_events_total", (("event", "lost"),)] == 0
         assert ("multicluster_peers", ()) in found
         leader = Leader(Election(Lease(client, name="x", namespace="default", identity="x")))
-        assert (await samples(ManagerMetrics(Manager(None, coordinator=leader))))["multicluster_leading", ()] == 0
+        assert (await samples(ManagerMetrics(Manager(None, coordinator=leader, name="test"))))[
+            "multicluster_leading", ()
+        ] == 0
 
 
 async def test_a_manager_is_ready_once_its_provider_has_found_the_clusters(tmp_path, eventually):
@@ -188,7 +195,7 @@ async def test_a_manager_is_ready_once_its_provider_has_found_the_clusters(tmp_p
     told.add_provider("given", SingleProvider(Cluster("a", config=ClusterConfig("https://127.0.0.1:1"))))
     assert told.has_synced(), "one that does not tell is waited for"
     told.add_provider("files", FileProvider(files=[tmp_path / "late"]))
-    manager = Manager(None, told)
+    manager = Manager(None, told, name="test")
     why = "the provider multi has not read all that stands for clusters; see the log"
     assert await manager.ready_checks.run() == {"provider": why}
     async with manager:
@@ -198,7 +205,7 @@ async def test_a_manager_is_ready_once_its_provider_has_found_the_clusters(tmp_p
 
 
 async def test_health_readiness_and_metrics_are_answered_while_the_manager_runs(eventually):
-    manager = Manager(ClusterConfig("https://127.0.0.1:1"))
+    manager = Manager(ClusterConfig("https://127.0.0.1:1"), name="test")
     serving = Serving(manager, port=0)
     well = asyncio.Event()
 
@@ -239,6 +246,7 @@ async def test_health_readiness_and_metrics_are_answered_while_the_manager_runs(
             status, text = await ask("/metrics")
             assert status == 200
             assert "multicluster_owned_clusters 1.0" in text
+            assert "process_resident_memory_bytes" in text
 
             async def slow_end():
                 assert (await ask("/readyz"))[0] == 500, "one that is about to end is sent nothing more"
@@ -251,9 +259,55 @@ async def test_health_readiness_and_metrics_are_answered_while_the_manager_runs(
             _ = serving.address
 
 
+class Jobs(Collector):
+    """A collector of a program. It notes whether it is collected in the loop."""
+
+    in_loop = False
+
+    def collect(self):
+        self.in_loop = asyncio.get_running_loop() is not None
+        yield GaugeMetricFamily("jobs", "Jobs that wait.", value=3)
+        yield GaugeMetricFamily("multicluster_owned_clusters", "Of another meaning.", value=77)
+
+
+async def test_serving_shows_metrics_and_routes_of_the_program(caplog):
+    registry, jobs = CollectorRegistry(), Jobs()
+    Counter("photos", "Photos that were stored.", registry=registry).inc(5)
+    ProcessCollector(registry=registry)
+
+    async def show(request):
+        return web.Response(text="shown")
+
+    manager = Manager(None)
+    routes = [web.get("/debug", show), web.post("/jobs", show)]
+    serving = Serving(manager, port=0, registry=registry, collectors=[jobs], routes=routes)
+    manager.add(serving)
+    async with manager, aiohttp.ClientSession() as session:
+        await serving.listening.wait()
+        url = "http://{}:{}".format(*serving.address)
+        for _ in range(2):
+            async with session.get(f"{url}/metrics") as answer:
+                text = await answer.text()
+        async with session.get(f"{url}/debug") as debug, session.post(f"{url}/jobs") as posted:
+            assert (await debug.text(), await posted.text()) == ("shown", "shown")
+    lines = text.splitlines()
+    assert "photos_total 5.0" in lines
+    assert "jobs 3.0" in lines
+    assert jobs.in_loop
+    assert "multicluster_owned_clusters 0.0" in lines
+    assert lines.count("# TYPE process_cpu_seconds_total counter") == 1
+    assert caplog.text.count("leaves out a second metric named multicluster_owned_clusters") == 1
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz/mine", "/readyz"])
+def test_serving_refuses_routes_that_are_its_own(path):
+    with pytest.raises(ProviderError, match=f"failed to add route '{path}'"):
+        Serving(Manager(None), routes=[web.get(path, None)])
+
+
 async def test_the_queue_and_what_runs_have_the_names_of_client_go(eventually):
     gate, channel = asyncio.Event(), Channel()
-    manager = Manager(None, Told())
+    manager = Manager(None, Told(), name="test")
 
     async def reconcile(request):
         await gate.wait()
@@ -295,7 +349,7 @@ async def test_requests_refused_kinds_and_failed_engagements_are_counted(fault_s
 
     serving = await fault_server(answer)
     provider = Told()
-    manager = Manager(None, provider, awares=[Refusing()])
+    manager = Manager(None, provider, awares=[Refusing()], name="test")
     metrics = ManagerMetrics(manager)
     async with manager:
         await eventually(lambda: hasattr(provider, "fleet"))

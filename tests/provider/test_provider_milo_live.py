@@ -153,7 +153,7 @@ async def test_projects_that_are_ready_are_engaged_at_their_path_and_no_others(
     await client.create(CONFIG_MAPS, {"metadata": {"name": "found"}}, namespace=namespace)
     reader = Reader(namespace)
     provider = MiloProvider(client, project_config=front.config, label_selector=milo.selector)
-    manager = Manager(None, provider, awares=[reader])
+    manager = Manager(None, provider, awares=[reader], name="test")
     try:
         async with manager:
             good = milo.name("good")
@@ -247,7 +247,7 @@ async def test_one_silent_project_blocks_no_other_and_all_share_connections(clie
 
     provider = MiloProvider(client, project_config=front.config, label_selector=milo.selector)
     # The silent one is given up long after this test has ended.
-    async with Manager(None, provider, awares=[Lister()], timeout_seconds=600.0) as manager:
+    async with Manager(None, provider, awares=[Lister()], timeout_seconds=600.0, name="test") as manager:
         for name in names:
             await milo.create(name)
         await milo.ready("p0", "True")

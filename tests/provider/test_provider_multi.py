@@ -54,7 +54,7 @@ async def test_clusters_of_one_name_are_distinct_and_members_join_while_it_runs(
     first, second, multi = ClustersProvider(), ClustersProvider(), MultiProvider()
     await first.add(cluster("island", port=1))
     multi.add_provider("cloud1", first)
-    async with Manager(None, multi) as manager:
+    async with Manager(None, multi, name="test") as manager:
         await eventually(manager.cluster_names, lambda names: names == ["cloud1#island"])
         await second.add(cluster("island", port=2))
         multi.add_provider("cloud2", second)
@@ -76,7 +76,7 @@ async def test_a_name_is_split_at_its_first_separator_so_that_members_nest(event
     await leaf.add(cluster("a#b"))
     inner.add_provider("region", leaf)
     outer.add_provider("cloud", inner)
-    async with Manager(None, outer) as manager:
+    async with Manager(None, outer, name="test") as manager:
         await eventually(manager.cluster_names, lambda names: names == ["cloud#region#a#b"])
         found = manager.get_cluster("cloud#region#a#b")
         assert all(found.came_from(provider) for provider in (leaf, inner, outer))
@@ -91,7 +91,7 @@ async def test_a_removed_member_takes_its_clusters_along(eventually):
     await second.add(cluster("a"))
     multi.add_provider("one", first)
     multi.add_provider("one-more", second)
-    async with Manager(None, multi, awares=[slow]) as manager:
+    async with Manager(None, multi, awares=[slow], name="test") as manager:
         await eventually(manager.cluster_names, lambda names: len(names) == 2)
         await eventually(lambda: slow.begins, lambda begins: begins == 2)
         removing = asyncio.create_task(multi.remove_provider("one"))
@@ -115,7 +115,7 @@ async def test_a_member_that_fails_is_run_again_and_disturbs_nobody(eventually, 
     await steady.add(cluster("a"))
     multi.add_provider("bad", failing)
     multi.add_provider("good", steady)
-    async with Manager(None, multi) as manager:
+    async with Manager(None, multi, name="test") as manager:
         # Until it is run again there is no more, which is over after a second.
         await eventually(manager.cluster_names, lambda names: {"bad#c1", "good#a"} <= set(names))
         kept = manager.get_cluster("bad#c1")
@@ -128,7 +128,7 @@ async def test_a_member_that_fails_is_run_again_and_disturbs_nobody(eventually, 
 async def test_a_member_that_has_told_all_stays(eventually):
     multi = MultiProvider(separator="/")
     multi.add_provider("fixed", SingleProvider(cluster("a")))
-    async with Manager(None, multi) as manager:
+    async with Manager(None, multi, name="test") as manager:
         await eventually(manager.cluster_names, lambda names: names == ["fixed/a"])
         await multi.remove_provider("fixed")
         assert manager.cluster_names() == []
@@ -152,7 +152,7 @@ def test_what_is_not_there_and_what_cannot_be_is_refused():
 
 async def test_it_serves_one_fleet(eventually):
     multi = MultiProvider()
-    async with Manager(None, multi) as manager:
+    async with Manager(None, multi, name="test") as manager:
         await eventually(lambda: multi._running)
         with pytest.raises(ProviderError, match="runs already"):
             await multi.run(manager.clusters)

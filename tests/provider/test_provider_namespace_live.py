@@ -104,7 +104,7 @@ def feed(manager):
 @contextlib.asynccontextmanager
 async def managing(world, host):
     provider = NamespaceProvider(host, label_selector=f"world={world.mark}")
-    async with Manager(None, provider) as manager:
+    async with Manager(None, provider, name="test") as manager:
         yield manager
 
 
@@ -124,7 +124,7 @@ async def test_objects_appear_in_default_and_are_worked_on_there(world, host, ev
 
         client = manager.get_cluster(world.name("zoo")).client
         body = {"metadata": {"name": "new", "namespace": world.name("jungle")}}
-        for write in (client.create(CONFIG_MAPS, body), client.apply(CONFIG_MAPS, body)):
+        for write in (client.create(CONFIG_MAPS, body), client.apply(CONFIG_MAPS, body, force=True)):
             with pytest.raises(Invalid, match="must be 'default'"):
                 await write
         with pytest.raises(NotFound):
@@ -182,7 +182,7 @@ async def test_every_way_of_writing_and_reading_is_translated(world, host, event
         ]
         made = await client.json_patch(CONFIG_MAPS, "snake", operations, namespace="default")
         assert (made["metadata"]["namespace"], made["data"]) == ("default", {"step": "patched"})
-        made = await client.apply(CONFIG_MAPS, {"metadata": place, "data": {"step": "applied"}})
+        made = await client.apply(CONFIG_MAPS, {"metadata": place, "data": {"step": "applied"}}, force=True)
         assert made["data"] == {"step": "applied"}
         raw = await client.request("GET", "/api/v1/namespaces/default/configmaps/snake")
         assert raw["metadata"]["namespace"] == "default"
@@ -239,7 +239,7 @@ async def test_namespaces_of_two_hosts_side_by_side(world, host, client, eventua
     """Criterion 45, with namespaces: `cloud1#island` and `cloud2#island` are distinct, indexes included."""
     other, multi = Cluster("other", config=client.config), MultiProvider()
     multi.add_provider("cloud1", NamespaceProvider(host, label_selector=f"world={world.mark}"))
-    async with Manager(None, multi) as manager:
+    async with Manager(None, multi, name="test") as manager:
         manager.index_field(CONFIG_MAPS, "type", kind_of)
         await eventually(manager.cluster_names, lambda names: names == world.names(prefix="cloud1#"))
         multi.add_provider("cloud2", NamespaceProvider(other, label_selector=f"world={world.mark}"))
@@ -284,7 +284,7 @@ async def test_what_a_manager_leaves_of_objects_is_left_in_the_hosts_cache(world
         return found
 
     provider = NamespaceProvider(host, label_selector=f"world={world.mark}")
-    async with Manager(None, provider, transform=without_labels) as manager:
+    async with Manager(None, provider, transform=without_labels, name="test") as manager:
         cluster = await eventually(lambda: manager.get_cluster(world.name("zoo")))
         found = await cluster.cache.get(CONFIG_MAPS, "lion", namespace="default")
         assert "labels" not in found["metadata"]
@@ -292,4 +292,4 @@ async def test_what_a_manager_leaves_of_objects_is_left_in_the_hosts_cache(world
 
 async def test_the_local_cluster_cannot_be_the_host(client):
     with pytest.raises(ProviderError, match="give a cluster of its own"):
-        NamespaceProvider(Manager(client.config).local)
+        NamespaceProvider(Manager(client.config, name="test").local)

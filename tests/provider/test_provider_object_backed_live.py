@@ -48,7 +48,9 @@ class Place:
 
     async def secret(self, name, server):
         data = {"server": base64.b64encode(server.encode()).decode()}
-        await self.client.apply(SECRETS, {"metadata": {"name": name, "namespace": self.namespace}, "data": data})
+        await self.client.apply(
+            SECRETS, {"metadata": {"name": name, "namespace": self.namespace}, "data": data}, force=True
+        )
 
     def following(self, plan=plan, **options):
         return ObjectBackedProvider(

@@ -49,7 +49,7 @@ MANAGER = """
             print(type(asyncio.get_running_loop()).__module__, flush=True)
             await asyncio.Event().wait()
 
-    manager = Manager(None, NopProvider(), awares=[Ready()])
+    manager = Manager(None, NopProvider(), awares=[Ready()], name="test")
 """
 
 

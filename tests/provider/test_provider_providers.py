@@ -78,7 +78,7 @@ async def test_nothing_of_them_is_left_when_their_manager_has_ended(tmp_path, ev
     multi.add_provider("fixed", SingleProvider(Cluster("a", config=config)))
     multi.add_provider("none", NopProvider())
     before = len(os.listdir("/proc/self/fd"))
-    async with Manager(None, multi) as manager:
+    async with Manager(None, multi, name="test") as manager:
         await eventually(manager.cluster_names, lambda names: len(names) == 3)
     assert asyncio.all_tasks() == {asyncio.current_task()}
     await eventually(lambda: len(os.listdir("/proc/self/fd")), lambda now: now <= before)

@@ -39,7 +39,7 @@ async def single(client, namespace, path):
 
 async def files(client, namespace, path):
     kubeconfig(path, client.config)
-    return FileProvider(directories=[path]), [f"{path}/kubeconfig.yaml+default"]
+    return FileProvider(directories=[path]), ["kubeconfig"]
 
 
 async def kind(client, namespace, path):
@@ -75,7 +75,7 @@ async def test_objects_are_reconciled_in_each_cluster_that_is_found(client, name
     """Criteria 25 and 26 for each provider: existing, new and updated objects; 34 and 45 for indexes."""
     provider, names = await make(client, namespace, tmp_path)
     await client.create(CONFIG_MAPS, {"metadata": {"name": "existing"}}, namespace=namespace)
-    manager, seen = Manager(client.config, provider), set()
+    manager, seen = Manager(client.config, provider, name="test"), set()
 
     async def reconcile(request):
         if request.namespace == namespace and not request.name.startswith("kube-"):
@@ -105,7 +105,7 @@ async def test_a_source_may_be_for_the_clusters_of_one_member(client, namespace,
     other, _ = await by_hand(client, namespace, tmp_path)
     multi.add_provider("kc", followed)
     multi.add_provider("hand", other)
-    manager, seen, all_seen = Manager(None, multi), set(), set()
+    manager, seen, all_seen = Manager(None, multi, name="test"), set(), set()
 
     async def reconcile(request):
         seen.add(request.cluster)
@@ -123,7 +123,7 @@ async def test_a_source_may_be_for_the_clusters_of_one_member(client, namespace,
 
 
 async def test_without_clusters_the_local_one_is_still_there(client, namespace, eventually):
-    manager, seen = Manager(client.config, NopProvider()), set()
+    manager, seen = Manager(client.config, NopProvider(), name="test"), set()
 
     async def reconcile(request):
         seen.add(str(request))

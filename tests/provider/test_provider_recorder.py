@@ -1,17 +1,20 @@
-"""Events of a cluster: told in the background, counted, bounded, and gone with it."""
+"""Events of a cluster: posted in the background, counted, bounded, and gone with it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
+import re
 
 import pytest
 
 from kplane.provider import Cluster, ClusterConfig, ClusterNotFound, ProviderError
+from kplane.provider.client.resources import CONFIG_MAPS, EVENTS, NAMESPACES
 from kplane.provider.cluster.context import cluster_context, current_cluster
 from kplane.provider.cluster.recorder import EventRecorder
-from kplane.provider.errors import ClusterNotOwned
+from kplane.provider.cluster.similar import SimilarEvents
+from kplane.provider.errors import AlreadyExists, ClusterNotOwned, NotFound
 
 ROLE = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "system:node"}}
 POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "namespace": "shop", "uid": "7"}}
@@ -28,52 +31,138 @@ class Asking:
     async def create(self, resource, body):
         await self.gate.wait()
         if self.refusal is not None:
-            self.refused.append(body["message"])
+            self.refused.append(body["note"])
             raise self.refusal
         if self.of_reconciles is not None and current_cluster() is not None:
             raise self.of_reconciles
         self.created.append(body)
 
-    async def get(self, resource, name, *, namespace):
-        return {"count": sum(1 for body in self.created if body["metadata"]["name"] == name)}
-
     async def patch(self, resource, name, body, *, namespace):
-        self.patched.append((namespace, name, body["count"]))
+        self.patched.append(body["series"])
 
 
 @pytest.fixture
 async def recorder():
     client = Asking()
-    made = EventRecorder(lambda: client, component="builder", repeat_seconds=0.1)
+    made = EventRecorder(lambda: client, component="builder", series_ends_seconds=0.1)
     made.client = client
     yield made
     await made.aclose()
 
 
-async def test_an_event_is_in_the_namespace_of_its_object(recorder, eventually):
-    recorder.event(POD, "Normal", "Created", "made a volume")
+async def test_event_is_in_the_namespace_of_its_object(recorder, eventually):
+    recorder.event(POD, "Normal", "Created", "made a volume", action="Provision", related=ROLE)
     recorder.event(ROLE, "Warning", "Refused", "x" * 2000)
     await eventually(lambda: len(recorder.client.created) == 2)
     first, second = recorder.client.created
-    assert first["metadata"]["namespace"] == first["involvedObject"]["namespace"] == "shop"
-    assert (first["type"], first["reason"], first["count"]) == ("Normal", "Created", 1)
-    assert first["source"] == {"component": "builder"}
+    assert first["metadata"]["namespace"] == first["regarding"]["namespace"] == "shop"
+    assert (first["type"], first["reason"], first["action"]) == ("Normal", "Created", "Provision")
+    assert first["regarding"] == {"apiVersion": "v1", "kind": "Pod", "name": "web", "namespace": "shop", "uid": "7"}
+    assert first["related"]["name"] == "system:node"
+    assert first["reportingController"] == "builder"
+    assert first["reportingInstance"].startswith("builder-")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", first["eventTime"])
+    assert "series" not in first
     assert second["metadata"]["namespace"] == "default"
-    assert "namespace" not in second["involvedObject"]
+    assert "namespace" not in second["regarding"]
     assert ":" not in second["metadata"]["name"]
-    assert len(second["message"]) == 1024
+    assert (len(second["note"]), second["action"]) == (1024, "Reconcile")
 
 
-async def test_what_is_said_again_is_counted_and_not_posted_again(recorder, eventually):
+async def test_repeated_event_is_a_series_of_the_first(recorder, eventually):
     for _ in range(50):
         recorder.event(POD, "Normal", "Created", "made a volume")
     await eventually(lambda: recorder.client.created)
-    assert recorder.client.created[0]["count"] == 50
+    assert recorder.client.created[0]["series"]["count"] == 50
     for _ in range(3):
         recorder.event(POD, "Normal", "Created", "made a volume")
     await eventually(lambda: recorder.client.patched)
-    assert [patch[2] for patch in recorder.client.patched] == [1 + 3]
+    assert [series["count"] for series in recorder.client.patched] == [53]
+    assert recorder.client.patched[0]["lastObservedTime"] > recorder.client.created[0]["eventTime"]
     assert len(recorder.client.created) == 1
+
+
+async def test_second_event_begins_a_series_at_once(recorder, eventually):
+    slow = EventRecorder(lambda: recorder.client, component="builder")
+    for count in (1, 2, 3, 4):
+        slow.event(POD, "Normal", "Created", "again and again")
+        if count <= 2:
+            await eventually(lambda count=count: len(recorder.client.created) + len(recorder.client.patched) == count)
+    slow.event(POD, "Normal", "Resized", "another thing")
+    await eventually(lambda: len(recorder.client.created) == 2)
+    # The third and the fourth wait until the series has ended, or is old.
+    assert [series["count"] for series in recorder.client.patched] == [2]
+    await slow.aclose()
+
+
+async def test_series_that_continues_is_posted_at_times(recorder, eventually):
+    made = EventRecorder(lambda: recorder.client, component="builder", series_posted_seconds=0.05)
+
+    def continued():
+        made.event(POD, "Normal", "Created", "again and again")
+        return [series["count"] for series in recorder.client.patched]
+
+    counts = await eventually(continued, lambda counts: len(counts) >= 3)
+    assert counts == sorted(set(counts))
+    await made.aclose()
+
+
+async def test_event_that_the_server_has_forgotten_is_created_again(recorder, eventually):
+    async def patch(resource, name, body, *, namespace):
+        raise NotFound(404, "NotFound", "no such event")
+
+    recorder.client.patch = patch
+    recorder.event(POD, "Normal", "Created", "made")
+    await eventually(lambda: recorder.client.created)
+    recorder.event(POD, "Normal", "Created", "made")
+    await eventually(lambda: len(recorder.client.created) == 2)
+    assert recorder.client.created[1]["series"]["count"] == 2
+
+
+@pytest.mark.parametrize(("own", "count"), [(False, 8), (True, None)])
+async def test_event_of_another_process_is_continued(recorder, eventually, own, count):
+    """After a restart the Event is there already, and after a request without an answer it may be."""
+    asked = asyncio.Event()
+
+    async def create(resource, body):
+        recorder.client.created.append(body)
+        raise AlreadyExists(409, "AlreadyExists", "it exists")
+
+    async def get(resource, name, *, namespace):
+        asked.set()
+        known = recorder.client.created[0]
+        return known if own else {**known, "eventTime": "2026-01-01T00:00:00.000000Z", "series": {"count": 7}}
+
+    recorder.client.create, recorder.client.get = create, get
+    recorder.event(POD, "Normal", "Created", "made")
+    await asked.wait()
+    if count is not None:
+        await eventually(lambda: recorder.client.patched)
+        assert recorder.client.patched[0]["count"] == count
+    else:
+        await eventually(lambda: recorder._task is None)
+        assert recorder.client.patched == []
+
+
+async def test_similar_events_beyond_ten_are_counted_in_one(recorder, eventually):
+    for number in range(30):
+        recorder.event(POD, "Warning", "Full", f"{number} bytes are left")
+    recorder.event(POD, "Warning", "Broken", "another reason")
+    await eventually(lambda: len(recorder.client.created) == 12)
+    notes = [body["note"] for body in recorder.client.created]
+    assert notes[:10] == [f"{number} bytes are left" for number in range(10)]
+    assert notes[10:] == ["(combined from similar events): 10 bytes are left", "another reason"]
+    assert recorder.client.created[10]["series"]["count"] == 20
+
+
+def test_similar_events_are_told_apart_again_after_ten_minutes():
+    similar = SimilarEvents()
+    for number in range(10):
+        assert similar.note("group", str(number), now=0).text == str(number)
+    assert similar.note("group", "10", now=1).text.endswith(": 10")
+    assert similar.note("other", "10", now=1).text == "10"
+    assert similar.note("group", "3", now=2).text == "3"
+    assert similar.note("group", "11", now=603).text == "11"
 
 
 async def test_who_may_not_write_any_more_posts_no_events_of_a_reconcile_either(recorder, eventually):
@@ -83,25 +172,15 @@ async def test_who_may_not_write_any_more_posts_no_events_of_a_reconcile_either(
         recorder.event(POD, "Normal", "Created", "said in a reconcile")
     recorder.event(POD, "Normal", "Created", "said by a webhook")
     await eventually(lambda: recorder.client.created)
-    assert [body["message"] for body in recorder.client.created] == ["said by a webhook"]
-
-
-async def test_one_that_repeats_delays_no_other(recorder, eventually):
-    slow = EventRecorder(lambda: recorder.client, component="builder", repeat_seconds=60)
-    slow.event(POD, "Normal", "Created", "again and again")
-    await eventually(lambda: recorder.client.created)
-    slow.event(POD, "Normal", "Created", "again and again")
-    await asyncio.sleep(0)
-    slow.event(POD, "Normal", "Resized", "another thing")
-    await eventually(lambda: len(recorder.client.created) == 2)
-    await slow.aclose()
+    assert [body["note"] for body in recorder.client.created] == ["said by a webhook"]
 
 
 async def test_more_than_a_thousand_are_dropped_and_that_is_said_once_in_a_while(recorder, caplog):
     recorder.client.gate.clear()
     caplog.set_level(logging.WARNING)
     for number in range(3000):
-        recorder.event(POD, "Normal", "Created", f"volume {number}")
+        pod = {**POD, "metadata": {"name": f"web-{number}", "namespace": "shop"}}
+        recorder.event(pod, "Normal", "Created", "made a volume")
     assert 10 < len(caplog.records) < 13
     assert "1000 others wait" in caplog.text
 
@@ -117,15 +196,27 @@ async def test_a_refusal_ends_with_the_event_and_an_outage_does_not(recorder, ev
     recorder.event(POD, "Normal", "Created", "two")
     await eventually(lambda: recorder.client.refused == ["one", "two"])
     recorder.client.refusal = None
-    await eventually(lambda: [body["message"] for body in recorder.client.created] == ["two"])
+    await eventually(lambda: [body["note"] for body in recorder.client.created] == ["two"])
 
 
 @pytest.mark.parametrize(
-    ("about", "kind"), [(POD, "Info"), ({"metadata": {"name": "a"}}, "Normal"), ({**POD, "metadata": {}}, "Normal")]
+    ("about", "kind", "reason"),
+    [
+        (POD, "Info", "Created"),
+        ({"metadata": {"name": "a"}}, "Normal", "Created"),
+        ({**POD, "metadata": {}}, "Normal", "Created"),
+        (POD, "Normal", ""),
+    ],
 )
-async def test_what_is_no_event_is_the_callers_mistake(recorder, about, kind):
+async def test_event_that_no_server_would_take_is_refused(recorder, about, kind, reason):
     with pytest.raises(ProviderError):
-        recorder.event(about, kind, "Created", "made")
+        recorder.event(about, kind, reason, "made")
+
+
+@pytest.mark.parametrize("component", ["", "two words", "-a", "Example.com/a", "a" * 64])
+def test_recorder_refuses_a_component_that_is_no_qualified_name(component):
+    with pytest.raises(ProviderError, match="no qualified name"):
+        EventRecorder(Asking, component=component)
 
 
 async def test_nothing_is_left_of_the_recorders_of_a_cluster_that_ends():
@@ -145,20 +236,20 @@ async def test_nothing_is_left_of_the_recorders_of_a_cluster_that_ends():
 
 
 @pytest.mark.integration
-async def test_the_api_server_keeps_one_event_with_its_count(client, namespace, eventually):
-    from kplane.provider.client.resources import CONFIG_MAPS, EVENTS, NAMESPACES
-
+async def test_api_server_keeps_one_series_with_its_count(client, namespace, eventually):
     about = await client.create(CONFIG_MAPS, {"metadata": {"name": "web"}}, namespace=namespace)
-    for run in range(2):  # the second is what another process would say later
-        recorder = EventRecorder(lambda: client, component="builder", repeat_seconds=0.1)
-        recorder.event(about, "Warning", "Full", "no room")
+    for run in range(2):  # the second is what another process would report later
+        recorder = EventRecorder(lambda: client, component="builder")
+        recorder.event(about, "Warning", "Full", "no room", action="Store")
         recorder.event(await client.get(NAMESPACES, "default"), "Normal", "Seen", f"run {run} of {namespace}")
 
         async def count(expected=run + 1):
+            # As people read them: the API server has one kind of Event in two groups.
             found = (await client.list(EVENTS, namespace=namespace)).items
-            assert [(event["reason"], event["count"]) for event in found] == [("Full", expected)], json.dumps(found)
-            said = (await client.list(EVENTS, namespace="default")).items
-            return any(event["message"] == f"run {expected - 1} of {namespace}" for event in said)
+            seen = [(event["reason"], event["action"], (event.get("series") or {}).get("count", 1)) for event in found]
+            assert seen == [("Full", "Store", expected)], json.dumps(found)
+            told = (await client.list(EVENTS, namespace="default")).items
+            return any(event["message"] == f"run {expected - 1} of {namespace}" for event in told)
 
         await eventually(count)
         await recorder.aclose()

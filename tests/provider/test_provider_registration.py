@@ -82,7 +82,7 @@ class Management:
         data = {"kubeconfig": yaml.safe_dump(document), **data}
         encoded = {key: base64.b64encode(value.encode()).decode() for key, value in data.items()}
         body = {"metadata": {"name": name, "namespace": self.namespace}, "data": encoded}
-        await self.client.apply(SECRETS, body)
+        await self.client.apply(SECRETS, body, force=True)
 
 
 @pytest.fixture
@@ -273,7 +273,7 @@ async def test_with_the_permissions_of_mcm_and_no_others(
     await management.register()
     await management.answer()
     async with (
-        Client(ClusterConfig.load(api_server.mcm_kubeconfig)) as limited,
+        Client(ClusterConfig.load(api_server.mcm_kubeconfig), field_manager="kplane") as limited,
         telling(selected(limited, namespace)) as clusters,
     ):
         await eventually(lambda: caplog.text, lambda text: "failed to watch secrets admin" in text)

@@ -91,7 +91,7 @@ class Replica:
         self.working, self.provider = Working(), Fleet(CLUSTERS)
         self.options = {"timings": TIMINGS, "on_overrun": None, "shards": SHARDS} | options
         self.coordinator = Sharded(client, namespace=namespace, identity=identity, **self.options)
-        self.manager = Manager(None, self.provider, awares=[self.working], coordinator=self.coordinator)
+        self.manager = Manager(None, self.provider, awares=[self.working], coordinator=self.coordinator, name="test")
 
 
 @pytest.fixture

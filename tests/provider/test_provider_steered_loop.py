@@ -38,7 +38,7 @@ async def made_at(cluster, name):
 def test_a_day_of_requeues_passes_at_once(steered):
     async def scenario():
         loop, fleet, one, seen = asyncio.get_running_loop(), ClustersProvider(), FakeCluster("one"), []
-        manager = Manager(None, fleet)
+        manager = Manager(None, fleet, name="test")
 
         async def reconcile(request):
             seen.append(loop.time())
@@ -64,7 +64,7 @@ def test_a_day_of_requeues_passes_at_once(steered):
 def test_errors_are_retried_after_their_backoff(steered):
     async def scenario():
         loop, fleet, one, seen = asyncio.get_running_loop(), ClustersProvider(), FakeCluster("one"), []
-        manager = Manager(None, fleet)
+        manager = Manager(None, fleet, name="test")
 
         async def reconcile(request):
             seen.append(loop.time())
@@ -116,7 +116,7 @@ class Replica:
             self.client, identity=identity, shards=8, unused=lambda key: True, on_overrun=None, now=loop.time
         )
         self.fleet, self.busy = ClustersProvider(), {}
-        self.manager = Manager(None, self.fleet, coordinator=self.coordinator)
+        self.manager = Manager(None, self.fleet, coordinator=self.coordinator, name="test")
         controller(self.manager).for_(MAPS).build(self.reconcile)
 
     async def reconcile(self, request):
@@ -172,7 +172,7 @@ def test_the_leader_that_dies_is_replaced(steered):
             client = hub.make_client()
             lease = Lease(client, namespace="default", name="leader", identity=identity, now=loop.time)
             leader = Leader(Election(lease, on_overrun=None, now=loop.time))
-            return client, leader, Manager(None, ClustersProvider(), coordinator=leader)
+            return client, leader, Manager(None, ClustersProvider(), coordinator=leader, name="test")
 
         first, second = replica("one"), replica("two")
         async with first[2]:

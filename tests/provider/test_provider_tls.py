@@ -10,8 +10,8 @@ import traceback
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from kplane.provider import ClusterConfig
-from kplane.provider.client.tls import require_usable, ssl_context
+from kplane.provider import Client, ClusterConfig, Unreachable
+from kplane.provider.client.tls import fingerprint, require_usable, ssl_context
 from kplane.provider.errors import KubeconfigError
 
 
@@ -29,6 +29,25 @@ def test_only_the_given_ca_is_trusted_and_everything_is_verified(config):
     assert len(context.get_ca_certs()) == 1
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname
+
+
+async def test_client_reads_an_unverified_server_only_if_its_config_says_so(fault_server, tools):
+    async def answer(asked, writer):
+        writer.write(tools.http({"gitVersion": "v1"}))
+
+    server = await fault_server(answer)
+    for trust in ({}, {"ca_data": tools.Authority("other").pem}):
+        async with Client(dataclasses.replace(server.config, **{"ca_data": None, **trust})) as client:
+            with pytest.raises(Unreachable):
+                await client.request("GET", "/version")
+    insecure = dataclasses.replace(server.config, ca_data=None, insecure_skip_tls_verify=True)
+    async with Client(insecure) as client:
+        assert await client.request("GET", "/version") == {"gitVersion": "v1"}
+
+
+def test_fingerprint_of_an_unverified_server_is_its_own(config):
+    plain = dataclasses.replace(config, ca_data=None)
+    assert fingerprint(plain) != fingerprint(dataclasses.replace(plain, insecure_skip_tls_verify=True))
 
 
 def test_no_descriptor_is_left(config):

@@ -1,4 +1,4 @@
-"""Webhooks as API servers ask them: what is no review, what fails, what takes too long, and renewed certificates."""
+"""Webhooks as API servers call them: answers, refusals, failures, time-outs, and renewed certificates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POD = {"group": "", "version": "v1", "kind": "Pod"}
 CONVERSION = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "ConversionReview"}
 
 
-def asked(**fields):
+def review(**fields):
     request = {"uid": "u", "operation": "CREATE", "kind": POD, "object": {"metadata": {"name": "a"}}, **fields}
     return REVIEW | {"request": request}
 
@@ -37,7 +37,7 @@ def authority():
 
 @pytest.fixture
 def files(authority, tmp_path):
-    """`files.renew()`: writes another certificate, of the same authority."""
+    """`files.renew()`: write another certificate of the same authority."""
     certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
 
     def renew():
@@ -52,11 +52,11 @@ def files(authority, tmp_path):
 
 @pytest.fixture
 def serving(authority, files):
-    """`async with serving(describe, ...) as post`: serves what `describe(webhooks)` adds, and asks as a server does."""
+    """`async with serving(describe, ...) as post`: serve the functions that `describe` adds; `post` sends a review."""
 
     @contextlib.asynccontextmanager
     async def run(describe, *, provider=None, awares=(), **options):
-        manager = Manager(NOWHERE, provider, awares=awares)
+        manager = Manager(NOWHERE, provider, awares=awares, name="test")
         webhooks = Webhooks(manager, certificate=files.certificate, key=files.key, host="127.0.0.1", port=0, **options)
         describe(webhooks)
         manager.add(webhooks)
@@ -82,7 +82,7 @@ def serving(authority, files):
     return run
 
 
-async def test_an_answer_has_the_changes_the_warnings_or_the_refusal(serving):
+async def test_answer_has_changes_warnings_or_refusal(serving):
     seen = []
 
     def describe(webhooks):
@@ -103,7 +103,7 @@ async def test_an_answer_has_the_changes_the_warnings_or_the_refusal(serving):
     sent = {"metadata": {"name": "a", "labels": {}}, "spec": {"on": 1, "list": [1, {"x": 1.0}]}, "gone": None}
     user = {"username": "jo", "groups": ["a", "b"], "extra": {"scopes": ["x"]}}
     async with serving(describe) as post:
-        body = asked(
+        body = review(
             object=sent, userInfo=user, namespace="n", name="a", dryRun=True, options={"kind": "CreateOptions"}
         )
         status, answer = await post("/mutate--v1-pod?timeout=5s", body)
@@ -121,15 +121,15 @@ async def test_an_answer_has_the_changes_the_warnings_or_the_refusal(serving):
         assert (admission.user.name, admission.user.groups) == ("jo", ("a", "b"))
         assert (admission.user.extra, admission.options) == ({"scopes": ("x",)}, {"kind": "CreateOptions"})
 
-        status, answer = await post("/validate--v1-pod", asked())
+        status, answer = await post("/validate--v1-pod", review())
         denied = {"code": 422, "message": "spec.size is missing: set it"}
         assert (status, answer) == (200, {"uid": "u", "allowed": False, "status": denied})
-        body = asked(operation="DELETE", object=None, oldObject={"metadata": {"name": "a"}}, userInfo=user)
+        body = review(operation="DELETE", object=None, oldObject={"metadata": {"name": "a"}}, userInfo=user)
         status, answer = await post("/validate--v1-pod", body)
         assert answer["status"] == {"code": 403, "message": "jo must not delete a"}
 
 
-async def test_what_fails_is_no_answer_so_that_the_failure_policy_decides(serving, caplog):
+async def test_failing_function_returns_an_http_error(serving, caplog):
     def describe(webhooks):
         @webhooks.validate("v1/Pod")
         async def fail(admission):
@@ -138,14 +138,14 @@ async def test_what_fails_is_no_answer_so_that_the_failure_policy_decides(servin
             raise TimeoutError("of its own") if admission.name == "timeout" else KeyError("secret")
 
     async with serving(describe) as post:
-        assert await post("/validate--v1-pod", asked(namespace="n", name="a")) == (
+        assert await post("/validate--v1-pod", review(namespace="n", name="a")) == (
             500,
             "the webhook failed; its log says why",
         )
         assert "KeyError: 'secret'" in caplog.text
-        status, text = await post("/validate--v1-pod?timeout=1s", asked(name="slow"))
+        status, text = await post("/validate--v1-pod?timeout=1s", review(name="slow"))
         assert (status, text) == (504, "the webhook had no answer within 0.9 s")
-        assert (await post("/validate--v1-pod?timeout=1s", asked(name="timeout")))[0] == 500
+        assert (await post("/validate--v1-pod?timeout=1s", review(name="timeout")))[0] == 500
         assert "TimeoutError: of its own" in caplog.text
 
 
@@ -155,19 +155,19 @@ async def test_what_fails_is_no_answer_so_that_the_failure_policy_decides(servin
         ("/validate--v1-pod", b"{", 400, "no JSON"),
         ("/validate--v1-pod", {"kind": "Pod"}, 400, "no AdmissionReview of admission.k8s.io/v1"),
         ("/validate--v1-pod", REVIEW | {"apiVersion": "admission.k8s.io/v1beta1", "request": {}}, 400, "no Admission"),
-        ("/validate--v1-pod", asked(uid=None), 400, "needs a uid"),
-        ("/validate--v1-pod", asked(uid=1), 400, "uid of the request is no text"),
-        ("/validate--v1-pod", asked(operation="PATCH"), 400, "needs a uid and an operation"),
-        ("/validate--v1-pod", asked(object=[]), 400, "object of the request is no object"),
-        ("/validate--v1-pod", asked(kind={**POD, "kind": "Node"}), 400, "about v1/Node, and this webhook about v1/Pod"),
-        ("/validate--v1-node", asked(), 404, "there are /validate--v1-pod"),
-        ("/validate--v1-pod/more", asked(), 404, ""),
-        ("/clusters/none/validate--v1-pod", asked(), 404, "no cluster 'none'"),
+        ("/validate--v1-pod", review(uid=None), 400, "needs a uid"),
+        ("/validate--v1-pod", review(uid=1), 400, "uid of the request is no text"),
+        ("/validate--v1-pod", review(operation="PATCH"), 400, "needs a uid and an operation"),
+        ("/validate--v1-pod", review(object=[]), 400, "object of the request is no object"),
+        ("/validate--v1-pod", review(kind={**POD, "kind": "Node"}), 400, "about v1/Node, and this webhook about"),
+        ("/validate--v1-node", review(), 404, "there are /validate--v1-pod"),
+        ("/validate--v1-pod/more", review(), 404, ""),
+        ("/clusters/none/validate--v1-pod", review(), 404, "no cluster 'none'"),
         ("/validate--v1-pod", bytes(8 << 20), 413, "at most 7340032 bytes"),
         ("/convert", {}, 404, "no kinds are converted"),
     ],
 )  # fmt: skip
-async def test_what_is_no_review_is_refused_with_a_sentence(serving, path, body, status, why):
+async def test_body_that_is_no_review_is_refused_with_a_reason(serving, path, body, status, why):
     def describe(webhooks):
         @webhooks.validate("v1/Pod")
         async def check(admission):
@@ -179,7 +179,7 @@ async def test_what_is_no_review_is_refused_with_a_sentence(serving, path, body,
         assert why in found[1]
 
 
-async def test_a_path_names_the_cluster_whoever_works_on_it(serving):
+async def test_path_names_a_cluster_of_any_replica(serving):
     fleet, seen = ClustersProvider(), []
     await fleet.add(Cluster("eu/one", config=NOWHERE))
 
@@ -189,13 +189,13 @@ async def test_a_path_names_the_cluster_whoever_works_on_it(serving):
             seen.append(admission.cluster.name)
 
     async with serving(describe, provider=fleet) as post:
-        # An API server decodes the path that it is given.
+        # API servers decode the escapes of the path in a clientConfig.
         for path in ("/clusters/eu/one/validate--v1-pod", "/clusters/eu%2Fone/validate--v1-pod"):
-            assert (await post(path, asked()))[1] == {"uid": "u", "allowed": True}
+            assert (await post(path, review()))[1] == {"uid": "u", "allowed": True}
         assert seen == ["eu/one", "eu/one"]
 
 
-async def test_a_validation_changes_nothing_and_deep_objects_escape_none(serving):
+async def test_validation_drops_changes_and_refuses_deep_objects(serving):
     def describe(webhooks):
         @webhooks.validate("v1/Pod")
         async def check(admission):
@@ -209,15 +209,15 @@ async def test_a_validation_changes_nothing_and_deep_objects_escape_none(serving
     for _ in range(300):
         deep = {"a": deep}
     async with serving(describe) as post:
-        assert (await post("/validate--v1-pod", asked()))[1] == {"uid": "u", "allowed": True}
-        deleted = asked(operation="DELETE", object=None, oldObject={"metadata": {}})
+        assert (await post("/validate--v1-pod", review()))[1] == {"uid": "u", "allowed": True}
+        deleted = review(operation="DELETE", object=None, oldObject={"metadata": {}})
         assert (await post("/mutate--v1-pod", deleted))[1] == {"uid": "u", "allowed": True}
         for path in ("/validate--v1-pod", "/mutate--v1-pod"):
-            refused = (await post(path, asked(object=deep)))[1]["status"]
+            refused = (await post(path, review(object=deep)))[1]["status"]
             assert refused == {"code": 422, "message": "the object is nested deeper than 254 levels: make it flatter"}
 
 
-async def test_a_compressed_review_is_refused_before_it_is_unpacked(serving):
+async def test_compressed_review_is_refused_unread(serving):
     def describe(webhooks):
         @webhooks.convert("example.com/Widget")
         def convert(found, version):
@@ -229,8 +229,8 @@ async def test_a_compressed_review_is_refused_before_it_is_unpacked(serving):
         assert found == (415, "a review is not compressed")
 
 
-async def test_members_are_known_until_the_work_in_them_has_ended(serving):
-    """So that a rolling update fails no writes; and API servers are told to go elsewhere."""
+async def test_removed_cluster_is_served_until_its_engagement_ends(serving):
+    """A rolling update fails no writes in a cluster whose controllers still end."""
     fleet, ending, ended = ClustersProvider(), asyncio.Event(), asyncio.Event()
     await fleet.add(Cluster("one", config=NOWHERE))
 
@@ -248,29 +248,29 @@ async def test_members_are_known_until_the_work_in_them_has_ended(serving):
             pass
 
     async with serving(describe, provider=fleet, awares=[Slow()]) as post:
-        assert (await post("/clusters/one/validate--v1-pod", asked()))[0] == 200
+        assert (await post("/clusters/one/validate--v1-pod", review()))[0] == 200
         async with asyncio.TaskGroup() as tasks:
             removed = tasks.create_task(fleet.remove("one"))
             await ending.wait()
-            assert (await post("/clusters/one/validate--v1-pod", asked()))[0] == 200
+            assert (await post("/clusters/one/validate--v1-pod", review()))[0] == 200
             ended.set()
             await removed
-        assert (await post("/clusters/one/validate--v1-pod", asked()))[0] == 404
+        assert (await post("/clusters/one/validate--v1-pod", review()))[0] == 404
 
 
-async def test_clients_need_a_certificate_if_there_is_a_ca_for_them(serving, authority, files, tmp_path):
+async def test_client_ca_refuses_clients_without_a_certificate(serving, authority, files, tmp_path):
     ca = tmp_path / "clients.crt"
     ca.write_bytes(create_authority("clients").certificate)
     async with serving(lambda _: None, client_ca=ca) as post:
         with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
-            await post("/validate--v1-pod", asked())
+            await post("/validate--v1-pod", review())
     ca.write_bytes(b"nothing")
-    webhooks = Webhooks(Manager(NOWHERE), certificate=files.certificate, key=files.key, client_ca=ca)
+    webhooks = Webhooks(Manager(NOWHERE, name="test"), certificate=files.certificate, key=files.key, client_ca=ca)
     with pytest.raises(ProviderError, match=r"the CA of clients .* cannot be used"):
         await webhooks.run()
 
 
-async def test_objects_are_converted_or_the_failure_is_said(serving):
+async def test_conversion_returns_all_objects_or_the_failure(serving):
     def describe(webhooks):
         @webhooks.convert("example.com/Widget")
         def convert(found, version):
@@ -308,10 +308,10 @@ async def test_objects_are_converted_or_the_failure_is_said(serving):
             )
         assert (await convert(widget("x", kind="Gadget")))[1]["message"] == "no webhook converts example.com/Gadget"
         assert (await convert(1))[1]["message"] == "an object of the request has no metadata"
-        assert (await post("/convert", asked()))[0] == 400
+        assert (await post("/convert", review()))[0] == 400
 
 
-async def test_new_connections_get_the_renewed_certificate(serving, files, eventually, caplog):
+async def test_renewed_certificate_is_for_new_connections(serving, files, eventually, caplog):
     async with serving(lambda _: None) as post:
         host, _, port = post.url.removeprefix("https://").partition(":")
 
@@ -334,8 +334,8 @@ async def test_new_connections_get_the_renewed_certificate(serving, files, event
         await eventually(shown, lambda found: found == renewed)
 
 
-async def test_what_cannot_be_served_is_said_at_once(files):
-    webhooks = Webhooks(Manager(NOWHERE), certificate=files.certificate, key=files.key)
+async def test_mistakes_of_the_author_raise_at_once(files):
+    webhooks = Webhooks(Manager(NOWHERE, name="test"), certificate=files.certificate, key=files.key)
     with pytest.raises(ProviderError, match="is not the name of a kind"):
         webhooks.validate("Pod")(None)
     with pytest.raises(ProviderError, match="no kind of a group"):

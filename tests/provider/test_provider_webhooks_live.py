@@ -1,4 +1,4 @@
-"""Webhooks that a real API server asks: of two clusters, and for two versions of a kind."""
+"""Webhooks that a real API server calls: for two clusters, and for two versions of a kind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kplane.provider import Cluster, Forbidden, Invalid, Manager, Resource, Shar
 from kplane.provider.client.resources import CONFIG_MAPS, CUSTOM_RESOURCE_DEFINITIONS
 from kplane.provider.errors import ServerError
 from kplane.provider.providers.clusters import ClustersProvider
-from kplane.provider.webhooks import Denied, Webhooks
+from kplane.provider.webhooks import Denied, SelfSigned, Webhooks
 
 pytestmark = pytest.mark.integration
 
@@ -31,11 +31,12 @@ class World:
         self.bundle = base64.b64encode(bundle).decode()
 
     def client_config(self, path):
-        return {"url": "https://{}:{}".format(*self.webhooks.address) + path, "caBundle": self.bundle}
+        bundle = {"caBundle": self.bundle} if self.bundle else {}
+        return {"url": "https://{}:{}".format(*self.webhooks.address) + path, **bundle}
 
     @contextlib.asynccontextmanager
-    async def configured(self, kind, path):
-        """Have the API server ask at `path` about ConfigMaps of the namespace."""
+    async def configured(self, kind, path, *, name=None):
+        """Have the API server call `path` for writes of ConfigMaps in the namespace."""
         rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"], "operations": ["*"]}
         webhook = {
             "name": "config-maps.example.com",
@@ -45,7 +46,7 @@ class World:
             "sideEffects": "None",
             "admissionReviewVersions": ["v1"],
         }
-        resource, name = configurations(kind), f"{self.namespace}-{kind.lower()}"
+        resource, name = configurations(kind), name or f"{self.namespace}-{kind.lower()}"
         await self.client.create(resource, {"metadata": {"name": name}, "webhooks": [webhook]})
         try:
             yield
@@ -65,9 +66,9 @@ async def world(client, namespace, tmp_path):
     (tmp_path / "tls.key").write_bytes(pair.key)
     fleet = ClustersProvider()
     await fleet.add(Cluster("eu/member", config=client.config))
-    # It gets no shard, as there is no such namespace for its Leases: another replica works on all clusters.
+    # This process gets no shard, because the namespace for its Leases is missing. So it works on no cluster.
     coordinator = Sharded(client, namespace="there-is-none", identity="x")
-    manager = Manager(client.config, fleet, coordinator=coordinator)
+    manager = Manager(client.config, fleet, coordinator=coordinator, name="test")
     webhooks = Webhooks(manager, certificate=tmp_path / "tls.crt", key=tmp_path / "tls.key", host="127.0.0.1", port=0)
 
     @webhooks.validate("v1/ConfigMap")
@@ -97,7 +98,7 @@ async def world(client, namespace, tmp_path):
         yield World(client, namespace, webhooks, authority.certificate)
 
 
-async def test_requests_of_each_cluster_are_denied_by_any_replica(world, eventually):
+async def test_any_replica_denies_requests_of_each_cluster(world, eventually):
     await world.put("rules", size="0")
     async with world.configured("ValidatingWebhookConfiguration", "/clusters/eu/member/validate--v1-configmap"):
 
@@ -116,7 +117,7 @@ async def test_requests_of_each_cluster_are_denied_by_any_replica(world, eventua
         await world.client.delete(CONFIG_MAPS, "good", namespace=world.namespace)
 
 
-async def test_objects_are_changed_before_they_are_written(world, eventually):
+async def test_mutation_changes_objects_before_the_write(world, eventually):
     async with world.configured("MutatingWebhookConfiguration", "/mutate--v1-configmap"):
         numbers = iter(range(1000))
 
@@ -128,7 +129,7 @@ async def test_objects_are_changed_before_they_are_written(world, eventually):
         assert (await world.put("its-own", size="2"))["data"] == {"size": "2"}
 
 
-async def test_each_version_of_a_kind_shows_the_same_object(world, client, namespace, eventually):
+async def test_conversion_shows_an_object_in_each_version(world, client, namespace, eventually):
     schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
     versions = [
         {"name": version, "served": True, "storage": version == "v1", "schema": schema} for version in ("v1", "v2")
@@ -152,7 +153,8 @@ async def test_each_version_of_a_kind_shows_the_same_object(world, client, names
             await client.create(NEW_GADGETS, {"metadata": {"name": "c"}, "spec": {}}, namespace=namespace)
     finally:
         await client.delete(CUSTOM_RESOURCE_DEFINITIONS, "gadgets.webhooks.example.com")
-        # The API server asks for conversions until it is gone. The end of a server leaves what it is accepting open.
+        # The API server requests conversions until the definition is gone. A server that ends in the middle of a
+        # connection attempt would leave that connection open.
         await eventually(
             lambda: client.exists(CUSTOM_RESOURCE_DEFINITIONS, "gadgets.webhooks.example.com"), operator.not_
         )
@@ -162,3 +164,29 @@ async def _served(client):
     found = await client.get(CUSTOM_RESOURCE_DEFINITIONS, "gadgets.webhooks.example.com")
     conditions = found.get("status", {}).get("conditions", [])
     return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
+
+
+async def test_self_signed_certificates_are_trusted_by_the_api_server(client, namespace, eventually):
+    """The configuration has no caBundle until the process writes its own."""
+    name = f"{namespace}-self-signed"
+    manager = Manager(client.config)
+    webhooks = Webhooks(manager, self_signed=SelfSigned("127.0.0.1", validating=(name,)), host="127.0.0.1", port=0)
+
+    @webhooks.validate("v1/ConfigMap")
+    async def check(admission):
+        raise Denied("no more")
+
+    manager.add(webhooks)
+    async with manager:
+        await webhooks.listening.wait()
+        world = World(client, namespace, webhooks, b"")
+        async with world.configured("ValidatingWebhookConfiguration", "/validate--v1-configmap", name=name):
+
+            async def refusal():
+                try:
+                    await client.create(CONFIG_MAPS, {"metadata": {"generateName": "x-"}}, namespace=namespace)
+                except (Forbidden, ServerError) as error:
+                    return str(error)
+                return ""
+
+            await eventually(refusal, lambda said: "denied the request: no more" in said)

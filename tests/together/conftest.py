@@ -113,7 +113,7 @@ async def platform(
     Everything that its tests made is deleted in the end, and awaited.
     """
     config = ClusterConfig.load(management_cluster.admin_kubeconfig)
-    async with namespaces_go_at_once(config), Client(config) as client:
+    async with namespaces_go_at_once(config), Client(config, field_manager="kplane") as client:
         made = Platform(client, management_cluster, eventually)
         try:
             yield made

@@ -142,7 +142,7 @@ async def _may_no_more_than_it_does(platform: Any, own: Dedicated) -> None:
     """It follows its registration and reads the Secret of that, and nothing else."""
     await platform.create(REGISTRATION, "other", controlPlaneRef={"name": own.name})
     secret = (await platform.status(REGISTRATION, own.name))["resolvedControllersSecretRef"]
-    async with Client(ClusterConfig.load(own.directory / "files" / "kubeconfig")) as mcm:
+    async with Client(ClusterConfig.load(own.directory / "files" / "kubeconfig"), field_manager="kplane") as mcm:
         assert (await mcm.get(KINDS[REGISTRATION], own.name))["metadata"]["name"] == own.name
         assert (await mcm.get(SECRETS, secret["name"], namespace=secret["namespace"]))["data"]["sa.key"]
         refused = [

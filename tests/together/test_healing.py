@@ -22,8 +22,8 @@ async def works(platform: Any, name: str, *, namespace: str) -> None:
     """The tenant's API answers, and its controllers act on what they find there."""
 
     async def account() -> Any:
-        async with Client(await platform.tenant(name)) as client:
-            await client.apply(NAMESPACES, {"metadata": {"name": namespace}})
+        async with Client(await platform.tenant(name), field_manager="kplane") as client:
+            await client.apply(NAMESPACES, {"metadata": {"name": namespace}}, force=True)
             return await client.get(SERVICE_ACCOUNTS, "default", namespace=namespace)
 
     await platform.eventually(account)
@@ -120,7 +120,7 @@ async def test_a_killed_api_server_comes_back_with_its_data(platform: Any, heale
     os.kill(api_server, signal.SIGKILL)
 
     await works(platform, healed, namespace="after-api-server")
-    async with Client(await platform.tenant(healed)) as client:
+    async with Client(await platform.tenant(healed), field_manager="kplane") as client:
         names = {found["metadata"]["name"] for found in (await client.list(NAMESPACES)).items}
     assert {"before", "after-api-server"} <= names
     status = await platform.ready("ControlPlane", healed)
@@ -138,7 +138,7 @@ async def test_rights_of_the_controllers_that_a_tenant_deletes_are_back_when_mcm
 ) -> None:
     """The operator verifies each control plane after minutes, and watches none: a watch would keep it awake."""
     instance = await platform.running(healed)
-    async with Client(await platform.tenant(healed)) as client:
+    async with Client(await platform.tenant(healed), field_manager="kplane") as client:
         await client.delete(CLUSTER_ROLE_BINDINGS, CONTROLLERS_BINDING)
         await platform.eventually(lambda: client.get(CLUSTER_ROLE_BINDINGS, CONTROLLERS_BINDING), timeout=100.0)
     await works(platform, healed, namespace="after-rights")

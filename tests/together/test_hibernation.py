@@ -51,7 +51,7 @@ async def test_no_process_runs_for_a_control_plane_that_sleeps(platform: Any) ->
     await ask(platform, WAKE_REQUESTED_ANNOTATION)
     await phase(platform, "Ready")
     await platform.running(NAME)
-    async with Client(await platform.tenant(NAME)) as client:
+    async with Client(await platform.tenant(NAME), field_manager="kplane") as client:
         # Only the controllers make it.
         await platform.eventually(lambda: client.exists(SERVICE_ACCOUNTS, "default", namespace="default"))
     (first,) = api_servers(platform)

@@ -128,7 +128,7 @@ async def shared_address(
 
     runtime = await stack.enter_async_context(ProcessRuntime(tmp_path / "runtime", programs=platform.handle.programs))
     backend = (await start_api_server(runtime, "backend", directory=tmp_path)).administrator()
-    async with Client(backend) as client:
+    async with Client(backend, field_manager="kplane") as client:
         token = await administrator_token(client)
     authority = create_authority("shared-address")
     serving = issue_serving(authority, common_name="envoy", hosts=["127.0.0.1"])
@@ -155,13 +155,13 @@ async def shared_address(
         )
     try:
         config = ClusterConfig(server=f"https://127.0.0.1:{port}", ca_data=authority.certificate, token=token)
-        async with Client(config.with_server(f"https://127.0.0.1:{port}{_PATH}")) as client:
+        async with Client(config.with_server(f"https://127.0.0.1:{port}{_PATH}"), field_manager="kplane") as client:
             await platform.eventually(lambda: client.request("GET", "/version"))
         kubeconfig = base64.b64encode(json.dumps(config.to_kubeconfig()).encode()).decode()
         reference = {"name": "shared-address", "namespace": "default"}
         metadata = {**reference, "labels": {ALLOW_ENDPOINT_LABEL: "true"}}
         await open_namespace(platform.client)
-        await platform.client.apply(SECRETS, {"metadata": metadata, "data": {"kubeconfig": kubeconfig}})
+        await platform.client.apply(SECRETS, {"metadata": metadata, "data": {"kubeconfig": kubeconfig}}, force=True)
         yield {"endpoint": config.server, "credentialsSecretRef": reference}
         # Its control plane goes first, while there is an API server to take leave of.
         await platform.delete("ControlPlane", "routed")
@@ -190,7 +190,7 @@ async def test_kubectl_and_the_controllers_work_through_the_tenants_path(
     await kubectl(kubeconfig, "create", "namespace", "shop")
     await kubectl(kubeconfig, "create", "deployment", "web", "--image=web", "--replicas=3", "-n", "shop")
 
-    async with Client(await platform.tenant("routed")) as tenant:
+    async with Client(await platform.tenant("routed"), field_manager="kplane") as tenant:
         assert (await tenant.get(DEPLOYMENTS, "web", namespace="shop"))["spec"]["replicas"] == 3
 
         async def replica_sets() -> list[Any]:

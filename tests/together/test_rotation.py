@@ -71,7 +71,7 @@ async def signed(client: Client, name: str, *, eventually: Any) -> ClusterConfig
 
 async def known(config: ClusterConfig) -> bool:
     """Whether the API server knows who asks; what they may do is another matter."""
-    async with Client(config) as client:
+    async with Client(config, field_manager="kplane") as client:
         try:
             await client.list(NAMESPACES)
         except Forbidden:
@@ -106,7 +106,7 @@ async def test_controllers_issue_what_counts_before_and_after(platform: Any) -> 
     eventually = platform.eventually
 
     before = await platform.tenant("wheel")
-    async with Client(before) as client:
+    async with Client(before, field_manager="kplane") as client:
         # A token of this kind counts as long as it is in its Secret: of one that is written anew the former is nothing.
         for name in ("early", "replaced"):
             await ask_for_lasting_token(client, name)
@@ -120,7 +120,7 @@ async def test_controllers_issue_what_counts_before_and_after(platform: Any) -> 
     await reaches(platform, "Overlapping")
     during = await platform.tenant("wheel")
     key = (await controllers_keys(platform))["sa.key"]
-    async with Client(during) as client:
+    async with Client(during, field_manager="kplane") as client:
 
         async def written_anew() -> ClusterConfig:
             found = await token_of(client, "replaced")
@@ -137,7 +137,7 @@ async def test_controllers_issue_what_counts_before_and_after(platform: Any) -> 
     await annotate(platform, {FINISH_ROTATION_ANNOTATION: "first"})
     await reaches(platform, "Done")
     after = await platform.tenant("wheel")
-    async with Client(after) as client:
+    async with Client(after, field_manager="kplane") as client:
 
         async def root() -> bytes:
             found = await client.get(CONFIG_MAPS, "kube-root-ca.crt", namespace="default")

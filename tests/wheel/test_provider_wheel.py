@@ -1,17 +1,16 @@
-"""The wheel of the multicluster runtime alone: what it holds, and that it runs without what it does not ask for."""
+"""The wheel of the multicluster runtime: its files, its version, and that it runs without kplane."""
 
 from __future__ import annotations
 
 import site
 import subprocess
-import sys
 import tomllib
 import venv
 import zipfile
+from email.message import Message
 from email.parser import Parser
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +24,12 @@ import kplane.provider
 from kplane.provider import Manager, controller, run
 from kplane.provider.providers.file import FileProvider
 
-optional = ("kplane.provider.contrib", "kplane.provider.serving.http", "kplane.provider.serving.metrics")
+optional = (
+    "kplane.provider.contrib",
+    "kplane.provider.providers.kplane",
+    "kplane.provider.serving.http",
+    "kplane.provider.serving.metrics",
+)
 for module in pkgutil.walk_packages(kplane.provider.__path__, "kplane.provider."):
     if not module.name.startswith(optional):
         importlib.import_module(module.name)
@@ -38,47 +42,52 @@ class Done:
         import os, signal
         os.kill(os.getpid(), signal.SIGTERM)
 
-manager = Manager(None, FileProvider(directories=["."]), awares=[Done()])
+manager = Manager(None, FileProvider(directories=["."]), awares=[Done()], name="test")
 controller(manager).for_("v1/ConfigMap").build(reconcile)
 run(manager)
 print(*kplane.__path__)
 """
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    directory = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(directory)]
-    subprocess.run(command, cwd=ROOT / "provider", check=True, capture_output=True)
-    (built,) = directory.glob("*.whl")
-    return zipfile.ZipFile(built)
-
-
-def test_it_holds_the_runtime_without_what_needs_the_rest(wheel: zipfile.ZipFile) -> None:
-    names = [name for name in wheel.namelist() if ".dist-info/" not in name]
-    assert {name.rpartition("kplane/provider/")[0] for name in names} == {""}
+def test_wheel_holds_the_runtime_and_nothing_else(provider_wheel: zipfile.ZipFile) -> None:
+    names = [name for name in provider_wheel.namelist() if ".dist-info/" not in name]
+    files = (ROOT / "provider" / "kplane").rglob("*")
+    ours = {str(path.relative_to(ROOT / "provider")) for path in files if path.is_file() and path.suffix != ".pyc"}
+    assert set(names) == ours
     assert "kplane/provider/py.typed" in names
-    assert not [name for name in names if name.startswith("kplane/provider/providers/kplane/")]
-    assert [name for name in wheel.namelist() if name.endswith("licenses/LICENSE")]
+    assert [name for name in provider_wheel.namelist() if name.endswith("licenses/LICENSE")]
 
 
-def test_its_version_and_dependencies_are_those_of_the_big_one(wheel: zipfile.ZipFile) -> None:
-    (described,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
-    metadata = Parser().parsestr(wheel.read(described).decode())
-    big = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert metadata["Version"] == big["version"]
-    of_big = map(Requirement, [*big["dependencies"], *big["optional-dependencies"]["operator"]])
-    asked = map(Requirement, metadata.get_all("Requires-Dist", []))
-    bounds = {each.name: each.specifier for each in asked}
-    assert bounds.items() <= {each.name: each.specifier for each in of_big}.items()
+def metadata_of(wheel: zipfile.ZipFile) -> Message:
+    (described,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    return Parser().parsestr(wheel.read(described).decode())
+
+
+def requirements_of(metadata: Message) -> dict[str, Requirement]:
+    found = map(Requirement, metadata.get_all("Requires-Dist", []))
+    return {requirement.name: requirement for requirement in found}
+
+
+def test_versions_of_both_distributions_agree(provider_wheel: zipfile.ZipFile, wheel: zipfile.ZipFile) -> None:
+    """kplane needs the very version of the runtime that it was released with: pip refuses another one."""
+    runtime, kplane = metadata_of(provider_wheel), metadata_of(wheel)
+    assert runtime["Version"] == kplane["Version"]
+    assert str(requirements_of(kplane)["kplane-provider"]) == f"kplane-provider=={runtime['Version']}"
+
+
+def test_dependencies_of_the_runtime_are_bounded_as_those_of_kplane(provider_wheel: zipfile.ZipFile) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    of_kplane = map(Requirement, [*project["dependencies"], *project["optional-dependencies"]["operator"]])
+    bounds = {name: each.specifier for name, each in requirements_of(metadata_of(provider_wheel)).items()}
+    assert bounds.items() <= {each.name: each.specifier for each in of_kplane}.items()
     assert {"aiohttp", "kopf"} <= bounds.keys()
 
 
-def test_it_runs_in_an_environment_of_its_own(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+def test_runtime_runs_without_kplane_and_without_extras(provider_wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     environment = tmp_path / "environment"
     venv.create(environment, with_pip=False)
     (packages,) = environment.glob("lib/python*/site-packages")
-    wheel.extractall(packages)
+    provider_wheel.extractall(packages)
     (packages / "dependencies.pth").write_text("\n".join(site.getsitepackages()))
     clusters = tmp_path / "clusters"
     clusters.mkdir()

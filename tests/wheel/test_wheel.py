@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import site
 import subprocess
-import sys
 import venv
 import zipfile
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
-COMPONENTS = sorted(path.parent.name for path in ROOT.glob("*/kplane/*/__init__.py"))
+COMPONENTS = sorted({path.parent.name for path in ROOT.glob("*/kplane/*/__init__.py")} - {"provider"})
+"""All but the runtime, which is a distribution of its own."""
 PROGRAM = """
 import api.own, provider.own, tools.own
 import kplane.cli.main, kplane.controlplane_operator.main, kplane.mcm.main, kplane.testing.plugin
@@ -26,17 +24,8 @@ print(KUBERNETES.go_mod.is_file(), (EXAMPLES / "class.yaml").is_file(), (CHART /
 """
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(directory)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (built,) = directory.glob("*.whl")
-    return built
-
-
-def test_it_installs_one_name(wheel: Path) -> None:
-    names = zipfile.ZipFile(wheel).namelist()
+def test_it_installs_one_name(wheel: zipfile.ZipFile) -> None:
+    names = wheel.namelist()
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"kplane"}
     assert sorted({name.split("/")[1] for name in names if name.startswith("kplane/")}) == COMPONENTS
     outside = ("configmaps.py", "README.md")
@@ -47,17 +36,25 @@ def test_it_installs_one_name(wheel: Path) -> None:
     assert "kplane/embedded/data/fake-nodes.yaml" in names
 
 
-def test_every_component_is_typed(wheel: Path) -> None:
-    names = set(zipfile.ZipFile(wheel).namelist())
+def test_wheels_share_no_file(wheel: zipfile.ZipFile, provider_wheel: zipfile.ZipFile) -> None:
+    """pip installs both. If it removes one, it leaves the files of the other."""
+    assert set(wheel.namelist()).isdisjoint(provider_wheel.namelist())
+
+
+def test_every_component_is_typed(wheel: zipfile.ZipFile) -> None:
+    names = set(wheel.namelist())
     assert {f"kplane/{component}/py.typed" for component in COMPONENTS} <= names
 
 
-def test_it_works_beside_packages_named_like_components(wheel: Path, tmp_path: Path) -> None:
+def test_it_works_beside_packages_named_like_components(
+    wheel: zipfile.ZipFile, provider_wheel: zipfile.ZipFile, tmp_path: Path
+) -> None:
     """In an environment of its own: the dependencies are there, this checkout is not."""
     environment = tmp_path / "environment"
     venv.create(environment, with_pip=False)
     (packages,) = environment.glob("lib/python*/site-packages")
-    zipfile.ZipFile(wheel).extractall(packages)
+    wheel.extractall(packages)
+    provider_wheel.extractall(packages)
     (packages / "dependencies.pth").write_text("\n".join(site.getsitepackages()))
     project = tmp_path / "project"
     for name in ("api", "provider", "tools"):

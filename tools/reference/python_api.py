@@ -24,8 +24,9 @@ _PACKAGES: Final[Mapping[str, str]] = {
 _PROVIDER: Final[Mapping[str, tuple[str, Sequence[str]]]] = {
     "controllers": (
         "What controllers are made of: kinds to watch, sources, predicates, options.",
-        ["builder", "options", "sources", "predicates", "rate_limiter"],
+        ["builder", "options", "sources", "handlers", "predicates", "rate_limiter"],
     ),
+    "objects": ("Reads and writes of objects that most reconcilers need.", []),
     "providers": (
         "Find the clusters: files, kind, Secrets, Cluster API, ClusterProfiles and others.",
         [

@@ -39,7 +39,7 @@ def definition(path: Path, name: str) -> Definition:
 
 def describe(path: Path, name: str) -> Iterator[str]:
     """Yield the parts of the description of a name: heading, signature, text, members."""
-    found = _Constants(path).visit(copy.deepcopy(definition(path, name)))
+    found = _described(path, name)
     yield f"### {name}"
     match found:
         case ast.ClassDef():
@@ -51,6 +51,33 @@ def describe(path: Path, name: str) -> Iterator[str]:
             [attribute] = [each for each in attributes(parsed(path).body) if each.name == name]
             yield _fenced(f"{name} = {ast.unparse(attribute.value)}")
             yield escaped(attribute.documentation)
+
+
+def _described(path: Path, name: str) -> ast.AST:
+    """Return a definition with its constants; a class has the members of its bases in modules beside it."""
+    found: ast.AST = _Constants(path).visit(copy.deepcopy(definition(path, name)))
+    if not isinstance(found, ast.ClassDef):
+        return found
+    beside = {
+        alias.name: path.with_name(f"{(node.module or '').rpartition('.')[2]}.py")
+        for node in parsed(path).body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[:-1] == [*_package(path)]
+        for alias in node.names
+    }
+    members: dict[str, ast.stmt] = {}
+    for base in [each.id for each in found.bases if isinstance(each, ast.Name) and each.id in beside]:
+        joined = _described(beside[base], base)
+        if isinstance(joined, ast.ClassDef):
+            members |= {ast.unparse(each): each for each in joined.body[1:]}
+    found.bases = [each for each in found.bases if not (isinstance(each, ast.Name) and each.id in beside)]
+    found.body += members.values()
+    return found
+
+
+def _package(path: Path) -> Sequence[str]:
+    """Return the package of a module, such as `("kplane", "provider", "client")`."""
+    parts = path.with_suffix("").parts
+    return parts[len(parts) - 1 - parts[::-1].index("kplane") : -1]
 
 
 class _Constants(ast.NodeTransformer):

@@ -400,7 +400,7 @@ class ControlPlanes:
         if profile is not None:
             spec["controllers"] = {"profile": str(ControllersProfile(profile))}
         body = {"metadata": {"name": name}, "spec": spec}
-        return read_as(ControlPlaneRegistration, await self._client.apply(_REGISTRATIONS, body))
+        return read_as(ControlPlaneRegistration, await self._client.apply(_REGISTRATIONS, body, force=True))
 
     async def unregister(self, name: str) -> None:
         """End what runs by the registration of this name; one that is gone already is fine."""

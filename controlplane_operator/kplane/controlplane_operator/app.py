@@ -114,7 +114,13 @@ async def run_operator(settings: OperatorConfig, *, stop: asyncio.Event) -> None
             Leadership(settings.election, config=config, state_dir=settings.state_dir)
         )
         client = await stack.enter_async_context(
-            Client(config, timeout_seconds=_CALL_SECONDS, keeps_worker=True, before_write=leadership.check)
+            Client(
+                config,
+                timeout_seconds=_CALL_SECONDS,
+                field_manager="kplane",
+                keeps_worker=True,
+                before_write=leadership.check,
+            )
         )
         snapshots = opened(client) if opened is not None else None
         if snapshots is not None:

@@ -105,7 +105,7 @@ class GatewayTrust:
             return
         metadata = {"name": name, "namespace": self._context.namespace}
         encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
-        await self._context.client.apply(SECRETS, {"metadata": metadata, "data": encoded})
+        await self._context.client.apply(SECRETS, {"metadata": metadata, "data": encoded}, force=True)
 
 
 def _host(url: str) -> str:

@@ -169,14 +169,14 @@ async def create_rbac(client: Client, resource: Resource, body: Object) -> None:
 async def apply_rbac(client: Client, resource: Resource, body: Object, *, field_manager: str | None = None) -> None:
     """Apply a role or a binding; a binding of another role is replaced, because its role cannot be changed."""
     try:
-        await client.apply(resource, body, field_manager=field_manager)
+        await client.apply(resource, body, field_manager=field_manager, force=True)
     except Invalid:
         if "roleRef" not in body:
             raise
         metadata = body["metadata"]
         with contextlib.suppress(NotFound):
             await client.delete(resource, metadata["name"], namespace=metadata.get("namespace"))
-        await client.apply(resource, body, field_manager=field_manager)
+        await client.apply(resource, body, field_manager=field_manager, force=True)
 
 
 def is_as_written(found: Object, written: Object) -> bool:

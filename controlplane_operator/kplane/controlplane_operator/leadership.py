@@ -59,6 +59,7 @@ class Leadership:
             config,
             timeout_seconds=timings.renew_deadline_seconds / 2,
             connect_timeout_seconds=timings.renew_deadline_seconds / 2,
+            field_manager="kplane",
         )
         self._lease = Lease(
             self._client,
@@ -67,6 +68,7 @@ class Leadership:
             identity="_".join((readable, self._installation, self._lock.mark, secrets.token_hex(8))),
             timings=timings,
             labels=_LABELS,
+            strict=True,
             patience=self._patience,
         )
         self._election = Election(self._lease, watching=self._client, on_wait=self._refuse_others)

@@ -31,7 +31,7 @@ def main() -> int:
 
 
 async def _asked() -> str | None:
-    async with Client(ClusterConfig.in_cluster()) as client:
+    async with Client(ClusterConfig.in_cluster(), field_manager="kplane") as client:
         return await refusal(client)
 
 

@@ -48,7 +48,7 @@ from kplane.data.errors import (
 )
 from kplane.data.fence import fence, is_fenced, lift_fence, prepare_fence, seal
 from kplane.data.follow import Comparison, Follower, Place, open_place
-from kplane.data.identity import identify, identity_key, identity_of, set_identity
+from kplane.data.identity import ServedData, identify, identity_key, identity_of, set_identity
 from kplane.data.members import Member, Members
 from kplane.data.owner import (
     Owner,
@@ -117,6 +117,7 @@ __all__ = [
     "Put",
     "Reset",
     "RevisionTooFar",
+    "ServedData",
     "Snapshot",
     "SnapshotDamaged",
     "Status",

@@ -56,8 +56,10 @@ class NotOwned(DataError):
 class DataLost(DataError):
     """The data of a prefix are not those that were served before: they have another identity, or are gone."""
 
-    def __init__(self, prefix: str, *, expected: str | None, found: str | None) -> None:
-        if found is None:
+    def __init__(self, prefix: str, *, expected: str | None, found: str | None, cluster_uid: str | None = None) -> None:
+        if cluster_uid is not None:
+            said = f"data of another cluster, whose namespace kube-system has uid {cluster_uid}"
+        elif found is None:
             said = "no data" if expected is None else f"no data of identity {expected}"
         else:
             said = "no data" if expected in {None, found} else f"data of identity {found} instead of {expected}"

@@ -299,7 +299,7 @@ class ManagementCluster:
 
         directory = self._directory / "fake-nodes"
         await stack.enter_async_context(FakeNodes(client.config, directory=directory, program=self._kwok))
-        await client.apply(CONFIG_MAPS, {"metadata": {"name": marker, "namespace": namespace}})
+        await client.apply(CONFIG_MAPS, {"metadata": {"name": marker, "namespace": namespace}}, force=True)
 
     def _describe(self, credentials: Credentials, addresses: Mapping[str, Address]) -> Handle:
         server = server_url(addresses[components.API_SERVER])

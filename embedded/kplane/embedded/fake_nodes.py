@@ -59,7 +59,7 @@ class FakeNodes:
     def __init__(self, config: ClusterConfig, *, directory: Path, program: Path) -> None:
         self._program = program.absolute()
         self._runtime = ProcessRuntime(directory, programs=())
-        self._manager = Manager(config, workers=_AT_ONCE)
+        self._manager = Manager(config, workers=_AT_ONCE, name="kplane-fake-nodes")
         # All requests are of the one local cluster, and per cluster those count that wait.
         options = controller(self._manager).named("fake-nodes").for_(CONTROL_PLANES)
         options.with_options(per_cluster=_WAITING, grace_seconds=_GRACE_SECONDS).build(self._reconcile)

@@ -61,7 +61,7 @@ async def have_nodes(tenant: Client, count: int) -> None:
     wanted = _names(count)
     for name in wanted:
         if name not in present:
-            await tenant.apply(NODES, _node(name))
+            await tenant.apply(NODES, _node(name), force=True)
     superfluous = sorted(present.difference(wanted))
     for name in superfluous:
         with contextlib.suppress(NotFound):

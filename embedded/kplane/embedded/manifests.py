@@ -63,7 +63,9 @@ async def install(client: Client, *, timeout_seconds: float) -> None:
     crds = crd_manifests()
     async with asyncio.TaskGroup() as tasks:
         for crd in crds:
-            tasks.create_task(client.apply(CUSTOM_RESOURCE_DEFINITIONS, crd), name=f"apply {crd['metadata']['name']}")
+            tasks.create_task(
+                client.apply(CUSTOM_RESOURCE_DEFINITIONS, crd, force=True), name=f"apply {crd['metadata']['name']}"
+            )
         tasks.create_task(_install_rbac(client), name="apply RBAC")
     names = [crd["metadata"]["name"] for crd in crds]
     try:
@@ -77,14 +79,14 @@ async def install(client: Client, *, timeout_seconds: float) -> None:
 
 
 async def _install_rbac(client: Client) -> None:
-    await client.apply(resources.NAMESPACES, _NAMESPACE)
+    await client.apply(resources.NAMESPACES, _NAMESPACE, force=True)
     for manifest in (*rbac_manifests(), *gateway_manifests()):
         resource = _RESOURCES.get(manifest["kind"])
         if resource is None:
             raise EmbeddedError(
                 f"failed to install deploy/rbac: unknown kind {manifest['kind']}; add it to manifests.py"
             )
-        await client.apply(resource, manifest)
+        await client.apply(resource, manifest, force=True)
 
 
 async def _wait_established(client: Client, name: str) -> None:

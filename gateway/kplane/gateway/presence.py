@@ -158,7 +158,7 @@ class Presence:
         asked = time.monotonic()
         try:
             async with asyncio.timeout(_RENEWED_SECONDS):
-                await self._client.apply(LEASES, lease)
+                await self._client.apply(LEASES, lease, force=True)
         except (ProviderError, TimeoutError) as error:
             problem = str(error) or "no answer in time"
             if problem != self._problem:

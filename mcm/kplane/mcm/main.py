@@ -112,7 +112,7 @@ async def run(settings: Settings, *, until: asyncio.Event) -> None:
                 provider = only = OnePerServerProvider(provider, age=feed.age, refused=observer.report_failure)
                 _at_handover(coordinator, noting_elsewhere(only, endpoints=feed.endpoints, mine=coordinator.may_work))
             _at_handover(coordinator, feed.look_again)
-            manager = Manager(config, provider, awares=[instances], coordinator=coordinator)
+            manager = Manager(config, provider, awares=[instances], coordinator=coordinator, name="mcm")
             overview = Overview(manager.clusters, instances=instances, mine=coordinator.may_work)
             async with (
                 kept_running("removal of leftovers", partial(leftovers.run, instances.components)),

@@ -17,7 +17,7 @@ from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.cluster.context import LOCAL, current_cluster
 from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.contracts import Aware, Fleet, Provider, Runnable
-from kplane.provider.controllers.builder import controller, engage, every_owner, metadata_only
+from kplane.provider.controllers.builder import controller, engage, metadata_only
 from kplane.provider.controllers.handlers import enqueue_mapped, enqueue_object, enqueue_owner
 from kplane.provider.controllers.request import ObjectKey, Request, single_cluster
 from kplane.provider.controllers.workers import Result
@@ -32,7 +32,6 @@ from kplane.provider.errors import (
     ClusterNotOwned,
     ClusterNotReady,
     Conflict,
-    DecodeFailed,
     Forbidden,
     Invalid,
     NotFound,
@@ -57,7 +56,6 @@ __all__ = [
     "ClusterNotOwned",
     "ClusterNotReady",
     "Conflict",
-    "DecodeFailed",
     "Election",
     "Engagement",
     "Event",
@@ -85,7 +83,6 @@ __all__ = [
     "enqueue_mapped",
     "enqueue_object",
     "enqueue_owner",
-    "every_owner",
     "metadata_only",
     "resource_of",
     "run",

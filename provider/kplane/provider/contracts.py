@@ -165,6 +165,14 @@ class ControllerHost(Protocol):
         """Default for how many reconciles of a controller run at once."""
 
     @property
+    def reconcile_timeout_seconds(self) -> float:
+        """Default for how long a reconcile may take."""
+
+    @property
+    def scope(self) -> str | None:
+        """Name of the only cluster that its controllers watch; None for all clusters."""
+
+    @property
     def group_kind_concurrency(self) -> Mapping[str, int]:
         """How many reconciles run at once by the kind of `for_`, such as `{"ReplicaSet.apps": 4}`."""
 

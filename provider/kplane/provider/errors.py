@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
 __all__ = [
@@ -15,19 +16,23 @@ __all__ = [
     "Conflict",
     "DecodeFailed",
     "Expired",
+    "FieldConflict",
     "Forbidden",
     "Invalid",
+    "KindMisspelled",
     "KubeconfigError",
     "LeaseLost",
     "ListenFailed",
     "NotFound",
     "NotServed",
+    "ObjectTaken",
     "ProviderError",
     "ServerError",
     "TooManyRequests",
     "Unauthorized",
     "Unreachable",
     "UnreachableKind",
+    "WaitTimedOut",
     "api_error",
 ]
 
@@ -35,6 +40,8 @@ UnreachableKind = Literal["connect", "tls", "timeout", "protocol"]
 
 _MAX_MESSAGE: Final = 2000
 _MAX_REASON: Final = 128
+_MANAGER: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
+"""The manager in the cause of a conflict, such as `conflict with "kubectl" using v1`."""
 
 
 class ProviderError(Exception):
@@ -42,7 +49,11 @@ class ProviderError(Exception):
 
 
 class ClusterNotFound(ProviderError, LookupError):
-    """No cluster of that name is known."""
+    """No cluster of that name is known. `cluster` is the name; None if the code that raised the error gave none."""
+
+    def __init__(self, message: str, *, cluster: str | None = None) -> None:
+        super().__init__(message)
+        self.cluster: Final = cluster
 
 
 class ClusterNotOwned(ProviderError):
@@ -60,6 +71,10 @@ class NotServed(ProviderError, LookupError):
     """
 
 
+class KindMisspelled(NotServed):
+    """The cluster serves the kind in another spelling: a plural, or a name in lower case, was given."""
+
+
 class DecodeFailed(ProviderError, ValueError):
     """A `decoder` could not read an object."""
 
@@ -74,6 +89,19 @@ class LeaseLost(ProviderError):
 
 class ListenFailed(ProviderError, OSError):
     """The address to listen on cannot be had: another process has it, or the machine does not."""
+
+
+class ObjectTaken(ProviderError):
+    """An object is not the owner's: another owner controls it, or it was there before and has no owner.
+
+    `reason` suits a condition.
+    """
+
+    reason: Final = "ObjectTaken"
+
+
+class WaitTimedOut(ProviderError, TimeoutError):
+    """An object did not become as desired in time; the message shows its last state."""
 
 
 class Unreachable(ProviderError):
@@ -139,6 +167,30 @@ class AlreadyExists(Conflict):
     """409 with reason AlreadyExists: the name is taken."""
 
 
+class FieldConflict(Conflict):
+    """409 of a server-side apply: other field managers own fields of the configuration.
+
+    `owners` has the fields, such as `.data.key`, by the names of their managers.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        message: str,
+        details: Mapping[str, Any] | None = None,
+        *,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        advice = "; leave these fields out, or take them with force=True"
+        message = f"{_plain(message, at_most=_MAX_MESSAGE - len(advice))}{advice}"
+        super().__init__(status, reason, message, details, retry_after_seconds=retry_after_seconds)
+        owners: dict[str, tuple[str, ...]] = {}
+        for manager, field in _field_conflicts(details):
+            owners[manager] = (*owners.get(manager, ()), field)
+        self.owners: Final[Mapping[str, tuple[str, ...]]] = owners
+
+
 class Expired(ApiError):
     """410: the resourceVersion or continue token is too old; list again."""
 
@@ -186,7 +238,21 @@ def api_error(
     kind = ServerError if status >= 500 else _BY_STATUS.get(status, ApiError)
     if kind is Conflict and reason == "AlreadyExists":
         kind = AlreadyExists
+    if kind is Conflict and any(_field_conflicts(details)):
+        kind = FieldConflict
     return kind(status, reason, message, details, retry_after_seconds=retry_after_seconds)
+
+
+def _field_conflicts(details: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    """Yield manager and field of each conflict that an API server found when a configuration was applied."""
+    causes = details.get("causes") if details is not None else None
+    for cause in causes if isinstance(causes, list) else ():
+        if isinstance(cause, Mapping) and cause.get("reason") == "FieldManagerConflict":
+            message, field = str(cause.get("message", "")), str(cause.get("field", ""))
+            found = _MANAGER.search(message)
+            # It is quoted as Go does, which for printable text is as JSON does.
+            name = found[1].replace(r"\"", '"').replace(r"\\", "\\") if found is not None else message
+            yield _plain(name, at_most=_MAX_REASON), _plain(field, at_most=_MAX_MESSAGE)
 
 
 def _plain(text: str, *, at_most: int) -> str:

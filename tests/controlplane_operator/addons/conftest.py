@@ -58,7 +58,7 @@ async def addons(tenant: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     monkeypatch.setattr(installation, "_ESTABLISHED_SECONDS", 60.0)
     monkeypatch.setattr(look, "_PASS_SECONDS", 150.0)
     url, ca = tenant.administrator.server, tenant.administrator.ca_data
-    async with Client(tenant.administrator) as client:
+    async with Client(tenant.administrator, field_manager="kplane") as client:
         await bootstrap(client, admin=ADMIN_ACCOUNT, admin_role="cluster-admin", controllers=CONTROLLERS_ACCOUNT)
         version = (await client.request("GET", "/version"))["gitVersion"]
         facts = ClusterFacts("acme", url, ca, version, DEFAULT_SERVICE_CIDR, dns_address(DEFAULT_SERVICE_CIDR))

@@ -80,7 +80,7 @@ def csr(name: str, *, node: str, key: ec.EllipticCurvePrivateKey | None = None) 
 
 
 async def test_a_node_finds_everything_that_kubeadm_join_asks_for(addons: Any, eventually: Any) -> None:
-    async with Client(identity(addons, None)) as anybody:
+    async with Client(identity(addons, None), field_manager="kplane") as anybody:
         with pytest.raises(Forbidden):
             await anybody.get(CONFIG_MAPS, "cluster-info", namespace="kube-public")
         addons.wanted = ["kubeadm-join"]
@@ -106,7 +106,7 @@ async def test_a_node_finds_everything_that_kubeadm_join_asks_for(addons: Any, e
     )
 
     # Preflight and kubelet-start: by the token.
-    async with Client(discovered) as node:
+    async with Client(discovered, field_manager="kplane") as node:
         found = await eventually(lambda: node.get(CONFIG_MAPS, "kubeadm-config", namespace="kube-system"))
         kubeadm = found["data"]
         assert yaml.safe_load(kubeadm["ClusterConfiguration"])["kubernetesVersion"] == addons.facts.cluster.version
@@ -179,7 +179,7 @@ async def test_revoking_what_was_issued_ends_the_tokens_as_well(addons: Any, eve
     (token,) = await tokens(addons)
     await revoke(addons.client)
     assert await tokens(addons) == []
-    async with Client(identity(addons, f"{token.id}.{token.secret}")) as node:
+    async with Client(identity(addons, f"{token.id}.{token.secret}"), field_manager="kplane") as node:
 
         async def is_refused() -> bool:
             try:
@@ -239,7 +239,7 @@ async def join(addons: Any, node: str, *, authority: Any, binaries: Any, tmp_pat
     key = ec.generate_private_key(ec.SECP256R1())
     async with (
         running_controllers(addons.client.config, *signing, binaries=binaries, directory=tmp_path),
-        Client(identity(addons, f"{token.id}.{token.secret}")) as joining,
+        Client(identity(addons, f"{token.id}.{token.secret}"), field_manager="kplane") as joining,
     ):
         await eventually(lambda: joining.create(CSRS, csr(f"csr-{node}", node=node, key=key)))
 
@@ -295,7 +295,7 @@ async def test_a_stolen_bootstrap_token_becomes_a_node_and_no_administrator(
     config = await join(
         addons, "worker-1", authority=authority, binaries=binaries, tmp_path=tmp_path, eventually=eventually
     )
-    async with Client(config) as kubelet:
+    async with Client(config, field_manager="kplane") as kubelet:
         # What a kubelet does: it registers its node, tells of its static pods, and runs what is scheduled to it.
         node = await eventually(lambda: kubelet.create(NODES, {"metadata": {"name": "worker-1"}}))
         owner = {"apiVersion": "v1", "kind": "Node", "name": "worker-1", "uid": node["metadata"]["uid"]}

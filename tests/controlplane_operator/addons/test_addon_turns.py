@@ -51,7 +51,7 @@ async def test_an_addon_whose_turn_did_not_come_is_the_first_of_the_failed_ones_
     monkeypatch.setattr(look, "Installation", lambda _client: Installed(done))
     monkeypatch.setattr(look, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     bundles = Bundles(store_of("broken", "fine"), namespace="kplane-system")
-    async with Client(ClusterConfig(server="https://127.0.0.1:1")) as client:
+    async with Client(ClusterConfig(server="https://127.0.0.1:1"), field_manager="kplane") as client:
         failures = await AddonSync(client, bundles=bundles, facts=FACTS).all(["broken", "fine"], last=[])
         assert list(failures) == ["fine", "broken"]
         assert "others took too long" in failures["fine"].message
@@ -75,7 +75,7 @@ async def test_addon_stays_while_the_one_that_replaces_it_does_not_exist(
     found: list[str] = []
     monkeypatch.setattr(look, "Installation", lambda _client: Installed(found, ("fine", "network")))
     bundles = Bundles(store_of("fine", "network"), namespace="kplane-system")
-    async with Client(ClusterConfig(server="https://127.0.0.1:1")) as client:
+    async with Client(ClusterConfig(server="https://127.0.0.1:1"), field_manager="kplane") as client:
         failures = await AddonSync(client, bundles=bundles, facts=FACTS).all(wanted, last=[])
     assert found == done
     assert [failure.message for failure in failures.values() if said not in failure.message] == []
@@ -86,7 +86,7 @@ async def test_addon_is_removed_while_an_installed_one_has_no_bundle_any_more(mo
     found: list[str] = []
     monkeypatch.setattr(look, "Installation", lambda _client: Installed(found, ("fine", "network")))
     bundles = Bundles(store_of("network"), namespace="kplane-system")
-    async with Client(ClusterConfig(server="https://127.0.0.1:1")) as client:
+    async with Client(ClusterConfig(server="https://127.0.0.1:1"), field_manager="kplane") as client:
         failures = await AddonSync(client, bundles=bundles, facts=FACTS).all(["fine"], last=[])
     assert (found, [*failures]) == (["-network"], ["fine"])
 

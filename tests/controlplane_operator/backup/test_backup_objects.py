@@ -53,7 +53,7 @@ async def record(client: Client, *states: dict[str, bytes]) -> None:
 
 async def write_keys(client: Client, keys: dict[str, bytes]) -> None:
     data = {name: base64.b64encode(value).decode() for name, value in keys.items()}
-    await client.apply(SECRETS, {"metadata": {"name": KEYS, "namespace": NAME}, "data": data})
+    await client.apply(SECRETS, {"metadata": {"name": KEYS, "namespace": NAME}, "data": data}, force=True)
 
 
 async def saved(client: Client) -> list[dict[str, Any]]:

@@ -41,7 +41,7 @@ async def test_it_writes_once_and_mends_drift(tenant: Any) -> None:
         "admin_role": "cluster-admin",
         "controllers": CONTROLLERS_ACCOUNT,
     }
-    async with Client(tenant.administrator) as client:
+    async with Client(tenant.administrator, field_manager="kplane") as client:
         await bootstrap(client, **settings)
         before = await _versions(client)
         await bootstrap(client, **settings)
@@ -68,7 +68,10 @@ async def test_the_administrators_role_is_what_was_asked_for(tenant: Any, eventu
         client_key=administrator.key,
     )
     settings: dict[str, Any] = {"admin": _ADMIN, "controllers": _CONTROLLERS}
-    async with Client(tenant.administrator) as client, Client(as_admin) as admin:
+    async with (
+        Client(tenant.administrator, field_manager="kplane") as client,
+        Client(as_admin, field_manager="kplane") as admin,
+    ):
 
         async def allowed() -> bool:
             try:
@@ -105,7 +108,7 @@ async def test_published_administrator_keeps_its_role_until_the_new_one_exists(t
         binding = await client.get(CLUSTER_ROLE_BINDINGS, "controlplane-admin")
         return binding["roleRef"]["name"], binding["subjects"][0]["name"]
 
-    async with Client(tenant.administrator) as client:
+    async with Client(tenant.administrator, field_manager="kplane") as client:
         await bootstrap(client, admin=_ADMIN, admin_role="edit", **settings)
         with pytest.raises(RoleMissing, match="the administrator keeps ClusterRole edit until then"):
             await bootstrap(client, admin=_ADMIN, admin_role="no-such-role", **settings)
@@ -131,7 +134,10 @@ async def test_a_role_that_does_not_exist_is_named_and_leaves_the_controllers_at
         client_certificate=controllers.certificate,
         client_key=controllers.key,
     )
-    async with Client(tenant.administrator) as client, Client(as_controllers) as at_work:
+    async with (
+        Client(tenant.administrator, field_manager="kplane") as client,
+        Client(as_controllers, field_manager="kplane") as at_work,
+    ):
         with pytest.raises(BootstrapFailed, match="no-such-role"):
             await bootstrap(client, admin=ADMIN_ACCOUNT, admin_role="no-such-role", controllers=_CONTROLLERS)
         await eventually(lambda: at_work.list(SECRETS))
@@ -140,7 +146,7 @@ async def test_a_role_that_does_not_exist_is_named_and_leaves_the_controllers_at
 
 
 async def test_tokens_have_the_life_that_was_granted_and_end_with_the_identity(tenant: Any) -> None:
-    async with Client(tenant.administrator) as client:
+    async with Client(tenant.administrator, field_manager="kplane") as client:
         await bootstrap(client, admin=ADMIN_ACCOUNT, admin_role="cluster-admin", controllers=_CONTROLLERS)
         asked = dt.datetime.now(dt.UTC)
         token = await request_token(client, service_account=ADMIN_ACCOUNT.name, lifetime=dt.timedelta(hours=2))
@@ -150,7 +156,7 @@ async def test_tokens_have_the_life_that_was_granted_and_end_with_the_identity(t
         config = ClusterConfig(
             server=tenant.administrator.server, ca_data=tenant.administrator.ca_data, token=token.value
         )
-        async with Client(config) as admin:
+        async with Client(config, field_manager="kplane") as admin:
             await admin.create(NAMESPACES, {"metadata": {"name": "by-admin"}})
             await revoke(client)
             await revoke(client)

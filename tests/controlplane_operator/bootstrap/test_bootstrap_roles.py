@@ -45,7 +45,10 @@ async def _holder(tenant: Any, role: str, eventually: Eventually) -> ClusterConf
         client_certificate=pair.certificate,
         client_key=pair.key,
     )
-    async with Client(tenant.administrator) as client, Client(config) as holder:
+    async with (
+        Client(tenant.administrator, field_manager="kplane") as client,
+        Client(config, field_manager="kplane") as holder,
+    ):
         await _aggregate(client)
         await bootstrap(client, admin=_HOLDER, admin_role=role, controllers=Subject("User", CONTROLLERS_USER))
         await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": _ACCOUNT, "namespace": "kube-system"}})
@@ -60,7 +63,7 @@ async def test_whoever_has_edit_or_admin_everywhere_can_make_itself_administrato
     config = await _holder(tenant, role, eventually)
     as_account = replace(config, impersonation=Impersonation(f"system:serviceaccount:kube-system:{_ACCOUNT}"))
     everything = {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}
-    async with Client(config) as holder, Client(as_account) as account:
+    async with Client(config, field_manager="kplane") as holder, Client(as_account, field_manager="kplane") as account:
         # Not by itself,
         with pytest.raises(Forbidden):
             await holder.create(NAMESPACES, {"metadata": {"name": "by-holder"}})
@@ -79,7 +82,7 @@ async def test_view_reads_no_secret_writes_nothing_and_is_nobody_else(tenant: An
     config = await _holder(tenant, "view", eventually)
     as_account = replace(config, impersonation=Impersonation(f"system:serviceaccount:kube-system:{_ACCOUNT}"))
     configmap = {"metadata": {"name": "by-holder", "namespace": "default"}}
-    async with Client(config) as holder, Client(as_account) as account:
+    async with Client(config, field_manager="kplane") as holder, Client(as_account, field_manager="kplane") as account:
         for refused in (
             holder.list(SECRETS),
             holder.create(CONFIG_MAPS, configmap),

@@ -47,10 +47,10 @@ async def test_refusal_names_what_is_missing_and_nothing_of_a_narrow_role(
         await bootstrap(client, admin=_ADMIN, admin_role=role, controllers=CONTROLLERS_ACCOUNT)
         assert await probed.refusal_after_repair(connections) is None
 
-    async with Client(tenant.administrator) as client:
+    async with Client(tenant.administrator, field_manager="kplane") as client:
         rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]
         if role == "reader":
-            await client.apply(CLUSTER_ROLES, {"metadata": {"name": role}, "rules": rules})
+            await client.apply(CLUSTER_ROLES, {"metadata": {"name": role}, "rules": rules}, force=True)
         await bind()
         await client.delete(CLUSTER_ROLE_BINDINGS, "controlplane-admin")
         await says("ClusterRoleBinding controlplane-admin", "does not exist")

@@ -91,11 +91,11 @@ async def _left(client: Client) -> set[str]:
 async def _join_tokens(client: Client, count: int) -> None:
     for number in range(count):
         metadata = {"name": f"token-{number}", "namespace": "kube-system", "labels": {ADDON_LABEL: JOIN_ADDON}}
-        await client.apply(SECRETS, {"metadata": metadata})
+        await client.apply(SECRETS, {"metadata": metadata}, force=True)
 
 
 async def _refused(config: ClusterConfig) -> bool:
-    async with Client(config) as client:
+    async with Client(config, field_manager="kplane") as client:
         try:
             await client.request("GET", "/version")
         except Unauthorized:
@@ -107,7 +107,7 @@ async def test_the_controllers_take_everything_back_themselves_killed_at_any_wri
     tenant: Any, eventually: Eventually
 ) -> None:
     refused: list[ClusterConfig] = []
-    async with Client(tenant.administrator) as client:
+    async with Client(tenant.administrator, field_manager="kplane") as client:
         at, done = 0, False
         while not done:
             at += 1
@@ -116,20 +116,20 @@ async def test_the_controllers_take_everything_back_themselves_killed_at_any_wri
             refused += identities.unused
             await _join_tokens(client, 3)
             deaths = _Deaths(at)
-            async with Client(identities.controllers, before_write=deaths) as mortal:
+            async with Client(identities.controllers, before_write=deaths, field_manager="kplane") as mortal:
                 try:
                     await revoke_as_controllers(mortal)
                     done = True
                 except _Killed:
                     pass
             if not done:
-                async with Client(identities.controllers) as again:
+                async with Client(identities.controllers, field_manager="kplane") as again:
                     await revoke_as_controllers(again)
             assert await _left(client) == set()
         assert at >= 8
         for config in refused:
             await eventually(lambda config=config: _refused(config), timeout=120.0)
-        async with Client(refused[-1]) as late:
+        async with Client(refused[-1], field_manager="kplane") as late:
             with pytest.raises(Unauthorized):
                 await revoke_as_controllers(late)
 
@@ -137,9 +137,9 @@ async def test_the_controllers_take_everything_back_themselves_killed_at_any_wri
 async def test_the_old_tokens_stay_refused_when_the_api_server_is_adopted_again(
     tenant: Any, eventually: Eventually
 ) -> None:
-    async with Client(tenant.administrator) as client:
+    async with Client(tenant.administrator, field_manager="kplane") as client:
         old = await _identities(client, eventually)
-        async with Client(old.controllers) as own:
+        async with Client(old.controllers, field_manager="kplane") as own:
             await revoke_as_controllers(own)
         new = await _identities(client, eventually)
         for config in old.unused:
@@ -153,18 +153,18 @@ async def test_the_old_tokens_stay_refused_when_the_api_server_is_adopted_again(
 
 
 async def test_without_the_rights_that_it_was_given_it_says_so(tenant: Any, eventually: Eventually) -> None:
-    async with Client(tenant.administrator) as client:
+    async with Client(tenant.administrator, field_manager="kplane") as client:
         identities = await _identities(client, eventually)
         await client.delete(CLUSTER_ROLE_BINDINGS, "controlplane-controllers")
         await eventually(lambda: _may_revoke(client, CONTROLLERS_ACCOUNT.name), lambda allowed: not allowed)
-        async with Client(identities.controllers) as own:
+        async with Client(identities.controllers, field_manager="kplane") as own:
             with pytest.raises(Forbidden):
                 await revoke_as_controllers(own)
         assert "ServiceAccount controlplane-controllers" in await _left(client)
 
 
 async def test_more_join_tokens_than_anybody_would_list_go_too(tenant: Any, eventually: Eventually) -> None:
-    async with Client(tenant.administrator) as client:
+    async with Client(tenant.administrator, field_manager="kplane") as client:
         await _identities(client, eventually)
         await _join_tokens(client, 60)
         await revoke(client)
@@ -178,7 +178,7 @@ async def test_what_the_tenant_has_besides_the_system_namespaces_is_not_read(
         async def list(self, *_: Any, **__: Any) -> Any:
             raise AssertionError("listed")
 
-    async with Listless(tenant.administrator) as client:
+    async with Listless(tenant.administrator, field_manager="kplane") as client:
         await _identities(client, eventually)
         await client.delete(NAMESPACES, "kube-node-lease")
         await _identities(client, eventually)

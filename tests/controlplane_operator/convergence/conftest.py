@@ -149,7 +149,7 @@ class World:
         }
         for kind, spec in specs.items():
             body = {"metadata": {"name": self._mark}, "spec": spec}
-            obj = await self.client.apply(KINDS[kind], body, field_manager="marker")
+            obj = await self.client.apply(KINDS[kind], body, field_manager="marker", force=True)
             conditions = obj.get("status", {}).get("conditions", [{}])
             if conditions[0].get("observedGeneration") != obj["metadata"]["generation"]:
                 return False
@@ -217,7 +217,7 @@ class World:
                 body = {"metadata": {"name": self.prefix + name}, "spec": self._spec(kind, spec)}
                 # What the API server refuses, such as an edit of what cannot change, a user has to do without.
                 with contextlib.suppress(Invalid):
-                    await self.client.apply(KINDS[kind], body, field_manager="user")
+                    await self.client.apply(KINDS[kind], body, field_manager="user", force=True)
             case _:
                 raise AssertionError(step)
         if self.fate.dead.is_set():
@@ -237,7 +237,7 @@ class World:
             for key, obj in wanted.items():
                 if key.startswith(f"{kind} ") and obj["made by"] == "user":
                     body = {"metadata": {"name": key.split()[-1]}, "spec": obj["spec"]}
-                    await self.client.apply(KINDS[kind], body, field_manager="user")
+                    await self.client.apply(KINDS[kind], body, field_manager="user", force=True)
 
     async def clean(self) -> None:
         for kind in ("registration", "control plane", "class", "endpoint"):
@@ -288,13 +288,17 @@ def worlds(
     def hurried(self: Any, key: Any, *, reason: str = "") -> float:
         return min(0.2, patient(self, key, reason=reason))
 
-    async def fated(self: Calls, request: Any, read: Any) -> Any:
+    async def fated(self: Calls, request: Any, read: Any, sent: Any) -> Any:
         fate = _fate.get()
         # The Lease is no part of the work: an operator that was killed leaves it to the next one of its directory.
         if fate is None or "/leases/" in request.path:
-            return await once(self, request, read)
+            return await once(self, request, read, sent)
         in_tenant = self._transport.config.server != management
-        return await fate.decide(lambda: once(self, request, read), writes=request.method != "GET", in_tenant=in_tenant)
+
+        def send() -> Any:
+            return once(self, request, read, sent)
+
+        return await fate.decide(send, writes=request.method != "GET", in_tenant=in_tenant)
 
     patches.setattr(KeyedBackoff, "next", hurried)
     patches.setattr(Calls, "_once", fated)
@@ -310,12 +314,12 @@ def worlds(
         administrator = ClusterConfig.load(api_server.admin_kubeconfig)
         config = await stack.enter_async_context(shared_address(administrator, directory=directory))
         await stack.enter_async_context(namespaces_go_at_once(administrator))
-        client = await stack.enter_async_context(Client(administrator))
+        client = await stack.enter_async_context(Client(administrator, field_manager="kplane"))
         reference = {"name": "convergence", "namespace": "default"}
         text = json.dumps(config.to_kubeconfig())
         metadata = {**reference, "labels": {ALLOW_ENDPOINT_LABEL: "true"}}
         await open_namespace(client)
-        await client.apply(SECRETS, {"metadata": metadata, "stringData": {"kubeconfig": text}})
+        await client.apply(SECRETS, {"metadata": metadata, "stringData": {"kubeconfig": text}}, force=True)
         return client, {"endpoint": config.server, "credentialsSecretRef": reference}
 
     async def end() -> None:

@@ -103,7 +103,7 @@ async def test_slow_webhook_of_a_sleeper_with_good_credentials_is_no_failure_of_
     control_plane = ControlPlane.model_validate({"metadata": metadata, "spec": {}, "status": status})
     tenant = FakeCluster("tenant")
     for namespace in ("kube-system", "kplane-system"):
-        await tenant.client.apply(NAMESPACES, {"metadata": {"name": namespace}})
+        await tenant.client.apply(NAMESPACES, {"metadata": {"name": namespace}}, force=True)
     rule = {"apiGroups": [""], "apiVersions": ["*"], "resources": ["serviceaccounts"], "operations": ["*"]}
     slow = {"name": "slow.example.com", "rules": [rule], "failurePolicy": "Ignore", "timeoutSeconds": 10}
     await tenant.client.create(VALIDATING_WEBHOOK_CONFIGURATIONS, {"metadata": {"name": "slow"}, "webhooks": [slow]})

@@ -62,9 +62,9 @@ class World:
 async def world(api_server: Handle, unguarded: None, namespaces_go_at_once: Any) -> AsyncIterator[World]:
     namespace = f"kplane-cp-written-{secrets.token_hex(4)}"
     config = ClusterConfig.load(api_server.admin_kubeconfig)
-    async with namespaces_go_at_once(config), Counting(config) as client:
+    async with namespaces_go_at_once(config), Counting(config, field_manager="kplane") as client:
         client.asked = []
-        await client.apply(NAMESPACES, {"metadata": {"name": namespace}})
+        await client.apply(NAMESPACES, {"metadata": {"name": namespace}}, force=True)
         made = [await client.create(CONTROL_PLANES, {"metadata": {"name": name}, "spec": {}}) for name in NAMES]
         stores, events = Stores(), Events(client)
         context = OperatorContext(
@@ -91,7 +91,9 @@ async def test_former_entries_go_and_those_of_users_stay(world: World, first: st
         # As a version before this one did.
         owned = {"annotations": notes, "ownerReferences": [owner_reference(world.former)]}
         body = {"data": {"server": "YQ==", "ca.crt": "Yg=="}, "type": "Opaque"}
-        await world.client.apply(SECRETS, {"metadata": {"name": "one", "namespace": world.namespace, **owned}, **body})
+        await world.client.apply(
+            SECRETS, {"metadata": {"name": "one", "namespace": world.namespace, **owned}, **body}, force=True
+        )
     added = {"metadata": {"annotations": {"users": "own"}}, "data": {"users": "b3du"}}
     async with Client(world.client.config, field_manager="kubectl-edit") as user:
         await user.patch(SECRETS, "one", added, namespace=world.namespace)

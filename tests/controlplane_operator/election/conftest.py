@@ -240,7 +240,7 @@ async def rights_to_run_pods(client: Client) -> AsyncIterator[None]:
         if item["kind"] in kinds and (item["kind"], item["metadata"]["name"]) not in plain
     ]
     for resource, item in rights:
-        await client.apply(resource, item)
+        await client.apply(resource, item, force=True)
     try:
         yield
     finally:
@@ -273,7 +273,9 @@ async def pair(
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         stack.push_async_callback(end_processes, directory, grace_seconds=2.0)
-        client = await stack.enter_async_context(Client(ClusterConfig.load(api_server.admin_kubeconfig)))
+        client = await stack.enter_async_context(
+            Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane")
+        )
         await stack.enter_async_context(rights_to_run_pods(client))
         try:
             for name in ("first", "second"):

@@ -177,8 +177,9 @@ async def test_missed_cron_job_wakes_at_its_next_time_at_every_second() -> None:
         assert found.kept or found.next_wake == NOW.replace(minute=59, second=50), second
 
 
-async def test_look_at_many_cron_jobs_gives_turns_to_others() -> None:
-    """Each of these takes milliseconds, as many a schedule that comes once in four years."""
+async def test_look_at_many_cron_jobs_gives_turns_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn of no length: how many turns are given depends on no processor."""
+    monkeypatch.setattr("kplane.controlplane_operator.hibernation.inside._TURN_SECONDS", 0)
     spec = {"schedule": "59 23 29 2 *", "timeZone": "Europe/Berlin"}
     jobs = [{"metadata": {"name": str(number), "namespace": "shop"}, "spec": spec} for number in range(50)]
     looking = asyncio.ensure_future(look_inside(cast("Client", Tenant({"cronjobs": jobs})), now=NOW))
@@ -186,4 +187,4 @@ async def test_look_at_many_cron_jobs_gives_turns_to_others() -> None:
     while not looking.done():
         await asyncio.sleep(0)
         turns += 1
-    assert turns > 10
+    assert turns > len(jobs)

@@ -87,7 +87,7 @@ class Field:
 
     async def refuses(self, config: ClusterConfig) -> bool:
         """Tell whether a control plane lets this identity do nothing."""
-        async with Client(config) as client:
+        async with Client(config, field_manager="kplane") as client:
             try:
                 await client.list(NAMESPACES)
             except (Unauthorized, Forbidden):
@@ -97,7 +97,7 @@ class Field:
     async def lets_in(self, *configs: ClusterConfig) -> None:
         """Wait until control planes let in who has just been given rights: an API server hears of a binding later."""
         for config in configs:
-            async with Client(config) as client:
+            async with Client(config, field_manager="kplane") as client:
                 await self.eventually(lambda client=client: client.list(NAMESPACES))
 
     async def settles(self, probe: Callable[[], Awaitable[_T]], *, seconds: float = 1.5) -> _T:
@@ -140,7 +140,7 @@ async def running_operator(
     snapshots: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[str]:
     """Run the operator within; gives the URL of its health and metrics, at this port. It may read namespace default."""
-    async with Client(ClusterConfig.load(handle.admin_kubeconfig)) as admin:
+    async with Client(ClusterConfig.load(handle.admin_kubeconfig), field_manager="kplane") as admin:
         await open_namespace(admin)
     stop = asyncio.Event()
     settings = OperatorConfig(
@@ -169,7 +169,7 @@ async def running_operator(
 async def _field(handle: Handle, eventually: Callable[..., Any], namespaces_go_at_once: Any) -> AsyncIterator[Field]:
     state = Path(tempfile.mkdtemp(prefix="kplane-operator-"))
     config = ClusterConfig.load(handle.admin_kubeconfig)
-    async with namespaces_go_at_once(config), Client(config) as client:
+    async with namespaces_go_at_once(config), Client(config, field_manager="kplane") as client:
         made = Field(client, handle, state, eventually)
         try:
             async with running_operator(handle, state, port=free_port()) as url:
@@ -224,7 +224,7 @@ async def mortal_field(
     """The same without an operator, and what runs one for a while; what it runs goes on without it."""
     state = Path(tempfile.mkdtemp(prefix="kplane-operator-"))
     config = ClusterConfig.load(api_server.admin_kubeconfig)
-    async with namespaces_go_at_once(config), Client(config) as client:
+    async with namespaces_go_at_once(config), Client(config, field_manager="kplane") as client:
         made = Field(client, api_server, state, eventually)
         try:
             yield made, lambda **settings: running_operator(api_server, state, port=hold_port(), **settings)
@@ -245,7 +245,7 @@ async def field_without_etcd(
 ) -> AsyncIterator[Field]:
     """The same with an operator that was given no shared etcd."""
     config = ClusterConfig.load(api_server.admin_kubeconfig)
-    async with namespaces_go_at_once(config), Client(config) as client:
+    async with namespaces_go_at_once(config), Client(config, field_manager="kplane") as client:
         made = Field(client, api_server, tmp_path, eventually)
         async with running_operator(api_server, tmp_path, port=hold_port(), shared_etcd=False):
             yield made
@@ -303,7 +303,7 @@ async def keep_kubeconfig(field: Field, name: str, *, config: ClusterConfig, all
     kubeconfig = base64.b64encode(json.dumps(config.to_kubeconfig()).encode()).decode()
     labels = {ALLOW_ENDPOINT_LABEL: "true"} if allowed else {}
     metadata = {"name": name, "namespace": "default", "labels": labels}
-    await field.client.apply(SECRETS, {"metadata": metadata, "data": {"kubeconfig": kubeconfig}})
+    await field.client.apply(SECRETS, {"metadata": metadata, "data": {"kubeconfig": kubeconfig}}, force=True)
     return {"name": name, "namespace": "default"}
 
 
@@ -314,14 +314,14 @@ async def door_to(field: Field, name: str, *, config: ClusterConfig) -> dict[str
 
 async def owner_of(config: ClusterConfig) -> ClusterConfig:
     """Make who owns an API server that is adopted, with a token that no control plane brings along or takes back."""
-    async with Client(config) as client:
-        await client.apply(SERVICE_ACCOUNTS, {"metadata": {"name": "owner", "namespace": "default"}})
+    async with Client(config, field_manager="kplane") as client:
+        await client.apply(SERVICE_ACCOUNTS, {"metadata": {"name": "owner", "namespace": "default"}}, force=True)
         body = {
             "metadata": {"name": "owner"},
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
             "subjects": [{"kind": "ServiceAccount", "name": "owner", "namespace": "default"}],
         }
-        await client.apply(CLUSTER_ROLE_BINDINGS, body)
+        await client.apply(CLUSTER_ROLE_BINDINGS, body, force=True)
         path = "/api/v1/namespaces/default/serviceaccounts/owner/token"
         issued = await client.request("POST", path, body={"spec": {}})
     return replace(config, token=issued["status"]["token"], client_certificate=None, client_key=None)

@@ -32,7 +32,7 @@ async def test_mcm_reads_registrations_and_the_one_secret_each_resolves_to(field
     )
     found = await field.becomes("ControlPlaneRegistration", "served", "Resolved")
     secret = found["status"]["resolvedControllersSecretRef"]
-    async with Client(ClusterConfig.load(field.handle.mcm_kubeconfig)) as mcm:
+    async with Client(ClusterConfig.load(field.handle.mcm_kubeconfig), field_manager="kplane") as mcm:
         for verb in ("get", "watch"):
             # An API server decides by what it has watched of bindings, which is behind a write for some milliseconds.
             await field.eventually(lambda verb=verb: may(mcm, verb, "secrets", **secret))
@@ -84,7 +84,7 @@ async def test_a_users_namespace_is_read_only_with_its_owners_rolebinding(field:
     for kind in ("ControlPlaneEndpoint", "ControlPlaneRegistration"):
         await field.eventually(lambda kind=kind: is_ready(field, kind, "acme"), timeout=60.0)
     # mcm gets its right to that Secret from the operator's own one.
-    async with Client(ClusterConfig.load(field.handle.mcm_kubeconfig)) as mcm:
+    async with Client(ClusterConfig.load(field.handle.mcm_kubeconfig), field_manager="kplane") as mcm:
         await field.eventually(lambda: may(mcm, "get", "secrets", **reference))
 
 
@@ -109,7 +109,7 @@ async def test_the_operator_binds_itself_in_management_namespaces_only(field: An
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
         "subjects": [{"kind": "ServiceAccount", "name": "controlplane-operator", "namespace": "kplane-system"}],
     }
-    async with Client(ClusterConfig.load(field.handle.operator_kubeconfig)) as operator:
+    async with Client(ClusterConfig.load(field.handle.operator_kubeconfig), field_manager="kplane") as operator:
         assert await may(operator, "list", "secrets", namespace=namespace)
         for elsewhere in ("kube-system", "kube-public"):
             for verb in ("get", "list", "watch", "create", "patch", "delete"):
@@ -126,7 +126,7 @@ async def test_a_foreign_secret_is_used_only_with_its_owners_consent(field: Any,
     reference = house["status"]["kubeconfigSecretRef"]
     published = await field.client.get(SECRETS, reference["name"], namespace=reference["namespace"])
     body = {"metadata": {"name": "private", "namespace": "default"}, "data": published["data"]}
-    await field.client.apply(SECRETS, body)
+    await field.client.apply(SECRETS, body, force=True)
     await field.create(
         "ControlPlaneRegistration",
         "curious",
@@ -135,7 +135,7 @@ async def test_a_foreign_secret_is_used_only_with_its_owners_consent(field: Any,
         kubeconfigSecretRef={"name": "private", "namespace": "default"},
     )
     await field.becomes("ControlPlaneRegistration", "curious", "SecretNotAllowed")
-    async with Client(ClusterConfig.load(field.handle.mcm_kubeconfig)) as mcm:
+    async with Client(ClusterConfig.load(field.handle.mcm_kubeconfig), field_manager="kplane") as mcm:
         assert not await may(mcm, "get", "secrets", name="private", namespace="default")
         label = {"metadata": {"labels": {f"{_GROUP}/allow-registration": "true"}}}
         await field.client.patch(SECRETS, "private", label, namespace="default")
@@ -152,7 +152,7 @@ async def test_a_foreign_secret_is_used_only_with_its_owners_consent(field: Any,
 
 async def test_of_what_is_kept_for_a_control_plane_only_what_is_published_is_resolved(field: Any, house: Any) -> None:
     body = {"metadata": {"name": "theirs", "namespace": "kplane-cp-house"}}
-    await field.client.apply(SECRETS, body)
+    await field.client.apply(SECRETS, body, force=True)
     reasons = {
         "control-plane-authorities": "SecretNotAllowed",
         "control-plane-certificates": "SecretNotAllowed",
@@ -164,7 +164,7 @@ async def test_of_what_is_kept_for_a_control_plane_only_what_is_published_is_res
         # They ask for no service, because only one of them could have it.
         spec = {"kubeconfigSecretRef": {"name": secret, "namespace": "kplane-cp-house"}}
         await field.create("ControlPlaneRegistration", secret, controlPlaneRef={"name": "house"}, **spec)
-    async with Client(ClusterConfig.load(field.handle.mcm_kubeconfig)) as mcm:
+    async with Client(ClusterConfig.load(field.handle.mcm_kubeconfig), field_manager="kplane") as mcm:
         for secret, reason in reasons.items():
             found = await field.becomes("ControlPlaneRegistration", secret, reason)
             assert ("resolvedKubeconfigSecretRef" in found["status"]) is (reason == "Resolved")
@@ -230,7 +230,7 @@ async def test_a_grant_that_somebody_deletes_or_changes_is_back_in_seconds(field
 
 
 async def test_the_operator_may_do_no_more_than_it_does(field: Any) -> None:
-    async with Client(ClusterConfig.load(field.handle.operator_kubeconfig)) as operator:
+    async with Client(ClusterConfig.load(field.handle.operator_kubeconfig), field_manager="kplane") as operator:
         assert await may(operator, "patch", "controlplanes", group=_GROUP, subresource="status")
         for verb, resource, group in (
             ("delete", "controlplanes", _GROUP),

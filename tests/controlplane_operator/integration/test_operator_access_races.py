@@ -58,7 +58,7 @@ class Meanwhile(Client):
 
 
 async def test_two_may_take_back_the_same_grant_at_once(api_server: Handle) -> None:
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         access = access_of(client)
         for secret in (_SECRET, SecretReference(name="other", namespace="default")):
             await access.grant(registration("taken-twice"), secret=secret, to=access.shared)
@@ -67,7 +67,7 @@ async def test_two_may_take_back_the_same_grant_at_once(api_server: Handle) -> N
 
 
 async def test_loading_forgets_no_grant_and_revives_none(api_server: Handle) -> None:
-    async with Meanwhile(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+    async with Meanwhile(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         access = access_of(client)
         await access.grant(registration("taken"), secret=_SECRET, to=access.shared)
 
@@ -84,7 +84,7 @@ async def test_loading_forgets_no_grant_and_revives_none(api_server: Handle) -> 
 async def test_rights_of_a_dedicated_mcm_that_somebody_deletes_or_changes_are_back_in_seconds(
     api_server: Handle, eventually: Callable[..., Any]
 ) -> None:
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         stores, queues, identities = Stores(), Queues(), McmIdentities(client)
         spec = {"controlPlaneRef": {"name": "raced"}, "services": ["controllers"]}
         # A real one: what its rights refer to as their owner must exist, or they are collected as garbage.

@@ -25,7 +25,7 @@ LABEL = {"controlplane.kplane.dev/addon": "true"}
 
 async def bundle(field: Any, name: str, text: str) -> None:
     metadata = {"name": name, "namespace": "kplane-system", "labels": LABEL}
-    await field.client.apply(CONFIG_MAPS, {"metadata": metadata, "data": {"manifests.yaml": text}})
+    await field.client.apply(CONFIG_MAPS, {"metadata": metadata, "data": {"manifests.yaml": text}}, force=True)
 
 
 def greeting(value: str) -> str:
@@ -66,7 +66,7 @@ async def test_addons_come_change_and_go_and_their_trouble_is_theirs_alone(
     told = await field.eventually(addons, lambda found: found.get("reason") == "AddonUnknown")
     assert "kplane-system/hello" in told["message"]
     config = await field.tenant("eq")
-    async with Client(config) as client:
+    async with Client(config, field_manager="kplane") as client:
         info = (await client.get(CONFIG_MAPS, "control-plane-info", namespace="kplane-system"))["data"]
         assert info["endpoint"] == config.server
         assert info["ca.crt"].encode() == config.ca_data
@@ -119,7 +119,7 @@ async def test_external_control_planes_get_addons_and_keep_them_without_tokens_w
         return await condition(field, "ControlPlane", "ext", "AddonsReady")
 
     await field.eventually(addons, lambda found: found.get("status") == "True", timeout=120.0)
-    async with Client(config) as client:
+    async with Client(config, field_manager="kplane") as client:
         assert (await client.get(CONFIG_MAPS, "greeting", namespace="default"))["data"] == {"value": "1"}
         assert len((await client.list(SECRETS, namespace="kube-system")).items) == 1
         # A class that is gone says nothing of what is to be removed.

@@ -46,7 +46,7 @@ async def message(field: Any, name: str) -> str:
 
 async def works(field: Any, name: str) -> None:
     for secret in _SECRETS:
-        async with Client(await field.tenant(name, secret=secret)) as client:
+        async with Client(await field.tenant(name, secret=secret), field_manager="kplane") as client:
             await client.list(NAMESPACES)
 
 
@@ -70,7 +70,7 @@ async def test_cluster_that_kplane_runs_is_refused_by_the_name_of_its_control_pl
     await field.becomes("ControlPlane", "copycat", "EndpointInUse")
     assert "kplane runs it for control plane house;" in await message(field, "copycat")
     await refused_with_nothing_published(field, "copycat")
-    async with Client(owner) as client:
+    async with Client(owner, field_manager="kplane") as client:
         for name in _ACCOUNTS[:1]:
             account = await client.get(SERVICE_ACCOUNTS, name, namespace="kplane-system")
             assert account["metadata"]["labels"][CONTROL_PLANE_UID_LABEL] == house["metadata"]["uid"]
@@ -85,7 +85,7 @@ async def test_management_cluster_under_two_addresses_is_one_control_plane(
     management = ClusterConfig.load(field.handle.admin_kubeconfig)
     await adopt("first", at=management)
     first = await field.becomes("ControlPlane", "first", "Reconciled")
-    async with Client(management) as client:
+    async with Client(management, field_manager="kplane") as client:
         uid = (await client.get(NAMESPACES, "kube-system"))["metadata"]["uid"]
         assert first["status"]["clusterUID"] == uid
         await adopt("second", at=await lines(management))
@@ -145,7 +145,7 @@ async def test_endpoint_that_leads_to_another_cluster_is_refused_and_nothing_is_
     before = (await field.becomes("ControlPlane", "steady", "Reconciled"))["status"]
     published = await field.tenant("steady")
 
-    async with Client(management) as client:
+    async with Client(management, field_manager="kplane") as client:
         for name in _ACCOUNTS:
             assert not await client.exists(CLUSTER_ROLE_BINDINGS, name)
         away = await door_to(field, "steady", config=management)
@@ -185,7 +185,7 @@ async def test_identities_of_another_control_plane_survive_the_deletion(field: A
     await field.becomes("ControlPlane", "guest", "Reconciled")
     published = await field.tenant("guest", secret="controllersSecretRef")
     labels = {"metadata": {"labels": {CONTROL_PLANE_UID_LABEL: "of-another"}}}
-    async with Client(owner) as client:
+    async with Client(owner, field_manager="kplane") as client:
         await client.patch(SERVICE_ACCOUNTS, "controlplane-controllers", labels, namespace="kplane-system")
         await remove(field, "guest")
         assert await client.exists(SERVICE_ACCOUNTS, "controlplane-controllers", namespace="kplane-system")

@@ -71,7 +71,7 @@ async def test_another_encryption_key_is_not_used_and_objects_stay_readable(fiel
     status = (await field.becomes("ControlPlane", "enc", "Reconciled"))["status"]
     assert await record(field, "enc") == [status["keyFingerprints"]]
     before = await keys(field, "enc")
-    async with Client(await field.tenant("enc")) as tenant:
+    async with Client(await field.tenant("enc"), field_manager="kplane") as tenant:
         await tenant.create(SECRETS, dict(_PASSWORD))
         await replace(field, "enc", {"encryption.key": encoded(secrets.token_bytes(32))})
         await is_refused(field, "enc", "encryption.key")
@@ -88,7 +88,7 @@ async def test_another_key_of_tokens_is_not_used_until_a_user_accepts_it(field: 
     user = await field.tenant("tokens")
     await replace(field, "tokens", {"sa.key": encoded(create_signing_key())})
     await is_refused(field, "tokens", "sa.key")
-    async with Client(user) as tenant:
+    async with Client(user, field_manager="kplane") as tenant:
         assert (await tenant.list(NAMESPACES)).items
 
     body = {"metadata": {"annotations": {KEY_FINGERPRINTS_ANNOTATION: None}}}

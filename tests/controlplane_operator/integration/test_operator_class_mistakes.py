@@ -37,7 +37,7 @@ async def test_api_server_serves_on_until_a_mistake_in_its_class_is_corrected(fi
         [pid] = find_processes(field.state / apiserver_name(NAME))
         return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
-    async with Client(await field.tenant(NAME)) as tenant:
+    async with Client(await field.tenant(NAME), field_manager="kplane") as tenant:
         first = find_processes(field.state / apiserver_name(NAME))
         for mistake, words in (
             ({"extraArgs": ["--no-such-flag=1"]}, "unknown flag: --no-such-flag"),

@@ -64,7 +64,7 @@ async def tenant(field: Any, issuer: Issuer) -> AsyncIterator[Client]:
     await field.create("ControlPlaneClass", NAME, apiServer=api_server, allowedDestinations=[issuer.destination])
     await field.create("ControlPlane", NAME, classRef={"name": NAME}, deletionPolicy="Destroy")
     await field.becomes("ControlPlane", NAME, "Reconciled")
-    async with Client(await field.tenant(NAME)) as client:
+    async with Client(await field.tenant(NAME), field_manager="kplane") as client:
         yield client
 
 
@@ -104,7 +104,7 @@ async def test_users_of_the_issuer_get_in_under_its_prefix(field: Any, tenant: C
             ca_data=tenant.config.ca_data,
             token=issuer.token(**{"aud": "kubernetes", "sub": "7", "name": "ada", "team": "blue"} | claims),
         )
-        async with Client(config) as client:
+        async with Client(config, field_manager="kplane") as client:
             try:
                 review = await client.create(SELF_REVIEWS, {})
             except Unauthorized:

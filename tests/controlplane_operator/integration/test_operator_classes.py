@@ -53,7 +53,7 @@ async def test_the_use_of_a_class_is_counted_in_few_writes(field: Any) -> None:
     written: set[str] = set()
 
     async def follow() -> None:
-        async with Client(field.client.config) as client:
+        async with Client(field.client.config, field_manager="kplane") as client:
             selector = "metadata.name=crowded"
             async with client.watch(CONTROL_PLANE_CLASSES, resource_version=None, field_selector=selector) as watch:
                 async for event in watch:
@@ -112,7 +112,7 @@ async def test_a_class_tells_what_cannot_be_acted_on(field: Any, adopt: Adopt) -
         return str((await field.get("ControlPlane", "roleless"))["status"]["credentialsExpireAt"])
 
     await field.eventually(expiry, lambda found: found > published)
-    async with Client(await field.tenant("roleless", secret="controllersSecretRef")) as inside:
+    async with Client(await field.tenant("roleless", secret="controllersSecretRef"), field_manager="kplane") as inside:
         body = {"metadata": {"name": "no-such-role"}, "rules": []}
         await inside.create(CLUSTER_ROLES, body)
         try:

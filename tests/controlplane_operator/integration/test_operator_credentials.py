@@ -75,7 +75,7 @@ async def test_the_class_says_how_long_credentials_live(field: Any, adopt: Adopt
         ]
         seconds = (ends(config) - datetime.now(UTC)).total_seconds()
         assert shown == pytest.approx(seconds, abs=5)
-        async with Client(config) as tenant:
+        async with Client(config, field_manager="kplane") as tenant:
             await tenant.list(NAMESPACES)
         return seconds
 
@@ -109,20 +109,20 @@ async def test_webhook_of_a_tenant_refuses_no_renewal(field: Any, mode: str) -> 
         "sideEffects": "None",
         "admissionReviewVersions": ["v1"],
     }
-    async with Client(before) as tenant:
+    async with Client(before, field_manager="kplane") as tenant:
         await tenant.create(_WEBHOOKS, {"metadata": {"name": "gate"}, "webhooks": [webhook]})
         body = {"metadata": {"name": "a", "namespace": "default"}}
 
         async def closed() -> bool:
             with pytest.raises(ApiError, match="gate"):
-                await tenant.apply(CONFIG_MAPS, body)
+                await tenant.apply(CONFIG_MAPS, body, force=True)
             return True
 
         await field.eventually(closed)
         await field.client.patch(CONTROL_PLANE_CLASSES, name, {"spec": {"auth": {"lifetime": "96h"}}})
         after = await field.eventually(lambda: field.tenant(name), lambda found: found.token != before.token)
         assert ends(after) - datetime.now(UTC) > timedelta(hours=95)
-        async with Client(after) as renewed:
+        async with Client(after, field_manager="kplane") as renewed:
             await renewed.list(NAMESPACES)
         found = await field.becomes("ControlPlane", name, "WebhookRefused")
         (told,) = [each["message"] for each in found["status"]["conditions"] if each["type"] == "Ready"]
@@ -148,8 +148,8 @@ async def test_metrics_tell_of_beginnings_and_ends(field: Any) -> None:
 
 async def other_token(config: ClusterConfig) -> str:
     """Return a good token of the control plane that is not ours."""
-    async with Client(config) as tenant:
-        await tenant.apply(SERVICE_ACCOUNTS, {"metadata": {"name": "other", "namespace": "default"}})
+    async with Client(config, field_manager="kplane") as tenant:
+        await tenant.apply(SERVICE_ACCOUNTS, {"metadata": {"name": "other", "namespace": "default"}}, force=True)
         path = "/api/v1/namespaces/default/serviceaccounts/other/token"
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         answer = await tenant.request("POST", path, body=body)
@@ -179,7 +179,7 @@ async def test_whatever_somebody_does_to_a_published_secret_is_undone(field: Any
             assert set(now["data"]) == set(whole["data"])
             assert now["type"] == "Opaque"
             assert not now.get("immutable")
-            async with Client(await field.tenant("mended", secret=secret)) as tenant:
+            async with Client(await field.tenant("mended", secret=secret), field_manager="kplane") as tenant:
                 await tenant.list(SECRETS)
             return now
 
@@ -258,8 +258,8 @@ async def test_the_role_of_the_class_is_what_the_kubeconfig_may_do(
     controllers = await field.tenant(name, secret="controllersSecretRef")
     config = await field.tenant(name)
     async with (
-        Client(controllers) as inside,
-        Client(config) as administrator,
+        Client(controllers, field_manager="kplane") as inside,
+        Client(config, field_manager="kplane") as administrator,
         # What gives ClusterRoles admin, edit and view their rules, as mcm has it run for tenants.
         running_controllers(controllers, _AGGREGATION, binaries=binaries, directory=tmp_path),
     ):

@@ -94,7 +94,7 @@ class Tenant:
         )
         spec = {"nodeName": "fake", "serviceAccountName": "default", "containers": [{"name": "c", "image": "i"}]}
         pod = {"metadata": {"name": "fake", "namespace": "default"}, "spec": spec}
-        await self.client.apply(SERVICE_ACCOUNTS, {"metadata": {"name": "default", "namespace": "default"}})
+        await self.client.apply(SERVICE_ACCOUNTS, {"metadata": {"name": "default", "namespace": "default"}}, force=True)
         # It takes the API server a moment to know the ServiceAccount.
         await self.eventually(lambda: self.client.create(PODS, pod))
         status = {"phase": "Running", "podIP": self.far.host, "podIPs": [{"ip": self.far.host}]}
@@ -166,7 +166,7 @@ async def tenant(request: pytest.FixtureRequest, field: Field, eventually: Calla
     async with (
         Listener("127.0.0.1").listening() as near,
         Listener(far).listening() as reached,
-        Client(await field.tenant(name)) as client,
+        Client(await field.tenant(name), field_manager="kplane") as client,
     ):
         targets = {
             "neighbour": f"https://127.0.0.1:{near.port}/",

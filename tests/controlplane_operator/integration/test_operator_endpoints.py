@@ -251,7 +251,7 @@ async def test_what_somebody_observed_wins_over_the_spec_and_what_nobody_wants_g
         "status": {"externalEndpoint": "https://lb.example", "joinEndpoint": joined},
     }
     provider = {"subresource": "status", "field_manager": "load-balancer"}
-    await field.client.apply(CONTROL_PLANE_ENDPOINTS, observed, **provider)
+    await field.client.apply(CONTROL_PLANE_ENDPOINTS, observed, **provider, force=True)
     await field.eventually(
         published,
         lambda found: found == {"Internal": server["endpoint"], "External": "https://lb.example", "Join": joined},
@@ -266,19 +266,26 @@ async def test_what_somebody_observed_wins_over_the_spec_and_what_nobody_wants_g
     await becomes(endpoint=server["endpoint"], externalEndpoint="https://lb.example", joinEndpoint=joined)
 
     # When the provider takes its words back, nothing of them is left, nor of what the spec once said.
-    await field.client.apply(CONTROL_PLANE_ENDPOINTS, {"metadata": {"name": "door"}, "status": {}}, **provider)
+    await field.client.apply(
+        CONTROL_PLANE_ENDPOINTS, {"metadata": {"name": "door"}, "status": {}}, **provider, force=True
+    )
     await becomes(endpoint=server["endpoint"])
     await field.eventually(published, lambda found: set(found.values()) == {server["endpoint"]})
 
     # Nobody holds a status to the rules of the spec, so that is done here.
     for bad in ("http://plain.example", "https://user:secret@api.example", "https://api.example/?to=evil"):
         await field.client.apply(
-            CONTROL_PLANE_ENDPOINTS, {"metadata": {"name": "door"}, "status": {"joinEndpoint": bad}}, **provider
+            CONTROL_PLANE_ENDPOINTS,
+            {"metadata": {"name": "door"}, "status": {"joinEndpoint": bad}},
+            **provider,
+            force=True,
         )
         for kind in ("ControlPlaneEndpoint", "ControlPlane"):
             await field.becomes(kind, "door", "EndpointInvalid")
         assert set((await published()).values()) == {server["endpoint"]}
-        await field.client.apply(CONTROL_PLANE_ENDPOINTS, {"metadata": {"name": "door"}, "status": {}}, **provider)
+        await field.client.apply(
+            CONTROL_PLANE_ENDPOINTS, {"metadata": {"name": "door"}, "status": {}}, **provider, force=True
+        )
         await field.becomes("ControlPlane", "door", "Reconciled")
 
 
@@ -289,7 +296,7 @@ async def test_an_endpoint_with_a_condition_of_another_provider_is_kept_up(field
     # The provider is first, as where an endpoint comes with its status.
     await field.client.create(CONTROL_PLANE_ENDPOINTS, {"metadata": {"name": "provided"}, "spec": {}})
     body = {"metadata": {"name": "provided"}, "status": {"conditions": [ready]}}
-    await field.client.apply(CONTROL_PLANE_ENDPOINTS, body, **(provider | {"force": True}))
+    await field.client.apply(CONTROL_PLANE_ENDPOINTS, body, **(provider | {"force": True}), force=True)
     await field.client.patch(CONTROL_PLANE_ENDPOINTS, "provided", {"spec": server})
     assert (await says(field, "provided", "Reachable", "True"))["reason"] == "Answered"
     contested = await says(field, "provided", "Contested", "True")
@@ -299,7 +306,7 @@ async def test_an_endpoint_with_a_condition_of_another_provider_is_kept_up(field
     assert found["status"]["observedGeneration"] == found["metadata"]["generation"]
     # The provider goes on as before, without force.
     body["status"]["conditions"] = [ready | {"status": "True", "message": "now"}]
-    await field.client.apply(CONTROL_PLANE_ENDPOINTS, body, **provider)
+    await field.client.apply(CONTROL_PLANE_ENDPOINTS, body, **provider, force=True)
     assert (await says(field, "provided", "Ready", "True"))["message"] == "now"
     assert (await condition(field, "provided", "Reachable"))["status"] == "True"
 
@@ -368,7 +375,7 @@ async def test_an_api_server_is_that_of_one_control_plane(field: Any, server: di
     # Who was never let in takes nothing along.
     await field.client.delete(CONTROL_PLANES, "spelled")
     await field.gone(CONTROL_PLANES, "spelled")
-    async with Client(await field.tenant("first")) as tenant:
+    async with Client(await field.tenant("first"), field_manager="kplane") as tenant:
         await tenant.list(NAMESPACES)
 
     await field.client.delete(CONTROL_PLANES, "first")

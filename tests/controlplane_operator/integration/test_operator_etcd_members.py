@@ -24,7 +24,7 @@ async def test_the_members_of_a_class_grow_and_the_tenant_keeps_its_objects(fiel
         "ControlPlane", "ledger", mode="Dedicated", classRef={"name": "durable"}, deletionPolicy="Destroy"
     )
     await field.becomes("ControlPlane", "ledger", "Reconciled")
-    async with Client(await field.tenant("ledger")) as tenant:
+    async with Client(await field.tenant("ledger"), field_manager="kplane") as tenant:
         await tenant.create(CONFIG_MAPS, dict(NOTE))
 
     await field.client.patch(CONTROL_PLANE_CLASSES, "durable", {"spec": {"etcd": {"members": 3}}})
@@ -50,7 +50,7 @@ async def test_the_members_of_a_class_grow_and_the_tenant_keeps_its_objects(fiel
 
     # The tenant's credentials and objects are the same.
     await field.becomes("ControlPlane", "ledger", "Reconciled")
-    async with Client(await field.tenant("ledger")) as tenant:
+    async with Client(await field.tenant("ledger"), field_manager="kplane") as tenant:
         found = await field.eventually(lambda: tenant.get(CONFIG_MAPS, "note", namespace="default"))
         assert found["data"] == NOTE["data"]
 

@@ -38,7 +38,7 @@ async def unprotect(client: Client) -> None:
 
 
 async def test_keys_that_are_seen_to_go_late_are_not_used_again(api_server: Handle) -> None:
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         events = Events(client)
         stores = Stores()
         context = OperatorContext(

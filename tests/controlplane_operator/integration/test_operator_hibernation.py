@@ -113,7 +113,7 @@ async def test_it_wakes_by_request_with_the_credentials_that_it_had(field: Any, 
     assert "hibernation" not in found["status"]
     assert found["status"]["endpoint"] == before["status"]["endpoint"]
     assert (condition(found, "Hibernated")["status"], condition(found, "Hibernated")["reason"]) == ("False", "Awake")
-    async with Client(config) as client:
+    async with Client(config, field_manager="kplane") as client:
         assert (await client.list(NAMESPACES)).items
     assert (await field.tenant(sleeper)).token == config.token
     registration = await field.becomes("ControlPlaneRegistration", sleeper, "Resolved")
@@ -143,7 +143,7 @@ async def test_it_wakes_by_itself_when_something_inside_is_due(field: Any, sleep
     job = {"template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}}
     spec = {"schedule": "0 0 1 1 *", "timeZone": "UTC", "jobTemplate": {"spec": job}}
     await wake(field, sleeper)
-    async with Client(config) as client:
+    async with Client(config, field_manager="kplane") as client:
         await client.create(_CRON_JOBS, {"metadata": {"name": "yearly", "namespace": "default"}, "spec": spec})
         target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"}
         scales = {

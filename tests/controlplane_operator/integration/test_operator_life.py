@@ -47,7 +47,7 @@ async def test_names_that_begin_alike_share_nothing(field: Any) -> None:
         await field.create("ControlPlane", name, deletionPolicy="Destroy")
     for name in names:
         await field.becomes("ControlPlane", name, "Reconciled")
-        async with Client(await field.tenant(name)) as tenant:
+        async with Client(await field.tenant(name), field_manager="kplane") as tenant:
             await tenant.create(
                 CONFIG_MAPS, {"metadata": {"name": "mine", "namespace": "default"}, "data": {"of": name}}
             )
@@ -59,7 +59,7 @@ async def test_names_that_begin_alike_share_nothing(field: Any) -> None:
     assert await others(field, "a") == before
     for name in ("a-b", "aa"):
         assert sum(key.startswith(f"/clusters/{name}/") for key in before) > 100
-        async with Client(await field.tenant(name)) as tenant:
+        async with Client(await field.tenant(name), field_manager="kplane") as tenant:
             assert (await tenant.get(CONFIG_MAPS, "mine", namespace="default"))["data"] == {"of": name}
 
 
@@ -71,7 +71,7 @@ async def test_a_dedicated_control_plane_has_its_own_etcd(field: Any) -> None:
     for component in (apiserver_name("own"), etcd_name("own")):
         assert len(find_processes(field.state / component)) == 1
     assert "clusterPath" not in found["status"]
-    async with Client(await field.tenant("own")) as tenant:
+    async with Client(await field.tenant("own"), field_manager="kplane") as tenant:
         assert {"default", "kube-system", "kplane-system"} <= {
             item["metadata"]["name"] for item in (await tenant.list(NAMESPACES)).items
         }

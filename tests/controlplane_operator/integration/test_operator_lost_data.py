@@ -26,7 +26,7 @@ async def served(field: Any, name: str, **spec: Any) -> dict[str, Any]:
     """Create a control plane that has an object; returns its status."""
     await field.create("ControlPlane", name, deletionPolicy="Destroy", **spec)
     found = await field.becomes("ControlPlane", name, "Reconciled")
-    async with Client(await field.tenant(name)) as tenant:
+    async with Client(await field.tenant(name), field_manager="kplane") as tenant:
         await tenant.create(CONFIG_MAPS, dict(NOTE))
     return dict(found["status"])
 
@@ -75,13 +75,16 @@ async def test_a_control_plane_whose_prefix_was_deleted_is_lost_until_the_data_a
             await etcd.put(each.key, each.value)
         await etcd.put(identity_key(prefix), status["dataIdentity"].encode())
         await field.becomes("ControlPlane", name, "Reconciled")
-        async with Client(await field.tenant(name)) as tenant:
+        async with Client(await field.tenant(name), field_manager="kplane") as tenant:
             assert await tenant.exists(CONFIG_MAPS, "note", namespace="default")
 
+        # The API server makes its namespaces again, with other uids; here before the operator looks.
         await etcd.delete_prefix(prefix)
+        other = next(each.value for each in kept if each.key.endswith(b"/namespaces/default"))
+        await etcd.put(f"{prefix}namespaces/kube-system".encode(), other)
         await field.client.patch(CONTROL_PLANES, name, {"metadata": {"annotations": {"example.com/look": "2"}}})
         await is_lost(field, name, status=status)
-        await etcd.apply([Delete(identity_key(prefix))])
+        await etcd.delete_prefix(prefix)
         renewed = await accept(field, name, status["dataIdentity"])
         assert renewed["dataIdentity"] == await identity_of(etcd, prefix) != status["dataIdentity"]
 
@@ -96,7 +99,7 @@ async def test_a_dedicated_control_plane_whose_volume_was_emptied_is_lost_until_
     await is_lost(field, name, status=status)
     renewed = await accept(field, name, status["dataIdentity"])
     assert renewed["dataIdentity"] != status["dataIdentity"]
-    async with Client(await field.tenant(name)) as tenant:
+    async with Client(await field.tenant(name), field_manager="kplane") as tenant:
         await field.eventually(
             lambda: tenant.exists(CONFIG_MAPS, "note", namespace="default"), lambda found: not found, timeout=30
         )

@@ -80,7 +80,7 @@ async def test_a_tenant_survives_the_deletion_of_its_namespace(field: Any, mode:
     status = (await field.becomes("ControlPlane", name, "Reconciled"))["status"]
     keys, user = (await keys_of(field, name)), await field.tenant(name)
     assert PROTECTION_FINALIZER in keys["metadata"]["finalizers"]
-    async with Client(user) as tenant:
+    async with Client(user, field_manager="kplane") as tenant:
         await tenant.create(CONFIG_MAPS, dict(_NOTE))
 
     await hold(field, name)
@@ -98,7 +98,7 @@ async def test_a_tenant_survives_the_deletion_of_its_namespace(field: Any, mode:
     assert (await keys_of(field, name))["data"] == keys["data"]
     assert PROTECTION_FINALIZER in (await keys_of(field, name))["metadata"]["finalizers"]
     for config in (user, await field.tenant(name)):
-        async with Client(config) as tenant:
+        async with Client(config, field_manager="kplane") as tenant:
             assert (await tenant.get(CONFIG_MAPS, "note", namespace="default"))["data"] == _NOTE["data"]
     await field.eventually(lambda: saved(field, name), lambda left: not left)
 

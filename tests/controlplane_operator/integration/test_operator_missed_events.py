@@ -26,7 +26,7 @@ async def test_what_is_deleted_between_the_first_list_and_the_watch_is_known_to_
     def known() -> set[str]:
         return {obj["metadata"]["name"] for obj in stores.classes}
 
-    async with Client(config) as client, asyncio.TaskGroup() as group:
+    async with Client(config, field_manager="kplane") as client, asyncio.TaskGroup() as group:
         for name in ("missed", "kept"):
             await client.create(CONTROL_PLANE_CLASSES, {"metadata": {"name": name}, "spec": {}})
         resync = Resync(client, stores=stores, label_selectors=LABEL_SELECTORS)

@@ -26,7 +26,7 @@ def orphans_of(client: Client, runtime: ProcessRuntime) -> ComponentCollector:
 async def test_components_without_a_control_plane_end_and_keep_their_data(api_server: Handle, tmp_path: Path) -> None:
     names = [apiserver_name("ghost"), etcd_name("ghost"), apiserver_name("present")]
     async with (
-        Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client,
+        Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client,
         ProcessRuntime(tmp_path / "runtime", programs=[Path("/bin")]) as runtime,
     ):
         await client.create(CONTROL_PLANES, {"metadata": {"name": "present"}, "spec": {}})
@@ -44,7 +44,7 @@ async def test_components_without_a_control_plane_end_and_keep_their_data(api_se
 
 async def test_an_mcm_without_its_registration_ends_and_leaves_nothing(api_server: Handle, tmp_path: Path) -> None:
     async with (
-        Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client,
+        Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client,
         ProcessRuntime(tmp_path / "runtime", programs=[Path("/bin")]) as runtime,
     ):
         body = {"metadata": {"name": "present"}, "spec": {"controlPlaneRef": {"name": "present"}}}
@@ -69,7 +69,7 @@ async def test_an_mcm_without_its_registration_ends_and_leaves_nothing(api_serve
 async def test_nothing_is_ended_while_the_cluster_does_not_answer(tmp_path: Path) -> None:
     config = ClusterConfig(server="https://127.0.0.1:1", ca_data=None, token="none")
     async with (
-        Client(config, timeout_seconds=2.0) as client,
+        Client(config, timeout_seconds=2.0, field_manager="kplane") as client,
         ProcessRuntime(tmp_path / "runtime", programs=[Path("/bin")]) as runtime,
     ):
         component = Component(name=apiserver_name("a"), program="sleep", args=("1000",), lifetime=Lifetime.BOUND)

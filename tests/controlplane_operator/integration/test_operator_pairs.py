@@ -163,7 +163,7 @@ async def switch_between(servers: dict[str, ClusterConfig], *, field: Any) -> No
     assert min(watcher.seen.values()) > 10
     assert set(watcher.seen) == set(cas)
 
-    async with Client(await field.tenant("mover", secret="controllersSecretRef")) as client:
+    async with Client(await field.tenant("mover", secret="controllersSecretRef"), field_manager="kplane") as client:
         await client.list(NAMESPACES)
     status = (await field.get("ControlPlane", "mover"))["status"]
     assert status["endpoint"] == servers["right"].server

@@ -66,7 +66,7 @@ async def test_an_endpoint_that_is_led_to_a_path_of_another_one_gives_nobody_its
             await field.becomes("ControlPlane", name, reason)
         assert await published() == before
         for config in before.values():
-            async with Client(config) as client:
+            async with Client(config, field_manager="kplane") as client:
                 await client.list(NAMESPACES)
         assert (await field.get("ControlPlane", "older"))["status"]["endpoint"] == urls["left"]
 
@@ -76,7 +76,7 @@ async def test_an_endpoint_that_is_led_to_a_path_of_another_one_gives_nobody_its
         for secret in _SECRETS:
             await field.eventually(lambda config=before[f"older {secret}"]: field.refuses(config))
         for secret in _SECRETS:
-            async with Client(before[f"younger {secret}"]) as client:
+            async with Client(before[f"younger {secret}"], field_manager="kplane") as client:
                 await client.list(NAMESPACES)
 
         # When the path is free, who waits for it gets it.

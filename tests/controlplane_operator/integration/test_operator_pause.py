@@ -92,7 +92,7 @@ async def test_the_deletion_of_a_paused_control_plane_waits_and_says_so(field: A
     # Nothing was ended: the services of its registrations, its data and credentials are as they were.
     assert (await field.get("ControlPlaneRegistration", "stay"))["status"] == registered["status"]
     assert await secret(field, "stay") is not None
-    async with Client(await field.tenant("stay")) as tenant:
+    async with Client(await field.tenant("stay"), field_manager="kplane") as tenant:
         assert (await tenant.list(NAMESPACES)).items
 
     await pause(field, CONTROL_PLANES, "stay", None)

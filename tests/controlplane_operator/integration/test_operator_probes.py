@@ -41,7 +41,7 @@ async def test_credentials_work_again_after_user_takes_them_away(
     kind = "admin" if secret == "kubeconfigSecretRef" else "controllers"
     owner = await owner_of(await field.tenant(name))
     await field.lets_in(owner)
-    async with Client(owner) as tenant:
+    async with Client(owner, field_manager="kplane") as tenant:
         if what == "account":
             await tenant.delete(SERVICE_ACCOUNTS, f"controlplane-{kind}", namespace="kplane-system")
         elif what == "binding":

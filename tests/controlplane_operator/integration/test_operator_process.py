@@ -91,9 +91,11 @@ async def test_what_is_logged_of_an_object_carries_its_name(
     async with contextlib.AsyncExitStack() as stack:
         written = stack.enter_context(log.open("wb"))
         process = await stack.enter_async_context(started(api_server, state, eventually, port=hold_port(), log=written))
-        client = await stack.enter_async_context(Client(config))
+        client = await stack.enter_async_context(Client(config, field_manager="kplane"))
         await open_namespace(client)
-        await client.apply(SECRETS, {"metadata": {**reference, "labels": labels}, "data": {"kubeconfig": kubeconfig}})
+        await client.apply(
+            SECRETS, {"metadata": {**reference, "labels": labels}, "data": {"kubeconfig": kubeconfig}}, force=True
+        )
         await client.create(CONTROL_PLANE_ENDPOINTS, {"metadata": {"name": "logged"}, "spec": door})
         stack.push_async_callback(client.delete, CONTROL_PLANE_ENDPOINTS, "logged")
         await client.create(CONTROL_PLANES, {"metadata": {"name": "logged"}, "spec": spec})

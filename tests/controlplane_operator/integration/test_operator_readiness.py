@@ -150,7 +150,7 @@ async def test_an_etcd_with_known_bypasses_of_its_access_control_gets_no_new_ten
     async def readyz() -> tuple[int, str]:
         return await ask(url, "/readyz")
 
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
 
         async def ready() -> tuple[str, str]:
             conditions = (await client.get(CONTROL_PLANES, "refused"))["status"]["conditions"]

@@ -70,7 +70,7 @@ async def test_a_serving_certificate_near_its_end_is_renewed_and_served_by_the_s
     known = {near.certificate, first.api_server.certificate}
     certificate = await field.eventually(renewed, lambda found: found not in known)
     await field.eventually(lambda: asyncio.to_thread(served, config.server), lambda found: found == certificate)
-    async with Client(config) as tenant:
+    async with Client(config, field_manager="kplane") as tenant:
         await tenant.list(NAMESPACES)
     assert find_processes(field.state) == processes
 
@@ -97,7 +97,7 @@ async def test_published_credentials_are_renewed_in_time_and_the_former_ones_go_
     for _ in range(2):
         configs.append(await field.eventually(published, lambda config: config not in configs))
     for config in configs:
-        async with Client(config) as tenant:
+        async with Client(config, field_manager="kplane") as tenant:
             await tenant.list(NAMESPACES)
 
     async def expires_at() -> str:

@@ -76,7 +76,7 @@ async def retained(
     await field.becomes("ControlPlane", name, "Reconciled")
     administrator = await field.tenant(name)
     controllers = await field.tenant(name, secret="controllersSecretRef")
-    async with Client(administrator) as tenant:
+    async with Client(administrator, field_manager="kplane") as tenant:
         await tenant.create(CONFIG_MAPS, dict(_NOTE))
     await delete(field, name, propagation=propagation)
     record = (await field.client.get(NAMESPACES, f"kplane-cp-{name}"))["metadata"]["annotations"]
@@ -88,7 +88,7 @@ async def adopted(field: Any, name: str) -> ClusterConfig:
     """Wait for a control plane that may have the note, see that it has it; gives its administrator's credentials."""
     await field.becomes("ControlPlane", name, "Reconciled")
     administrator: ClusterConfig = await field.tenant(name)
-    async with Client(administrator) as tenant:
+    async with Client(administrator, field_manager="kplane") as tenant:
         assert (await tenant.get(CONFIG_MAPS, "note", namespace="default"))["data"] == _NOTE["data"]
     return administrator
 
@@ -192,6 +192,6 @@ async def test_a_namespace_that_only_looks_retained_is_neither_adopted_nor_delet
         await delete(field, name)
         assert (await field.client.get(NAMESPACES, f"kplane-cp-{name}"))["status"]["phase"] == "Active"
         assert await secrets(field, f"kplane-cp-{name}") == {}
-        async with Client(ClusterConfig.load(field.handle.operator_kubeconfig)) as operator:
+        async with Client(ClusterConfig.load(field.handle.operator_kubeconfig), field_manager="kplane") as operator:
             # What has a label of kplane only the operator deletes.
             await operator.delete(NAMESPACES, f"kplane-cp-{name}")

@@ -34,7 +34,7 @@ async def become(field: Any, adopt: Adopt, at: ClusterConfig) -> str:
 
 
 async def refused(config: ClusterConfig) -> bool:
-    async with Client(config) as client:
+    async with Client(config, field_manager="kplane") as client:
         try:
             await client.list(NAMESPACES)
         except Unauthorized:
@@ -56,7 +56,7 @@ async def test_deleted_along_with_its_endpoint_and_our_credentials_its_tokens_ar
     uid = await become(field, adopt, tenant.administrator)
     tokens = [await field.tenant("guest", secret=key) for key in ("kubeconfigSecretRef", "controllersSecretRef")]
     await field.lets_in(*tokens)
-    async with Client(tenant.administrator) as client:
+    async with Client(tenant.administrator, field_manager="kplane") as client:
         # An API server remembers for 10 s whom it let in, so these are shown to it only afterwards.
         unused = [await request_token(client, service_account=name, lifetime=_HOUR) for name in _ACCOUNTS]
         await field.client.delete(SECRETS, "guest", namespace="default")

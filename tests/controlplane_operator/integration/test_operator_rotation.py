@@ -35,7 +35,7 @@ class Worker:
 
     async def run(self) -> None:
         while True:
-            async with Client(self.config, timeout_seconds=10.0) as client:
+            async with Client(self.config, timeout_seconds=10.0, field_manager="kplane") as client:
                 for _ in range(20):
                     await self._ask(client)
                     await asyncio.sleep(0.05)
@@ -57,7 +57,9 @@ class Worker:
         # A kube-apiserver that starts answers before it knows who may do what. Behind a Service nobody sees that; a
         # process is reached as soon as it listens.
         try:
-            async with Client(ClusterConfig(self.config.server, ca_data=self.config.ca_data)) as anybody:
+            async with Client(
+                ClusterConfig(self.config.server, ca_data=self.config.ca_data), field_manager="kplane"
+            ) as anybody:
                 await anybody.probe("/readyz")
         except ProviderError:
             return
@@ -137,7 +139,7 @@ async def own_token(target: Any, config: ClusterConfig) -> ClusterConfig:
     }
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
     path = "/api/v1/namespaces/default/serviceaccounts/robot/token"
-    async with Client(config) as client:
+    async with Client(config, field_manager="kplane") as client:
         await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "robot", "namespace": "default"}})
         await client.create(CLUSTER_ROLE_BINDINGS, binding)
         answer: Any = await client.request("POST", path, body=request)
@@ -148,11 +150,11 @@ async def own_token(target: Any, config: ClusterConfig) -> ClusterConfig:
 
 async def refused(config: ClusterConfig, *, trusting: bytes | None) -> None:
     """The server is not trusted by what was published before, and does not let in who trusts it."""
-    async with Client(config) as client:
+    async with Client(config, field_manager="kplane") as client:
         with pytest.raises(Unreachable) as caught:
             await client.list(NAMESPACES)
         assert caught.value.reason == "CertificateInvalid"
-    async with Client(replace(config, ca_data=trusting)) as client:
+    async with Client(replace(config, ca_data=trusting), field_manager="kplane") as client:
         with pytest.raises(Unauthorized):
             await client.list(NAMESPACES)
 
@@ -246,7 +248,7 @@ async def test_an_operator_that_is_ended_in_each_phase_goes_on_where_it_was(
         await target.create("ControlPlane", "lasting", mode="Dedicated", classRef={"name": "certified"})
         await target.becomes("ControlPlane", "lasting", "Reconciled")
     before, keys = await target.tenant("lasting"), await secret(target, "lasting", "keys")
-    async with Client(before) as tenant:
+    async with Client(before, field_manager="kplane") as tenant:
         await tenant.create(NAMESPACES, {"metadata": {"name": "kept"}})
 
     async def phase() -> str:
@@ -273,5 +275,5 @@ async def test_an_operator_that_is_ended_in_each_phase_goes_on_where_it_was(
     await refused(before, trusting=after.ca_data)
     assert left.pop("encryption.key") == keys["encryption.key"], "data are encrypted by it"
     assert set(left.values()).isdisjoint(keys.values())
-    async with Client(after) as tenant:
+    async with Client(after, field_manager="kplane") as tenant:
         assert (await tenant.get(NAMESPACES, "kept"))["metadata"]["name"] == "kept"

@@ -30,7 +30,10 @@ _CLOSED = "gateway-that-nobody-opened"
 async def clients(handle: Handle) -> AsyncIterator[tuple[Client, Client]]:
     """The administrator, and the operator."""
     admin = ClusterConfig.load(handle.admin_kubeconfig)
-    async with Client(admin) as client, Client(ClusterConfig.load(handle.operator_kubeconfig)) as operator:
+    async with (
+        Client(admin, field_manager="kplane") as client,
+        Client(ClusterConfig.load(handle.operator_kubeconfig), field_manager="kplane") as operator,
+    ):
         yield client, operator
 
 
@@ -94,7 +97,7 @@ async def test_an_identity_without_the_role_says_what_it_waits_for(
 ) -> None:
     config = ClusterConfig.load(api_server.admin_kubeconfig)
     nobody = replace(config, impersonation=Impersonation("nobody", groups=("system:authenticated",)))
-    async with Client(nobody) as client:
+    async with Client(nobody, field_manager="kplane") as client:
         access = SecretAccess(client, stores=Stores(), namespace=_OWN)
         async with running(access.run(listed=asyncio.Event())):
             await eventually(lambda: "forbidden" in (access.problem() or ""))
@@ -114,7 +117,7 @@ async def test_the_namespace_of_the_gateway_is_used_as_the_installation_opened_i
             await eventually(lambda: stores.secrets.of_namespace(GATEWAY_NAMESPACE))
             await operator.delete(SECRETS, "controlplane-acme", namespace=GATEWAY_NAMESPACE)
             await eventually(lambda: not stores.secrets.of_namespace(GATEWAY_NAMESPACE))
-        await admin.apply(NAMESPACES, {"metadata": {"name": _CLOSED}})
+        await admin.apply(NAMESPACES, {"metadata": {"name": _CLOSED}}, force=True)
         closed = SecretAccess(operator, stores=stores, namespace=_OWN, gateway_namespace=_CLOSED)
         async with running(closed.run(listed=asyncio.Event())):
             with pytest.raises(

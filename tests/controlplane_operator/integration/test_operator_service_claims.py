@@ -71,7 +71,7 @@ async def message(field: Any, name: str) -> str:
 async def say(field: Any, name: str, **status: Any) -> None:
     """Write what mcm would of the instance of a registration."""
     body = {"metadata": {"name": name}, "status": status}
-    await field.client.apply(CONTROL_PLANE_REGISTRATIONS, body, subresource="status", field_manager="mcm")
+    await field.client.apply(CONTROL_PLANE_REGISTRATIONS, body, subresource="status", field_manager="mcm", force=True)
 
 
 async def announce(field: Any, name: str) -> None:
@@ -161,7 +161,9 @@ async def test_one_that_leaves_hands_over_when_its_instance_has_ended(
 async def test_one_that_may_not_use_its_secret_keeps_the_service_from_nobody(field: Any, adopt: Adopt) -> None:
     """Else anybody who may write registrations, and read no Secret, could have a tenant without controllers."""
     await field.client.apply(
-        SECRETS, {"metadata": {"name": "theirs", "namespace": "default", "labels": {}}, "data": {"kubeconfig": "e30="}}
+        SECRETS,
+        {"metadata": {"name": "theirs", "namespace": "default", "labels": {}}, "data": {"kubeconfig": "e30="}},
+        force=True,
     )
     secret = {"name": "theirs", "namespace": "default"}
     await register(field, "theirs", control_plane="targeted", kubeconfigSecretRef=secret)

@@ -48,16 +48,18 @@ REFUSED = (
 @pytest.fixture
 async def monitoring(api_server: Any, eventually: Callable[..., Any]) -> AsyncIterator[None]:
     """The kind ServiceMonitor, and the right to write it that the chart gives the operator."""
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         for crd in crds():
-            await client.apply(CUSTOM_RESOURCE_DEFINITIONS, crd)
+            await client.apply(CUSTOM_RESOURCE_DEFINITIONS, crd, force=True)
         await eventually(lambda: client.list(SERVICE_MONITORS), lambda found: found.items == [])
         metadata = {"name": "test-service-monitors"}
         rule = {"apiGroups": ["monitoring.coreos.com"], "resources": ["servicemonitors"], "verbs": ["create", "patch"]}
         account = {"kind": "ServiceAccount", "name": "controlplane-operator", "namespace": "kplane-system"}
         role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", **metadata}
-        await client.apply(CLUSTER_ROLES, {"metadata": metadata, "rules": [rule]})
-        await client.apply(CLUSTER_ROLE_BINDINGS, {"metadata": metadata, "roleRef": role, "subjects": [account]})
+        await client.apply(CLUSTER_ROLES, {"metadata": metadata, "rules": [rule]}, force=True)
+        await client.apply(
+            CLUSTER_ROLE_BINDINGS, {"metadata": metadata, "roleRef": role, "subjects": [account]}, force=True
+        )
         yield
         await client.delete(CLUSTER_ROLE_BINDINGS, metadata["name"])
         await client.delete(CLUSTER_ROLES, metadata["name"])

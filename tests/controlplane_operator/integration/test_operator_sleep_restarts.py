@@ -49,7 +49,7 @@ async def test_an_operator_that_comes_back_continues_where_the_one_before_was(mo
         assert not await answers(field, name)
         assert (await field.get("ControlPlane", name))["status"]["hibernation"] == asleep["status"]["hibernation"]
         await wake(field, name)
-        async with Client(config) as client:
+        async with Client(config, field_manager="kplane") as client:
             assert (await client.list(NAMESPACES)).items
 
 

@@ -51,7 +51,7 @@ async def management(
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(asyncio.to_thread, cluster.__exit__, None, None, None)
             config = ClusterConfig.load(handle.admin_kubeconfig)
-            async with namespaces_go_at_once(config), Client(config) as client:
+            async with namespaces_go_at_once(config), Client(config, field_manager="kplane") as client:
                 yield (
                     Field(client, handle, state, eventually),
                     lambda **given: running_operator(handle, state, port=hold_port(), **given),
@@ -85,7 +85,7 @@ async def test_snapshot_survives_its_management_cluster(
     async with management(*around) as (field, operator), operator(snapshots=settings):
         await field.create("ControlPlane", "acme", mode="Virtual")
         await field.becomes("ControlPlane", "acme", "Reconciled")
-        async with Client(await field.tenant("acme")) as tenant:
+        async with Client(await field.tenant("acme"), field_manager="kplane") as tenant:
             uid = (await tenant.create(CONFIG_MAPS, CONFIG_MAP))["metadata"]["uid"]
         await field.create("ControlPlaneSnapshot", "daily", controlPlaneRef={"name": "acme"})
         saved = (await field.becomes("ControlPlaneSnapshot", "daily", "Saved"))["status"]
@@ -109,11 +109,11 @@ async def test_snapshot_survives_its_management_cluster(
                 assert imported["status"][name] == saved[name]
             identity = {"identity": base64.b64encode(f"{KEY}\n".encode()).decode()}
             metadata = {"name": "identity", "namespace": "kplane-system"}
-            await field.client.apply(SECRETS, {"metadata": metadata, "data": identity})
+            await field.client.apply(SECRETS, {"metadata": metadata, "data": identity}, force=True)
             source = {"snapshotRef": {"name": "daily"}, "identitySecretRef": {"name": "identity"}}
             await field.create("ControlPlane", "acme", mode="Virtual", source=source, deletionPolicy="Destroy")
             await field.becomes("ControlPlane", "acme", "Reconciled")
-            async with Client(await field.tenant("acme")) as tenant:
+            async with Client(await field.tenant("acme"), field_manager="kplane") as tenant:
                 found = await tenant.get(CONFIG_MAPS, "precious", namespace="default")
                 assert (found["metadata"]["uid"], found["data"]) == (uid, {"value": "42"})
                 # The shared etcd is another one, and clients know revisions after the snapshot's.

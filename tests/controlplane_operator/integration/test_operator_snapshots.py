@@ -87,7 +87,7 @@ async def test_data_and_keys_of_a_control_plane_are_saved(
     async with operator(snapshots=settings):
         await field.create("ControlPlane", name, mode=mode, deletionPolicy="Destroy")
         await field.becomes("ControlPlane", name, "Reconciled")
-        async with Client(await field.tenant(name)) as tenant:
+        async with Client(await field.tenant(name), field_manager="kplane") as tenant:
             uid = (await tenant.create(CONFIG_MAPS, CONFIG_MAP))["metadata"]["uid"]
 
         # What cannot be written is told, and tried again.
@@ -199,7 +199,7 @@ async def test_a_destroyed_control_plane_is_restored_as_it_was(
         await field.create("ControlPlane", name, mode=former, **spec)
         await field.becomes("ControlPlane", name, "Reconciled")
         admin = await field.tenant(name)
-        async with Client(admin) as tenant:
+        async with Client(admin, field_manager="kplane") as tenant:
             known = await tenant.create(CONFIG_MAPS, CONFIG_MAP)
             secret = await tenant.create(SECRETS, SECRET)
             token = (await owner_of(admin)).token
@@ -249,7 +249,7 @@ async def test_a_destroyed_control_plane_is_restored_as_it_was(
         await field.becomes("ControlPlane", name, "Reconciled")
         admin_now = await field.tenant(name)
         assert admin_now.ca_data == admin.ca_data
-        async with Client(replace(admin_now, token=token)) as tenant:
+        async with Client(replace(admin_now, token=token), field_manager="kplane") as tenant:
             found = await tenant.get(CONFIG_MAPS, "precious", namespace="default")
             assert (found["metadata"]["uid"], found["data"]) == (known["metadata"]["uid"], {"value": "42"})
             assert (await tenant.get(SECRETS, "hidden", namespace="default"))["data"] == secret["data"]
@@ -274,7 +274,7 @@ async def test_a_destroyed_control_plane_is_restored_as_it_was(
 async def keep_identity(field: Field) -> None:
     identity = base64.b64encode(f"{KEY}\n".encode()).decode()
     metadata = {"name": "identity", "namespace": "kplane-system"}
-    await field.client.apply(SECRETS, {"metadata": metadata, "data": {"identity": identity}})
+    await field.client.apply(SECRETS, {"metadata": metadata, "data": {"identity": identity}}, force=True)
 
 
 @pytest.mark.parametrize("mode", ["Virtual", pytest.param("Dedicated", marks=pytest.mark.slow)])
@@ -313,13 +313,13 @@ async def test_a_clone_is_another_control_plane(
         for other, given in ((f"{name}-2", clone_of(name)), (f"{name}-3", source | {"nodes": True})):
             await field.create("ControlPlane", other, mode=mode, deletionPolicy="Destroy", source=given)
             await field.becomes("ControlPlane", other, "Reconciled")
-        async with Client(admin) as tenant:
+        async with Client(admin, field_manager="kplane") as tenant:
             original = await contents(tenant)
         for number in (2, 3):
             cloned = await field.tenant(f"{name}-{number}")
             assert cloned.ca_data != admin.ca_data
             assert await field.refuses(replace(cloned, token=token))
-            async with Client(cloned) as tenant:
+            async with Client(cloned, field_manager="kplane") as tenant:
                 found = await contents(tenant)
                 left_out = {"token", "bootstrap", "lease", "root CA"} | ({"node"} if number == 2 else set())
                 assert found.keys() == original.keys() - left_out
@@ -333,13 +333,13 @@ async def test_a_clone_is_another_control_plane(
             publisher = "--controllers=root-ca-certificate-publisher-controller", f"--root-ca-file={tmp_path}/ca.crt"
             async with (
                 running_controllers(cloned, *publisher, binaries=binaries, directory=tmp_path),
-                Client(cloned) as tenant,
+                Client(cloned, field_manager="kplane") as tenant,
             ):
                 found_ca = await field.eventually(
                     lambda tenant=tenant: tenant.get(CONFIG_MAPS, "kube-root-ca.crt", namespace="default")
                 )
             assert found_ca["data"]["ca.crt"].encode() == cloned.ca_data
-        async with Client(admin) as tenant:
+        async with Client(admin, field_manager="kplane") as tenant:
             assert await contents(tenant) == original
         files = {"namespace": "kplane-system", "label_selector": SNAPSHOT_FILE_LABEL}
         assert (await field.client.list(SECRETS, **files)).items
@@ -375,7 +375,7 @@ async def fill(config: ClusterConfig) -> None:
         "spec": {"containers": [{"name": "web", "image": "web"}]},
     }
     described = {"selector": {"matchLabels": {"app": "web"}}, "template": template}
-    async with Client(config) as tenant:
+    async with Client(config, field_manager="kplane") as tenant:
 
         async def make(resource: Resource, name: str, *, namespace: str | None = "default", **body: Any) -> Any:
             metadata = {"name": name, "namespace": namespace, **body.pop("metadata", {})}
@@ -442,7 +442,7 @@ async def test_a_sleeping_control_plane_is_saved_and_cloned_and_what_is_encrypte
         await field.create("ControlPlaneClass", "sealed", deletionPolicy="Destroy", apiServer=settings)
         await field.create("ControlPlane", "vault", classRef={"name": "sealed"})
         await field.becomes("ControlPlane", "vault", "Reconciled")
-        async with Client(await field.tenant("vault")) as tenant:
+        async with Client(await field.tenant("vault"), field_manager="kplane") as tenant:
             await tenant.create(CONFIG_MAPS, CONFIG_MAP)
         await field.create("ControlPlane", "copied", deletionPolicy="Destroy", source=clone_of("vault"))
         told = message(await field.becomes("ControlPlane", "copied", "SourceEncrypted"))
@@ -469,13 +469,13 @@ async def test_the_commands_of_the_documents_work(
         await field.create("ControlPlaneClass", "standard", deletionPolicy="Destroy")
         await field.create("ControlPlane", "acme", classRef={"name": "standard"})
         await field.becomes("ControlPlane", "acme", "Reconciled")
-        async with Client(await field.tenant("acme")) as tenant:
+        async with Client(await field.tenant("acme"), field_manager="kplane") as tenant:
             await tenant.create(CONFIG_MAPS, CONFIG_MAP)
         for name in ON_PROCESSES:
             found = [*blocks(document(name))]
             await asyncio.to_thread(reader.follow, name, found)
         for name in ("acme", "acme-copy", "acme-before"):
-            async with Client(await field.tenant(name)) as tenant:
+            async with Client(await field.tenant(name), field_manager="kplane") as tenant:
                 await tenant.get(CONFIG_MAPS, "precious", namespace="default")
         # Before the operator that has the storage of its snapshots ends.
         await clean(field)

@@ -42,7 +42,7 @@ class Desk:
 
 @pytest.fixture
 async def desk(api_server: Handle) -> AsyncIterator[Desk]:
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         yield Desk(client, StatusWriter(client, events=Events(client)), Store(CONTROL_PLANES))
         await client.delete(CONTROL_PLANES, "subject")
 
@@ -152,7 +152,7 @@ class Door:
 
 @pytest.fixture
 async def opened(api_server: Handle) -> AsyncIterator[Door]:
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         spec = {"endpoint": "https://door.example"}
         await client.create(CONTROL_PLANE_ENDPOINTS, {"metadata": {"name": "door"}, "spec": spec})
         yield Door(client)
@@ -197,7 +197,7 @@ async def test_what_another_manager_owns_costs_no_request_each_time(opened: Door
     ready = Condition.model_validate(told("Ready", "False", "EndpointPending"))
     conditions = [ready if each.type == "Ready" else each for each in current.status.conditions]
     status = current.status.model_copy(update={"conditions": conditions})
-    closed = Client(opened.client.config)
+    closed = Client(opened.client.config, field_manager="kplane")
     await closed.aclose()
     opened.writer._client = closed
     await opened.writer.write(opened.store, current, status=status)

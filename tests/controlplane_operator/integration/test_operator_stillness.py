@@ -24,7 +24,7 @@ async def make(field: Any) -> None:
     config = ClusterConfig.load(field.handle.admin_kubeconfig)
     kubeconfig = base64.b64encode(json.dumps(config.to_kubeconfig()).encode()).decode()
     metadata = {"name": "still-adopted", "namespace": "default", "labels": {ALLOW_ENDPOINT_LABEL: "true"}}
-    await field.client.apply(SECRETS, {"metadata": metadata, "data": {"kubeconfig": kubeconfig}})
+    await field.client.apply(SECRETS, {"metadata": metadata, "data": {"kubeconfig": kubeconfig}}, force=True)
     reference = {"name": "still-adopted", "namespace": "default"}
     await field.create("ControlPlaneEndpoint", "still-adopted", endpoint=config.server, credentialsSecretRef=reference)
     # What serves no paths of tenants is adopted as a whole.

@@ -53,7 +53,7 @@ async def test_a_control_plane_that_fills_its_quota_is_told_and_refused_nothing(
     assert 50_000 < first["bytes"] < 1_000_000
     assert await pressure() == ""
 
-    async with Client(await field.tenant("hoarder")) as tenant:
+    async with Client(await field.tenant("hoarder"), field_manager="kplane") as tenant:
         for number in range(3):
             body = {"metadata": {"name": f"big-{number}", "namespace": "default"}, "data": {"of": "x" * 850_000}}
             await tenant.create(CONFIG_MAPS, body)

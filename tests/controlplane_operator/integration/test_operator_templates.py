@@ -68,7 +68,7 @@ async def told(field: Any, name: str) -> set[str]:
 async def everything(config: Any) -> dict[str, Any]:
     """Return each object of each resource that can be listed, without what differs between any two API servers."""
     found: dict[str, Any] = {}
-    async with Client(config) as client:
+    async with Client(config, field_manager="kplane") as client:
         groups = (await client.request("GET", "/apis"))["groups"]
         roots = ["/api/v1", *(f"/apis/{group['preferredVersion']['groupVersion']}" for group in groups)]
         for root in roots:
@@ -92,7 +92,7 @@ async def test_a_control_plane_is_a_copy_with_uids_of_its_own(field: Any, born: 
         prefix = key_prefix(name)
         assert await is_copy(etcd, prefix, owner=await owner(field, name))
         assert "TemplateFailed" not in await told(field, name)
-        async with Client(await field.tenant(name)) as client:
+        async with Client(await field.tenant(name), field_manager="kplane") as client:
             system.add((await client.get(NAMESPACES, "kube-system"))["metadata"]["uid"])
             service = await client.get(SERVICES, "kubernetes", namespace="default")
             assert service["spec"]["clusterIP"] == "10.96.0.1"
@@ -127,7 +127,7 @@ async def _templates(etcd: Etcd) -> AsyncIterator[str]:
 
 async def test_objects_of_a_new_control_plane_are_no_older_than_it(field: Any, born: Any) -> None:
     control_plane = await field.get("ControlPlane", born[1])
-    async with Client(await field.tenant(born[1])) as client:
+    async with Client(await field.tenant(born[1]), field_manager="kplane") as client:
         for path in (
             "/api/v1/namespaces",
             "/apis/rbac.authorization.k8s.io/v1/clusterroles",
@@ -145,7 +145,7 @@ async def test_the_operator_signs_the_first_token(field: Any, born: Any) -> None
     assert signed_by(config.token, key=base64.b64decode(secret["data"]["sa.key"]))
     body = config.token.split(".")[1]
     claims = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
-    async with Client(config) as client:
+    async with Client(config, field_manager="kplane") as client:
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
         answer = await client.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", body=review)
         assert answer["status"]["userInfo"]["username"] == "system:serviceaccount:kplane-system:controlplane-admin"
@@ -192,7 +192,7 @@ async def test_an_api_server_trusts_no_certificates_of_the_template(field: Any, 
     for name in born:
         namespace = management_namespace(name)
         secret = await field.client.get(SECRETS, AUTHORITIES_SECRET, namespace=namespace)
-        async with Client(await field.tenant(name)) as client:
+        async with Client(await field.tenant(name), field_manager="kplane") as client:
             found = await client.request(
                 "GET", "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication"
             )
@@ -234,7 +234,7 @@ async def test_each_network_has_a_template_and_one_that_was_begun_before_is_begu
     assert await etcd.access.roles_of(maker_user(attempt)) is None
     assert await etcd.get(f"{prefix}configmaps/default/left".encode()) is None
     assert await is_copy(etcd, key_prefix("networked"), owner=await owner(field, "networked"))
-    async with Client(await field.tenant("networked")) as client:
+    async with Client(await field.tenant("networked"), field_manager="kplane") as client:
         service = await client.get(SERVICES, "kubernetes", namespace="default")
     assert service["spec"]["clusterIP"] == "10.7.0.1"
     await field.client.delete(CONTROL_PLANES, "networked")

@@ -112,7 +112,7 @@ def condition(obj: dict[str, Any], type_: str) -> dict[str, Any]:
 
 
 async def reported(field: Any, name: str) -> str:
-    async with Client(await field.tenant(name)) as tenant:
+    async with Client(await field.tenant(name), field_manager="kplane") as tenant:
         answer: dict[str, Any] = await tenant.request("GET", "/version")
         return str(answer["gitVersion"])
 
@@ -184,5 +184,5 @@ async def test_processes_are_of_one_version_and_held_to_no_resources(own_field: 
     assert condition(found, "Ready")["status"] == "True"
     assert "resources are not acted on" in condition(found, "Supported")["message"]
     assert find_processes(own_field.state) == processes
-    async with Client(await own_field.tenant("one")) as tenant:
+    async with Client(await own_field.tenant("one"), field_manager="kplane") as tenant:
         assert (await tenant.list(NAMESPACES)).items

@@ -42,7 +42,7 @@ _WEBHOOK = {
 
 async def deny_all(field: Any, config: ClusterConfig) -> None:
     """Make a webhook on everything inside, and wait until the API server asks it."""
-    async with Client(config) as tenant:
+    async with Client(config, field_manager="kplane") as tenant:
         await tenant.create(
             VALIDATING_WEBHOOK_CONFIGURATIONS, {"metadata": {"name": "deny-all"}, "webhooks": [_WEBHOOK]}
         )
@@ -55,7 +55,7 @@ async def is_refused(field: Any, tenant: Client, *, by: str) -> None:
 
     async def answer() -> str:
         try:
-            await tenant.apply(CONFIG_MAPS, {"metadata": {"name": "a", "namespace": "default"}})
+            await tenant.apply(CONFIG_MAPS, {"metadata": {"name": "a", "namespace": "default"}}, force=True)
         except ApiError as error:
             return str(error)
         return ""
@@ -75,7 +75,7 @@ async def names_deletion(field: Any, name: str, *, target: str = _TARGET) -> Non
 
 
 async def has_configuration(config: ClusterConfig) -> bool:
-    async with Client(config) as tenant:
+    async with Client(config, field_manager="kplane") as tenant:
         return await tenant.exists(VALIDATING_WEBHOOK_CONFIGURATIONS, "deny-all")
 
 
@@ -106,7 +106,7 @@ async def test_webhook_on_everything_is_named_and_deleted_by_an_annotation(field
     assert "the published credentials end at" in message
     assert "the operator renews them before that" in message
     after = await field.eventually(lambda: field.tenant(name), lambda found: found.token != before.token)
-    async with Client(after) as renewed:
+    async with Client(after, field_manager="kplane") as renewed:
         await renewed.list(NAMESPACES)
 
     async def guards() -> str:
@@ -126,11 +126,11 @@ async def test_webhook_on_everything_keeps_its_owner_able_to_delete_it(field: An
     await field.becomes("ControlPlane", "self-made", "Reconciled")
     config = await field.tenant("self-made")
     await deny_all(field, config)
-    async with Client(config) as tenant:
+    async with Client(config, field_manager="kplane") as tenant:
         await tenant.delete(VALIDATING_WEBHOOK_CONFIGURATIONS, "deny-all")
 
         async def opened() -> bool:
-            await tenant.apply(CONFIG_MAPS, {"metadata": {"name": "a", "namespace": "default"}})
+            await tenant.apply(CONFIG_MAPS, {"metadata": {"name": "a", "namespace": "default"}}, force=True)
             return True
 
         await field.eventually(opened)
@@ -185,7 +185,7 @@ async def test_mutating_policy_that_fails_is_named_and_deleted_by_an_annotation(
         "matchConstraints": {"resourceRules": rules},
         "mutations": [broken],
     }
-    async with Client(await field.tenant("mutated")) as tenant:
+    async with Client(await field.tenant("mutated"), field_manager="kplane") as tenant:
         await tenant.create(MUTATING_ADMISSION_POLICIES, {"metadata": {"name": "broken"}, "spec": spec})
         binding = {"metadata": {"name": "broken"}, "spec": {"policyName": "broken"}}
         await tenant.create("admissionregistration.k8s.io/v1/MutatingAdmissionPolicyBinding", binding)
@@ -215,7 +215,7 @@ async def test_sleeper_with_a_slow_webhook_wakes_so_that_its_owner_can_delete_it
     where = {"url": f"https://{host}:{port}/x"}
     rule = {**_RULE, "resources": ["serviceaccounts"]}
     webhook = {**_WEBHOOK, "rules": [rule], "clientConfig": where, "failurePolicy": "Ignore", "timeoutSeconds": 10}
-    async with Client(config) as tenant:
+    async with Client(config, field_manager="kplane") as tenant:
         await tenant.create(VALIDATING_WEBHOOK_CONFIGURATIONS, {"metadata": {"name": "slow"}, "webhooks": [webhook]})
     await annotate(field, "slow-hook", **{WAKE_REQUESTED_ANNOTATION: None, SLEEP_REQUESTED_ANNOTATION: now()})
     await field.becomes("ControlPlane", "slow-hook", "Hibernated")
@@ -227,7 +227,7 @@ async def test_sleeper_with_a_slow_webhook_wakes_so_that_its_owner_can_delete_it
     assert "check etcd and the admission webhooks of the control plane" in ready_message(awake)
     assert "ValidatingWebhookConfiguration slow" not in ready_message(awake)
     assert awake["status"].get("hibernation") is None
-    async with Client(config) as tenant:
+    async with Client(config, field_manager="kplane") as tenant:
         await tenant.delete(VALIDATING_WEBHOOK_CONFIGURATIONS, "slow")
     await field.becomes("ControlPlane", "slow-hook", "Reconciled")
     await delete(field, "slow-hook")

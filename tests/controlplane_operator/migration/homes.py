@@ -434,9 +434,9 @@ class _Follower:
         await self._world.call("close", lambda: setattr(self._world.homes[self._target], "closed", True))
 
 
-async def _identify(client: Any, _: str, *, expected: str | None, **__: Any) -> str:
-    assert client.home().identity == expected
-    return str(expected)
+async def _identify(client: Any, _: str, *, served: Any, **__: Any) -> str:
+    assert client.home().identity == served.identity
+    return str(served.identity)
 
 
 async def _set_identity(client: Any, _: str, identity: str, **__: Any) -> None:

@@ -36,12 +36,12 @@ async def test_an_api_server_starts_on_a_copy_before_it_may_write_and_then_write
     tenant: Any, shared_etcd: Any, start_tenant: Callable[..., Awaitable[Any]], path: str, eventually: Any
 ) -> None:
     keyspace, standing = shared_etcd.keyspace, "standing"
-    async with shared_etcd.client("root") as root, Client(tenant.administrator) as source:
+    async with shared_etcd.client("root") as root, Client(tenant.administrator, field_manager="kplane") as source:
         await source.create(CONFIG_MAPS, _config_map("copied"))
         follower = Follower(Place(root, key_prefix(standing)), Place(root, key_prefix(path)))
         async with following(follower):
             started = await start_tenant(path, read_only=True)
-            async with Client(started.administrator) as target:
+            async with Client(started.administrator, field_manager="kplane") as target:
                 await source.create(CONFIG_MAPS, _config_map("followed"))
                 await eventually(lambda: target.get(CONFIG_MAPS, "followed", namespace="default"))
                 assert len((await target.list(NAMESPACES)).items) >= 4
@@ -70,7 +70,7 @@ async def test_behind_a_fence_an_api_server_reads_on_and_without_it_writes_at_on
     async with own_etcd.client("root") as root:
         await lift_fence(root)
         started = await start_tenant(path, etcd=own_etcd)
-        async with Client(started.administrator) as client:
+        async with Client(started.administrator, field_manager="kplane") as client:
             await client.create(CONFIG_MAPS, _config_map("before"))
             await fence(root, user=path)
             assert (await client.get(CONFIG_MAPS, "before", namespace="default"))["data"] == {"of": "before"}

@@ -79,7 +79,7 @@ async def test_data_outlive_a_restart_and_stay_below_the_prefix(
     patient = replace(tenant.component, grace_seconds=120.0)
     await runtime.apply(patient)
     await ready(runtime, patient.name)
-    async with Client(tenant.administrator) as client:
+    async with Client(tenant.administrator, field_manager="kplane") as client:
         await client.create(NAMESPACES, {"metadata": {"name": "shop"}})
         await client.create(CONFIG_MAPS, {"metadata": {"name": "prices", "namespace": "shop"}, "data": {"tea": "3"}})
         # An event is written with a lease, which is a right of its own in etcd.
@@ -97,7 +97,7 @@ async def test_data_outlive_a_restart_and_stay_below_the_prefix(
 
     await runtime.apply(tenant.component)
     await ready(runtime, tenant.component.name)
-    async with Client(tenant.administrator) as client:
+    async with Client(tenant.administrator, field_manager="kplane") as client:
         assert (await client.get(CONFIG_MAPS, "prices", namespace="shop"))["data"] == {"tea": "3"}
         assert (await client.get(EVENTS, "one", namespace="shop"))["reason"] == "Tested"
     assert await shared_etcd.keyspace.count(f"/clusters/{path}/") > 50
@@ -111,7 +111,7 @@ async def test_on_data_that_are_begun_the_first_answers_are_right(
 ) -> None:
     """Tokens, roles, discovery, custom resources, classes of priority: an API server that wakes has all of them."""
     tenant = await start_tenant(path)
-    async with Client(tenant.administrator) as client:
+    async with Client(tenant.administrator, field_manager="kplane") as client:
         await client.create(NAMESPACES, {"metadata": {"name": "shop"}})
         await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "keeper", "namespace": "shop"}})
         await client.create(ROLE_BINDINGS, _BINDING)
@@ -125,7 +125,10 @@ async def test_on_data_that_are_begun_the_first_answers_are_right(
         await runtime.stop(tenant.component.name)
         await runtime.apply(replace(tenant.component, readiness=early))
         await ready(runtime, tenant.component.name)
-        async with Client(keeper) as client, Client(tenant.administrator) as administrator:
+        async with (
+            Client(keeper, field_manager="kplane") as client,
+            Client(tenant.administrator, field_manager="kplane") as administrator,
+        ):
             cup = {"metadata": {"name": f"cup-{number}", "namespace": "shop"}}
             pod, groups, _, _, *before = await asyncio.gather(
                 client.create(PODS, {"metadata": {"name": f"pod-{number}", "namespace": "shop"}, "spec": _POD}),
@@ -168,11 +171,11 @@ async def test_credentials_of_one_tenant_are_worth_nothing_at_another(
 ) -> None:
     one, other = tenant, await start_tenant(path)
     settings: dict[str, Any] = {"admin": ADMIN_ACCOUNT, "controllers": Subject("User", CONTROLLERS_USER)}
-    async with Client(one.administrator) as client:
+    async with Client(one.administrator, field_manager="kplane") as client:
         await client.create(NAMESPACES, {"metadata": {"name": "shop"}})
         await bootstrap(client, admin_role="cluster-admin", **settings)
         token = await request_token(client, service_account=ADMIN_ACCOUNT.name, lifetime=dt.timedelta(hours=1))
-    async with Client(other.administrator) as client:
+    async with Client(other.administrator, field_manager="kplane") as client:
         await bootstrap(client, admin_role="cluster-admin", **settings)
         assert "shop" not in {item["metadata"]["name"] for item in (await client.list(NAMESPACES)).items}
 
@@ -182,14 +185,14 @@ async def test_credentials_of_one_tenant_are_worth_nothing_at_another(
         ClusterConfig(**there, client_certificate=certificate, client_key=key),
         ClusterConfig(**there, token=token.value),
     ):
-        async with Client(foreign) as client:
+        async with Client(foreign, field_manager="kplane") as client:
             with pytest.raises(Unauthorized):
                 await client.list(NAMESPACES)
 
 
 async def test_nobody_gets_more_than_health_without_credentials(tenant: Any) -> None:
     nobody = ClusterConfig(server=tenant.administrator.server, ca_data=tenant.administrator.ca_data)
-    async with Client(nobody) as client:
+    async with Client(nobody, field_manager="kplane") as client:
         for path in ("/livez", "/readyz", "/healthz"):
             await client.probe(path)
         for path in ("/version", "/api", "/openapi/v2", "/metrics", "/livez/etcd"):
@@ -220,7 +223,7 @@ async def test_renewed_certificates_are_served_without_a_restart(
         ((own_etcd.address.host, own_etcd.address.ports["client"]), renewed["server.crt"]),
     ):
         await eventually(lambda served_at=served_at: asyncio.to_thread(_served_at, *served_at), _is(file), timeout=120)
-    async with Client(tenant.administrator) as client:
+    async with Client(tenant.administrator, field_manager="kplane") as client:
         await client.create(NAMESPACES, {"metadata": {"name": "after"}})
     assert {name: runtime.state(name).pid for name in pids} == pids
 

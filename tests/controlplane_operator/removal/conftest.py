@@ -223,7 +223,7 @@ class Operator:
 async def client(api_server: Handle, namespaces_go_at_once: Any, unguarded: None) -> AsyncIterator[Mortal]:
     """A client of the administrator, who does here what the operator does: no policy tells them apart."""
     config = ClusterConfig.load(api_server.admin_kubeconfig)
-    async with Client(config) as reader:
+    async with Client(config, field_manager="kplane") as reader:
 
         async def waited_for(namespace: dict[str, Any]) -> bool:
             """Tell whether the control plane says that it waits for this: as it always does, of one that takes time."""
@@ -234,7 +234,7 @@ async def client(api_server: Handle, namespaces_go_at_once: Any, unguarded: None
             conditions = found.get("status", {}).get("conditions", ())
             return any(condition["reason"] in {"RemovingNamespace", "NamespaceDeleted"} for condition in conditions)
 
-        async with namespaces_go_at_once(config, due=waited_for), Mortal(config) as made:
+        async with namespaces_go_at_once(config, due=waited_for), Mortal(config, field_manager="kplane") as made:
             yield made
 
 

@@ -66,8 +66,8 @@ class Site:
 @pytest.fixture
 async def site(api_server: Handle, tmp_path: Path, eventually: Callable[..., Any]) -> AsyncIterator[Site]:
     async with (
-        Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client,
-        Client(ClusterConfig.load(api_server.operator_kubeconfig)) as operator,
+        Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client,
+        Client(ClusterConfig.load(api_server.operator_kubeconfig), field_manager="kplane") as operator,
     ):
         namespace = f"etcd-{secrets.token_hex(4)}"
         await client.create(NAMESPACES, {"metadata": {"name": namespace}})
@@ -91,4 +91,6 @@ def shared_etcd(own_etcd: Any) -> Any:
 @pytest.fixture
 def unreachable() -> Callable[[], Client]:
     """Make a client of an API server that is away."""
-    return lambda: Client(ClusterConfig(server="https://127.0.0.1:1", token="none"), timeout_seconds=1.0)
+    return lambda: Client(
+        ClusterConfig(server="https://127.0.0.1:1", token="none"), timeout_seconds=1.0, field_manager="kplane"
+    )

@@ -44,7 +44,7 @@ class Values(Etcd):
 
 @pytest.fixture
 async def client(api_server: Handle) -> AsyncIterator[Client]:
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as made:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as made:
         if not await made.exists(NAMESPACES, NAMESPACE):
             await made.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
         yield made

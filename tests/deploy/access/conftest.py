@@ -377,7 +377,7 @@ async def without_the_clusters_own(kube: Kubectl) -> AsyncIterator[None]:
 def acting(api_server: Handle) -> Client:
     """Send requests as the operator."""
     admin = ClusterConfig.load(api_server.admin_kubeconfig)
-    return Client(replace(admin, impersonation=Impersonation(OPERATOR)))
+    return Client(replace(admin, impersonation=Impersonation(OPERATOR)), field_manager="kplane")
 
 
 @pytest.fixture
@@ -432,7 +432,7 @@ async def status_refusal(api_server: Handle, token: str, status: dict[str, Any])
     """Patch the status of the registration with a token; what the API server says against it."""
     config = ClusterConfig.load(api_server.admin_kubeconfig)
     bearer = ClusterConfig(server=config.server, ca_data=config.ca_data, token=token)
-    async with Client(config) as admin, Client(bearer) as client:
+    async with Client(config, field_manager="kplane") as admin, Client(bearer, field_manager="kplane") as client:
         try:
             await client.patch(REGISTRATIONS, "access", {"status": status}, subresource="status")
         except ApiError as error:

@@ -103,7 +103,10 @@ ALLOWED = [
     ("patch", snapshot(finalizers=["controlplane.kplane.dev/finalizer"])),
     ("delete", snapshot("scheduled")),
     ("create", cluster_binding()),
-    ("create", role("default", apiGroups=[""], resources=["events"], resourceNames=None, verbs=EVENT_VERBS)),
+    *[
+        ("create", role("default", apiGroups=[group], resources=["events"], resourceNames=None, verbs=EVENT_VERBS))
+        for group in ("", "events.k8s.io")
+    ],
 ]
 
 DENIED = [
@@ -163,6 +166,10 @@ DENIED = [
     ("create", account("kplane-system")),
     ("create", binding(OTHER, user=ACCOUNT)),
     ("create", binding(OTHER, user="default", home=TENANT)),
+    *[
+        ("create", role(where, apiGroups=groups, resources=["events"], resourceNames=None, verbs=EVENT_VERBS))
+        for where, groups in ((OTHER, ["events.k8s.io"]), ("default", ["events.k8s.io", "apps"]))
+    ],
     ("create", role("default", name="events", resources=["events"], resourceNames=None, verbs=EVENT_VERBS)),
     ("create", cluster_role("another")),
     ("create", cluster_role("kplane-registration-4567", resourceNames=None)),

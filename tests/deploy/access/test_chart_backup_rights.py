@@ -66,7 +66,10 @@ async def backups(chart: Any, api_server: Handle) -> AsyncIterator[None]:
 
 def client(api_server: Handle, account: str) -> Client:
     user = f"system:serviceaccount:{HOME}:{RELEASE}-{account}"
-    return Client(replace(ClusterConfig.load(api_server.admin_kubeconfig), impersonation=Impersonation(user)))
+    return Client(
+        replace(ClusterConfig.load(api_server.admin_kubeconfig), impersonation=Impersonation(user)),
+        field_manager="kplane",
+    )
 
 
 @pytest.mark.usefixtures("backups")

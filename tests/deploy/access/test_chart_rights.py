@@ -57,6 +57,8 @@ OURS = "controlplane.kplane.dev"
 
 LEASE = "coordination.k8s.io/leases:kplane-operator"
 
+EVENTS = "events.k8s.io/events"
+
 MONITORS = "monitoring.coreos.com/servicemonitors"
 
 OPERATOR_MAY = [
@@ -99,7 +101,7 @@ OPERATOR_MAY = [
         for verb in ("list", "watch", "create", "patch", "delete")
     ],
     *[(verb, "serviceaccounts", TENANT) for verb in ("list", "watch", "create", "patch", "delete")],
-    *[(verb, "events", "default") for verb in ("get", "create", "patch")],
+    *[(verb, events, "default") for events in ("events", EVENTS) for verb in ("get", "create", "patch")],
     *[(verb, "configmaps", "kplane-system") for verb in ("list", "watch")],
     *[(verb, LEASE, "kube-system") for verb in ("get", "watch", "create", "update")],
 ]
@@ -161,7 +163,7 @@ LEASES = "coordination.k8s.io/leases"
 MCM_MAY = [
     *[(verb, f"{OURS}/controlplaneregistrations", "") for verb in ("list", "watch")],
     ("patch", f"{OURS}/controlplaneregistrations.status", ""),
-    *[(verb, "events", "default") for verb in ("get", "create", "patch")],
+    *[(verb, EVENTS, "default") for verb in ("get", "create", "patch")],
     *[(verb, LEASES, "kplane-system") for verb in ("list", "watch")],
     *[
         (verb, f"{LEASES}:{name}", "kplane-system")
@@ -184,8 +186,9 @@ MCM_MAY_NOT = [
     ("create", "secrets", TENANT),
     ("list", "namespaces", ""),
     ("list", "pods", "kplane-system"),
-    *[("create", "events", where) for where in (TENANT, "kplane-system", "")],
-    *[(verb, "events", "default") for verb in ("list", "delete", "update")],
+    *[("create", EVENTS, where) for where in (TENANT, "kplane-system", "")],
+    *[(verb, EVENTS, "default") for verb in ("list", "delete", "update")],
+    *[(verb, "events", "default") for verb in ("get", "create", "patch")],
     *[(verb, LEASE, "kube-system") for verb in ("get", "update", "patch", "delete")],
     *[("create", LEASES, where) for where in (TENANT, "kplane-system", "kube-system", "")],
 ]

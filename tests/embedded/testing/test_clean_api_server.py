@@ -103,7 +103,7 @@ def _everything(server: CleanServer) -> dict[str, Any]:
     """What an API server shows that is the same after every reset, of lists from its watch caches, as clients do."""
 
     async def read() -> dict[str, Any]:
-        async with Client(ClusterConfig.load(server.kubeconfig)) as client:
+        async with Client(ClusterConfig.load(server.kubeconfig), field_manager="kplane") as client:
             found: dict[str, Any] = {}
             for path in LISTS:
                 items = (await client.request("GET", path, params={"resourceVersion": "0"}))["items"]

@@ -147,7 +147,7 @@ def given() -> type[Given]:
 @pytest.fixture
 async def manager() -> Manager:
     """With such a provider, and two workers for each of its controllers."""
-    return Manager(None, Given(), workers=2)
+    return Manager(None, Given(), workers=2, name="test")
 
 
 @pytest.fixture

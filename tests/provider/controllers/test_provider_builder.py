@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kplane.provider import ClusterConfig, Leader, Manager, ProviderError, Resource
+from kplane.provider import ClusterConfig, Leader, Manager, ProviderError, Request, Resource
 from kplane.provider.client.resources import CONFIG_MAPS, REPLICA_SETS
 from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.controllers.builder import controller, engage, every_owner, metadata_only, predicates
@@ -36,7 +36,7 @@ async def reconcile(request):
 
 @pytest.fixture
 def manager():
-    return Manager(LOCAL, Nothing(), workers=3, group_kind_concurrency={"ReplicaSet.apps": 4, "Pod": 7})
+    return Manager(LOCAL, Nothing(), workers=3, group_kind_concurrency={"ReplicaSet.apps": 4, "Pod": 7}, name="test")
 
 
 async def watched(built, cluster):
@@ -171,7 +171,7 @@ def test_two_controllers_for_one_kind_need_two_names(manager):
         controller(manager).for_("v1/Pod").build(reconcile)
     two = controller(manager).for_("v1/Pod").named("pods").build(reconcile)
     assert manager.controllers == {"pod": one, "pods": two}
-    assert controller(Manager(None, Nothing())).for_("v1/Pod").build(reconcile).name == "pod"
+    assert controller(Manager(None, Nothing(), name="test")).for_("v1/Pod").build(reconcile).name == "pod"
 
 
 def test_no_reconciler_and_no_manager_are_refused(manager):
@@ -213,7 +213,7 @@ async def test_local_and_provider_clusters_are_chosen_apart_and_for_each_kind(ma
 @pytest.mark.parametrize(("provider", "local_on"), [(Nothing(), False), (None, True)])
 async def test_with_a_provider_its_clusters_are_watched_else_the_local_one(provider, local_on, fake_cluster):
     """Criterion 21: provider set: local off, provider clusters on; none set: local on."""
-    built = controller(Manager(LOCAL, provider)).for_("v1/Pod").build(reconcile)
+    built = controller(Manager(LOCAL, provider, name="test")).for_("v1/Pod").build(reconcile)
     assert await watched(built, fake_cluster("")) == (["Pod"] if local_on else [])
     assert await watched(built, fake_cluster("a")) == ([] if local_on else ["Pod"])
 
@@ -278,7 +278,7 @@ def test_a_resource_stands_for_a_kind_that_has_no_name_here(manager):
     ],
 )
 async def test_clusters_that_the_manager_does_not_have_cannot_be_watched(config, provider, choice, why):
-    manager = Manager(config, provider)
+    manager = Manager(config, provider, name="test")
     with pytest.raises(ProviderError, match=f"controller pod cannot watch v1/Pod: {why}"):
         controller(manager).for_("v1/Pod", choice).build(reconcile)
     assert manager.controllers == {}
@@ -294,15 +294,33 @@ async def test_a_controller_that_is_described_and_not_built_stops_the_manager(ma
 
 
 async def test_a_controller_of_another_manager_is_not_added(manager):
-    built = controller(Manager(LOCAL)).for_("v1/Pod").build(reconcile)
+    built = controller(Manager(LOCAL, name="test")).for_("v1/Pod").build(reconcile)
     with pytest.raises(ProviderError, match="controller pod was made for another manager"):
         manager.add(built)
 
 
 def test_classes_in_place_of_instances_are_refused():
     with pytest.raises(ProviderError, match="Nothing is a class: give Manager an instance of it as the provider"):
-        Manager(LOCAL, Nothing)
+        Manager(LOCAL, Nothing, name="test")
     with pytest.raises(ProviderError, match="Leader is a class: give Manager an instance of it as the coordinator"):
-        Manager(LOCAL, coordinator=Leader)
+        Manager(LOCAL, coordinator=Leader, name="test")
     with pytest.raises(ProviderError, match="Manager is a class: give controller"):
         controller(Manager)
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, 0.05), (0.01, 0.01)], ids=["the manager's", "its own"])
+async def test_reconcile_has_the_time_of_its_manager_or_its_own(given, work, eventually, caplog, own, expected):
+    channel = Channel()
+    manager = Manager(None, given(), reconcile_timeout_seconds=0.05)
+    builder = controller(manager).named("x").watches_raw(channel)
+    built = builder.with_options(timeout_seconds=own).build(work.reconcile)
+    work.gates["slow"] = asyncio.Event()
+    async with manager:
+        channel.put(Request("a", "ns", "slow"))
+        await eventually(lambda: built.stats.timeouts)
+    assert f"it took longer than {expected:g} s" in caplog.text
+
+
+async def test_manager_without_time_for_reconciles_is_refused():
+    with pytest.raises(ProviderError, match="a reconcile cannot be given 0 s"):
+        Manager(None, reconcile_timeout_seconds=0)

@@ -37,7 +37,7 @@ async def test_a_cluster_that_vanishes_in_the_middle_of_a_reconcile_is_no_failur
     fake_cluster, eventually, fleet, given, caplog
 ):
     """Criterion 28: the cluster goes while it is worked on: its reconcile ends with no error and no retry."""
-    manager, seen, gate = Manager(None, given()), [], asyncio.Event()
+    manager, seen, gate = Manager(None, given(), name="test"), [], asyncio.Event()
 
     async def reconcile(request):
         seen.append(("begins", manager.get_cluster(request.cluster).name))
@@ -124,7 +124,7 @@ async def test_a_request_for_a_cluster_that_is_not_ready_waits_until_it_is(
 ):
     """Criterion 71: a request for a known but not ready cluster is parked and runs on engagement, not dropped."""
     coordinator, channel = Later(), Channel()
-    manager = Manager(None, given(), coordinator=coordinator)
+    manager = Manager(None, given(), coordinator=coordinator, name="test")
     built = controller(manager).named("x").watches_raw(channel).build(work.reconcile)
     async with fleet(manager) as given:
         await given.add_or_replace(fake_cluster("a"))
@@ -143,7 +143,7 @@ async def test_what_is_under_way_ends_in_the_time_that_the_coordinator_has(
 ):
     """Criterion 75: before a fence runs out, whatever grace the controller gives."""
     coordinator, channel = Later(), Channel()
-    manager = Manager(None, given(), coordinator=coordinator)
+    manager = Manager(None, given(), coordinator=coordinator, name="test")
     controller(manager).named("x").watches_raw(channel).with_options(grace_seconds=60).build(work.reconcile)
     work.gates["stuck"] = asyncio.Event()
     async with fleet(manager) as given:
@@ -162,7 +162,7 @@ async def test_what_waits_for_a_cluster_that_goes_is_thrown_away(
 ):
     monkeypatch.setattr("kplane.provider.controllers.multicluster._SWEEP_SECONDS", 0.01)
     coordinator, channel = Later(), Channel()
-    manager = Manager(None, given(), coordinator=coordinator)
+    manager = Manager(None, given(), coordinator=coordinator, name="test")
     built = controller(manager).named("x").watches_raw(channel).build(work.reconcile)
     async with fleet(manager) as given:
         for name in ("a", "b"):
@@ -185,7 +185,7 @@ async def test_what_is_asked_for_while_a_cluster_is_nobodys_yet_is_done_when_it_
     monkeypatch.setattr("kplane.provider.controllers.multicluster._SWEEP_SECONDS", 0.01)
     coordinator, channel = Later(), Channel()
     coordinator.mine = lambda cluster: False
-    manager = Manager(None, given(), coordinator=coordinator)
+    manager = Manager(None, given(), coordinator=coordinator, name="test")
     built = controller(manager).named("x").watches_raw(channel).build(work.reconcile)
     async with fleet(manager) as given:
         await given.add_or_replace(fake_cluster("a"))
@@ -203,7 +203,7 @@ async def test_a_reconcile_begins_only_while_this_process_may_work(
     """Criterion 61: ownership is asked at dispatch: what is somebody else's is not begun, nor lost where it is ours."""
     monkeypatch.setattr("kplane.provider.controllers.multicluster._SWEEP_SECONDS", 0.01)
     coordinator = Later()
-    manager = Manager(None, given(), coordinator=coordinator)
+    manager = Manager(None, given(), coordinator=coordinator, name="test")
     built = controller(manager).for_(CONFIG_MAPS).build(work.reconcile)
     async with fleet(manager) as given:
         cluster = fake_cluster("a")
@@ -226,7 +226,7 @@ async def test_what_turns_out_not_to_be_ours_waits_and_other_clusters_are_a_fail
     work, fake_cluster, eventually, fleet, given
 ):
     coordinator = Later()
-    manager = Manager(None, given(), coordinator=coordinator)
+    manager = Manager(None, given(), coordinator=coordinator, name="test")
 
     async def reconcile(request):
         await work.reconcile(request)

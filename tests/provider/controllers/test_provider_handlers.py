@@ -6,11 +6,19 @@ import asyncio
 
 import pytest
 
-from kplane.provider import ProviderError, Request
+from kplane.provider import Manager, ObjectKey, ProviderError, Request
 from kplane.provider.client.resources import CONFIG_MAPS, SECRETS
 from kplane.provider.controllers.builder import controller, every_owner, predicates
-from kplane.provider.controllers.handlers import enqueue_mapped, enqueue_object, enqueue_owner
+from kplane.provider.controllers.handlers import Delayed, enqueue_mapped, enqueue_object, enqueue_owner
 from kplane.provider.controllers.predicates import in_namespaces, on_events
+from kplane.provider.providers.clusters import ClustersProvider
+from kplane.provider.testing import FakeCluster, SteeredLoop
+
+
+@pytest.fixture
+def steered():
+    with asyncio.Runner(loop_factory=SteeredLoop) as runner:
+        yield runner.run
 
 
 async def test_what_a_mapping_returns_is_of_the_events_cluster_unless_preserved(
@@ -37,6 +45,36 @@ async def test_what_a_mapping_returns_is_of_the_events_cluster_unless_preserved(
         clusters[0].mirror(SECRETS).put("preserved")
         expected = [Request("a", "", "mapped"), Request("a", "", "preserved"), Request("b", "", "preserved")]
         await eventually(lambda: sorted(work.asked), lambda asked: asked == expected)
+
+
+def test_a_delayed_request_is_reconciled_when_it_is_due(steered):
+    async def scenario():
+        fleet, one, seen = ClustersProvider(), FakeCluster("one"), []
+        loop = asyncio.get_running_loop()
+
+        async def reconcile(request):
+            seen.append((request.name, round(loop.time() - began)))
+
+        def handler(cluster, event):
+            yield Delayed(Request(cluster.name, event.namespace, "hour"), 3600)
+            yield Delayed(Request(cluster.name, event.namespace, "minute"), 60)
+            yield Request(cluster.name, event.namespace, "now")
+
+        def mapped(cluster, found):
+            return [Delayed(ObjectKey("x", "key"), 30), Delayed(Request("elsewhere", "x", "request"), 90)]
+
+        manager = Manager(None, fleet)
+        builder = controller(manager).named("x").watches(SECRETS, handler)
+        builder.watches(SECRETS, enqueue_mapped(mapped)).build(reconcile)
+        async with manager:
+            await fleet.add(one)
+            await one.cache.list(SECRETS)
+            began = loop.time()
+            await one.client.create(SECRETS, {"metadata": {"name": "s", "namespace": "default"}})
+            await asyncio.sleep(7200)
+        return seen
+
+    assert steered(scenario()) == [("now", 0), ("key", 30), ("minute", 60), ("request", 90), ("hour", 3600)]
 
 
 def test_a_mapping_that_would_have_to_be_awaited_is_refused():

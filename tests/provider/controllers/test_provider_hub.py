@@ -47,7 +47,7 @@ class Process:
 
     def __init__(self, given, work, fake_cluster):
         self.coordinator = Sharing()
-        self.manager = Manager(ClusterConfig("https://127.0.0.1:1"), given(), coordinator=self.coordinator)
+        self.manager = Manager(ClusterConfig("https://127.0.0.1:1"), given(), coordinator=self.coordinator, name="test")
         self.local, self.members = fake_cluster(""), {name: fake_cluster(name) for name in CLUSTERS}
         self.local_objects = engage(local=True, provider=False)
         self.controller = (

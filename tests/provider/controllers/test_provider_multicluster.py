@@ -287,7 +287,7 @@ async def test_one_whose_source_does_not_start_is_tried_again_and_delays_nobody(
 async def test_a_later_watch_that_does_not_start_in_one_cluster_starts_in_others_and_there_later(
     manager, work, fake_cluster, eventually, caplog, fleet, monkeypatch
 ):
-    monkeypatch.setattr("kplane.provider.controllers.multicluster._RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("kplane.provider.controllers.engaged._RETRY_SECONDS", 0.01)
     tries = []
 
     def wanted(name, cluster):
@@ -314,7 +314,7 @@ async def test_a_later_watch_that_does_not_start_in_one_cluster_starts_in_others
 async def test_a_later_watch_is_not_tried_again_in_a_cluster_that_went(
     manager, work, fake_cluster, eventually, fleet, monkeypatch
 ):
-    monkeypatch.setattr("kplane.provider.controllers.multicluster._RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("kplane.provider.controllers.engaged._RETRY_SECONDS", 0.01)
     tries = []
 
     def wanted(name, cluster):

@@ -51,7 +51,7 @@ class Reconciler:
     ids=["request", "both", "object", "method", "bound", "partial", "decorated"],
 )
 async def test_what_takes_a_request_or_a_request_and_its_cluster_reconciles(reconcile):
-    assert controller(Manager(LOCAL)).for_("v1/Pod").build(reconcile).name == "pod"
+    assert controller(Manager(LOCAL, name="test")).for_("v1/Pod").build(reconcile).name == "pod"
 
 
 def plain(request):
@@ -77,7 +77,7 @@ async def of_three(request, cluster, more):
     ],
 )
 async def test_what_cannot_reconcile_is_refused_when_it_is_given(reconcile, why):
-    manager = Manager(LOCAL)
+    manager = Manager(LOCAL, name="test")
     with pytest.raises(ProviderError, match=why):
         controller(manager).for_("v1/Pod").build(reconcile)
     assert manager.controllers == {}

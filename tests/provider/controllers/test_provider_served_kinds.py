@@ -37,7 +37,7 @@ def serving(fake_cluster, monkeypatch):
 async def test_a_kind_is_watched_in_each_cluster_as_soon_as_it_serves_it(
     manager, work, serving, eventually, fleet, monkeypatch, caplog
 ):
-    monkeypatch.setattr("kplane.provider.controllers.multicluster._RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("kplane.provider.controllers.engaged._RETRY_SECONDS", 0.01)
     controller(manager).for_(WIDGET).build(work.reconcile)
     async with fleet(manager) as given:
         late, early = serving("late", served=False), serving("early")

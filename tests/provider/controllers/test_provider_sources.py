@@ -29,7 +29,7 @@ async def test_raw_sources_run_whatever_clusters_there_are_and_again_when_they_f
             add(Request("", "failing", "x"))
             raise ValueError("odd")
 
-    manager = Manager(None)
+    manager = Manager(None, name="test")
     channel.put(Request("", "early", "x"))
     channel.put(Request("", "early", "x"))
     built = controller(manager).named("x").watches_raw(channel).watches_raw(Poll(ask, every_seconds=0.02))
@@ -39,7 +39,7 @@ async def test_raw_sources_run_whatever_clusters_there_are_and_again_when_they_f
         await eventually(lambda: collections.Counter(work.asked)[Request("", "failing", "x")], lambda count: count > 1)
         channel.put(Request("", "late", "x"))
         late = Channel()
-        built.watch_raw(late)
+        built.watch(late)
         late.put(Request("", "later", "x"))
         await eventually(lambda: Request("", "later", "x") in work.asked)
     counts = collections.Counter(each.namespace for each in work.asked)

@@ -113,9 +113,11 @@ class World:
 class Process:
     """One of them: started again when it ends, as a container is."""
 
-    def __init__(self, number: int, world: World, *, chance: random.Random, drift: float) -> None:
+    def __init__(self, number: int, world: World, *, chance: random.Random, drift: float, remembers: bool) -> None:
         self.number = number
         self.world = world
+        self.remembers = remembers
+        """Whether it stands for election again after the loss of its Lease, and is not started anew."""
         self.link = world.link(chance)
         self.runs = itertools.count()
         self.slow_end = 0.0
@@ -131,9 +133,11 @@ class Process:
             self._task = asyncio.create_task(self._live())
 
     async def _live(self) -> None:
+        lease: Lease | None = None
         while True:
-            name = f"process-{self.number}-{next(self.runs)}"
-            lease = Lease(self.link, namespace="ns", name="lease", identity=name, now=self.now)  # type: ignore[arg-type]
+            if lease is None or not self.remembers:
+                name = f"process-{self.number}-{next(self.runs)}"
+                lease = Lease(self.link, namespace="ns", name="lease", identity=name, strict=True, now=self.now)  # type: ignore[arg-type]
             self.election = Election(lease, on_overrun=None, now=self.now)
             with contextlib.suppress(LeaseLost):
                 await self.election.run(self._work(name, lease))
@@ -223,14 +227,22 @@ def mend(process: Process) -> None:
 
 
 async def story(
-    new_wire: Wires, events: list[tuple[float, str, int]], *, drifts: list[float], seed: int, blank: bool
+    new_wire: Wires,
+    events: list[tuple[float, str, int]],
+    *,
+    drifts: list[float],
+    seed: int,
+    blank: bool,
+    remembers: bool = False,
 ) -> World:
     server = Server()
     if blank:
         server.put({"metadata": {"namespace": "ns", "name": "lease"}, "spec": {}})
     world = World(server, new_wire)
     chance = random.Random(seed)
-    processes = [Process(number, world, chance=chance, drift=drift) for number, drift in enumerate(drifts)]
+    processes = [
+        Process(number, world, chance=chance, drift=drift, remembers=remembers) for number, drift in enumerate(drifts)
+    ]
     for process in processes:
         process.start()
     for seconds, what, number in events:
@@ -250,6 +262,7 @@ async def story(
     drifts=st.lists(st.floats(-DRIFT, DRIFT), min_size=PROCESSES, max_size=PROCESSES),
     seed=st.integers(0, 1000),
     blank=st.booleans(),
+    remembers=st.booleans(),
 )
 def test_never_do_two_work_at_once(
     made_up_time: type[asyncio.AbstractEventLoop],
@@ -258,9 +271,11 @@ def test_never_do_two_work_at_once(
     drifts: list[float],
     seed: int,
     blank: bool,
+    remembers: bool,
 ) -> None:
     with asyncio.Runner(loop_factory=made_up_time) as runner:
-        world = runner.run(story(new_wire, events, drifts=drifts, seed=seed, blank=blank))
+        scenario = story(new_wire, events, drifts=drifts, seed=seed, blank=blank, remembers=remembers)
+        world = runner.run(scenario)
     assert world.together == []
     assert world.working == set()
 
@@ -293,7 +308,10 @@ async def holder_and_next(new_wire: Wires, seed: int) -> AsyncIterator[tuple[Pro
     server = Server()
     server.put({"metadata": {"namespace": "ns", "name": "lease"}, "spec": {}})
     world, chance = World(server, new_wire), random.Random(seed)
-    first, second = (Process(number, world, chance=chance, drift=drift) for number, drift in enumerate((-DRIFT, DRIFT)))
+    first, second = (
+        Process(number, world, chance=chance, drift=drift, remembers=False)
+        for number, drift in enumerate((-DRIFT, DRIFT))
+    )
     first.start()
     await asyncio.sleep(1.0)
     second.start()

@@ -173,12 +173,12 @@ def controllers(api_server: Handle, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 async def cluster(api_server: Handle, controllers: None, eventually: Callable) -> AsyncIterator[Cluster]:
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         yield Cluster(client, eventually)
 
 
 @pytest.fixture
 async def idle_cluster(api_server: Handle, eventually: Callable) -> AsyncIterator[Cluster]:
     """A cluster whose controllers make no pods."""
-    async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+    async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="kplane") as client:
         yield Cluster(client, eventually)

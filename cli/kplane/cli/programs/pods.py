@@ -13,7 +13,6 @@ from typing import Any, Final, Self
 from kplane.api import ControlPlaneRegistration, RegistrationMode, Service, quantity
 from kplane.api.names import management_namespace
 from kplane.cli.programs.base import Log, Program, Replica
-from kplane.client.text import read_text, stream_lines
 from kplane.controlplane_operator.component_names import mcm_name
 from kplane.mcm.describe.controllers import PROGRAM as CONTROLLERS_LOGGER
 from kplane.mcm.describe.kinds import InstanceKind
@@ -33,7 +32,6 @@ _HTTP: Final = "http"
 _METRICS: Final = "/apis/metrics.k8s.io/v1beta1/pods"
 _ASK_SECONDS: Final = 5.0
 """A NetworkPolicy drops what the API server passes on, and nothing answers."""
-_READ_SECONDS: Final = 120.0
 _SEARCHED_LINES: Final = 50_000
 """So many lines of the log of mcm are searched for those of one instance."""
 _IN_FILES: Final = (
@@ -119,7 +117,7 @@ class Pods:
         if serving is None:
             raise NotFound(404, "NotFound", f"pod {replica.name} has no port {_HTTP}")
         base = PODS.path(f"{replica.name}:{serving.port}", namespace=self._namespace, subresource="proxy")
-        return await read_text(self._client, base + path, timeout_seconds=_ASK_SECONDS)
+        return await self._client.text(base + path, timeout_seconds=_ASK_SECONDS)
 
     def log(self, replica: Replica) -> Log:
         """Return the log of the container of a pod that serves, else of the only one."""
@@ -223,11 +221,9 @@ class _PodLog:
 
     async def lines(self, *, last: int | None, follow: bool) -> AsyncGenerator[str, None]:
         """Yield the last lines, or all for None; with `follow`, then each new one until the container ends."""
-        path = PODS.path(self.name, namespace=self.namespace, subresource="log")
-        params = {"container": self.container, "tailLines": last, "follow": True if follow else None}
-        seconds = None if follow else _READ_SECONDS
-        streamed = stream_lines(self.client, path, params=params, timeout_seconds=seconds)
-        async with contextlib.aclosing(streamed) as lines:
+        async with self.client.pods.log_lines(
+            self.name, namespace=self.namespace, container=self.container, tail_lines=last, follow=follow
+        ) as lines:
             async for line in lines:
                 yield line
 

@@ -139,14 +139,14 @@ class Installation:
 
     async def _apply(self, resource: Resource, obj: Object) -> None:
         try:
-            await self._client.apply(resource, obj, field_manager=FIELD_MANAGER)
+            await self._client.apply(resource, obj, field_manager=FIELD_MANAGER, force=True)
         except Invalid:
             if resource.kind not in _REPLACED:
                 raise
             # A user made it anew with another role, which cannot be changed.
             with contextlib.suppress(NotFound):
                 await self._client.delete(resource, obj["metadata"]["name"], namespace=obj["metadata"].get("namespace"))
-            await self._client.apply(resource, obj, field_manager=FIELD_MANAGER)
+            await self._client.apply(resource, obj, field_manager=FIELD_MANAGER, force=True)
 
     async def _place(self, obj: Object, *, is_new: bool) -> tuple[Resource, ObjectId, Object] | None:
         resource = await self._discovery.find(obj["apiVersion"], obj["kind"])

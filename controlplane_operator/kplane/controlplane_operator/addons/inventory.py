@@ -111,7 +111,7 @@ class Inventory:
             "metadata": {"name": _name(addon), "namespace": TENANT_NAMESPACE, "labels": {_LABEL: "true"}},
             "data": {_ADDON: addon, _OBJECTS: _written(objects)},
         }
-        await self._client.apply(CONFIG_MAPS, body, field_manager=FIELD_MANAGER)
+        await self._client.apply(CONFIG_MAPS, body, field_manager=FIELD_MANAGER, force=True)
         self._known[addon] = objects
 
     async def drop(self, addon: str) -> None:

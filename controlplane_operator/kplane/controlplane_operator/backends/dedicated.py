@@ -13,10 +13,11 @@ from kplane.controlplane_operator.backends.api_server_runner import ApiServerRun
 from kplane.controlplane_operator.backends.base import Provision, VersionLag, data_errors, runtime_errors, start_errors
 from kplane.controlplane_operator.backends.class_settings import scheduling_of, takes_our_tokens
 from kplane.controlplane_operator.backends.etcd import ETCD_PORTS, EtcdAccess, client_url
-from kplane.controlplane_operator.backends.lost_data import data_lost, expected_identity, is_used
+from kplane.controlplane_operator.backends.lost_data import data_lost
 from kplane.controlplane_operator.backends.members import DedicatedEtcd, EtcdKeys, EtcdMembers
 from kplane.controlplane_operator.backends.proxy import PROXY_PROCESS, ProxyProgram
 from kplane.controlplane_operator.backends.restore import Restorer
+from kplane.controlplane_operator.backends.served_data import given_up, served_data
 from kplane.controlplane_operator.backends.trial import try_scheduling
 from kplane.controlplane_operator.backends.versions import ApiServerPlanner
 from kplane.controlplane_operator.component_names import MOST_ETCD_MEMBERS, apiserver_name, etcd_name
@@ -146,12 +147,12 @@ class DedicatedProvisioner:
         published, phase = control_plane.status.endpoint is not None, self._api_servers.phase(control_plane)
         pair = issue_client(etcd.ground.authorities.etcd, user=_ETCD_ROOT)
         credentials = HeldCredentials(ca=etcd.keys.ca, certificate=pair.certificate, key=pair.key)
-        expected, used = expected_identity(control_plane), is_used(control_plane)
+        served, lost = served_data(control_plane), given_up(control_plane)
         for address in etcd.members.voters:
             endpoint = client_url(address)
             async with Client(endpoint, credentials=credentials, timeout_seconds=_LOOK_SECONDS) as client:
                 try:
-                    return await identify(client, f"{_PREFIX}/", expected=expected, used=used)
+                    return await identify(client, f"{_PREFIX}/", served=served, given_up=lost)
                 except DataLost as error:
                     if phase is not Phase.ABSENT:
                         with runtime_errors(Reason.DATA_LOST):

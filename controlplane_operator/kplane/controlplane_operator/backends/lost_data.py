@@ -10,18 +10,7 @@ from kplane.api.names import ACCEPT_DATA_LOSS_ANNOTATION
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.status.errors import ConditionError
 
-__all__ = ["accepted_value", "data_lost", "expected_identity", "is_used"]
-
-
-def expected_identity(control_plane: ControlPlane) -> str | None:
-    """Return the identity that the data have to have; None before they have one, and after a user accepted the loss."""
-    return None if _is_accepted(control_plane) else control_plane.status.data_identity
-
-
-def is_used(control_plane: ControlPlane) -> bool:
-    """Tell whether an API server has served the data before, so that an empty etcd is not the one that it was."""
-    known = control_plane.status.endpoint is not None or control_plane.status.data_identity is not None
-    return known and not _is_accepted(control_plane)
+__all__ = ["accepted_value", "data_lost", "is_accepted"]
 
 
 def data_lost(control_plane: ControlPlane, *, told: str) -> ConditionError:
@@ -39,5 +28,6 @@ def accepted_value(control_plane: ControlPlane) -> str:
     return control_plane.status.data_identity or control_plane.metadata.uid or ""
 
 
-def _is_accepted(control_plane: ControlPlane) -> bool:
+def is_accepted(control_plane: ControlPlane) -> bool:
+    """Tell whether a user accepted the loss of the data that the status names."""
     return control_plane.metadata.annotations.get(ACCEPT_DATA_LOSS_ANNOTATION) == accepted_value(control_plane)

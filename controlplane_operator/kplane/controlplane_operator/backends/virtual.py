@@ -15,10 +15,11 @@ from kplane.controlplane_operator.backends.apiserver import API_SERVER
 from kplane.controlplane_operator.backends.base import AccountUid, Provision, data_errors, runtime_errors, start_errors
 from kplane.controlplane_operator.backends.class_settings import takes_our_tokens
 from kplane.controlplane_operator.backends.etcd import EtcdAccess
-from kplane.controlplane_operator.backends.lost_data import data_lost, expected_identity, is_used
+from kplane.controlplane_operator.backends.lost_data import data_lost
 from kplane.controlplane_operator.backends.prefix_claims import PrefixClaims, etcd_user, owner_of, prefix_of, whose
 from kplane.controlplane_operator.backends.proxy import PROXY_PROCESS, ProxyProgram
 from kplane.controlplane_operator.backends.restore import Restorer
+from kplane.controlplane_operator.backends.served_data import given_up, served_data
 from kplane.controlplane_operator.backends.templates import Templates
 from kplane.controlplane_operator.backends.versions import ApiServerPlan, ApiServerPlanner
 from kplane.controlplane_operator.component_names import template_name
@@ -291,12 +292,14 @@ class VirtualProvisioner:
                 return await self._required().shared.keyspace.identify(
                     prefix_of(control_plane),
                     owner=owner_of(control_plane),
-                    expected=expected_identity(control_plane),
-                    used=is_used(control_plane),
+                    served=served_data(control_plane),
+                    given_up=given_up(control_plane),
                 )
             except PrefixLost as error:
                 if phase is not Phase.ABSENT:
                     await self._api_servers.stop(control_plane)
+                # Whatever took the data may have taken the owner key. A claim of the next pass writes it again.
+                self._required().access.forget(etcd_user(control_plane.metadata.uid))
                 raise data_lost(control_plane, told=str(error)) from error
             except KeyspaceError:
                 if not published or phase is not Phase.READY:

@@ -106,7 +106,7 @@ async def _saved(given: argparse.Namespace) -> None:
         )
         objects = None
         if to:
-            client = await stack.enter_async_context(Client(ClusterConfig.in_cluster()))
+            client = await stack.enter_async_context(Client(ClusterConfig.in_cluster(), field_manager="kplane"))
             objects = collect(client, namespace=given.namespace, etcd_secret=given.etcd_secret)
         await save(etcd, objects=objects, storage=storage, to=to, keep=given.keep, say=_say)
 

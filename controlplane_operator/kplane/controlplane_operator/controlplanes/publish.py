@@ -55,7 +55,9 @@ async def ensure_endpoint(context: OperatorContext, control_plane: ControlPlane,
             " delete it, or give the control plane another name",
         )
     if any(known["spec"].get(field) != url for field, url in spec.items()):
-        store.apply(await context.client.apply(CONTROL_PLANE_ENDPOINTS, _owned(store.resource, control_plane, spec)))
+        store.apply(
+            await context.client.apply(CONTROL_PLANE_ENDPOINTS, _owned(store.resource, control_plane, spec), force=True)
+        )
 
 
 async def ensure_default_registration(

@@ -133,7 +133,7 @@ class ServiceMonitors:
         if known == digest and time.monotonic() < until:
             return
         try:
-            await self._context.client.apply(SERVICE_MONITORS, body)
+            await self._context.client.apply(SERVICE_MONITORS, body, force=True)
         except ApiError as error:
             where, advice = secret["metadata"]["namespace"], ""
             if isinstance(error, NotFound):

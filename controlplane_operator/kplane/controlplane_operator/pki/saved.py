@@ -58,7 +58,7 @@ class SavedKeys:
             },
         }
         body = {"metadata": metadata, "type": "Opaque", "data": dict(data or {})}
-        written = await self._context.client.apply(SECRETS, body)
+        written = await self._context.client.apply(SECRETS, body, force=True)
         self._context.stores.secrets.apply(written)
         return written
 

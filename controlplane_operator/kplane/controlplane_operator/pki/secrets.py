@@ -163,7 +163,7 @@ async def _change(context: OperatorContext, body: Object, *, never: Collection[s
         return None
 
 
-def _written(secret: Object, *path: str, manager: str) -> set[str]:
+def _written(secret: Object, *path: str, manager: str | None) -> set[str]:
     """Return the entries of a mapping that the manager wrote, as the API server notes."""
     names: set[str] = set()
     for entry in secret["metadata"].get("managedFields", ()):

@@ -137,7 +137,7 @@ class McmIdentities:
 
     async def _ensure_account(self, account: Account, *, labels: dict[str, str]) -> None:
         body = {"metadata": {**account._asdict(), "labels": labels}, "automountServiceAccountToken": False}
-        uid = (await self._client.apply(SERVICE_ACCOUNTS, body))["metadata"]["uid"]
+        uid = (await self._client.apply(SERVICE_ACCOUNTS, body, force=True))["metadata"]["uid"]
         if self._uids.get(account) != uid:
             # Tokens of a deleted ServiceAccount are worthless.
             self._tokens.pop(account, None)
@@ -210,7 +210,7 @@ def _rights(
     yield CLUSTER_ROLES, {"metadata": metadata, "rules": rules}
     yield CLUSTER_ROLE_BINDINGS, _binding(metadata, kind="ClusterRole", account=account)
     events = {**metadata, "namespace": _EVENTS_NAMESPACE}
-    rules = [{"apiGroups": [""], "resources": ["events"], "verbs": ["get", "create", "patch"]}]
+    rules = [{"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["get", "create", "patch"]}]
     yield ROLES, {"metadata": events, "rules": rules}
     yield ROLE_BINDINGS, _binding(events, kind="Role", account=account)
 

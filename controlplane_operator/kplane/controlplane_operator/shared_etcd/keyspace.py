@@ -21,6 +21,7 @@ from kplane.data import (
     Original,
     Owner,
     Permission,
+    ServedData,
     Template,
     Usage,
     ValueUnreadable,
@@ -234,12 +235,12 @@ class Keyspace:
         with _told():
             await claim(self._client, _checked(prefix), owner=owner, known=known)
 
-    async def identify(self, prefix: str, *, owner: Owner, expected: str | None, used: bool) -> str:
-        """Return the identity of the owner's data, which get one if they have none. Raises PrefixLost."""
+    async def identify(self, prefix: str, *, owner: Owner, served: ServedData | None, given_up: str | None) -> str:
+        """Return the identity of the owner's data, as `kplane.data.identify` does. Raises PrefixLost."""
         with _told():
             checked = _checked(prefix)
             guard = [owned_by(checked, owner)]
-            return await identify(self._client, checked, expected=expected, used=used, only_if=guard)
+            return await identify(self._client, checked, served=served, given_up=given_up, only_if=guard)
 
     async def take_over(self, prefix: str, *, former: Owner | None, owner: Owner) -> None:
         """Make a prefix with its keys the owner's, if `former` has it still. Raises PrefixNotOwned."""

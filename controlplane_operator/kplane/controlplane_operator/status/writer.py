@@ -160,7 +160,7 @@ class StatusWriter:
                 body = {"metadata": metadata, "status": _with_remainders(after, foreign)}
                 # By force, because a field of ours may have another owner, such as a time.
                 stored = await self._client.apply(
-                    store.resource, body, subresource="status", field_manager=FIELD_MANAGER
+                    store.resource, body, subresource="status", field_manager=FIELD_MANAGER, force=True
                 )
             except NotFound:
                 return None, foreign

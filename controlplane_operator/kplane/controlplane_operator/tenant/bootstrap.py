@@ -195,7 +195,7 @@ async def _former_role(client: Client) -> str | None:
 
 async def _apply_account(client: Client, name: str, *, labels: dict[str, str]) -> None:
     body = {"metadata": {"name": name, "namespace": TENANT_NAMESPACE, "labels": labels}}
-    await client.apply(SERVICE_ACCOUNTS, body, field_manager=_FIELD_MANAGER)
+    await client.apply(SERVICE_ACCOUNTS, body, field_manager=_FIELD_MANAGER, force=True)
 
 
 async def _bind(client: Client, binding: Binding, *, labels: dict[str, str]) -> None:

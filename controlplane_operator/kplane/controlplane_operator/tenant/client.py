@@ -40,7 +40,7 @@ def tenant_client(
     most 96 MiB of memory, without answers below 64 KiB. Beyond that it raises AnswerTooLarge.
     """
     seconds = _CALL_SECONDS if timeout_seconds is None else timeout_seconds
-    return Client(config, timeout_seconds=seconds, connections=connections, limits=_LIMITS)
+    return Client(config, timeout_seconds=seconds, field_manager="kplane", connections=connections, limits=_LIMITS)
 
 
 def reported_version(answer: Any) -> str:

@@ -87,7 +87,7 @@ async def apply_flow_schemas(client: Client, *, admin: Subject, controllers: Sub
     with contextlib.suppress(NotFound):
         for resource, name, spec in objects:
             body = {"metadata": {"name": name, "labels": dict(MANAGED_LABELS)}, "spec": spec}
-            await client.apply(resource, body, field_manager=_FIELD_MANAGER)
+            await client.apply(resource, body, field_manager=_FIELD_MANAGER, force=True)
 
 
 def count_user_requests(table: str) -> int:

@@ -130,9 +130,9 @@ async def _grant_last_right(client: Client, *, owner: str | None) -> None:
     }
     subject = {"kind": "ServiceAccount", "name": CONTROLLERS_ACCOUNT.name, "namespace": TENANT_NAMESPACE}
     role_ref = {"apiGroup": RBAC, "kind": "Role", "name": _LAST_RIGHT}
-    await client.apply(ROLES, {"metadata": metadata, "rules": [rule]}, field_manager=_FIELD_MANAGER)
+    await client.apply(ROLES, {"metadata": metadata, "rules": [rule]}, field_manager=_FIELD_MANAGER, force=True)
     binding = {"metadata": metadata, "roleRef": role_ref, "subjects": [subject]}
-    await client.apply(ROLE_BINDINGS, binding, field_manager=_FIELD_MANAGER)
+    await client.apply(ROLE_BINDINGS, binding, field_manager=_FIELD_MANAGER, force=True)
 
 
 async def revoke_issued(administrator: ClusterConfig) -> None:

@@ -247,6 +247,7 @@ class TenantLease:
                 config,
                 timeout_seconds=self._timeout_seconds,
                 connect_timeout_seconds=self._timeout_seconds,
+                field_manager="mcm",
                 limits=_WEBHOOK_LIMITS,
             )
         elif self._client.config != config:
@@ -268,6 +269,7 @@ class TenantLease:
                 name=self._program,
                 identity=self._identity,
                 timings=TIMINGS,
+                strict=True,
                 patience=self._patience,
                 now=self._now,
             )

@@ -98,7 +98,7 @@ async def coordinating(
         yield Basic()
         return
     # Of its own: a renewal must not wait until registrations are told something.
-    async with Client(config, timeout_seconds=sharding.timings.call_seconds) as client:
+    async with Client(config, timeout_seconds=sharding.timings.call_seconds, field_manager="kplane") as client:
         yield sharding.coordinator(client, unused=unused)
 
 

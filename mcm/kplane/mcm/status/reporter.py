@@ -420,7 +420,9 @@ class StatusReporter:
 
     async def _write(self, name: str, subject: _Subject, body: dict[str, Any]) -> None:
         async with self._turn(name):
-            subject.answer = await self._client.apply(REGISTRATIONS, body, subresource="status", field_manager=_MANAGER)
+            subject.answer = await self._client.apply(
+                REGISTRATIONS, body, subresource="status", field_manager=_MANAGER, force=True
+            )
         subject.written_at = time.monotonic()
         subject.wrote_running = body["status"]["conditions"][0]["status"] == "True"
         subject.pace.note_write()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from kplane.provider.access.call_limits import CallLimits
 from kplane.provider.access.exec_plugin import ExecPlugin, require_no_text
 from kplane.provider.access.impersonation import Impersonation
 from kplane.provider.access.kubeconfigs import kubeconfig_paths, merged_kubeconfig, parse_kubeconfig, read_document
@@ -37,7 +38,9 @@ class ClusterConfig:
     `server` is an https URL, which may have a path. `ca_data` is PEM (None: the system's CAs), and so are
     `client_certificate` and `client_key`. `token_file` is read again while the client runs. `exec_plugin` is run for
     credentials instead, and again when they expire or are refused. `impersonation` is the user of the requests, `proxy`
-    the http URL of a proxy to the server. Raises KubeconfigError if a value cannot be used.
+    the http URL of a proxy to the server. `calls` are time-outs and limits of this cluster, which a provider sets and
+    no kubeconfig can. With `insecure_skip_tls_verify` the server is not verified: whoever is on the way gets the
+    credentials. Raises KubeconfigError if a value cannot be used.
     """
 
     server: str
@@ -50,10 +53,14 @@ class ClusterConfig:
     exec_plugin: ExecPlugin | None = None
     impersonation: Impersonation | None = None
     proxy: str | None = field(default=None, repr=False)
+    calls: CallLimits = CallLimits()  # noqa: RUF009 - frozen
+    insecure_skip_tls_verify: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "server", _checked_server(self.server))
         if self.ca_data is not None:
+            if self.insecure_skip_tls_verify:
+                raise KubeconfigError("there is a CA and insecure-skip-tls-verify besides; give only one of them")
             _certificates(self.ca_data, what="the CA of the cluster")
         if (self.client_certificate is None) != (self.client_key is None):
             raise KubeconfigError(
@@ -79,13 +86,14 @@ class ClusterConfig:
         context: str | None = None,
         directory: Path | None = None,
         exec_plugins: bool | Collection[str] = False,
+        allow_insecure: bool = False,
     ) -> ClusterConfig:
         """Read one context (default: the current one) of a kubeconfig.
 
         `source` is its text or the parsed document. Files are looked up below `directory`; without it they are refused,
         so that a kubeconfig from somebody else cannot name files of this machine. Exec plugins are refused, unless
-        `exec_plugins` is true or contains the command as written. Text is limited to 256 KiB, without YAML aliases of
-        mappings or lists.
+        `exec_plugins` is true or contains the command as written. A cluster with insecure-skip-tls-verify is refused,
+        unless `allow_insecure` is true. Text is limited to 256 KiB, without YAML aliases of mappings or lists.
 
         Raises KubeconfigError with the reason.
         """
@@ -97,9 +105,10 @@ class ClusterConfig:
         chosen = _named(document, "contexts", "context", name)
         cluster = _named(document, "clusters", "cluster", chosen.get("cluster"))
         user = _named(document, "users", "user", chosen["user"]) if chosen.get("user") else {}
-        if cluster.get("insecure-skip-tls-verify"):
+        insecure = bool(cluster.get("insecure-skip-tls-verify"))
+        if insecure and not allow_insecure:
             raise KubeconfigError(
-                "insecure-skip-tls-verify is set: connections are always verified; give the cluster's CA"
+                "insecure-skip-tls-verify is set, and not allowed here (allow_insecure); give the cluster's CA"
             )
         for refused, why in _REFUSED_USER_FIELDS.items():
             if user.get(refused):
@@ -118,22 +127,34 @@ class ClusterConfig:
             exec_plugin=_plugin(user.get("exec"), cluster=cluster, directory=directory, allowed=exec_plugins),
             impersonation=Impersonation.from_kubeconfig(user),
             proxy=_text(cluster, "proxy-url"),
+            insecure_skip_tls_verify=insecure,
         )
 
     @classmethod
     def load(
-        cls, path: Path, *, context: str | None = None, exec_plugins: bool | Collection[str] = False
+        cls,
+        path: Path,
+        *,
+        context: str | None = None,
+        exec_plugins: bool | Collection[str] = False,
+        allow_insecure: bool = False,
     ) -> ClusterConfig:
         """Read a kubeconfig file, which may be large; relative paths in it are relative to it.
 
-        `exec_plugins` is that of `from_kubeconfig`.
+        `exec_plugins` and `allow_insecure` are those of `from_kubeconfig`.
         """
         try:
             document = read_document(path)
         except OSError as error:
             raise KubeconfigError(f"cannot read kubeconfig {path}: {error.strerror}") from error
         directory = path.absolute().parent
-        return cls.from_kubeconfig(document, context=context, directory=directory, exec_plugins=exec_plugins)
+        return cls.from_kubeconfig(
+            document,
+            context=context,
+            directory=directory,
+            exec_plugins=exec_plugins,
+            allow_insecure=allow_insecure,
+        )
 
     @classmethod
     def default(cls, *, context: str | None = None, environment: Mapping[str, str] | None = None) -> ClusterConfig:
@@ -185,11 +206,11 @@ class ClusterConfig:
         """Tell whether this is the cluster and identity of `previous`, except for what was renewed.
 
         Token and certificate may differ, and so may the CA if both have one in common: during a rotation both are
-        trusted.
+        trusted. With other time-outs or limits it is taken for another cluster, which gets a new client.
         """
         return (
-            (self.server, self.tls_server_name, self.proxy, self._identity())
-            == (previous.server, previous.tls_server_name, previous.proxy, previous._identity())
+            (self.server, self.tls_server_name, self.proxy, self.calls, self._identity())
+            == (previous.server, previous.tls_server_name, previous.proxy, previous.calls, previous._identity())
         ) and _share_a_ca(self.ca_data, previous.ca_data)
 
     def to_kubeconfig(self) -> dict[str, Any]:
@@ -197,6 +218,8 @@ class ClusterConfig:
         cluster: dict[str, Any] = {"server": self.server}
         if self.ca_data is not None:
             cluster["certificate-authority-data"] = base64.b64encode(self.ca_data).decode()
+        if self.insecure_skip_tls_verify:
+            cluster["insecure-skip-tls-verify"] = True
         if self.tls_server_name is not None:
             cluster["tls-server-name"] = self.tls_server_name
         if self.proxy is not None:
@@ -224,7 +247,7 @@ class ClusterConfig:
         }
 
     def _identity(self) -> tuple[object, ...]:
-        kinds: list[object] = [self.exec_plugin, self.impersonation]
+        kinds: list[object] = [self.exec_plugin, self.impersonation, self.insecure_skip_tls_verify]
         if self.client_certificate is not None:
             kinds.append(f"certificate {_subject(self.client_certificate)}")
         if self.token_file is not None:
@@ -281,8 +304,8 @@ def _plugin(
         raise KubeconfigError("'exec' in the kubeconfig has to be a mapping")
     if allowed is False:
         raise KubeconfigError(
-            "the kubeconfig has an exec credential plugin that may not run here; allow it (exec_plugins) if you trust"
-            " its author, or use a token or a certificate"
+            "the kubeconfig has an exec credential plugin that may not run here; allow it (exec_plugins, or trusted"
+            " of FileProvider) if you trust its author, or use a token or a certificate"
         )
     command = section.get("command")
     if not isinstance(command, str):

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from kplane.provider.access.documents import DocumentError, read_yaml
 from kplane.provider.errors import KubeconfigError
 
-__all__ = ["kubeconfig_paths", "merged_kubeconfig", "parse_kubeconfig", "read_document"]
+__all__ = ["kubeconfig_paths", "merged_kubeconfig", "parse_kubeconfig", "read_content", "read_document"]
 
 # Forty clusters with certificates, or four hundred contexts. A foreign kubeconfig is read in the loop, in 0.1 s.
 _MOST_BYTES: Final = 256 * 1024
@@ -69,7 +68,13 @@ def _absolute(entry: Any, directory: Path) -> Any:
 
 def read_document(path: Path) -> Mapping[str, Any]:
     """Read a kubeconfig file, without the files it names. Raises OSError and KubeconfigError."""
-    return parse_kubeconfig(path.read_bytes(), most_bytes=_MOST_BYTES_OF_FILE, most_nodes=None)
+    return parse_kubeconfig(read_content(path), most_bytes=_MOST_BYTES_OF_FILE, most_nodes=None)
+
+
+def read_content(path: Path) -> bytes:
+    """Read the bytes of a kubeconfig file, at most a little more than are accepted. Raises OSError."""
+    with path.open("rb") as file:
+        return file.read(_MOST_BYTES_OF_FILE + 1)
 
 
 def parse_kubeconfig(
@@ -80,6 +85,9 @@ def parse_kubeconfig(
         raise KubeconfigError(
             f"the kubeconfig has more than {most_bytes // 1024} KiB; keep only the contexts that are needed"
         )
+    # Programs in pods read no kubeconfig, and need no parser of YAML.
+    from kplane.provider.access.documents import DocumentError, read_yaml
+
     try:
         document = read_yaml(source, most_nodes=most_nodes)
     except DocumentError as error:

@@ -21,6 +21,7 @@ from kplane.provider.client.keys import Named, locate
 from kplane.provider.client.kinds import KindName, parse_kind, resource_of
 from kplane.provider.client.resources import Resource
 from kplane.provider.client.typed import Kind, ObjectT, TypedKind, cause_of, typed_of
+from kplane.provider.client.written import Written
 from kplane.provider.errors import ClusterNotReady, DecodeFailed, NotFound, ProviderError
 
 __all__ = ["Cache", "Decoder", "InformerKey"]
@@ -43,14 +44,17 @@ class InformerKey(NamedTuple):
 class Cache:
     """Mirrors each kind that is asked for by one informer, which all users share.
 
-    An informer starts with the first read of its kind, and runs until `pause` or `aclose`. `get` and `list` wait at
-    most `sync_timeout_seconds` until the informer has all objects, then raise ClusterNotReady. They raise NotServed or
-    Forbidden as soon as the cluster says that it does not serve the kind, or does not let it be read. Objects that were
-    read before stay readable.
+    An informer starts with the first read of its kind, and runs until `remove`, `pause` or `aclose`. `get` and `list`
+    wait at most `sync_timeout_seconds` until the informer has all objects, then raise ClusterNotReady. They raise
+    NotServed or Forbidden as soon as the cluster says that it does not serve the kind, or does not let it be read.
+    Objects that were read before stay readable.
+
+    Writes through the client are in the cache when they return, so that the next read sees them. Informers of a scope
+    with a field selector wait for the watch, as do `delete_all` and `request` of the client.
 
     `scope_of` narrows a kind down; reads outside of its `CacheScope` raise ProviderError. `transform` changes each
-    object once before it is kept; its identity must stay. `name` is the cluster's, for logs and task names. The client
-    belongs to the caller.
+    object once before it is kept; its identity must stay. `name` is the cluster's, for logs and task names. `server`
+    learns whether its API server can be reached. The client belongs to the caller.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Cache:
         name: str = "",
         transform: Transform | None = None,
         scope_of: Callable[[Resource], CacheScope] = lambda _resource: CacheScope(),
+        server: ServerState | None = None,
         sync_timeout_seconds: float = 30.0,
     ) -> None:
         self._client = client
@@ -67,12 +72,13 @@ class Cache:
         self._transform = transform
         self._scope_of = scope_of
         self._sync_timeout_seconds = sync_timeout_seconds
-        self._server = ServerState()
+        self._server = server or ServerState()
         self._scopes: dict[Resource, CacheScope] = {}
         self._informers: dict[InformerKey, Informer] = {}
         self._indexes: dict[tuple[KindName, bool], dict[str, Extract]] = {}
         self._ended_restarts: Counter[str] = Counter()
         self._closed = False
+        client.observe_writes(self.observe)
 
     @override
     def __repr__(self) -> str:
@@ -81,7 +87,7 @@ class Cache:
     @property
     def state(self) -> FeedState:
         """The worst state of what its informers follow; ready if there is none. Refused kinds do not count."""
-        states = {feed.state for informer in self._informers.values() for feed in informer.feeds}
+        states = {state for informer in self._informers.values() for state in informer.feed_states}
         return next((state for state in _STATES if state in states), "ready")
 
     @property
@@ -232,7 +238,8 @@ class Cache:
     ) -> Listed[ObjectT] | Listed[T]:
         """Return copies of the objects of a kind as last seen, or what the class or `decoder` makes of each.
 
-        `namespace=None` means all namespaces of the scope. `field` are values of indexed fields, all of which must
+        `namespace=None` means all namespaces of the scope, without those that were added to it and are not read yet;
+        `list` of such a namespace waits until it is read. `field` are values of indexed fields, all of which must
         match. Raises as `get`, except NotFound, and ProviderError for a field without index or an invalid selector.
         """
         typed = _class_of(kind, metadata_only=metadata_only)
@@ -240,6 +247,22 @@ class Cache:
         informer = await self._synced(resource, metadata_only=metadata_only, namespace=namespace)
         entries = informer.entries(namespace=namespace, label_selector=label_selector, field=field)
         return cast("Listed[ObjectT]", [self._decoded(informer, entry, typed, decoder) for entry in entries])
+
+    def observe(self, written: Written) -> None:
+        """Take in what a write made of an object; see `Informer.observe`. The client calls it."""
+        for informer in self._informers.values():
+            informer.observe(written)
+
+    async def remove(self, kind: Kind[Any]) -> None:
+        """End all informers of a kind, and return when their watches have ended and their objects are forgotten.
+
+        Handlers of these informers are not called again, also those of controllers that watch the kind. The next read
+        of the kind starts an informer anew. A kind without informers is no error.
+        """
+        name = parse_kind(kind)
+        ended = {key: each for key, each in self._informers.items() if parse_kind(key.resource) == name}
+        self._informers = {key: each for key, each in self._informers.items() if key not in ended}
+        await asyncio.gather(*map(self._end, ended.values()))
 
     async def pause(self) -> None:
         """Stop to mirror, and forget all objects; the next read starts anew.
@@ -261,6 +284,7 @@ class Cache:
     async def aclose(self) -> None:
         """End all informers with their handlers for good."""
         self._closed = True
+        self._client.ignore_writes(self.observe)
         informers, self._informers = self._informers, {}
         await asyncio.gather(*map(self._end, informers.values()))
 
@@ -289,7 +313,7 @@ class Cache:
         scope = self._scopes.get(resource)
         if scope is None:
             scope = self._scope_of(resource)
-            if scope.namespaces and not resource.namespaced:
+            if scope.is_namespaced and not resource.namespaced:
                 raise ProviderError(f"{parse_kind(resource)} is cluster-scoped: its CacheScope can have no namespaces")
             self._scopes[resource] = scope
         return scope
@@ -298,13 +322,13 @@ class Cache:
         self, resource: Resource, *, metadata_only: bool, name: str | None = None, namespace: str | None = None
     ) -> Informer:
         informer = self.informer(resource, metadata_only=metadata_only)
-        if not informer.synced.is_set():
+        if not informer.is_synced(namespace=namespace):
             # Before it waits for objects that could not be among them.
             informer.scope.require(resource, name=name, namespace=namespace)
             with unanswered():
                 try:
                     async with asyncio.timeout(self._sync_timeout_seconds):
-                        await informer.wait_synced(unless_refused=True)
+                        await informer.wait_synced(namespace=namespace, unless_refused=True)
                 except TimeoutError as error:
                     why = informer.error or f"nothing came for {self._sync_timeout_seconds:g} s"
                     raise ClusterNotReady(f"the {resource.plural} of {self!r} are not known yet: {why}") from error

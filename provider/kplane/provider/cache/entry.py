@@ -15,7 +15,7 @@ from kplane.provider.client.typed import TypedKind
 from kplane.provider.client.wire import decode, status_error
 from kplane.provider.errors import DecodeFailed, Unreachable
 
-__all__ = ["Change", "Entry", "EntryReader", "Key", "Object"]
+__all__ = ["Change", "Entry", "EntryReader", "Key", "Object", "version_of"]
 
 Key = tuple[str, str]
 """Namespace (empty for cluster-scoped kinds) and name."""
@@ -130,6 +130,11 @@ class Entry(Struct, gc=False, eq=False):
         return self._metadata.resourceVersion
 
     @property
+    def version(self) -> int:
+        """The resourceVersion as a number; see `version_of`."""
+        return version_of(self._metadata.resourceVersion)
+
+    @property
     def generation(self) -> int:
         """`metadata.generation`; 0 for kinds that have none."""
         return self._metadata.generation
@@ -144,6 +149,11 @@ class Entry(Struct, gc=False, eq=False):
         """`metadata.labels`, which cannot be changed."""
         labels = self._metadata.labels
         return MappingProxyType(labels) if labels else _EMPTY
+
+
+def version_of(resource_version: str) -> int:
+    """Return a resourceVersion as a number: those of one kind and server grow (KEP-5504). 0 if it is no number."""
+    return int(resource_version) if resource_version.isdecimal() else 0
 
 
 class Change(NamedTuple):

@@ -62,11 +62,14 @@ class Refusal(NamedTuple):
 class Sink(Protocol):
     """Receives what a `Feed` finds."""
 
-    async def replace(self, entries: list[Entry]) -> None:
-        """Take these as all objects that there are."""
+    def begin(self) -> None:
+        """Note that the feed is about to ask for all objects: `replace` has no older state than that of this moment."""
 
-    def apply(self, changes: list[Change]) -> None:
-        """Take in the next changes; there are no bookmarks among them."""
+    async def replace(self, entries: list[Entry], *, resource_version: str) -> None:
+        """Take these as all objects that there are at a resourceVersion, which is empty if it is not known."""
+
+    def apply(self, changes: list[Change], *, resource_version: str) -> None:
+        """Take in the next changes, up to a resourceVersion; there are no bookmarks among them."""
 
     def refused(self) -> None:
         """Note that the server begins to refuse the kind."""
@@ -146,6 +149,10 @@ class Feed:
         self._relist_at = 0.0
         self._read_version = 0
         """resourceVersion of the one object when it was read; 0 for collections."""
+        self._expired = False
+        """Whether a version has expired since the last watch that lived for a while."""
+        self._outage = False
+        """Whether the server could not be reached the last times."""
         self._hurried = False
         """Whether the last wait ended because the server answered another feed. The next wait takes its full time, so
         that a server which answers now and then is not asked in a loop."""
@@ -160,10 +167,17 @@ class Feed:
         """Begin with a new list the next time that it runs."""
         self.state, self.error, self.refusal = "connecting", "", None
         self._resource_version, self._hurried, self._warned = None, False, ""
+        self._expired = self._outage = False
         self._backoff.reset()
 
     async def run(self) -> NoReturn:
         """Follow until cancelled."""
+        try:
+            await self._retry()
+        finally:
+            self._server.forget(self)
+
+    async def _retry(self) -> NoReturn:
         while True:
             try:
                 await self._follow()
@@ -171,11 +185,10 @@ class Feed:
             except Expired as error:
                 self._resource_version = None
                 self.restarts["expired"] += 1
-                # One expired version is normal; the server has a problem only if it repeats.
-                if self._backoff.failures:
+                # One expired version is normal, most of all after an outage. The server has a problem if it repeats.
+                if self._expired:
                     await self._pause(error)
-                else:
-                    self._backoff.next_delay()
+                self._expired = True
             except ProviderError as error:
                 if not self._passes(error):
                     self._resource_version = None
@@ -200,6 +213,7 @@ class Feed:
         Otherwise a server that ends each watch at once would be asked in a loop.
         """
         self.state, self.error, self.refusal = "ready", "", None
+        self._server.observe(self, answers=True)
         self._server.answered()
         loop = asyncio.get_running_loop()
         steady_seconds, began = min(_STEADY_SECONDS, seconds / 2), loop.time()
@@ -213,7 +227,7 @@ class Feed:
 
     def _succeeded(self) -> None:
         self._backoff.reset()
-        self._hurried = False
+        self._hurried = self._expired = self._outage = False
         if self._warned:
             log.info("watching %s again", self)
             self._warned = ""
@@ -221,7 +235,13 @@ class Feed:
     async def _pause(self, error: Exception) -> None:
         self.error = str(error) or type(error).__name__
         self.refusal = _refusal(error)
+        self._server.observe(self, answers=not _is_of_server(error))
+        unreachable = isinstance(error, Unreachable) and _is_of_server(error)
+        if self._outage and not unreachable:
+            # Delays that grew in the outage say nothing of a server that answers again.
+            self._backoff.reset()
         delay = self._backoff.next_delay()
+        self._outage = unreachable and self._backoff.failures >= _PATIENCE
         asked = error.retry_after_seconds if isinstance(error, TooManyRequests) else None
         delay = max(delay, min(asked or 0.0, 60.0))
         self._log(type(error).__name__, delay)
@@ -255,6 +275,7 @@ class Feed:
         if self._resource_version is None or now >= self._relist_at:
             if not self._server.refuses_streams and self._backoff.failures < _PATIENCE and await self._stream():
                 return
+            self._sink.begin()
             listing = await self._client.collect(
                 lambda: _Listing(self._reader),
                 self._resource,
@@ -275,16 +296,18 @@ class Feed:
         seconds = min(self._watch_seconds, self._relist_seconds) * random.uniform(0.8, 1.0)  # noqa: S311
         async with self._watch(seconds=seconds) as watch:
             await watch.open()
+            self._sink.begin()
             try:
                 found = await self._client.get(self._resource, name, namespace=self._namespace)
             except NotFound:
                 entries: list[Entry] = []
             else:
                 entries = [self._reader.encode(found)]
-            self._read_version = max(map(_number, entries), default=0)
+            self._read_version = max((entry.version for entry in entries), default=0)
             # A GET knows no selectors.
             matches = parse_label_selector(self._scope.label_selector or "")
-            await self._sink.replace([entry for entry in entries if matches(entry.labels)])
+            version = entries[0].resource_version if entries else ""
+            await self._sink.replace([entry for entry in entries if matches(entry.labels)], resource_version=version)
             with self._living(seconds):
                 await self._consume(watch)
 
@@ -292,6 +315,7 @@ class Feed:
         """Have the server stream all objects, then follow. Returns False if the server cannot."""
         server = self._client.config.server
         seconds = min(self._watch_seconds * random.uniform(0.8, 1.0), self._relist_seconds)  # noqa: S311
+        self._sink.begin()
         async with self._watch(seconds=seconds, initial_events=True) as watch:
             try:
                 await watch.open()
@@ -341,7 +365,7 @@ class Feed:
     async def _begin(self, entries: list[Entry], resource_version: str) -> None:
         relist_seconds = self._relist_seconds * random.uniform(0.5, 1.0)  # noqa: S311
         self._relist_at = asyncio.get_running_loop().time() + relist_seconds
-        await self._sink.replace(entries)
+        await self._sink.replace(entries, resource_version=resource_version)
         self._resource_version = resource_version
 
     @property
@@ -386,15 +410,10 @@ class Feed:
         news = [change for change in changes if change.type != "BOOKMARK"]
         if self._read_version:
             # The watch of one object repeats events from before the object was read.
-            news = [change for change in news if not 0 < _number(change.entry) < self._read_version]
-        self._sink.apply(news)
+            news = [change for change in news if not 0 < change.entry.version < self._read_version]
         if changes:
             self._resource_version = changes[-1].entry.resource_version or self._resource_version
-
-
-def _number(entry: Entry) -> int:
-    """Return a resourceVersion as a number: those of one server grow. 0 if it is no number."""
-    return int(entry.resource_version) if entry.resource_version.isdecimal() else 0
+            self._sink.apply(news, resource_version=self._resource_version or "")
 
 
 def _refusal(error: Exception) -> Refusal | None:

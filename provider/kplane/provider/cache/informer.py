@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import copy
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NoReturn, TypeVar
 
 from typing_extensions import override
 
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import end_tasks
-from kplane.provider.cache.entry import Entry, EntryReader, Key, Object
+from kplane.provider.cache.entry import Entry, EntryReader, Key, Object, version_of
 from kplane.provider.cache.event import Event, EventHandler, Handlers, Registration
 from kplane.provider.cache.feed import Feed, FeedState, Refusal
 from kplane.provider.cache.mirror import Mirror, Transform
+from kplane.provider.cache.namespaces import Namespaces
+from kplane.provider.cache.parts import Part, Parts
 from kplane.provider.cache.scope import CacheScope
+from kplane.provider.cache.selectors import parse_label_selector
 from kplane.provider.cache.server_state import ServerState
 from kplane.provider.cache.store import Extract, Store
 from kplane.provider.client.client import Client
 from kplane.provider.client.kinds import parse_kind
 from kplane.provider.client.resources import Resource
 from kplane.provider.client.typed import TypedKind
+from kplane.provider.client.written import Written
 from kplane.provider.errors import ClusterNotReady, Forbidden, NotServed
 from kplane.provider.logs import log_fields
 
@@ -41,7 +45,7 @@ class Informer:
     """Mirrors the objects of a kind: from `start` until `stop`, as a `Cache` does, or while `run` runs.
 
     `namespace`, `label_selector`, `field_selector` and `name` narrow it down; see `CacheScope`. Several namespaces are
-    listed and watched one by one. Reads outside of that raise ProviderError.
+    listed and watched one by one, and may change if they are `Namespaces`. Reads outside of that raise ProviderError.
 
     Objects stay bytes, without managedFields, until they are read. Each read makes a new object, which the reader may
     change. With `metadata_only`, objects have only apiVersion, kind and metadata, and the server sends no more.
@@ -56,7 +60,7 @@ class Informer:
         client: Client,
         resource: Resource,
         *,
-        namespace: str | Iterable[str] | None = None,
+        namespace: str | Iterable[str] | Namespaces | None = None,
         name: str | None = None,
         label_selector: str | None = None,
         field_selector: str | None = None,
@@ -71,28 +75,30 @@ class Informer:
     ) -> None:
         self.resource = resource
         self.metadata_only = metadata_only
+        if isinstance(namespace, str):
+            namespace = (namespace,)
         self.scope: Final = CacheScope(
-            namespaces=(namespace,) if isinstance(namespace, str) else tuple(namespace or ()),
+            namespaces=namespace if isinstance(namespace, Namespaces) else tuple(namespace or ()),
             name=name,
             label_selector=label_selector,
             field_selector=field_selector,
         )
         """The objects that it mirrors."""
         self.synced = asyncio.Event()
-        """Set once all objects were read for the first time; cleared by `stop`."""
+        """Set once all objects were read for the first time; cleared by `stop`. Added namespaces leave it set."""
         self._cluster = cluster
         self._address = client.config.server
+        self._matches = parse_label_selector(label_selector or "")
         self._reader = EntryReader(resource, server=self._address, metadata_only=metadata_only)
         self._store = Store(self._reader)
         self._handlers = Handlers()
-        self._mirrors: list[Mirror] = []
-        self._feeds: tuple[Feed, ...] = ()
         server = server or ServerState()
-        for part in self.scope.parts():
+
+        def follow(scope: CacheScope) -> Part:
             mirror = Mirror(
                 self._store,
                 self._handlers,
-                namespace=next(iter(part.namespaces), None),
+                namespace=next(iter(scope.namespaces), None),
                 transform=transform,
                 bytes_at_most=client.limits.list_bytes,
                 changed=self._changed,
@@ -102,14 +108,15 @@ class Informer:
                 self._reader,
                 mirror,
                 server=server,
-                scope=part,
+                scope=scope,
                 relist_seconds=relist_seconds,
                 watch_seconds=watch_seconds,
                 idle_timeout_seconds=idle_timeout_seconds,
                 backoff=copy.copy(backoff),
             )
-            self._mirrors.append(mirror)
-            self._feeds += (feed,)
+            return Part(mirror, feed)
+
+        self._parts = Parts(self.scope, follow, changed=self._changed, name=cluster)
         self._news = asyncio.Event()
         """Set, and replaced, when it is synced, refused or stopped."""
         self._task: asyncio.Task[NoReturn] | None = None
@@ -127,28 +134,34 @@ class Informer:
     @property
     def state(self) -> FeedState:
         """Whether the objects are up to date: ready, connecting (the first time), unreachable, or refused."""
-        states = {feed.state for feed in self._feeds}
-        return next(state for state in _STATES if state in states)
+        states = self.feed_states
+        return next((state for state in _STATES if state in states), "ready")
+
+    @property
+    def feed_states(self) -> Collection[FeedState]:
+        """States of what follows the objects; a namespace that was added and is not read yet does not count."""
+        states = {feed.state for feed in self.feeds}
+        return states - {"connecting"} if self.synced.is_set() else states
 
     @property
     def error(self) -> str:
         """Why the server is unreachable, or refuses the kind."""
-        return next((feed.error for feed in self._feeds if feed.error), "")
+        return next((feed.error for feed in self.feeds if feed.error), "")
 
     @property
     def refusal(self) -> Refusal | None:
         """Why the server refuses the kind, if it does."""
-        return next((feed.refusal for feed in self._feeds if feed.refusal is not None), None)
+        return next((feed.refusal for feed in self.feeds if feed.refusal is not None), None)
 
     @property
     def restarts(self) -> Mapping[str, int]:
         """Number of watches that ended, by reason."""
-        return sum((feed.restarts for feed in self._feeds), Counter[str]())
+        return self._parts.restarts
 
     @property
     def feeds(self) -> tuple[Feed, ...]:
         """What follows the objects: one feed for each namespace of the scope, or one for all."""
-        return self._feeds
+        return self._parts.feeds
 
     @property
     def has_handlers(self) -> bool:
@@ -176,18 +189,10 @@ class Informer:
         registration = self.add_handler(handler) if handler is not None else None
         try:
             with log_fields(**({"cluster": self._cluster} if self._cluster else {})):
-                await self._follow()
+                await self._parts.run()
         finally:
             if registration is not None:
                 registration.remove()
-
-    async def _follow(self) -> NoReturn:
-        if len(self._feeds) == 1:
-            await self._feeds[0].run()
-        async with asyncio.TaskGroup() as tasks:
-            for feed in self._feeds:
-                tasks.create_task(feed.run(), name=f"{self._cluster}: watch {feed}".removeprefix(": "))
-        raise AssertionError
 
     async def stop(self) -> None:
         """Stop, and forget the objects. Handlers stay: after the next `start` they get the objects that are there."""
@@ -196,9 +201,7 @@ class Informer:
         # All of this before anything is awaited: it may be started again meanwhile.
         self.synced.clear()
         self._store.clear()
-        for mirror, feed in zip(self._mirrors, self._feeds, strict=True):
-            mirror.synced = False
-            feed.reset()
+        self._parts.reset()
         for registration in self._handlers:
             registration.pause()
         self._tell()
@@ -212,17 +215,50 @@ class Informer:
             registration.remove()
         await self.stop()
 
-    async def wait_synced(self, *, unless_refused: bool = False) -> None:
-        """Wait until all objects were read once. Raises ClusterNotReady if it is stopped before.
+    def is_synced(self, *, namespace: str | None = None) -> bool:
+        """Tell whether all objects of a namespace of the scope (None: of all at the start) were read once."""
+        part = self._parts.of(namespace)
+        if part is not None:
+            return part.mirror.synced
+        return self.synced.is_set() and (namespace is None or not self.scope.is_namespaced)
+
+    async def wait_synced(self, *, namespace: str | None = None, unless_refused: bool = False) -> None:
+        """Wait until `is_synced`. Raises ClusterNotReady if it is stopped before.
 
         With `unless_refused` it raises NotServed or Forbidden as soon as the server refuses the kind.
         """
         self._require_open()
-        while not self.synced.is_set():
+        while not self.is_synced(namespace=namespace):
+            self.scope.require(self.resource, namespace=namespace)
             if unless_refused:
-                self._require_served()
+                self._require_served(namespace)
             await self._news.wait()
             self._require_open()
+
+    def observe(self, written: Written) -> None:
+        """Take in what a write of this process made of an object, before the watch brings it.
+
+        Pass it to `Client.observe_writes`; a `Cache` does so for its informers. Handlers see the change now, and not
+        again. What is older than what the watch brought is dropped. So are other kinds, objects outside of the scope,
+        and all objects of a scope with a field selector, because only the API server knows what that means.
+        """
+        if self._stopped or self._closed or written.resource != self.resource:
+            return
+        if self.scope.field_selector is not None or not self.scope.covers(
+            name=written.name, namespace=written.namespace
+        ):
+            return
+        part = self._parts.of(written.namespace)
+        if part is None:
+            return
+        if written.object is None:
+            version = version_of(written.resource_version)
+            part.mirror.observe_removal((written.namespace, written.name), uid=written.uid, version=version)
+        else:
+            # A ValueError is the concern of the watch: the write itself has succeeded.
+            with contextlib.suppress(ValueError):
+                entry = self._reader.encode(written.object)
+                part.mirror.observe(entry, is_selected=self._matches(entry.labels))
 
     def add_handler(self, handler: EventHandler, *, namespace: str | None = None) -> Registration:
         """Pass all present objects to a handler, as ADDED with `initial`, and every later change.
@@ -309,8 +345,8 @@ class Informer:
         return self._reader.encoded(entry)
 
     def _changed(self) -> None:
-        """Note that a mirror is synced or refused."""
-        if not self.synced.is_set() and all(mirror.synced for mirror in self._mirrors):
+        """Note that a part is synced or refused, or has left the scope."""
+        if not self.synced.is_set() and self._parts.synced:
             self.synced.set()
             for registration in self._handlers:
                 registration.settle()
@@ -325,9 +361,10 @@ class Informer:
         if self._stopped or self._closed:
             raise ClusterNotReady(f"the cache of {self._address} was stopped")
 
-    def _require_served(self) -> None:
+    def _require_served(self, namespace: str | None) -> None:
         where = f"cluster {self._cluster!r}" if self._cluster else self._address
-        for feed in self._feeds:
+        part = self._parts.of(namespace)
+        for feed in self.feeds if part is None else (part.feed,):
             if feed.refusal is None:
                 continue
             why = feed.refusal.message

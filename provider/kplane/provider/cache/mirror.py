@@ -1,4 +1,4 @@
-"""Applies what a feed finds to the store of an informer."""
+"""Applies what a feed finds, and what writes answered, to the store of an informer."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from kplane.provider.cache.entry import Change, Entry, Object
+from kplane.provider.cache.entry import Change, Entry, Key, Object, version_of
 from kplane.provider.cache.event import Event, EventKind, Handlers
+from kplane.provider.cache.own_writes import OwnWrites
 from kplane.provider.cache.store import Store
 from kplane.provider.errors import AnswerTooLarge
 
@@ -26,6 +27,7 @@ class Mirror:
     """Applies what one feed finds to the store of an informer, and calls its handlers.
 
     The feed finds the objects of `namespace`, or all. `changed` is called when it is synced, and when it is refused.
+    `observe` and `observe_removal` take in what writes of this process answered, so that readers see their own writes.
     """
 
     def __init__(
@@ -46,29 +48,84 @@ class Mirror:
         self._transform = transform
         self._bytes_at_most = bytes_at_most
         self._changed = changed
+        self._own_writes = OwnWrites()
 
-    async def replace(self, entries: list[Entry]) -> None:
-        """Make these all objects that there are."""
-        present = {entry.key for entry in entries}
-        gone = [entry for entry in self._store.select(namespace=self._namespace) if entry.key not in present]
-        for number, entry in enumerate(gone + entries, start=1):
-            if number > len(gone):
-                self._upsert(entry)
-            else:
-                self._delete(entry)
-            if not number % _SLICE:
-                await asyncio.sleep(0)
+    def reset(self) -> None:
+        """Begin anew with an empty store."""
+        self.synced = False
+        self._own_writes.reset()
+
+    def begin(self) -> None:
+        """Note that the feed is about to ask for all objects."""
+        self._own_writes.begin_list()
+
+    async def replace(self, entries: list[Entry], *, resource_version: str) -> None:
+        """Make these all objects that there are, besides those that were written since."""
+        self._own_writes.take_list(entries, version=version_of(resource_version))
+        try:
+            await self._replace(entries)
+        finally:
+            self._own_writes.end_list()
         if not self.synced:
             self.synced = True
             self._changed()
 
-    def apply(self, changes: list[Change]) -> None:
-        """Apply the next changes."""
+    async def _replace(self, entries: list[Entry]) -> None:
+        present = {entry.key for entry in entries}
+        gone = [entry for entry in self._store.select(namespace=self._namespace) if entry.key not in present]
+        for number, entry in enumerate(gone + entries, start=1):
+            # An object may be written while others have their turn.
+            if number > len(gone):
+                if not self._own_writes.supersedes(entry):
+                    self._upsert(entry)
+            elif not self._own_writes.holds(entry.key):
+                self._delete(entry)
+            if not number % _SLICE:
+                await asyncio.sleep(0)
+
+    def apply(self, changes: list[Change], *, resource_version: str) -> None:
+        """Apply the next changes, up to a resourceVersion."""
         for change in changes:
-            if change.type == "DELETED":
+            deleted = change.type == "DELETED"
+            if self._own_writes.is_stale(change.entry, deleted=deleted):
+                continue
+            if deleted:
                 self._delete(change.entry)
             else:
                 self._upsert(change.entry)
+        for key in self._own_writes.advance(version_of(resource_version)):
+            # The watch does not have it: the object went before its answer came, or the selection leaves it out.
+            if (known := self._store.get(key)) is not None:
+                self._delete(known)
+
+    def observe(self, entry: Entry, *, is_selected: bool) -> None:
+        """Take in the answer to a write, unless the watch has brought as much. `is_selected`: by the labels."""
+        known = self._store.get(entry.key)
+        if not self._own_writes.accepts(entry, known=known):
+            return
+        if is_selected:
+            try:
+                self._upsert(entry)
+            except AnswerTooLarge:
+                return  # The feed reports it, when the watch brings the object.
+        elif known is not None:
+            self._delete(known)
+        else:
+            return
+        self._own_writes.note(entry)
+
+    def observe_removal(self, key: Key, *, uid: str, version: int) -> None:
+        """Take in that a write removed an object; `version` is that of its last state, or 0."""
+        known = self._store.get(key)
+        is_known = known is not None and known.uid == uid
+        if known is not None and is_known:
+            self._delete(known)
+        self._own_writes.note_removed(key, uid=uid, version=version, is_known=is_known)
+
+    def clear(self) -> None:
+        """Remove all objects, because their namespace has left the scope."""
+        for entry in self._store.select(namespace=self._namespace):
+            self._delete(entry)
 
     def refused(self) -> None:
         """Tell those who wait for the objects."""

@@ -8,6 +8,7 @@ from typing import Final
 
 from typing_extensions import override
 
+from kplane.provider.cache.namespaces import Namespaces
 from kplane.provider.cache.selectors import parse_label_selector
 from kplane.provider.client.kinds import parse_kind
 from kplane.provider.client.resources import Resource
@@ -23,14 +24,15 @@ ANY_KIND: Final = "*"
 class CacheScope:
     """Selects the objects of a kind that a cache keeps: those that match everything which is given; by default all.
 
-    `namespaces` are listed and watched one by one, so a Role in each of them is enough; empty means all at once. `name`
-    is the name of the only object; in a namespace, `get` and `watch` on that name are enough, unless there is a
-    `field_selector`. The selectors are written as for `Client.list`. Upstream's `cache.ByObject`.
+    `namespaces` are listed and watched one by one, so a Role in each of them is enough; an empty tuple means all at
+    once. A `Namespaces` object may change while the cache runs. `name` is the name of the only object; in a namespace,
+    `get` and `watch` on that name are enough, unless there is a `field_selector`. The selectors are written as for
+    `Client.list`. Upstream's `cache.ByObject`.
 
     Raises ProviderError for a text in place of the tuple, and a label selector that cannot be read.
     """
 
-    namespaces: tuple[str, ...] = ()
+    namespaces: tuple[str, ...] | Namespaces = ()
     name: str | None = None
     label_selector: str | None = None
     field_selector: str | None = None
@@ -39,8 +41,9 @@ class CacheScope:
         given: object = self.namespaces
         if isinstance(given, str):
             raise ProviderError(f"namespaces={given!r} is one text: write namespaces=({given!r},)")
-        # In one order, so that equal scopes are one.
-        object.__setattr__(self, "namespaces", tuple(sorted(set(self.namespaces))))
+        if not isinstance(self.namespaces, Namespaces):
+            # In one order, so that equal scopes are one.
+            object.__setattr__(self, "namespaces", tuple(sorted(set(self.namespaces))))
         if "" in self.namespaces or self.name == "":
             raise ProviderError("an empty name selects nothing: leave namespaces or name out to select all")
         _ = parse_label_selector(self.label_selector or "")
@@ -49,20 +52,29 @@ class CacheScope:
     def __str__(self) -> str:
         texts = {
             "": self.name,
-            "in ": ", ".join(self.namespaces),
+            "in ": ", ".join(self.namespaces) or ("no namespace" if self.is_namespaced else ""),
             "with labels ": self.label_selector,
             "with fields ": self.field_selector,
         }
         return " ".join(f"{word}{text}" for word, text in texts.items() if text)
 
+    @property
+    def is_namespaced(self) -> bool:
+        """Whether it is limited to some namespaces, which may be none at present."""
+        return isinstance(self.namespaces, Namespaces) or bool(self.namespaces)
+
     def parts(self) -> tuple[CacheScope, ...]:
         """Return this scope cut into what one list and watch can read: one namespace each, or all at once."""
-        return tuple(replace(self, namespaces=(each,)) for each in self.namespaces) or (self,)
+        return tuple(map(self.part, self.namespaces)) if self.is_namespaced else (self,)
+
+    def part(self, namespace: str) -> CacheScope:
+        """Return the part of this scope that is in a namespace."""
+        return replace(self, namespaces=(namespace,))
 
     def covers(self, *, name: str | None = None, namespace: str | None = None) -> bool:
         """Tell whether an object can be in the scope as far as name and namespace say; None stands for any."""
         named = self.name is None or name is None or name == self.name
-        return named and (not self.namespaces or namespace is None or namespace in self.namespaces)
+        return named and (not self.is_namespaced or namespace is None or namespace in self.namespaces)
 
     def require(self, resource: Resource, *, name: str | None = None, namespace: str | None = None) -> None:
         """Raise ProviderError for a read outside of the scope: nothing is known there, which must not look like gone.
@@ -81,11 +93,11 @@ class CacheScope:
 def require_kinds(names: Iterable[Resource | str]) -> None:
     """Raise ProviderError for the key of a scope that can be no kind: the scope would never apply."""
     for name in names:
-        # `v1/secrets` would be taken for the name of a kind.
+        # `example.com/v1/widgets` would be taken for the name of a kind.
         if isinstance(name, Resource):
             raise ProviderError(f"cache_scopes has kinds by their names: write {str(parse_kind(name))!r} for {name!r}")
         if name != ANY_KIND and not parse_kind(name).kind[0].isupper():
-            raise ProviderError(f"{name!r} is a plural, not a kind: write it as 'v1/Secret', or {ANY_KIND!r} for all")
+            raise ProviderError(f"{name!r} is a plural, not a kind: write it as 'example.com/v1/Widget'")
 
 
 def scope_of(resource: Resource, scopes: Mapping[str, CacheScope]) -> CacheScope:

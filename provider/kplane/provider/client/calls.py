@@ -7,15 +7,17 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Final, TypeVar
-
-import aiohttp
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from kplane.provider.aio.overflow import unanswered
 from kplane.provider.client.limits import AnswerLimits, Intake
+from kplane.provider.client.server_warnings import Headers
 from kplane.provider.client.transport import HttpRequest, Transport
 from kplane.provider.client.wire import drop_body, error_of, read_body, translated
 from kplane.provider.errors import TooManyRequests, Unreachable
+
+if TYPE_CHECKING:
+    import aiohttp
 
 __all__ = ["Calls"]
 
@@ -33,7 +35,10 @@ class _Sent:
 
 
 class Calls:
-    """Sends requests and reads their answers; see `Client`, whose arguments these are."""
+    """Sends requests and reads their answers; see `Client`, whose arguments these are.
+
+    `answered` is called with the headers of each answer.
+    """
 
     def __init__(
         self,
@@ -43,12 +48,15 @@ class Calls:
         keeps_worker: bool,
         before_write: Callable[[], float | None] | None,
         limits: AnswerLimits,
+        answered: Callable[[HttpRequest, Headers], None],
     ) -> None:
         self._transport: Final = transport
         self._timeout_seconds = timeout_seconds
-        self._waiting: Callable[[], AbstractContextManager[None]] = nullcontext if keeps_worker else unanswered
+        self.waiting: Final[Callable[[], AbstractContextManager[None]]] = nullcontext if keeps_worker else unanswered
+        """Opens a context in which a server may leave a request unanswered; see `unanswered`."""
         self._before_write = before_write
         self._limits = limits
+        self._answered = answered
 
     async def body(self, request: HttpRequest, *, intake: Intake, timeout_seconds: float | None = None) -> bytes:
         """Send a request and return the body of the answer. Raises the ApiError of a refusal."""
@@ -59,13 +67,18 @@ class Calls:
         found = await self._call(request, read, timeout_seconds=timeout_seconds)
         return found if request.received is None else request.received(found)
 
-    async def drop(self, request: HttpRequest) -> None:
+    async def drop(self, request: HttpRequest, *, timeout_seconds: float | None = None) -> None:
         """Send a request and read only the status of the answer."""
 
         async def drop(response: aiohttp.ClientResponse) -> None:
             await drop_body(response, size_bytes=self._limits.answer_bytes)
 
-        await self._call(request, drop)
+        await self._call(request, drop, timeout_seconds=timeout_seconds)
+
+    def require_write(self) -> None:
+        """Call `before_write`, which raises if this process may not write now."""
+        if self._before_write is not None:
+            self._before_write()
 
     async def _call(
         self,
@@ -76,7 +89,7 @@ class Calls:
     ) -> T:
         seconds = timeout_seconds if timeout_seconds is not None else self._timeout_seconds
         server, sent = self._transport.config.server, _Sent()
-        with self._waiting(), translated(server=server, asked=str(request), is_write_sent=lambda: sent.is_write):
+        with self.waiting(), translated(server=server, asked=str(request), is_write_sent=lambda: sent.is_write):
             async with asyncio.timeout(seconds) as deadline:
                 while True:
                     sent.is_write = False
@@ -122,6 +135,7 @@ class Calls:
     ) -> T:
         deadline: AbstractAsyncContextManager[object] = nullcontext() if seconds is None else asyncio.timeout(seconds)
         async with deadline, self._transport.exchange(request) as response:
+            self._answered(request, response.headers)
             if not 200 <= response.status < 300:
                 with self._limits.intake(server=self._transport.config.server) as intake:
                     raise await error_of(response, intake=intake, asked=str(request))

@@ -7,30 +7,29 @@ import functools
 import ssl
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-import aiohttp
-from typing_extensions import override
-from yarl import URL
-
 from kplane.provider.access.config import ClusterConfig
 from kplane.provider.aio.turns import Turns
-from kplane.provider.client.lookup import Resolver
+from kplane.provider.client.server_warnings import WarningLog
 from kplane.provider.client.tls import fingerprint, ssl_context
 from kplane.provider.errors import ProviderError
 
 if TYPE_CHECKING:
+    import aiohttp
     from aiohttp.client_proto import ResponseHandler
-    from aiohttp.client_reqrep import ClientRequest
-    from aiohttp.tracing import Trace
+    from yarl import URL
 
-__all__ = ["Connections", "Peer"]
+__all__ = ["Connections", "Peer", "Upgrade"]
 
 _ATTEMPTS_PER_SERVER: Final = 16
 _IDLE_SECONDS: Final = 15.0
 """Maximum time that a connection of a client is idle, if connections do not linger after their client."""
+_REFUSAL_BYTES: Final = 64 * 1024
 _PLUGINS_AT_ONCE: Final = 8
 _PLUGIN_PATIENCE_SECONDS: Final = 5.0
 
@@ -65,6 +64,9 @@ class Peer:
         self.proxy: URL | None = None
         self.proxy_headers: dict[str, str] | None = None
         if key.proxy is not None:
+            import aiohttp
+            from yarl import URL
+
             proxy = URL(key.proxy)
             # Who we are is said apart from the proxy's URL, which errors show.
             self.proxy = proxy.with_user(None)
@@ -76,39 +78,40 @@ class Peer:
         self.lingering: asyncio.TimerHandle | None = None
 
 
+class Upgrade(NamedTuple):
+    """The answer to a request for a WebSocket: the WebSocket, or the beginning of the body if the server refused."""
+
+    response: aiohttp.ClientResponse
+    websocket: aiohttp.ClientWebSocketResponse | None = None
+    refusal: bytes = b""
+
+
+class _NotUpgraded(Exception):
+    """The server refused a WebSocket."""
+
+
 _peer: Final[ContextVar[Peer | None]] = ContextVar("provider_peer", default=None)
 """Whom the current task asks for a connection."""
 
+_upgrades: Final[ContextVar[list[Upgrade] | None]] = ContextVar("provider_upgrades", default=None)
+"""Collects the answers to the current task's requests for a WebSocket."""
 
-class _Connector(aiohttp.TCPConnector):
-    """Bounds how many connections are made at once, and records whose they are.
 
-    aiohttp's pool keeps connections with different TLS contexts, server names or proxies apart (its ConnectionKey).
-    """
-
-    def __init__(self, attempts: Turns, *, idle_seconds: float) -> None:
-        super().__init__(limit=0, resolver=Resolver(), keepalive_timeout=idle_seconds)
-        self._attempts = attempts
-
-    @override
-    async def _create_connection(
-        self, req: ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
-    ) -> ResponseHandler:
-        peer = _peer.get()
-        # The time for connecting begins when it is this one's turn.
-        async with self._attempts.turn((req.url.host, req.url.port)), asyncio.timeout(timeout.sock_connect):
-            made = await super()._create_connection(req, traces, timeout)
-        if peer is not None and (closed := made.closed) is not None:
-            peer.open.add(made)
-
-            def ended(future: asyncio.Future[None]) -> None:
-                peer.open.discard(made)
-                # The user of the connection got the failure.
-                if not future.cancelled():
-                    future.exception()
-
-            closed.add_done_callback(ended)
-        return made
+async def _keep_answer(response: aiohttp.ClientResponse) -> None:
+    """Keep the answer to a request for a WebSocket: `ws_connect` drops the body, which tells why it was refused."""
+    answers = _upgrades.get()
+    if answers is None:
+        return
+    if response.status == HTTPStatus.SWITCHING_PROTOCOLS:
+        answers.append(Upgrade(response))
+        return
+    body = b""
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) >= _REFUSAL_BYTES:
+            break
+    answers.append(Upgrade(response, refusal=body[:_REFUSAL_BYTES]))
+    raise _NotUpgraded
 
 
 class Connections:
@@ -129,9 +132,19 @@ class Connections:
         self.plugin_runs: Final = Turns(_PLUGINS_AT_ONCE, per_key=1, patience_seconds=_PLUGIN_PATIENCE_SECONDS)
         self.requests: Final[Counter[tuple[str, str]]] = Counter()
         """Requests by method and status code; the code is `<error>` if there was no answer, as in client-go."""
+        self.warnings: Final = WarningLog()
+        """Logs the warnings of all servers."""
         self._lifetime_seconds = lifetime_seconds
         self._linger_seconds = linger_seconds
-        self._attempts = Turns(attempts, per_key=_ATTEMPTS_PER_SERVER)
+        # aiohttp takes 0.2 s to load. That is here, and not in the loop while a request waits.
+        from kplane.provider.client.http import Connector
+
+        self._connector: Callable[[], Connector] = functools.partial(
+            Connector,
+            Turns(attempts, per_key=_ATTEMPTS_PER_SERVER),
+            peer=_peer,
+            idle_seconds=linger_seconds or _IDLE_SECONDS,
+        )
         self._contexts: dict[bytes, _Context] = {}
         self._peers: dict[_Key, Peer] = {}
         self._making: set[asyncio.Future[ssl.SSLContext]] = set()
@@ -178,19 +191,11 @@ class Connections:
         `options` are aiohttp's; `timeout.sock_connect` bounds the making of a connection. Raises KubeconfigError if CA
         or certificate cannot be used, and aiohttp's errors.
         """
-        context = await self._context(peer)
-        if self._closed:
-            raise ProviderError("the shared connections are closed")
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=_Connector(self._attempts, idle_seconds=self._linger_seconds or _IDLE_SECONDS),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                trust_env=False,
-            )
+        session, context = await self._session_for(peer)
         token = _peer.set(peer)
         code = "<error>"
         try:
-            response = await self._session.request(
+            response = await session.request(
                 method,
                 url,
                 timeout=timeout,
@@ -207,6 +212,36 @@ class Connections:
             self.requests[method, code] += 1
             _peer.reset(token)
 
+    async def upgrade(
+        self, peer: Peer, url: Any, *, protocols: Sequence[str], headers: Mapping[str, str], message_bytes: int
+    ) -> Upgrade:
+        """Ask for a WebSocket with one of `protocols`; a message has at most `message_bytes`.
+
+        The caller bounds the time. Raises as `request`, except for a refusal, which is in the result.
+        """
+        session, context = await self._session_for(peer)
+        token = _peer.set(peer)
+        answers: list[Upgrade] = []
+        collected = _upgrades.set(answers)
+        try:
+            websocket = await session.ws_connect(
+                url,
+                protocols=protocols,
+                headers=headers,
+                ssl=context,
+                server_hostname=peer.key.tls_server_name,
+                proxy=peer.proxy,
+                proxy_headers=peer.proxy_headers,
+                max_msg_size=message_bytes,
+            )
+            return answers[-1]._replace(websocket=websocket)
+        except _NotUpgraded:
+            return answers[-1]
+        finally:
+            self.requests["GET", str(answers[-1].response.status) if answers else "<error>"] += 1
+            _upgrades.reset(collected)
+            _peer.reset(token)
+
     async def aclose(self) -> None:
         """Close every connection, those in use included."""
         self._closed = True
@@ -219,6 +254,22 @@ class Connections:
         await _ended(left)
         if self._making:
             await asyncio.wait(tuple(self._making))
+
+    async def _session_for(self, peer: Peer) -> tuple[aiohttp.ClientSession, ssl.SSLContext]:
+        context = await self._context(peer)
+        if self._closed:
+            raise ProviderError("the shared connections are closed")
+        if self._session is None:
+            import aiohttp
+
+            self._session = aiohttp.ClientSession(
+                connector=self._connector(),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                raise_for_status=_keep_answer,
+                timeout=aiohttp.ClientTimeout(total=None),
+                trust_env=False,
+            )
+        return self._session, context
 
     async def _context(self, peer: Peer) -> ssl.SSLContext:
         known = peer.context

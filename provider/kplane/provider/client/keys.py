@@ -6,7 +6,7 @@ from typing import Protocol
 
 from kplane.provider.errors import ProviderError
 
-__all__ = ["Named", "locate"]
+__all__ = ["Named", "display_key", "locate"]
 
 
 class Named(Protocol):
@@ -28,3 +28,8 @@ def locate(key: str | Named, *, namespace: str | None) -> tuple[str, str | None]
     if namespace is not None:
         raise ProviderError(f"{key} has a namespace of its own: give no other one")
     return key.name, key.namespace or None
+
+
+def display_key(name: str, *, namespace: str | None) -> str:
+    """Return an object's namespace and name, such as `default/web`, for logs and messages."""
+    return f"{namespace}/{name}" if namespace else name

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from typing_extensions import override
 
 from kplane.provider.client.resources import Resource
 from kplane.provider.client.typed import Kind, ObjectT, class_of, typed_of
-from kplane.provider.errors import NotFound, NotServed, ProviderError
+from kplane.provider.errors import KindMisspelled, NotFound, NotServed, ProviderError
 
 if TYPE_CHECKING:
-    from kplane.provider.client.client import Client
+    from kplane.provider.client.rest import Rest
 
 __all__ = ["KindName", "discover", "parse_kind", "resource_of", "typed_kind"]
 
@@ -111,7 +112,10 @@ def typed_kind(
 
 
 def parse_kind(kind: Kind[Any]) -> KindName:
-    """Return the name of a kind, which need not be served anywhere. Raises ProviderError for what is no such name."""
+    """Return the name of a kind, which need not be served anywhere. Raises ProviderError for what is no such name.
+
+    That includes Kubernetes' own kinds in another spelling, such as `v1/configmaps`: no cluster serves them.
+    """
     if isinstance(kind, Resource):
         return KindName(kind.api_version, kind.kind)
     if (typed := typed_of(kind)) is not None:
@@ -121,7 +125,16 @@ def parse_kind(kind: Kind[Any]) -> KindName:
         raise ProviderError(
             f"{kind!r} is not the name of a kind: it is written as 'v1/ConfigMap' or 'apps/v1/Deployment'"
         )
+    if kind not in BUILT_IN and (right := _spellings().get(kind.lower())) is not None:
+        raise ProviderError(f"no cluster serves {kind!r}: the kind is written {right!r}")
     return KindName(match["api_version"], match["kind"])
+
+
+@functools.cache
+def _spellings() -> Mapping[str, str]:
+    """Return Kubernetes' own kinds by what they are taken for: plurals, and names in lower case."""
+    plurals = {f"{each.api_version}/{each.plural}": name for name, each in BUILT_IN.items()}
+    return plurals | {name.lower(): name for name in BUILT_IN}
 
 
 def resource_of(kind: Kind[Any]) -> Resource:
@@ -143,22 +156,30 @@ def resource_of(kind: Kind[Any]) -> Resource:
     return found
 
 
-async def discover(client: Client, kind: str) -> Resource:
+async def discover(client: Rest, kind: str) -> Resource:
     """Ask a cluster for a kind, such as `"example.com/v1/Widget"`; `Client.resource` asks only once.
 
-    Raises NotServed if the cluster does not serve it, and ProviderError if `kind` is no name of a kind.
+    Raises NotServed if the cluster does not serve it, KindMisspelled if it serves it under another spelling, and
+    ProviderError if `kind` is no name of a kind.
     """
     api_version, name = parse_kind(kind)
+    misspelled = ""
     path = f"/{'apis' if '/' in api_version else 'api'}/{api_version}"
     try:
         answer = await client.request("GET", path)
     except NotFound:
         answer = None
     for each in _listed(answer):
-        plural, namespaced = each.get("name"), each.get("namespaced")
+        plural, namespaced, served = each.get("name"), each.get("namespaced"), each.get("kind")
         # Subresources are listed as well: `widgets/status`.
-        if each.get("kind") == name and isinstance(plural, str) and isinstance(namespaced, bool) and "/" not in plural:
+        if not (isinstance(plural, str) and isinstance(namespaced, bool) and isinstance(served, str)) or "/" in plural:
+            continue
+        if served == name:
             return Resource(api_version, name, plural, namespaced)
+        if name.lower() in {plural, each.get("singularName"), served.lower()}:
+            misspelled = f"{api_version}/{served}"
+    if misspelled:
+        raise KindMisspelled(f"{client.config.server} serves no {kind}: the kind is written {misspelled!r}")
     raise NotServed(f"{client.config.server} serves no {kind}: apply its CustomResourceDefinition, or correct the name")
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from kplane.provider.access.call_limits import CallLimits
 from kplane.provider.errors import AnswerTooLarge
 
 __all__ = ["Allowance", "AnswerLimits", "Intake"]
@@ -63,6 +64,17 @@ class AnswerLimits:
     list_bytes: int | None = None
     values: int | None = None
     together: Allowance | None = None
+
+    def within(self, calls: CallLimits) -> AnswerLimits:
+        """Return these limits with those that are set for one cluster in their place."""
+        if (calls.answer_bytes, calls.list_bytes, calls.values) == (None, None, None):
+            return self
+        return replace(
+            self,
+            answer_bytes=calls.answer_bytes or self.answer_bytes,
+            list_bytes=calls.list_bytes or self.list_bytes,
+            values=calls.values or self.values,
+        )
 
     @contextlib.contextmanager
     def intake(self, *, server: str, is_list: bool = False) -> Iterator[Intake]:

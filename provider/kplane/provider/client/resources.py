@@ -62,6 +62,11 @@ class Resource:
     def __str__(self) -> str:
         return self.kind
 
+    @property
+    def name(self) -> str:
+        """The name of the kind, such as `apps/v1/Deployment`."""
+        return f"{self.api_version}/{self.kind}"
+
     def require_namespace(self, namespace: str | None, *, name: str | None) -> None:
         """Raise ProviderError for a namespace that the kind cannot have, and if an object lacks the one it needs."""
         if namespace is not None and not self.namespaced:

@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import os
 import ssl
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -17,7 +16,7 @@ from urllib.parse import urlsplit
 from kplane.provider.access.config import ClusterConfig
 from kplane.provider.errors import KubeconfigError
 
-__all__ = ["beginning_of_certificate", "fingerprint", "require_usable", "ssl_context"]
+__all__ = ["as_file", "beginning_of_certificate", "fingerprint", "require_usable", "ssl_context"]
 
 _NO_CHECK_TIME: Final = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which `ssl` has no name for."""
@@ -25,7 +24,7 @@ _NO_CHECK_TIME: Final = 0x200000
 
 def fingerprint(config: ClusterConfig) -> bytes:
     """Return a digest of CA, client certificate and key: equal only for the same trust and identity."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(b"unverified" if config.insecure_skip_tls_verify else b"")
     for part in (config.ca_data, config.client_certificate, config.client_key):
         # Lengths keep what one part ends with apart from what the next one begins with; nothing is not empty.
         digest.update(b"-" if part is None else b"%d:" % len(part) + part)
@@ -35,14 +34,18 @@ def fingerprint(config: ClusterConfig) -> bytes:
 def ssl_context(config: ClusterConfig) -> ssl.SSLContext:
     """Return the client's TLS context: it verifies peer and host name, and uses TLS 1.2 or later.
 
-    It takes about a millisecond. Raises KubeconfigError if CA, certificate or key cannot be used.
+    With `insecure_skip_tls_verify` it verifies neither. It takes about a millisecond. Raises KubeconfigError if CA,
+    certificate or key cannot be used.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # As client-go: a CA bundle may hold an intermediate only.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.set_alpn_protocols(["http/1.1"])
-    if config.ca_data is None:
+    if config.insecure_skip_tls_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    elif config.ca_data is None:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
     _load(context, config)
     return context
@@ -89,7 +92,7 @@ def _load(context: ssl.SSLContext, config: ClusterConfig) -> None:
 
 def _load_identity(context: ssl.SSLContext, *, certificate: bytes, key: bytes, server: str) -> None:
     try:
-        with _as_file(certificate + b"\n" + key) as path:
+        with as_file(certificate + b"\n" + key) as path:
             # Without a password an encrypted key would make OpenSSL ask for it on the terminal.
             context.load_cert_chain(path, password="")
     except (ssl.SSLError, ValueError, OSError) as error:
@@ -100,13 +103,18 @@ def _load_identity(context: ssl.SSLContext, *, certificate: bytes, key: bytes, s
 
 
 @contextlib.contextmanager
-def _as_file(content: bytes) -> Iterator[str]:
-    """Give the path of a file, because OpenSSL reads identities from files only: where there is one, of no disk."""
+def as_file(content: bytes) -> Iterator[str]:
+    """Yield the path of a file with this content, because OpenSSL reads identities from files only.
+
+    On Linux the file is in memory; elsewhere it is a temporary file that only its owner can read.
+    """
     if hasattr(os, "memfd_create"):
         with os.fdopen(os.memfd_create("client-identity", os.MFD_CLOEXEC), "wb", buffering=0) as file:
             file.write(content)
             yield f"/proc/self/fd/{file.fileno()}"
         return
+    import tempfile
+
     # Only its owner can read it.
     with tempfile.NamedTemporaryFile(prefix="client-identity-", buffering=0) as file:
         file.write(content)

@@ -8,24 +8,26 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import aiohttp
-from aiohttp.abc import AbstractStreamWriter
-from multidict import CIMultiDict
 from typing_extensions import override
-from yarl import URL
 
 from kplane.provider.access.config import ClusterConfig
 from kplane.provider.access.credentials import Credentials
-from kplane.provider.client.connections import Connections, Peer
+from kplane.provider.client.connections import Connections, Peer, Upgrade
+from kplane.provider.client.server_warnings import WarningLog
 from kplane.provider.client.tls import beginning_of_certificate
 from kplane.provider.client.wire import NOT_YET_VALID_CODE, translated
 from kplane.provider.errors import ProviderError, Unreachable
 
+if TYPE_CHECKING:
+    import aiohttp
+
 __all__ = ["HttpRequest", "Transport"]
 
 _TIME: Final = "%Y-%m-%dT%H:%MZ"
+_MESSAGE_BYTES: Final = 4 << 20
+"""Maximum size of a message of a WebSocket; kubelets send 32 KiB at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,14 @@ class HttpRequest:
     accept: str = "application/json"
     before_sending: Callable[[], object] | None = None
     """Called right before the body is sent. If it raises, the request is not sent, and fails as Unreachable."""
+    protocols: tuple[str, ...] = ()
+    """Subprotocols of the WebSocket that it asks for; see `Transport.websocket`."""
     received: Callable[[bytes], bytes] | None = None
     """Changes what is received: the body of an answer, or each event of a watch."""
+    kind: str = ""
+    """Name of the kind, such as `apps/v1/Deployment`, for warnings about the answer."""
+    key: str = ""
+    """Namespace and name of the object; empty for collections."""
 
     @override
     def __str__(self) -> str:
@@ -59,6 +67,7 @@ class _Exchange:
     def __init__(self) -> None:
         self.closing = asyncio.timeout(None)
         self.response: aiohttp.ClientResponse | None = None
+        self.upgrade: Upgrade | None = None
         self.peers: list[Peer] = []
 
     def end(self) -> None:
@@ -73,10 +82,19 @@ class Transport:
     """Sends requests to the server of a `ClusterConfig`; makes connections on first use, in the running loop."""
 
     def __init__(
-        self, config: ClusterConfig, *, connect_timeout_seconds: float, connections: Connections | None = None
+        self,
+        config: ClusterConfig,
+        *,
+        connect_timeout_seconds: float,
+        user_agent: str,
+        connections: Connections | None = None,
     ) -> None:
         """`connections` replace connections of its own."""
+        import aiohttp
+
         self._config = config
+        self.user_agent: Final = user_agent
+        """How the program names itself to API servers."""
         self._owned = connections is None
         self._connections = Connections() if connections is None else connections
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_seconds)
@@ -91,12 +109,36 @@ class Transport:
         """The configuration of the next request."""
         return self._config
 
+    @property
+    def warnings(self) -> WarningLog:
+        """The log that clients with the same connections share."""
+        return self._connections.warnings
+
     @contextlib.asynccontextmanager
     async def exchange(self, request: HttpRequest) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request and yield the head of the answer; at the end the connection is freed, or closed if unread.
 
         It sets no deadline but that for connecting. Raises Unreachable, or KubeconfigError for unusable credentials.
         """
+        async with self._exchanging(request) as exchange:
+            assert exchange.response is not None  # noqa: S101 - it has begun
+            yield exchange.response
+
+    def websocket(self, request: HttpRequest) -> contextlib.AbstractAsyncContextManager[Upgrade]:
+        """Ask for a WebSocket with one of the protocols of a request; at the end the connection is closed.
+
+        Raises as `exchange`. A refusal is yielded too.
+        """
+        return self._upgrading(request)
+
+    @contextlib.asynccontextmanager
+    async def _upgrading(self, request: HttpRequest) -> AsyncIterator[Upgrade]:
+        async with self._exchanging(request) as exchange:
+            assert exchange.upgrade is not None  # noqa: S101 - it has begun
+            yield exchange.upgrade
+
+    @contextlib.asynccontextmanager
+    async def _exchanging(self, request: HttpRequest) -> AsyncIterator[_Exchange]:
         self._require_open()
         exchange = _Exchange()
         self._exchanges.add(exchange)
@@ -105,9 +147,12 @@ class Transport:
             with translated(server=self._config.server, asked=str(request), has_ca=has_ca):
                 response = exchange.response = await self._begin(request, exchange)
                 try:
-                    yield response
+                    yield exchange
                 finally:
                     _drop(response)
+                    if exchange.upgrade is not None and exchange.upgrade.websocket is not None:
+                        # Its connection is aborted, so this waits for no answer.
+                        await exchange.upgrade.websocket.close()
         finally:
             self._exchanges.discard(exchange)
             for peer in exchange.peers:
@@ -173,8 +218,12 @@ class Transport:
     async def _send_once(
         self, request: HttpRequest, exchange: _Exchange, *, shown: ClusterConfig
     ) -> aiohttp.ClientResponse:
+        import aiohttp
+        from multidict import CIMultiDict
+        from yarl import URL
+
         peer = self._join(exchange, shown=shown)
-        headers = CIMultiDict({"Accept": request.accept, "User-Agent": "kplane"})
+        headers = CIMultiDict({"Accept": request.accept, "User-Agent": self.user_agent})
         if request.body is not None:
             headers["Content-Type"] = request.content_type
         if shown.token is not None:
@@ -182,11 +231,17 @@ class Transport:
         if shown.impersonation is not None:
             headers.extend(shown.impersonation.headers())
         query = f"?{request.query}" if request.query else ""
+        url = URL(f"{shown.server}{request.path}{query}", encoded=True)
         try:
+            if request.protocols:
+                exchange.upgrade = await self._connections.upgrade(
+                    peer, url, protocols=request.protocols, headers=headers, message_bytes=_MESSAGE_BYTES
+                )
+                return exchange.upgrade.response
             return await self._connections.request(
                 peer,
                 request.method,
-                URL(f"{shown.server}{request.path}{query}", encoded=True),
+                url,
                 timeout=self._timeout,
                 headers=headers,
                 data=_payload(request),
@@ -220,23 +275,12 @@ class Transport:
         return peer
 
 
-class _CheckedBody(aiohttp.BytesPayload):
-    """A body with a last check before it is sent."""
-
-    def __init__(self, body: bytes, *, check: Callable[[], object]) -> None:
-        super().__init__(body)
-        self._check = check
-
-    @override
-    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
-        self._check()
-        await super().write_with_length(writer, content_length)
-
-
 def _payload(request: HttpRequest) -> bytes | aiohttp.BytesPayload | None:
     if request.body is None or request.before_sending is None:
         return request.body
-    return _CheckedBody(request.body, check=request.before_sending)
+    from kplane.provider.client.http import CheckedBody
+
+    return CheckedBody(request.body, check=request.before_sending)
 
 
 def _drop(response: aiohttp.ClientResponse) -> None:

@@ -9,16 +9,20 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from types import TracebackType
-from typing import Any, Final, Generic, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, cast
 
-import aiohttp
-
+from kplane.provider.aio.cancellation import end_tasks
 from kplane.provider.client.limits import AnswerLimits
+from kplane.provider.client.liveness import IDLE_SECONDS, Liveness
 from kplane.provider.client.resources import Resource
+from kplane.provider.client.server_warnings import Headers
 from kplane.provider.client.transport import HttpRequest, Transport
 from kplane.provider.client.typed import ObjectT, TypedKind
 from kplane.provider.client.wire import decode, error_of, read_object, status_error, translated
 from kplane.provider.errors import AnswerTooLarge, Unreachable
+
+if TYPE_CHECKING:
+    import aiohttp
 
 __all__ = ["Asked", "Watch", "WatchEvent"]
 
@@ -71,9 +75,17 @@ class Watch(Generic[ObjectT]):
         open_timeout_seconds: float,
         idle_timeout_seconds: float,
         limits: AnswerLimits,
+        answered: Callable[[HttpRequest, Headers], None],
+        liveness: Liveness,
     ) -> None:
-        """`asking` makes the request, when the watch is opened. `limits.answer_bytes` bounds one event."""
+        """`asking` makes the request, when the watch is opened. `limits.answer_bytes` bounds one event.
+
+        `answered` is called with the headers of the answer, and
+        `liveness` notices a server that hangs.
+        """
         self._limits = limits
+        self._answered = answered
+        self._liveness = liveness
         self._transport = transport
         self._asking = asking
         self._asked: Asked | None = None
@@ -83,6 +95,8 @@ class Watch(Generic[ObjectT]):
         self._response: aiohttp.ClientResponse | None = None
         self._watchdog: asyncio.TimerHandle | None = None
         self._waiting_since: float | None = None
+        self._probe: asyncio.Task[None] | None = None
+        self._probe_at = 0.0
         self._closed = False
         self._lines: deque[bytes] = deque()
         self._partial: list[bytes] = []
@@ -109,6 +123,7 @@ class Watch(Generic[ObjectT]):
             with translated(server=server, asked=self._what):
                 async with asyncio.timeout(self._open_timeout_seconds):
                     response = await self._stack.enter_async_context(self._transport.exchange(self._asked.request))
+                    self._answered(self._asked.request, response.headers)
                     if response.status != HTTPStatus.OK:
                         with self._limits.intake(server=server) as intake:
                             refusal = await error_of(response, intake=intake, asked=self._what)
@@ -122,7 +137,7 @@ class Watch(Generic[ObjectT]):
             await self._stack.aclose()
             return
         self._response = response
-        self._look_again(self._idle_timeout_seconds)
+        self._look_again(min(self._idle_timeout_seconds, IDLE_SECONDS))
 
     async def aclose(self) -> None:
         """End the watch and close its connection."""
@@ -130,6 +145,9 @@ class Watch(Generic[ObjectT]):
         self._response = None
         if self._watchdog is not None:
             self._watchdog.cancel()
+        probe, self._probe = self._probe, None
+        if probe is not None:
+            await end_tasks([probe])
         self._lines.clear()
         await self._stack.aclose()
 
@@ -183,6 +201,7 @@ class Watch(Generic[ObjectT]):
                 raise
         finally:
             self._waiting_since = None
+        self._liveness.heard()
         if not chunk:
             if self._partial_size:
                 raise Unreachable(f"{self._what}: {server} ended it in the middle of an event", kind="connect")
@@ -194,15 +213,34 @@ class Watch(Generic[ObjectT]):
         self._watchdog = asyncio.get_running_loop().call_later(seconds, self._look)
 
     def _look(self) -> None:
-        """Fail the pending read if it takes too long."""
-        since, idle_seconds = self._waiting_since, self._idle_timeout_seconds
-        waited = 0.0 if since is None else asyncio.get_running_loop().time() - since
-        if waited < idle_seconds:
-            self._look_again(idle_seconds - waited)
-        elif self._response is not None:
+        """Fail the pending read if it takes too long, and check a silent server."""
+        now, idle_seconds = asyncio.get_running_loop().time(), self._idle_timeout_seconds
+        waited = 0.0 if self._waiting_since is None else now - self._waiting_since
+        if waited >= idle_seconds:
+            self._fail(f"sent nothing for {idle_seconds:g} s")
+            return
+        if waited >= IDLE_SECONDS and now >= self._probe_at and self._probe is None:
+            self._probe = asyncio.create_task(self._check(waited), name=f"probe for the {self._what}")
+        due = max(IDLE_SECONDS - waited, self._probe_at - now)
+        # A probe that is under way looks again by itself.
+        self._look_again(min(idle_seconds - waited, due) if due > 0 else idle_seconds - waited)
+
+    async def _check(self, waited: float) -> None:
+        try:
+            seconds = await self._liveness.check()
+        except Unreachable as error:
+            self._fail(f"sent nothing for {waited:.0f} s, and answers nothing else: {error}")
+        else:
+            self._probe_at = asyncio.get_running_loop().time() + seconds
+            self._probe = None
+            if self._watchdog is not None and self._response is not None:
+                self._watchdog.cancel()
+                self._look()
+
+    def _fail(self, why: str) -> None:
+        if self._response is not None:
             what = f"{self._what}: {self._transport.config.server}"
-            stalled = Unreachable(f"{what} sent nothing for {idle_seconds:g} s", kind="timeout")
-            self._response.content.set_exception(stalled)
+            self._response.content.set_exception(Unreachable(f"{what} {why}", kind="timeout"))
 
     def _split(self, chunk: bytes, *, server: str) -> list[bytes]:
         head, separator, rest = chunk.rpartition(b"\n")

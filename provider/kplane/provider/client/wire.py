@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import ssl
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
-import aiohttp
 import orjson
 
 from kplane.provider.client.limits import Intake
 from kplane.provider.errors import ApiError, ProviderError, Unreachable, api_error
+
+if TYPE_CHECKING:
+    import aiohttp
 
 __all__ = [
     "NOT_YET_VALID_CODE",
@@ -20,6 +22,7 @@ __all__ = [
     "error_of",
     "read_body",
     "read_object",
+    "refusal_of",
     "status_error",
     "translated",
 ]
@@ -82,14 +85,19 @@ async def drop_body(response: aiohttp.ClientResponse, *, size_bytes: int) -> Non
 
 async def error_of(response: aiohttp.ClientResponse, *, intake: Intake, asked: str) -> ApiError | Unreachable:
     """Return the exception for an answer that is no success."""
-    status, server = response.status, intake.server
+    body = b"" if response.status < 400 else await read_body(response, intake=intake)
+    intake.parse(body)
+    return refusal_of(response, body, server=intake.server, asked=asked)
+
+
+def refusal_of(response: aiohttp.ClientResponse, body: bytes, *, server: str, asked: str) -> ApiError | Unreachable:
+    """Return the exception for the head and the body of an answer that is no success."""
+    status = response.status
     if status < 400:
         where = response.headers.get("Location", "")
         return Unreachable(
             f"{asked}: {server} answered {status} (redirect to {where!r}), not followed", kind="protocol"
         )
-    body = await read_body(response, intake=intake)
-    intake.parse(body)
     with contextlib.suppress(orjson.JSONDecodeError):
         parsed = orjson.loads(body)
         if isinstance(parsed, dict) and parsed.get("kind") == "Status":
@@ -133,6 +141,8 @@ def translated(
     `has_ca` tells whether the kubeconfig has a CA; without one, the system's CAs are trusted. `is_write_sent` is asked
     about a failure, see `Unreachable`.
     """
+    import aiohttp
+
     try:
         yield
     except ProviderError:
@@ -147,6 +157,8 @@ def translated(
 
 
 def _failure(error: Exception, *, server: str, asked: str, has_ca: bool, write_sent: bool) -> Unreachable:
+    import aiohttp
+
     cause = next((link for link in reversed([*_chain(error)]) if isinstance(link, ssl.SSLError)), None)
     if isinstance(cause, ssl.SSLCertVerificationError):
         return _certificate_refused(cause, server=server, asked=asked, has_ca=has_ca)

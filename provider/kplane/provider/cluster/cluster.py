@@ -15,10 +15,13 @@ from kplane.provider.cache.cache import Cache
 from kplane.provider.cache.feed import FeedState, Refusal
 from kplane.provider.cache.informer import Transform
 from kplane.provider.cache.scope import CacheScope, require_kinds, scope_of
+from kplane.provider.cache.server_state import ServerState
 from kplane.provider.client.client import Client
 from kplane.provider.client.connections import Connections
 from kplane.provider.client.limits import AnswerLimits
 from kplane.provider.client.resources import Resource
+from kplane.provider.client.rest import FieldValidation
+from kplane.provider.client.server_warnings import WarningHandler
 from kplane.provider.cluster.recorder import EventRecorder
 from kplane.provider.errors import ClusterNotFound
 
@@ -63,10 +66,11 @@ class Wiring:
     """Configures client and cache of a cluster.
 
     Clients share `connections`, bound a call by `timeout_seconds` and answers by `limits`: set these if you do not
-    trust the clusters. `transform` changes objects before they are cached, and `cache_scopes` select them. With a
-    function for these, None means all objects. `before_write` is called with the cluster's name before each write. If
-    it raises, nothing is written; if it returns a number, the write may take that many seconds. Raises ProviderError if
-    a scope is not for a kind.
+    trust the clusters. `ClusterConfig.calls` sets them for one cluster. Clients write as `field_manager`, name
+    themselves `user_agent`, and ask for `field_validation`; `on_warning` gets the warnings of API servers. `transform`
+    changes objects before they are cached, and `cache_scopes` select them. With a function for these, None means all
+    objects. `before_write` is called with the cluster's name before each write. If it raises, nothing is written; if it
+    returns a number, the write may take that many seconds. Raises ProviderError if a scope is not for a kind.
     """
 
     connections: Connections | None = None
@@ -74,6 +78,10 @@ class Wiring:
     transform: Transform | None = None
     cache_scopes: CacheScopes | None = None
     limits: AnswerLimits = AnswerLimits()  # noqa: RUF009 - frozen
+    field_manager: str | None = None
+    user_agent: str | None = None
+    field_validation: FieldValidation = "Warn"
+    on_warning: WarningHandler | None = None
     timeout_seconds: float = 30.0
 
     def __post_init__(self) -> None:
@@ -90,6 +98,7 @@ class _Live:
         self.config = config
         """As it was renewed last, whichever description is asked."""
         self.wiring = Wiring()
+        self.server_state: Final = ServerState()
         self.client: Client | None = None
         self.cache: Cache | None = None
         self.recorders: dict[str, EventRecorder] = {}
@@ -142,13 +151,18 @@ class Cluster:
 
     def make_client(self) -> Client:
         """Make the client; overridden by kinds of clusters with a client of their own."""
-        wiring = self._live.wiring
+        wiring, calls = self._live.wiring, self._live.config.calls
         return Client(
             self._live.config,
-            timeout_seconds=wiring.timeout_seconds,
+            timeout_seconds=calls.timeout_seconds or wiring.timeout_seconds,
             connections=wiring.connections,
             before_write=self._live.before_write,
-            limits=wiring.limits,
+            limits=wiring.limits.within(calls),
+            field_manager=wiring.field_manager,
+            user_agent=wiring.user_agent,
+            field_validation=wiring.field_validation,
+            cluster=self._live.name,
+            on_warning=wiring.on_warning,
         )
 
     @property
@@ -164,9 +178,20 @@ class Cluster:
         """The cache, if it is in use."""
         return self._live.cache
 
+    @property
+    def server_state(self) -> ServerState:
+        """Whether its API server can be reached, as the cache has learned."""
+        return self._live.server_state
+
     def make_cache(self) -> Cache:
         """Make the cache; overridden by kinds of clusters with a cache of their own."""
-        return Cache(self.client, name=self.name, transform=self._live.wiring.transform, scope_of=self.cache_scope)
+        return Cache(
+            self.client,
+            name=self.name,
+            transform=self._live.wiring.transform,
+            scope_of=self.cache_scope,
+            server=self.server_state,
+        )
 
     def cache_scope(self, resource: Resource) -> CacheScope:
         """Return what the cache of this cluster keeps of a kind."""
@@ -270,4 +295,4 @@ class Cluster:
 
     def _require_live(self) -> None:
         if self._live.ended:
-            raise ClusterNotFound(f"cluster {self.name!r} is gone")
+            raise ClusterNotFound(f"cluster {self.name!r} is gone", cluster=self.name)

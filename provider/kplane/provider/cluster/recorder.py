@@ -1,4 +1,4 @@
-"""Posts Kubernetes Events in the background, best effort."""
+"""Posts Kubernetes Events (events.k8s.io/v1) in the background, best effort."""
 
 from __future__ import annotations
 
@@ -20,54 +20,90 @@ from typing import Any, Final, Literal
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import end_tasks
 from kplane.provider.client.client import Client
-from kplane.provider.client.resources import EVENTS
+from kplane.provider.client.resources import Resource
 from kplane.provider.cluster.context import cluster_context, current_cluster
+from kplane.provider.cluster.similar import SimilarEvents
 from kplane.provider.errors import AlreadyExists, NotFound, ProviderError, ServerError, TooManyRequests, Unreachable
 
 __all__ = ["EventRecorder"]
 
 log: Final = logging.getLogger(__name__)
 
+_EVENTS: Final = Resource("events.k8s.io/v1", "Event", "events", namespaced=True)
 _WAITING_AT_MOST: Final = 1000
 _KNOWN_AT_MOST: Final = 1000
 _TRIES: Final = 6
-_MESSAGE_AT_MOST: Final = 1024
-_REASON_AT_MOST: Final = 128
+_NOTE_AT_MOST: Final = 1024
+_NAME_AT_MOST: Final = 128
+"""Maximum length of reason, action and reporting instance."""
 _DEFAULT_NAMESPACE: Final = "default"
 """Where Kubernetes keeps the Events of objects that have no namespace."""
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+_COMPONENT: Final = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_SERIES_ENDS_SECONDS: Final = 360.0
+_SERIES_POSTED_SECONDS: Final = 1800.0
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
-    """An Event to post, and how often it has happened since it was posted last."""
+class _Event:
+    """An Event, and how often it has happened."""
 
     body: dict[str, Any]
     cluster: str | None
-    """Cluster of the reconcile that said it."""
-    times: int = 1
+    """Cluster of the reconcile that reported it."""
+    observed: str
+    observed_at: float
+    """Time of the last occurrence on the clock of the loop; `observed` is the same for the API server."""
+    count: int = 1
+    waits: bool = False
+    posted_at: float | None = None
+    in_series: bool = False
+    """Whether the API server has a count of it."""
+
+    def series(self) -> dict[str, Any]:
+        """Return the part of the body that changes."""
+        return {"series": {"count": self.count, "lastObservedTime": self.observed}} if self.count > 1 else {}
 
 
 class EventRecorder:
     """Posts Events to one cluster in the background: `recorder.event(found, "Normal", "Created", "made a volume")`.
 
-    Events go to the namespace of their object. A repeated Event (same object, type, reason and message) raises the
-    count of the first one, also after a restart, at most every `repeat_seconds`. Up to a thousand Events wait; more are
-    dropped. Dropped and failed Events are logged. The recorder has a task only while an Event waits; `aclose()` ends it
-    and drops what waits.
+    Events go to the namespace of their object. A repeated Event (same object, type, reason, action and message) becomes
+    a series of the first one, also after a restart. As in client-go, the second occurrence is posted at once, and later
+    ones when there was none for `series_ends_seconds`, or every `series_posted_seconds`. If more than ten messages are
+    reported of one object for one reason, further ones are counted in one Event, so that a message with a number in it
+    does not fill the API server.
 
-    `client` returns the client of the cluster when it is needed; `component` is the source of the Events.
+    Up to a thousand Events wait; more are dropped. Dropped and failed Events are logged. The recorder has a task only
+    while an Event waits; `aclose()` ends it and drops the Events that wait.
+
+    `client` returns the client of the cluster when it is needed; `component` is the reporting controller of the Events.
+    Raises ProviderError if it is no qualified name, such as `volumes` or `example.com/volumes`.
     """
 
-    def __init__(self, client: Callable[[], Client], *, component: str, repeat_seconds: float = 10.0) -> None:
+    def __init__(
+        self,
+        client: Callable[[], Client],
+        *,
+        component: str,
+        series_ends_seconds: float = _SERIES_ENDS_SECONDS,
+        series_posted_seconds: float = _SERIES_POSTED_SECONDS,
+    ) -> None:
+        if not _COMPONENT.fullmatch(component):
+            raise ProviderError(
+                f"component {component!r} of Events is no qualified name; give one such as 'volumes' or"
+                " 'example.com/volumes'"
+            )
         self._client = client
         self._component = component
-        self._instance = f"{component}-{socket.gethostname()}"[:_REASON_AT_MOST]
-        self._repeat_seconds = repeat_seconds
-        self._waiting: dict[str, _Waiting] = {}
+        self._instance = f"{component}-{socket.gethostname()}"[:_NAME_AT_MOST]
+        self._series_ends_seconds = series_ends_seconds
+        self._series_posted_seconds = series_posted_seconds
+        self._similar = SimilarEvents()
+        self._events: OrderedDict[str, _Event] = OrderedDict()
+        """Events that wait, and those that were posted last, by name."""
         self._due: list[tuple[float, int, str]] = []
         self._order = itertools.count()
-        self._posted_at: OrderedDict[str, float] = OrderedDict()
         self._dropped = 0
         self._task: asyncio.Task[None] | None = None
         self._more = asyncio.Event()
@@ -79,41 +115,65 @@ class EventRecorder:
         type: Literal["Normal", "Warning"],  # noqa: A002 - what Kubernetes calls it
         reason: str,
         message: str,
+        *,
+        action: str = "Reconcile",
+        related: Mapping[str, Any] | None = None,
     ) -> None:
         """Add an Event about an object; returns at once. After `aclose` the Event is dropped.
 
-        Raises ProviderError if `about` has no apiVersion, kind or name, or if `type` is another one.
+        `reason` says why, and `action` what was done or failed: both are words for programs, such as `VolumeFull` and
+        `Resize`. `related` is another object, such as the one that was made.
+
+        Raises ProviderError if `about` or `related` has no apiVersion, kind or name, if reason or action is empty, or
+        if `type` is another one.
         """
         if type not in {"Normal", "Warning"}:
             raise ProviderError(f"an Event is Normal or Warning, and not {type!r}")
+        if not reason or not action:
+            raise ProviderError("an Event needs a reason and an action, such as 'VolumeFull' and 'Resize'")
         if self._closed:
             return
-        body = self._body(about, kind=type, reason=reason, message=message)
+        now = asyncio.get_running_loop().time()
+        body = self._body(about, related, kind=type, reason=reason, action=action, message=message, now=now)
         name = body["metadata"]["name"]
-        known = self._waiting.get(name)
-        if known is not None:
-            known.times += 1
-            known.cluster = current_cluster()
-            known.body["lastTimestamp"] = body["lastTimestamp"]
-        elif len(self._waiting) >= _WAITING_AT_MOST:
-            self._drop(f"Event {reason}", why=f"{_WAITING_AT_MOST} others wait to be posted")
+        event = self._events.get(name)
+        if event is None:
+            if len(self._due) >= _WAITING_AT_MOST:
+                self._drop(f"Event {reason}", why=f"{_WAITING_AT_MOST} others wait to be posted")
+                return
+            event = self._events[name] = _Event(body, current_cluster(), body["eventTime"], now)
+            due = now
         else:
-            self._waiting[name] = _Waiting(body, current_cluster())
-            posted_at = self._posted_at.get(name)
-            now = asyncio.get_running_loop().time()
-            due = now if posted_at is None else max(now, posted_at + self._repeat_seconds)
-            heapq.heappush(self._due, (due, next(self._order), name))
-            self._more.set()
-            if self._task is None:
-                # In a context of its own: posting is no part of the reconcile that said it.
-                self._task = asyncio.create_task(
-                    self._post_all(), name=f"events of {self._component}", context=contextvars.Context()
-                )
+            due = now if self._is_urgent(event, now) else self._due_at(event, observed_at=now)
+            event.count += 1
+            event.cluster = current_cluster()
+            event.observed, event.observed_at = body["eventTime"], now
+        if not event.waits:
+            event.waits = True
+            self._wait(name, until=due)
+
+    def _is_urgent(self, event: _Event, now: float) -> bool:
+        """Tell whether an occurrence begins a series, or continues one that has ended."""
+        return not event.in_series or now - event.observed_at >= self._series_ends_seconds
+
+    def _due_at(self, event: _Event, *, observed_at: float) -> float:
+        """Return the time at which the count of a series is posted, if it was observed last at this time."""
+        posted_at = event.posted_at if event.posted_at is not None else observed_at
+        return min(observed_at + self._series_ends_seconds, posted_at + self._series_posted_seconds)
+
+    def _wait(self, name: str, *, until: float) -> None:
+        heapq.heappush(self._due, (until, next(self._order), name))
+        self._more.set()
+        if self._task is None:
+            # In a context of its own: posting is no part of the reconcile that reported it.
+            self._task = asyncio.create_task(
+                self._post_all(), name=f"events of {self._component}", context=contextvars.Context()
+            )
 
     async def aclose(self) -> None:
         """End the recorder, and drop the Events that wait."""
         self._closed = True
-        self._waiting.clear()
+        self._events.clear()
         self._due.clear()
         if self._task is not None:
             await end_tasks([self._task])
@@ -130,24 +190,34 @@ class EventRecorder:
                             await self._more.wait()  # one that is due at once may come
                     continue
                 heapq.heappop(self._due)
-                await self._post(name, self._waiting.pop(name))
-                self._posted_at[name] = loop.time()
-                self._posted_at.move_to_end(name)
-                if len(self._posted_at) > _KNOWN_AT_MOST:
-                    self._posted_at.popitem(last=False)
+                event = self._events[name]
+                if event.in_series and (later := self._due_at(event, observed_at=event.observed_at)) > loop.time():
+                    self._wait(name, until=later)
+                    continue
+                event.waits = False
+                await self._post(event)
+                event.posted_at = loop.time()
+                self._forget_old()
         finally:
             self._task = None
 
-    async def _post(self, name: str, event: _Waiting) -> None:
+    def _forget_old(self) -> None:
+        """Forget Events that were posted, beyond the limit: they are read again if they continue."""
+        if len(self._events) > _KNOWN_AT_MOST + len(self._due):
+            old = next((name for name, event in self._events.items() if not event.waits), None)
+            if old is not None:
+                del self._events[old]
+
+    async def _post(self, event: _Event) -> None:
         # Who may not write in that reconcile any more, because another process does, must not do so here either.
         with cluster_context(event.cluster) if event.cluster is not None else contextlib.nullcontext():
-            await self._post_with_retries(name, event)
+            await self._post_with_retries(event)
 
-    async def _post_with_retries(self, name: str, event: _Waiting) -> None:
+    async def _post_with_retries(self, event: _Event) -> None:
         backoff = Backoff(initial_seconds=1.0, maximum_seconds=30.0)
         while True:
             try:
-                return await self._write(name, event)
+                return await self._write(event)
             except (Unreachable, ServerError, TooManyRequests) as error:
                 delay = backoff.next_delay()
                 if backoff.failures >= _TRIES:
@@ -156,26 +226,29 @@ class EventRecorder:
                 return self._drop(f"Event {event.body['reason']}", why=str(error))
             await asyncio.sleep(delay)
 
-    async def _write(self, name: str, event: _Waiting) -> None:
-        client, namespace = self._client(), event.body["metadata"]["namespace"]
-        if name not in self._posted_at:
-            try:
-                await client.create(EVENTS, {**event.body, "count": event.times})
-            except AlreadyExists:
-                pass
-            else:
-                return
+    async def _write(self, event: _Event) -> None:
+        """Create the Event, or patch the count of the one that is there."""
+        client, metadata = self._client(), event.body["metadata"]
+        if event.posted_at is not None:
+            with contextlib.suppress(NotFound):  # the server forgets Events after an hour
+                return await self._patch(client, event)
+        series = event.series()
         try:
-            known = await client.get(EVENTS, name, namespace=namespace)
-        except NotFound:  # the server forgets them after an hour
-            await client.create(EVENTS, {**event.body, "count": event.times})
-            return
-        count = known.get("count")
-        again = {
-            "count": (count if isinstance(count, int) else 1) + event.times,
-            "lastTimestamp": event.body["lastTimestamp"],
-        }
-        await client.patch(EVENTS, name, again, namespace=namespace)
+            await client.create(_EVENTS, {**event.body, **series})
+        except AlreadyExists:
+            known = await client.get(_EVENTS, metadata["name"], namespace=metadata["namespace"])
+            # An equal time is that of an earlier try of this process, which got no answer.
+            if known.get("eventTime") != event.body["eventTime"]:
+                event.count += (known.get("series") or {}).get("count") or 1
+            await self._patch(client, event)
+        else:
+            event.in_series = bool(series)
+
+    async def _patch(self, client: Client, event: _Event) -> None:
+        metadata, series = event.body["metadata"], event.series()
+        if series:
+            await client.patch(_EVENTS, metadata["name"], series, namespace=metadata["namespace"])
+            event.in_series = True
 
     def _drop(self, what: str, *, why: str) -> None:
         self._dropped += 1
@@ -183,33 +256,49 @@ class EventRecorder:
         if self._dropped & (self._dropped - 1) == 0:
             log.warning("failed to post %s of %s (%d dropped so far): %s", what, self._component, self._dropped, why)
 
-    def _body(self, about: Mapping[str, Any], *, kind: str, reason: str, message: str) -> dict[str, Any]:
-        metadata = about.get("metadata") or {}
-        name, namespace, uid = metadata.get("name"), metadata.get("namespace") or "", metadata.get("uid") or ""
-        if not (name and about.get("apiVersion") and about.get("kind")):
-            raise ProviderError("an Event is about an object that has apiVersion, kind and metadata.name")
-        reason, message = _cut(reason, _REASON_AT_MOST), _cut(message, _MESSAGE_AT_MOST)
-        parts = (self._component, about["apiVersion"], about["kind"], namespace, name, uid, kind, reason, message)
-        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-        prefix = name[:200].rstrip(".-")
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        involved = {"apiVersion": about["apiVersion"], "kind": about["kind"], "name": name, "uid": uid}
+    def _body(
+        self,
+        about: Mapping[str, Any],
+        related: Mapping[str, Any] | None,
+        *,
+        kind: str,
+        reason: str,
+        action: str,
+        message: str,
+        now: float,
+    ) -> dict[str, Any]:
+        regarding = _reference(about)
+        other = {"related": _reference(related)} if related is not None else {}
+        reason, action = _cut(reason, _NAME_AT_MOST), _cut(action, _NAME_AT_MOST)
+        similar = (self._component, kind, reason, action, *regarding.values(), *other.get("related", {}).values())
+        note = self._similar.note("\0".join(similar), _cut(message, _NOTE_AT_MOST), now=now)
+        digest = hashlib.sha256("\0".join((*similar, note.key)).encode()).hexdigest()[:16]
+        prefix = regarding["name"][:200].rstrip(".-")
         return {
             "metadata": {
                 # Some names, such as those of roles, are more than an Event's may be.
                 "name": f"{prefix}.{digest}" if _NAME.fullmatch(prefix) else f"event.{digest}",
-                "namespace": namespace or _DEFAULT_NAMESPACE,
+                "namespace": regarding.get("namespace") or _DEFAULT_NAMESPACE,
             },
-            "involvedObject": {**involved, "namespace": namespace} if namespace else involved,
+            "eventTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "regarding": regarding,
+            **other,
             "type": kind,
             "reason": reason,
-            "message": message,
-            "source": {"component": self._component},
-            "reportingComponent": self._component,
+            "action": action,
+            "note": _cut(note.text, _NOTE_AT_MOST),
+            "reportingController": self._component,
             "reportingInstance": self._instance,
-            "firstTimestamp": now,
-            "lastTimestamp": now,
         }
+
+
+def _reference(about: Mapping[str, Any]) -> dict[str, str]:
+    metadata = about.get("metadata") or {}
+    fields = {"apiVersion": about.get("apiVersion"), "kind": about.get("kind"), "name": metadata.get("name")}
+    if not all(fields.values()):
+        raise ProviderError("an Event is about an object that has apiVersion, kind and metadata.name")
+    more = {"uid": metadata.get("uid"), "namespace": metadata.get("namespace")}
+    return {name: str(value) for name, value in (fields | more).items() if value}
 
 
 def _cut(text: str, at_most: int) -> str:

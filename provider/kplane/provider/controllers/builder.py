@@ -14,13 +14,13 @@ from kplane.provider.client.typed import Kind, title_of
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.contracts import ControllerHost, Provider
 from kplane.provider.controllers.handlers import Handler, enqueue_object, enqueue_owner
-from kplane.provider.controllers.multicluster import MulticlusterController
+from kplane.provider.controllers.multicluster import MulticlusterController, Source
 from kplane.provider.controllers.options import Options
 from kplane.provider.controllers.predicates import Predicate
 from kplane.provider.controllers.rate_limiter import Clustered, RateLimiter
 from kplane.provider.controllers.reconcile import AnyReconcile, Reconcile, with_cluster
 from kplane.provider.controllers.request import Request
-from kplane.provider.controllers.sources import Engage, KindSource, RawSource
+from kplane.provider.controllers.sources import Engage, KindSource
 from kplane.provider.controllers.workers import Logger
 from kplane.provider.errors import ProviderError
 
@@ -82,7 +82,8 @@ def controller(manager: ControllerHost | None, *, request: type[Any] = Request) 
     """Describe a controller; `build(reconcile)` makes it and adds it to the manager.
 
     Kinds are given by name, such as `"apps/v1/Deployment"` and `"example.com/v1/Widget"`, as a Resource, or as a class
-    that `typed_kind` has declared. A kind that a cluster does not serve yet is watched there as soon as it does.
+    that `typed_kind` has declared. A kind that a cluster does not serve yet is watched there as soon as it does. With
+    `manager.scoped(name)` the controller watches that cluster alone.
 
     `request` is a type of requests of your own, for controllers with only their own sources and handlers. Raises
     ProviderError if there is no manager.
@@ -104,7 +105,7 @@ class ControllerBuilder(Generic[R]):
         self._for: Kind[Any] | None = None
         self._watches: list[_Watch[R]] = []
         self._owns: list[tuple[Kind[Any], tuple[OwnsOption, ...]]] = []
-        self._raw: list[RawSource[R]] = []
+        self._raw: list[tuple[Source[R], Engage | None]] = []
         self._filter: tuple[Predicate, ...] = ()
         self._options: Options[R] = Options()
         self._reconcile: AnyReconcile[R] | None = None
@@ -148,9 +149,12 @@ class ControllerBuilder(Generic[R]):
         """Watch a kind as `watches` does, with only the metadata of the objects."""
         return self.watches(kind, handler, metadata_only(), *options)
 
-    def watches_raw(self, source: RawSource[R]) -> Self:
-        """Reconcile the requests of a source that is independent of clusters; filters do not apply to it."""
-        self._raw.append(source)
+    def watches_raw(self, source: Source[R], engage: Engage | None = None) -> Self:
+        """Reconcile the requests of a source of your own, such as a `Channel`; filters do not apply to it.
+
+        A source with `for_cluster` runs in each cluster that `engage` chooses. Others are independent of clusters.
+        """
+        self._raw.append((source, engage))
         return self
 
     def with_filter(self, *those: Predicate) -> Self:
@@ -170,6 +174,7 @@ class ControllerBuilder(Generic[R]):
         rate_limiter: RateLimiter[R] | None = None,
         logger: Logger | None = None,
         retry_cluster_not_found: bool | None = None,
+        while_unreachable: bool | None = None,
         engage: Engage | None = None,
         reconcile: AnyReconcile[R] | None = None,
     ) -> Self:
@@ -184,6 +189,7 @@ class ControllerBuilder(Generic[R]):
             "rate_limiter": rate_limiter,
             "logger": logger,
             "retry_cluster_not_found": retry_cluster_not_found,
+            "while_unreachable": while_unreachable,
             "engage": engage.over(self._options.engage) if engage is not None else None,
         }
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -207,8 +213,8 @@ class ControllerBuilder(Generic[R]):
         built = MulticlusterController(name, made, manager=self._manager, options=options)
         for source in watches:
             built.watch(source)
-        for raw in self._raw:
-            built.watch_raw(raw)
+        for raw, choice in self._raw:
+            built.watch(raw, engage=choice)
         self._manager.add(built)
         return built
 
@@ -225,7 +231,8 @@ class ControllerBuilder(Generic[R]):
             return self._name
         if self._for is None:
             raise ProviderError("a controller without for_() has no name of its own: call named()")
-        return parse_kind(self._for).kind.lower()
+        name, scope = parse_kind(self._for).kind.lower(), self._manager.scope
+        return name if scope is None else f"{name}-{scope or 'local'}"
 
     def _with_concurrency(self) -> Options[R]:
         if self._options.workers is not None or self._for is None:

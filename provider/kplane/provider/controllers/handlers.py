@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 from kplane.provider.cache.event import Event
 from kplane.provider.client.kinds import KindName, parse_kind
@@ -15,14 +15,29 @@ from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.controllers.request import ObjectKey, Request
 from kplane.provider.errors import DecodeFailed, ProviderError
 
-__all__ = ["Handler", "enqueue_mapped", "enqueue_object", "enqueue_owner", "kinds_of", "watching"]
+__all__ = ["Delayed", "Handler", "enqueue_mapped", "enqueue_object", "enqueue_owner", "kinds_of", "watching"]
 
 log: Final = logging.getLogger(__name__)
 
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
-Handler = Callable[[Cluster, Event], Iterable[R]]
-"""Called in the event loop with the cluster that an event is from, and must not block; what it raises is logged."""
+
+@dataclass(frozen=True, slots=True)
+class Delayed(Generic[R_co]):
+    """A request that is to be reconciled in `seconds`; upstream's `AddAfter`.
+
+    Of several delays for one request the earliest counts. A request without a delay comes at once, and leaves the delay
+    as it is.
+    """
+
+    request: R_co
+    seconds: float
+
+
+Handler = Callable[[Cluster, Event], Iterable[R | Delayed[R]]]
+"""Returns requests, some of them `Delayed`. It is called in the event loop with the cluster that an event is from, and
+must not block; what it raises is logged."""
 
 
 def enqueue_object() -> Handler[Request]:
@@ -81,15 +96,20 @@ def kinds_of(handler: Handler[Any]) -> tuple[Kind[Any], ...]:
     return found
 
 
+Mapped = ObjectKey | Request | Delayed[ObjectKey | Request]
+"""What a mapping function returns."""
+
+
 def enqueue_mapped(
-    function: Callable[[Cluster, ObjectT], Iterable[ObjectKey | Request]], *, preserve_cluster: bool = False
+    function: Callable[[Cluster, ObjectT], Iterable[Mapped]], *, preserve_cluster: bool = False
 ) -> Handler[Request]:
     """Reconcile what `function` returns for a cluster and an object; for an update, for the old object too.
 
     The object is a dict, or an instance if the kind is watched as a class; one that the class cannot decode is logged.
-    Returned keys are of the same cluster. With `preserve_cluster`, a Request keeps its own cluster, so that an event in
-    one cluster leads to work in others. `function` is a plain function, because events keep their order: it reads
-    caches (`cluster.cache.informer(kind).list()`) and makes no requests. Raises ProviderError for a coroutine function.
+    Returned keys are of the same cluster; `Delayed(key, seconds)` is reconciled later. With `preserve_cluster`, a
+    Request keeps its own cluster, so that an event in one cluster leads to work in others. `function` is a plain
+    function, because events keep their order: it reads caches (`cluster.cache.informer(kind).list()`) and makes no
+    requests. Raises ProviderError for a coroutine function.
     """
     if inspect.iscoroutinefunction(function):
         raise ProviderError(
@@ -101,20 +121,25 @@ def enqueue_mapped(
 
 @dataclass(frozen=True, slots=True)
 class _EnqueueMapped:
-    function: Callable[[Cluster, Any], Iterable[ObjectKey | Request]]
+    function: Callable[[Cluster, Any], Iterable[Mapped]]
     preserve_cluster: bool
     watched_as: type[Any] | None = None
 
-    def __call__(self, cluster: Cluster, event: Event) -> Iterable[Request]:
+    def __call__(self, cluster: Cluster, event: Event) -> Iterable[Request | Delayed[Request]]:
         return dict.fromkeys(self._mapped(cluster, event))
 
-    def _mapped(self, cluster: Cluster, event: Event) -> Iterator[Request]:
+    def _request(self, cluster: Cluster, key: ObjectKey | Request) -> Request:
+        if self.preserve_cluster and isinstance(key, Request):
+            return key
+        return Request(cluster.name, key.namespace, key.name)
+
+    def _mapped(self, cluster: Cluster, event: Event) -> Iterator[Request | Delayed[Request]]:
         for found in self._objects(cluster, event):
             for each in self.function(cluster, found):
-                if self.preserve_cluster and isinstance(each, Request):
-                    yield each
+                if isinstance(each, Delayed):
+                    yield Delayed(self._request(cluster, each.request), each.seconds)
                 else:
-                    yield Request(cluster.name, each.namespace, each.name)
+                    yield self._request(cluster, each)
 
     def _objects(self, cluster: Cluster, event: Event) -> Iterator[Any]:
         cls = self.watched_as

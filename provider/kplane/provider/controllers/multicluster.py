@@ -9,20 +9,20 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
-from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.running import keep_running
-from kplane.provider.cache.event import Registration
-from kplane.provider.client.typed import title_of
+from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.cluster.context import LOCAL, cluster_context
 from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.contracts import ControllerHost
+from kplane.provider.controllers.awaited import AwaitedClusters
+from kplane.provider.controllers.engaged import ClusterWatch, EngagedCluster, name_of
 from kplane.provider.controllers.options import Options
 from kplane.provider.controllers.queue import FairQueue
 from kplane.provider.controllers.rate_limiter import Clustered
-from kplane.provider.controllers.reconcile import Reconcile
+from kplane.provider.controllers.reconcile import Reconcile, is_unreached
 from kplane.provider.controllers.request import Request
 from kplane.provider.controllers.review import Review
-from kplane.provider.controllers.sources import Add, KindSource, RawSource
+from kplane.provider.controllers.sources import Add, ClusterSource, Engage, KindSource, RawSource
 from kplane.provider.controllers.stats import ControllerStats
 from kplane.provider.controllers.workers import Controller, Result
 from kplane.provider.errors import ClusterNotFound, ClusterNotOwned, ClusterNotReady, ProviderError
@@ -36,19 +36,9 @@ R = TypeVar("R", bound=Clustered)
 _UNDECIDED_SECONDS: Final = 60.0
 """So long a request waits for this process to get its cluster: longer than a takeover takes."""
 _SWEEP_SECONDS: Final = 1.0
-_RETRY_SECONDS: Final = 0.5
 
-
-class _Engaged(Generic[R]):
-    """What a controller keeps of an engaged cluster. Its sources call `add`."""
-
-    def __init__(self, engagement: Engagement, *, add: Add[R]) -> None:
-        self.engagement: Final = engagement
-        self.add: Final = add
-        self.sources: list[KindSource[R]] = []
-        """Those that are watched."""
-        self.registrations: list[Registration] = []
-        self.ending: asyncio.Task[None] | None = None
+Source = ClusterWatch[R] | RawSource[R]
+"""What a controller can take requests from."""
 
 
 class MulticlusterController(Generic[R]):
@@ -60,6 +50,9 @@ class MulticlusterController(Generic[R]):
     A `Manager` engages it with clusters and runs it; `controller()` makes it and adds it. The cluster of a request is
     in the context of its reconcile (`current_cluster`) and in its log records.
 
+    A reconcile that asks for a cluster which is not known yet is repeated when that cluster joins. Requests wait while
+    the API server of their cluster cannot be reached, and failures from that time do not delay them afterwards.
+
     A reconcile begins only while this process may work on the cluster. A request of a known cluster that is not engaged
     yet waits; it is dropped if this process does not get the cluster within a minute. When the work on a cluster ends,
     its sources stop, its waiting requests are dropped, and running reconciles have `grace_seconds`. The end of the
@@ -69,7 +62,7 @@ class MulticlusterController(Generic[R]):
     def __init__(
         self, name: str, reconcile: Reconcile[R], *, manager: ControllerHost, options: Options[R] | None = None
     ) -> None:
-        """The default of `options.workers` is the manager's."""
+        """The defaults of `options.workers` and `options.timeout_seconds` are the manager's."""
         options = options if options is not None else Options()
         at_once = options.workers if options.workers is not None else manager.workers
         self.name: Final = name
@@ -84,12 +77,13 @@ class MulticlusterController(Generic[R]):
         self._options = options
         self._manager = manager
         self._may_work = manager.coordinator.may_work
-        self._sources: list[KindSource[R]] = []
+        self._sources: list[tuple[ClusterWatch[R], Engage]] = []
         self._raw_sources: list[RawSource[R]] = []
-        self._engaged: dict[str, _Engaged[R]] = {}
-        self._hub: _Engaged[R] | None = None
+        self._engaged: dict[str, EngagedCluster[R]] = {}
+        self._hub: EngagedCluster[R] | None = None
         """What is watched in the local cluster."""
         self._review: Review[R] | None = None
+        self._awaited: AwaitedClusters[R] = AwaitedClusters(name)
         self._undecided: dict[str, float] = {}
         """Since when requests wait for clusters that are known, and not this process's."""
         self._running: asyncio.TaskGroup | None = None
@@ -99,7 +93,9 @@ class MulticlusterController(Generic[R]):
             queue=self.queue,
             workers=at_once,
             waiting=options.waiting,
-            timeout_seconds=options.timeout_seconds,
+            timeout_seconds=(
+                options.timeout_seconds if options.timeout_seconds is not None else manager.reconcile_timeout_seconds
+            ),
             on_failure=self._failed,
             fields=self._fields,
             logger=options.logger,
@@ -112,11 +108,11 @@ class MulticlusterController(Generic[R]):
 
     def require_clusters(self, *, has_local: bool, has_provider: bool) -> None:
         """Raise ProviderError if a manager with these clusters has none of those that a source is to watch."""
-        for source in self._sources:
+        for source, engage in self._sources:
             try:
-                source.engage.over(self._options.engage).require(has_local=has_local, has_provider=has_provider)
+                self._choice(engage).require(has_local=has_local, has_provider=has_provider)
             except ProviderError as error:
-                raise ProviderError(f"controller {self.name} cannot watch {title_of(source.kind)}: {error}") from None
+                raise ProviderError(f"controller {self.name} cannot watch {name_of(source)}: {error}") from None
 
     @property
     def under_way(self) -> Mapping[str, int]:
@@ -128,26 +124,54 @@ class MulticlusterController(Generic[R]):
         return self._controller.running_seconds()
 
     @property
+    def awaiting(self) -> int:
+        """Number of requests that wait for another cluster to join."""
+        return len(self._awaited)
+
+    @property
     def clusters(self) -> list[str]:
         """Names of the engaged clusters, sorted."""
         return sorted(self._engaged)
 
-    def watch(self, source: KindSource[R]) -> None:
-        """Watch one more kind, in all clusters, present and future.
+    def watch(self, source: Source[R], *, engage: Engage | None = None) -> None:
+        """Take requests from one more source: a kind, a source for each cluster, or a source such as a `Channel`.
 
-        A failure in an engaged cluster is logged, and retried with growing delays.
+        A source of clusters runs in all clusters, present and future, that `engage` chooses; the default is the choice
+        of a KindSource. A failure in an engaged cluster is logged, and retried with growing delays. Raises
+        ProviderError for an object that is no source.
         """
-        self._sources.append(source)
-        watched = [each for name, each in self._engaged.items() if name != LOCAL]
-        for engaged in [*watched, *self._watched_locally()]:
-            if not engaged.engagement.closing:
-                self._start_soon(source, engaged)
+        if isinstance(source, (KindSource, ClusterSource)):
+            own = source.engage if isinstance(source, KindSource) else Engage()
+            choice = engage if engage is not None else own
+            self._sources.append((source, choice))
+            watched = [each for name, each in self._engaged.items() if name != LOCAL]
+            for engaged in [*watched, *self._watched_locally()]:
+                if not engaged.engagement.closing:
+                    engaged.start_soon(source, choice)
+        elif callable(getattr(source, "run", None)):
+            self._raw_sources.append(source)
+            if self._running is not None:
+                self._start_raw(source, self._running)
+        else:
+            raise ProviderError(f"{source!r} is no source: give it a method for_cluster() or run()")
 
-    def watch_raw(self, source: RawSource[R]) -> None:
-        """Take requests from one more source that is independent of clusters."""
-        self._raw_sources.append(source)
-        if self._running is not None:
-            self._start_raw(source, self._running)
+    async def wait_synced(self, cluster: str, *, timeout_seconds: float = 30.0) -> None:
+        """Wait until the sources of a cluster have added requests for all present objects.
+
+        Raises ClusterNotReady if the controller does not work on the cluster, stops to do so, or takes longer.
+        """
+        engaged = self._engaged.get(cluster)
+        if cluster == LOCAL and self._hub is not None:
+            engaged = self._hub
+        if engaged is None:
+            raise ClusterNotReady(f"{self.name} does not work on cluster {cluster!r}")
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await engaged.wait_synced()
+        except TimeoutError:
+            raise ClusterNotReady(
+                f"{self.name} does not know all objects of cluster {cluster!r} after {timeout_seconds:g} s"
+            ) from None
 
     async def engage(self, engagement: Engagement) -> None:
         """Start to watch a cluster, and return at once; a repeated call does nothing."""
@@ -156,7 +180,7 @@ class MulticlusterController(Generic[R]):
             if known.engagement is engagement and known.ending is None:
                 return
             await self._end(known)
-        engaged = _Engaged(engagement, add=self.queue.add)
+        engaged = self._engaged_cluster(engagement, add=self.queue.add_after)
         engagement.on_close(lambda: self._end(engaged))
         self._engaged[name] = engaged
         self.stats.by_cluster.setdefault(name, Counter())
@@ -167,6 +191,19 @@ class MulticlusterController(Generic[R]):
         if name != LOCAL:
             self._start_all(engaged)
         self.queue.unpark(name)
+        self._join(name)
+        if not self._options.while_unreachable:
+            engagement.on_close(engagement.cluster.server_state.subscribe(lambda: self._suspend_or_resume(engaged)))
+            self._suspend_or_resume(engaged)
+
+    def _suspend_or_resume(self, engaged: EngagedCluster[R]) -> None:
+        cluster = engaged.engagement.cluster
+        if engaged.ending is not None:
+            return
+        if cluster.server_state.reachable:
+            self.queue.resume(cluster.name)
+        else:
+            self.queue.suspend(cluster.name)
 
     async def engage_local(self, engagement: Engagement) -> None:
         """Start to watch the local cluster, as `engage`; if it is watched already, start to work on it."""
@@ -193,91 +230,66 @@ class MulticlusterController(Generic[R]):
                 self._running = None
 
     def _watch_hub(self, engagement: Engagement) -> None:
-        hub = self._hub = _Engaged(engagement, add=self._add_mapped)
+        hub = self._hub = self._engaged_cluster(engagement, add=self._add_mapped)
         engagement.on_close(lambda: self._leave_hub(hub))
         self._start_all(hub)
-        review = self._review = Review(self.name, engagement, sources=hub.sources, add=self.queue.add)
+        review = self._review = Review(self.name, engagement, sources=hub.kinds, add=self.queue.add_after)
         _ = engagement.spawn(review.run(), name=f"{self.name} reviews the local cluster")
 
-    def _leave_hub(self, hub: _Engaged[R]) -> None:
-        for registration in hub.registrations:
-            registration.remove()
+    def _leave_hub(self, hub: EngagedCluster[R]) -> None:
+        hub.stop()
         if self._hub is hub:
             self._hub = self._review = None
 
-    def _watched_locally(self) -> list[_Engaged[R]]:
+    def _watched_locally(self) -> list[EngagedCluster[R]]:
         return [self._hub] if self._hub is not None else []
 
-    def _add_mapped(self, request: R, *, low_priority: bool = False) -> None:
+    def _add_mapped(self, request: R, seconds: float = 0.0, *, low_priority: bool = False) -> None:
         """Add a request of an event of the local cluster, if this process works on the cluster of the request.
 
         Others do so for theirs: each process sees the event. For clusters that this process gains there is a `Review`.
         """
         if request.cluster in self._engaged or self._may_work(request.cluster):
-            self.queue.add(request, low_priority=low_priority)
+            self.queue.add_after(request, seconds, low_priority=low_priority)
         else:
             self.stats.dropped["not_owned"] += 1
 
-    def _start_all(self, engaged: _Engaged[R]) -> None:
-        for source in self._sources:
-            if not source.discovered(engaged.engagement.cluster):
-                self._start_soon(source, engaged)
-            elif self._wants(source, engaged):
-                self._start(source, engaged)
+    def _start_all(self, engaged: EngagedCluster[R]) -> None:
+        for source, engage in self._sources:
+            engaged.start(source, engage)
 
-    def _wants(self, source: KindSource[R], engaged: _Engaged[R]) -> bool:
-        options = source.engage.over(self._options.engage)
-        return options.wants(engaged.engagement.cluster, has_provider=self._manager.provider is not None)
+    def _wants(self, engage: Engage, cluster: Cluster) -> bool:
+        scope = self._manager.scope
+        if scope is not None and cluster.name != scope:
+            return False
+        return self._choice(engage).wants(cluster, has_provider=self._manager.provider is not None)
 
-    def _start(self, source: KindSource[R], engaged: _Engaged[R]) -> None:
-        engaged.registrations.append(source.start(engaged.engagement, engaged.add))
-        engaged.sources.append(source)
+    def _choice(self, engage: Engage) -> Engage:
+        """Complete the choice of a source by that of the controller, and by the scope of its manager."""
+        scope = self._manager.scope
+        default = Engage() if scope is None else Engage(local=scope == LOCAL, provider=scope != LOCAL)
+        return engage.over(self._options.engage).over(default)
 
-    def _start_soon(self, source: KindSource[R], engaged: _Engaged[R]) -> None:
-        name = f"{self.name} watches {title_of(source.kind)}"
-        _ = engaged.engagement.spawn(self._start_when_served(source, engaged), name=name)
-
-    async def _start_when_served(self, source: KindSource[R], engaged: _Engaged[R]) -> None:
-        """Start a source once the cluster serves its kinds."""
-        cluster = engaged.engagement.cluster
-        backoff = Backoff(initial_seconds=_RETRY_SECONDS, maximum_seconds=60.0)
-        wants: bool | None = None
-        logged = ""
-        while True:
-            try:
-                wants = self._wants(source, engaged) if wants is None else wants
-                if wants:
-                    await source.discover(cluster)
-                if wants and engaged.ending is None:
-                    self._start(source, engaged)
-            except Exception as error:
-                # What a source raises is not known, and a kind may be missing for days: once is enough.
-                if (why := str(error) or type(error).__name__) != logged:
-                    message = "%s: failed to watch %s of cluster %s: %s; retrying"
-                    trace = None if isinstance(error, ProviderError) else error
-                    log.warning(message, self.name, title_of(source.kind), cluster.name, why, exc_info=trace)
-                    logged = why
-                await asyncio.sleep(backoff.next_delay())
-            else:
-                return
+    def _engaged_cluster(self, engagement: Engagement, *, add: Add[R]) -> EngagedCluster[R]:
+        return EngagedCluster(engagement, controller=self.name, add=add, wants=self._wants)
 
     def _start_raw(self, source: RawSource[R], tasks: asyncio.TaskGroup) -> None:
         name = f"{self.name} {type(source).__name__}"
         tasks.create_task(keep_running(name, lambda: source.run(self.queue.add)), name=name)
 
-    async def _end(self, engaged: _Engaged[R]) -> None:
+    async def _end(self, engaged: EngagedCluster[R]) -> None:
         # All callers wait until nothing is left.
         if engaged.ending is None:
             name = f"{self.name} leaves {engaged.engagement.cluster.name}"
             engaged.ending = asyncio.create_task(self._leave(engaged), name=name)
         await asyncio.shield(engaged.ending)
 
-    async def _leave(self, engaged: _Engaged[R]) -> None:
+    async def _leave(self, engaged: EngagedCluster[R]) -> None:
         name = engaged.engagement.cluster.name
-        for registration in engaged.registrations:
-            registration.remove()
+        engaged.stop()
         del self._engaged[name]
         self.stats.dropped["gone"] += self.queue.drop(name)
+        self._awaited.drop(name)
         await self._controller.drain(lambda request: request.cluster == name, grace_seconds=self._grace_seconds(name))
         if name not in self._engaged:
             self.stats.by_cluster.pop(name, None)
@@ -291,16 +303,18 @@ class MulticlusterController(Generic[R]):
         if not self._may_begin(request):
             return None
         began = time.perf_counter()
+        missing: str | None = None
         try:
             with cluster_context(cluster):
                 result = await self._reconcile(request)
-        except ClusterNotFound:
-            if self._options.retry_cluster_not_found:
+        except ClusterNotFound as error:
+            if self._options.retry_cluster_not_found or (error.cluster is None and self._known(cluster)):
                 raise
-            self.stats.dropped["not_found"] += 1
-            result = None
+            missing = error.cluster
+            result = self._without(request, missing)
         except ClusterNotReady as error:
             self._options.logger.debug("%s: requeuing %s: %s", self.name, request, error)
+            self.queue.note_unreached(request)
             result = Result(requeue=True)
         except ClusterNotOwned:
             if self._may_begin(request):
@@ -308,8 +322,25 @@ class MulticlusterController(Generic[R]):
             return None
         finally:
             self.stats.durations.note(time.perf_counter() - began)
+            if missing is None:
+                self._awaited.forget(request)
         self._count(cluster, result)
         return result
+
+    def _without(self, request: R, missing: str | None) -> Result | None:
+        """Return what becomes of a request whose reconciler did not find a cluster."""
+        if not self._known(request.cluster):
+            self.stats.dropped["not_found"] += 1
+            return None
+        if missing is None or self._known(missing):
+            # It has joined meanwhile, or is being replaced.
+            return Result(requeue=True)
+        return Result(requeue_after_seconds=self._awaited.wait(request, missing))
+
+    def _join(self, cluster: str) -> None:
+        """Reconcile the requests that waited for a cluster."""
+        for request in self._awaited.join(cluster):
+            self.queue.hasten(request)
 
     def _may_begin(self, request: R) -> bool:
         """Tell whether a request can be reconciled; otherwise park it, or drop it if it is not this process's."""
@@ -339,6 +370,8 @@ class MulticlusterController(Generic[R]):
     async def _failed(self, request: R, error: BaseException) -> None:
         self.stats.count(request.cluster, "error")
         self.stats.timeouts += isinstance(error, TimeoutError)
+        if is_unreached(error):
+            self.queue.note_unreached(request)
 
     def _known(self, cluster: str) -> bool:
         """Tell whether the fleet has a cluster; requests for unknown clusters go to the reconciler."""
@@ -351,7 +384,7 @@ class MulticlusterController(Generic[R]):
         return True
 
     async def _sweep(self) -> NoReturn:
-        """Check parked clusters: they may be worked on again, or are gone."""
+        """Check parked clusters, which may be worked on again or are gone, and clusters that requests wait for."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             for cluster in self.queue.parked():
@@ -366,6 +399,10 @@ class MulticlusterController(Generic[R]):
                         count = self.queue.drop(cluster)
                         self.stats.dropped["not_owned"] += count
                         log.info("%s: dropped %d requests for %s: another process has it", self.name, count, cluster)
+            for cluster in self._awaited.clusters:
+                # Another process may work on it, and then it is not engaged here.
+                if self._known(cluster):
+                    self._join(cluster)
             parked = frozenset(self.queue.parked())
             self._undecided = {name: since for name, since in self._undecided.items() if name in parked}
 

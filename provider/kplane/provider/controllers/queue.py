@@ -7,10 +7,12 @@ import heapq
 import itertools
 import logging
 import math
-from collections import OrderedDict, deque
+import random
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, TypeVar
 
+from kplane.provider.controllers.lane import Delay, Lane, Taken
 from kplane.provider.controllers.rate_limiter import Guarded, ItemBackoff, RateLimiter
 
 __all__ = ["FairQueue"]
@@ -21,98 +23,9 @@ R = TypeVar("R", bound=Hashable)
 
 _LIGHTEST: Final = 0.01
 _HEAVIEST: Final = 100.0
-_PASSED_OVER: Final = 16
-"""After so many others, one request of low priority has its turn."""
+_RELEASE_SECONDS: Final = 0.5
 _STALE: Final = 64
 """So many delays that were overtaken by shorter ones are kept besides those that count."""
-
-
-class _Taken(NamedTuple):
-    generation: int
-    low_priority: bool
-
-
-class _Delay(NamedTuple):
-    due: float
-    low_priority: bool
-
-
-class _Lane(Generic[R]):
-    """The line of one cluster. It is in the ring while requests of it may be taken."""
-
-    __slots__ = (
-        "deficit", "delayed", "dirty", "generation", "heap", "in_ring", "kept", "low", "name", "parked", "passed_over",
-        "processing", "timer", "timer_due", "waiting", "warned_full", "weight",
-    )  # fmt: skip
-
-    def __init__(self, name: str) -> None:
-        self.name: Final = name
-        self.waiting: deque[R] = deque()
-        self.low: OrderedDict[R, None] | None = None
-        """Those that wait with low priority; most of the time there are none."""
-        self.passed_over = 0
-        # With whether they have low priority.
-        self.dirty: dict[R, bool] = {}
-        # With the generation that they were taken in: what is asked for on behalf of an older one comes too late.
-        self.processing: dict[R, _Taken] = {}
-        self.delayed: dict[R, _Delay] = {}
-        self.heap: list[tuple[float, int, R]] = []
-        self.timer: asyncio.TimerHandle | None = None
-        self.timer_due = 0.0
-        self.generation = 0
-        self.kept = False
-        self.parked = False
-        self.warned_full = False
-        self.in_ring = False
-        self.deficit = 0.0
-        self.weight = 1.0
-
-    @property
-    def depth(self) -> int:
-        """Number of waiting requests."""
-        return len(self.waiting) + (0 if self.low is None else len(self.low))
-
-    def append(self, request: R, *, low_priority: bool) -> None:
-        """Let a request wait that does not wait yet."""
-        if not low_priority:
-            self.waiting.append(request)
-        elif self.low is None:
-            self.low = OrderedDict.fromkeys([request])
-        else:
-            self.low[request] = None
-
-    def prefer(self, request: R) -> None:
-        """Let a request that waits with low priority wait as others do."""
-        if self.low is not None and request in self.low:
-            del self.low[request]
-            self.waiting.append(request)
-
-    def pop(self) -> R:
-        """Take the next request out."""
-        if not self.low:
-            return self.waiting.popleft()
-        if self.waiting and self.passed_over < _PASSED_OVER:
-            self.passed_over += 1
-            return self.waiting.popleft()
-        self.passed_over = 0
-        request, _ = self.low.popitem(last=False)
-        if not self.low:
-            self.low = None
-        return request
-
-    def drop(self) -> int:
-        """Drop all requests that no worker has, in constant time."""
-        thrown = self.depth + len(self.delayed)
-        self.waiting, self.low, self.dirty, self.delayed, self.heap = deque(), None, {}, {}, []
-        self.generation += 1
-        self.kept = self.parked = False
-        self.stop_timer()
-        return thrown
-
-    def stop_timer(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
 
 
 class FairQueue(Generic[R]):
@@ -135,6 +48,10 @@ class FairQueue(Generic[R]):
     A parked cluster is one that nothing can be done for now: its requests wait until it is unparked. Of one that was
     never unparked, and of which it is not known whether it ever will be, at most `parked_limit` do; more are refused,
     which is logged and counted by `refused`.
+
+    A cluster is suspended while its API server cannot be reached. Its requests wait then, and none of them fails in
+    vain. Shortly after `resume`, requests that failed because of that are added at once, and their backoff begins anew.
+    Tests replace `uniform`.
     """
 
     def __init__(
@@ -144,15 +61,17 @@ class FairQueue(Generic[R]):
         per_cluster: int | None = None,
         rate_limiter: RateLimiter[R] | None = None,
         parked_limit: int = 10_000,
+        uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self._weights = weights
         self._per_cluster = per_cluster if per_cluster is not None else 1 << 62
         self._parked_limit = parked_limit
+        self._uniform = uniform
         self._limiter: RateLimiter[R] = Guarded(rate_limiter) if rate_limiter is not None else ItemBackoff()
-        self._lanes: dict[str, _Lane[R]] = {}
+        self._lanes: dict[str, Lane[R]] = {}
         # A lane is in one of the two, or in none; in the first for its first turn only.
-        self._fresh: deque[_Lane[R]] = deque()
-        self._ring: deque[_Lane[R]] = deque()
+        self._fresh: deque[Lane[R]] = deque()
+        self._ring: deque[Lane[R]] = deque()
         self._order = itertools.count()
         self._notify: Callable[[], None] = _nobody
         self._closed = False
@@ -212,8 +131,8 @@ class FairQueue(Generic[R]):
             if not lane.in_ring:
                 self._offer(lane)
 
-    def add_after(self, request: R, seconds: float, *, low_priority: bool = False) -> None:
-        """Add a request in `seconds`; of several delays for one request the earliest counts."""
+    def add_after(self, request: R, seconds: float = 0.0, *, low_priority: bool = False) -> None:
+        """Add a request in `seconds`, or now; of several delays for one request the earliest counts."""
         if seconds <= 0:
             self.add(request, low_priority=low_priority)
             return
@@ -224,11 +143,11 @@ class FairQueue(Generic[R]):
         known = lane.delayed.get(request)
         low_priority = low_priority and (known is None or known.low_priority)
         if known is not None and known.due <= due:
-            lane.delayed[request] = _Delay(known.due, low_priority)
+            lane.delayed[request] = Delay(known.due, low_priority)
             return
         if lane.parked and known is None and self._full(lane, len(lane.delayed)):
             return
-        lane.delayed[request] = _Delay(due, low_priority)
+        lane.delayed[request] = Delay(due, low_priority)
         self.retries += 1
         heapq.heappush(lane.heap, (due, next(self._order), request))
         if len(lane.heap) > 2 * len(lane.delayed) + _STALE:
@@ -241,7 +160,8 @@ class FairQueue(Generic[R]):
         turned = 0
         while ring := self._fresh or self._ring:
             lane = ring[0]
-            if not (lane.waiting or lane.low) or lane.parked or len(lane.processing) >= self._per_cluster:
+            held = lane.parked or lane.suspended or len(lane.processing) >= self._per_cluster
+            if held or not (lane.waiting or lane.low):
                 ring.popleft()
                 # Once round, also with nothing to do: else one request after the other would always go first.
                 lane.in_ring = ring is self._fresh
@@ -259,7 +179,7 @@ class FairQueue(Generic[R]):
                 lane.deficit -= 1.0
                 request = lane.pop()
                 low_priority = lane.dirty.pop(request)
-                lane.processing[request] = _Taken(lane.generation, low_priority)
+                lane.processing[request] = Taken(lane.generation, low_priority)
                 return request
         return None
 
@@ -302,7 +222,23 @@ class FairQueue(Generic[R]):
             return None
         delay = self._limiter.next_delay(request)
         self.add_after(request, delay, low_priority=low_priority)
+        lane = self._lanes.get(_cluster_of(request))
+        if lane is not None and lane.suspended:
+            lane.unreached.add(request)
         return delay
+
+    def note_unreached(self, request: R) -> None:
+        """Note that the request of a worker fails because an API server cannot be reached."""
+        lane = self._lanes.get(_cluster_of(request))
+        if lane is not None and self._priority_again(request) is not None:
+            lane.unreached.add(request)
+
+    def hasten(self, request: R) -> None:
+        """Add a delayed request now, with its priority. Does nothing for a request that is not delayed."""
+        lane = self._lanes.get(_cluster_of(request))
+        delay = lane.delayed.pop(request, None) if lane is not None else None
+        if delay is not None:
+            self.add(request, low_priority=delay.low_priority)
 
     def failures(self, request: R) -> int:
         """Return the number of retries of the request since `forget`."""
@@ -311,6 +247,9 @@ class FairQueue(Generic[R]):
     def forget(self, request: R) -> None:
         """Reset the backoff of the request."""
         self._limiter.forget(request)
+        lane = self._lanes.get(_cluster_of(request))
+        if lane is not None and lane.unreached:
+            lane.unreached.discard(request)
 
     def park(self, cluster: str) -> None:
         """Keep the requests of a cluster waiting until `unpark` or `drop`."""
@@ -326,6 +265,23 @@ class FairQueue(Generic[R]):
     def parked(self) -> list[str]:
         """Return the names of parked clusters."""
         return [name for name, lane in self._lanes.items() if lane.parked]
+
+    def suspend(self, cluster: str) -> None:
+        """Keep the requests of a cluster waiting until `resume` or `drop`: its API server cannot be reached."""
+        lane = self._lane(cluster)
+        lane.suspended = True
+        lane.stop_release()
+
+    def resume(self, cluster: str) -> None:
+        """End the suspension of a cluster after a random part of a second, so that many do not begin together."""
+        lane = self._lanes.get(cluster)
+        if lane is not None and lane.suspended and lane.release is None:
+            delay = self._uniform(0, _RELEASE_SECONDS)
+            lane.release = asyncio.get_running_loop().call_later(delay, self._release, lane)
+
+    def suspended(self) -> list[str]:
+        """Return the names of suspended clusters."""
+        return [name for name, lane in self._lanes.items() if lane.suspended]
 
     def drop(self, cluster: str) -> int:
         """Drop what waits for a cluster, its delays and its backoffs; returns the number of requests.
@@ -348,12 +304,28 @@ class FairQueue(Generic[R]):
         for lane in self._lanes.values():
             lane.delayed, lane.heap = {}, []
             lane.stop_timer()
+            lane.stop_release()
         self._notify()
 
-    def _lane(self, cluster: str) -> _Lane[R]:
+    def _release(self, lane: Lane[R]) -> None:
+        lane.release, lane.suspended = None, False
+        unreached, lane.unreached = lane.unreached, set()
+        for request in unreached:
+            self._limiter.forget(request)
+            self.hasten(request)
+        for other in tuple(self._lanes.values()):
+            # They may have failed because of this cluster, or of another one: their backoff stays.
+            for request in () if other.suspended else tuple(other.unreached):
+                self.hasten(request)
+        if (lane.waiting or lane.low) and not lane.in_ring:
+            self._offer(lane)
+        if not lane.kept:
+            self._tidy(lane)
+
+    def _lane(self, cluster: str) -> Lane[R]:
         lane = self._lanes.get(cluster)
         if lane is None:
-            lane = self._lanes[cluster] = _Lane(cluster)
+            lane = self._lanes[cluster] = Lane(cluster)
         return lane
 
     def _priority_again(self, request: R) -> bool | None:
@@ -364,7 +336,7 @@ class FairQueue(Generic[R]):
             return False
         return taken.low_priority if taken.generation == lane.generation else None
 
-    def _full(self, lane: _Lane[R], there: int) -> bool:
+    def _full(self, lane: Lane[R], there: int) -> bool:
         if lane.kept or there < self._parked_limit:
             return False
         self.refused += 1
@@ -377,14 +349,14 @@ class FairQueue(Generic[R]):
             )
         return True
 
-    def _tidy(self, lane: _Lane[R]) -> None:
+    def _tidy(self, lane: Lane[R]) -> None:
         # Requests for unknown clusters must not fill the memory.
-        if not (lane.dirty or lane.processing or lane.delayed or lane.parked):
+        if not (lane.dirty or lane.processing or lane.delayed or lane.parked or lane.suspended):
             del self._lanes[lane.name]
 
-    def _offer(self, lane: _Lane[R], *, fresh: bool = True) -> None:
+    def _offer(self, lane: Lane[R], *, fresh: bool = True) -> None:
         """Put a lane with waiting requests into the ring if they may be taken; `take` removes lanes without."""
-        if lane.parked or len(lane.processing) >= self._per_cluster:
+        if lane.parked or lane.suspended or len(lane.processing) >= self._per_cluster:
             return
         lane.in_ring = True
         if fresh:
@@ -407,7 +379,7 @@ class FairQueue(Generic[R]):
                 log.warning("failed to get the weight of cluster %r; using 1", cluster, exc_info=error)
             return 1.0
 
-    def _set_timer(self, lane: _Lane[R]) -> None:
+    def _set_timer(self, lane: Lane[R]) -> None:
         if not lane.heap:
             lane.stop_timer()
             return
@@ -420,7 +392,7 @@ class FairQueue(Generic[R]):
             # uvloop's timers have a resolution of a millisecond: a bit late is better than too early and once more.
             lane.timer = loop.call_at(due, self._due, lane)
 
-    def _due(self, lane: _Lane[R]) -> None:
+    def _due(self, lane: Lane[R]) -> None:
         lane.timer = None
         now = asyncio.get_running_loop().time() + 0.001
         while lane.heap and lane.heap[0][0] <= now:

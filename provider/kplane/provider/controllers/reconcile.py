@@ -5,16 +5,19 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.controllers.rate_limiter import Clustered
 from kplane.provider.controllers.workers import Result
-from kplane.provider.errors import ProviderError
+from kplane.provider.errors import ClusterNotReady, ProviderError, ServerError, Unreachable
 
-__all__ = ["AnyReconcile", "Reconcile", "with_cluster"]
+__all__ = ["AnyReconcile", "Reconcile", "is_unreached", "with_cluster"]
 
 R = TypeVar("R", bound=Clustered)
+
+_GATEWAY_ERRORS: Final = frozenset({502, 503, 504})
+"""Answers of what stands before an API server that is down."""
 
 Reconcile = Callable[[R], Awaitable[Result | None]]
 AnyReconcile = Reconcile[R] | Callable[[R, Cluster], Awaitable[Result | None]]
@@ -41,6 +44,25 @@ def with_cluster(reconcile: AnyReconcile[R], *, get_cluster: Callable[[str], Clu
         return await both(request, get_cluster(request.cluster))
 
     return within
+
+
+def is_unreached(error: BaseException) -> bool:
+    """Tell whether a reconcile failed because an API server could not be reached, also if it raised another error."""
+    seen: set[int] = set()
+    errors: list[BaseException | None] = [error]
+    while errors:
+        found = errors.pop()
+        if found is None or id(found) in seen:
+            continue
+        seen.add(id(found))
+        if isinstance(found, (Unreachable, ClusterNotReady)):
+            return True
+        if isinstance(found, ServerError) and found.status in _GATEWAY_ERRORS:
+            return True
+        errors += [found.__cause__, found.__context__]
+        if isinstance(found, BaseExceptionGroup):
+            errors += found.exceptions
+    return False
 
 
 def _is_coroutine_function(function: Callable[..., Any]) -> bool:

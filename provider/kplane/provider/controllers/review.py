@@ -68,9 +68,9 @@ class Review(Generic[R]):
                 backoff.reset()
 
     async def _review(self, clusters: Collection[str]) -> None:
-        def add(request: R, *, low_priority: bool = False) -> None:
+        def add(request: R, seconds: float = 0.0, *, low_priority: bool = False) -> None:
             if request.cluster in clusters:
-                self._add(request, low_priority=low_priority)
+                self._add(request, seconds, low_priority=low_priority)
 
         with contextlib.ExitStack() as stack:
             registrations: list[Registration] = []

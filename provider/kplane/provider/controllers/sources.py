@@ -1,26 +1,38 @@
-"""Sources of requests: objects of clusters, and whatever else a controller listens to."""
+"""Sources of requests: objects of clusters, and other events that a controller listens to."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field, fields
-from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, Self, TypeVar, runtime_checkable
 
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.cache.event import Event, Registration
 from kplane.provider.client.kinds import parse_kind
-from kplane.provider.client.typed import Kind
+from kplane.provider.client.typed import Kind, title_of
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.cluster.context import LOCAL
 from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.contracts import Provider
-from kplane.provider.controllers.handlers import Handler, kinds_of, watching
+from kplane.provider.controllers.handlers import Delayed, Handler, kinds_of, watching
 from kplane.provider.controllers.predicates import Predicate
-from kplane.provider.errors import ProviderError
+from kplane.provider.errors import ClusterNotReady, ProviderError
 
-__all__ = ["Add", "Channel", "Engage", "KindSource", "Poll", "RawSource"]
+__all__ = [
+    "Add",
+    "Channel",
+    "ClusterSource",
+    "Engage",
+    "KindSource",
+    "Poll",
+    "Projected",
+    "Projection",
+    "RawSource",
+    "SyncingClusterSource",
+    "SyncingSource",
+]
 
 log: Final = logging.getLogger(__name__)
 
@@ -68,10 +80,55 @@ class Engage:
 
 
 class Add(Protocol[R_contra]):
-    """Takes the requests of a source, as `FairQueue.add`."""
+    """Takes the requests of a source, as `FairQueue.add_after`."""
 
-    def __call__(self, request: R_contra, *, low_priority: bool = False) -> object:
-        """Take a request."""
+    def __call__(self, request: R_contra, seconds: float = 0.0, *, low_priority: bool = False) -> object:
+        """Take a request that is due in `seconds`."""
+
+
+class RawSource(Protocol[R_co]):
+    """Adds requests from elsewhere. It runs with its controller in every replica, for any number of clusters."""
+
+    async def run(self, add: Callable[[R_co], object]) -> None:
+        """Pass requests to `add` until cancelled. If it fails, it is restarted."""
+
+
+@runtime_checkable
+class SyncingSource(RawSource[R_co], Protocol[R_co]):
+    """A source that tells when it has added requests for all that was there at its start."""
+
+    async def wait_synced(self) -> None:
+        """Wait until requests were added for all present objects. Raises ClusterNotReady if that cannot happen."""
+
+
+@runtime_checkable
+class ClusterSource(Protocol[R_co]):
+    """Makes a source for each cluster; upstream's TypedSource with ForCluster.
+
+    The source of a cluster runs while the controller works on the cluster, and ends with that work.
+    """
+
+    def for_cluster(self, cluster: Cluster) -> RawSource[R_co] | None:
+        """Return the source of a cluster; None if the cluster has none. If this fails, it is retried."""
+
+
+@runtime_checkable
+class SyncingClusterSource(ClusterSource[R_co], Protocol[R_co]):
+    """Makes a source for each cluster that tells when it has synced; upstream's TypedSyncingSource."""
+
+    def syncing_for_cluster(self, cluster: Cluster) -> SyncingSource[R_co] | None:
+        """Return the source of a cluster, as `for_cluster`."""
+
+
+class Projected(NamedTuple):
+    """How a kind is watched in one cluster."""
+
+    kind: Kind[Any]
+    metadata_only: bool = False
+
+
+Projection = Callable[[Cluster, Projected], Projected]
+"""Chooses how a kind is watched in a cluster, such as another version of it, or only its metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +137,8 @@ class KindSource(Generic[R_co]):
 
     With `metadata_only`, objects have only apiVersion, kind and metadata. All sources of a cluster share its informers.
     A kind that is not Kubernetes' own may be a name, such as `"example.com/v1/Widget"`, or its class: each cluster is
-    asked how it serves the kind, by `discover`. Raises ProviderError for what is no name of a kind.
+    asked how it serves the kind, by `discover`. `project` chooses by cluster how the kind is watched. Raises
+    ProviderError for what is no name of a kind.
     """
 
     kind: Kind[Any]
@@ -88,17 +146,18 @@ class KindSource(Generic[R_co]):
     predicates: tuple[Predicate, ...] = ()
     metadata_only: bool = False
     engage: Engage = field(default_factory=Engage)
+    project: Projection | None = None
 
     def __post_init__(self) -> None:
         _ = parse_kind(self.kind)
 
     def discovered(self, cluster: Cluster) -> bool:
         """Tell whether the kinds of the source are known in a cluster, so that it can start."""
-        return all(cluster.client.known_resource(kind) is not None for kind in self._kinds)
+        return all(cluster.client.known_resource(kind) is not None for kind in self._kinds(cluster))
 
     async def discover(self, cluster: Cluster) -> None:
         """Ask a cluster for the kinds that are not known there. Raises NotServed, and as `Client.resource`."""
-        for kind in self._kinds:
+        for kind in self._kinds(cluster):
             await cluster.client.resource(kind)
 
     def start(self, engagement: Engagement, add: Add[R_co]) -> Registration:
@@ -106,34 +165,115 @@ class KindSource(Generic[R_co]):
 
         Raises ProviderError before its kinds are `discovered` there.
         """
-        handler, predicates = self.handler, self.predicates
-        if isinstance(self.kind, type) and not self.metadata_only:
-            handler = watching(handler, self.kind)
+        requests_of = self._handler_in(engagement.cluster)
 
         def see(event: Event) -> None:
+            # The cluster as it is at the event: its credentials may have been renewed.
+            for request in requests_of(engagement.cluster, event):
+                if isinstance(request, Delayed):
+                    add(request.request, request.seconds, low_priority=event.initial)
+                else:
+                    add(request, low_priority=event.initial)
+
+        return self._watch(engagement.cluster, see)
+
+    def with_projection(self, project: Projection) -> Self:
+        """Return this source with a choice by cluster how the kind is watched; upstream's WithProjection."""
+        return replace(self, project=project)
+
+    def for_cluster(self, cluster: Cluster) -> SyncingSource[R_co] | None:
+        """Return a source of this one cluster, for code without an engagement; None if `engage` excludes the cluster.
+
+        Without a choice in `engage` every cluster is included.
+        """
+        if not self.engage.wants(cluster, has_provider=cluster.name != LOCAL):
+            return None
+        return _KindInCluster(self, cluster)
+
+    def syncing_for_cluster(self, cluster: Cluster) -> SyncingSource[R_co] | None:
+        """Return the same as `for_cluster`; upstream's SyncingForCluster."""
+        return self.for_cluster(cluster)
+
+    def _handler_in(self, cluster: Cluster) -> Handler[R_co]:
+        """Return the handler of events that pass every predicate, for the kind as it is watched in a cluster."""
+        kind, metadata_only = self._projected(cluster)
+        predicates, handler = self.predicates, self.handler
+        if isinstance(kind, type) and not metadata_only:
+            handler = watching(handler, kind)
+
+        def requests_of(cluster: Cluster, event: Event) -> Iterable[R_co | Delayed[R_co]]:
             for matters in predicates:
                 if not matters(event):
-                    return
-            for request in handler(engagement.cluster, event):
-                add(request, low_priority=event.initial)
+                    return ()
+            return handler(cluster, event)
 
-        cluster = engagement.cluster
-        resource = cluster.client.known_resource(self.kind)
+        return requests_of
+
+    def _watch(self, cluster: Cluster, see: Callable[[Event], None]) -> Registration:
+        kind, metadata_only = self._projected(cluster)
+        resource = cluster.client.known_resource(kind)
         if resource is None:
-            raise ProviderError(f"how {cluster!r} serves {parse_kind(self.kind)} is not known: await discover() before")
-        informer = cluster.cache.informer(resource, metadata_only=self.metadata_only)
-        return informer.add_handler(see)
+            raise ProviderError(f"how {cluster!r} serves {parse_kind(kind)} is not known: await discover() before")
+        return cluster.cache.informer(resource, metadata_only=metadata_only).add_handler(see)
 
-    @property
-    def _kinds(self) -> tuple[Kind[Any], ...]:
-        return (self.kind, *kinds_of(self.handler))
+    def _projected(self, cluster: Cluster) -> Projected:
+        given = Projected(self.kind, self.metadata_only)
+        return self.project(cluster, given) if self.project is not None else given
+
+    def _kinds(self, cluster: Cluster) -> tuple[Kind[Any], ...]:
+        return (self._projected(cluster).kind, *kinds_of(self.handler))
 
 
-class RawSource(Protocol[R_co]):
-    """Adds requests from elsewhere. It runs with its controller in every replica, whatever clusters there are."""
+class _KindInCluster(Generic[R_co]):
+    """Watches a kind in one cluster."""
 
-    async def run(self, add: Callable[[R_co], object]) -> None:
-        """Pass requests to `add` until cancelled. If it fails, it is restarted."""
+    def __init__(self, source: KindSource[R_co], cluster: Cluster) -> None:
+        self._source = source
+        self._cluster = cluster
+        self._registration: Registration | None = None
+        self._started = asyncio.Event()
+
+    async def run(self, add: Callable[[R_co], object]) -> NoReturn:
+        """Pass requests to `add` until cancelled."""
+
+        loop, due = asyncio.get_running_loop(), dict[R_co, asyncio.TimerHandle]()
+
+        def add_due(delayed: Delayed[R_co]) -> None:
+            del due[delayed.request]
+            add(delayed.request)
+
+        requests_of = self._source._handler_in(self._cluster)  # noqa: SLF001 - one class in two parts
+
+        def see(event: Event) -> None:
+            for request in requests_of(self._cluster, event):
+                if not isinstance(request, Delayed):
+                    add(request)
+                elif request.request not in due:
+                    due[request.request] = loop.call_later(request.seconds, add_due, request)
+
+        await self._source.discover(self._cluster)
+        registration = self._registration = self._source._watch(self._cluster, see)  # noqa: SLF001
+        self._started.set()
+        try:
+            await loop.create_future()
+        finally:
+            registration.remove()
+            for timer in due.values():
+                timer.cancel()
+        raise AssertionError
+
+    async def wait_synced(self, *, timeout_seconds: float = 30.0) -> None:
+        """Wait until all present objects were seen. Raises ClusterNotReady if that takes longer."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._started.wait()
+                if self._registration is not None:
+                    await self._registration.synced.wait()
+        except TimeoutError:
+            raise ClusterNotReady(
+                f"the {title_of(self._source.kind)} objects of {self._cluster!r} are not known after"
+                f" {timeout_seconds:g} s"
+            ) from None
 
 
 class Channel(Generic[R]):

@@ -26,7 +26,7 @@ class ControllerStats:
         """Reconciles that took too long; they count as errors too."""
         self.dropped: Final[Counter[str]] = Counter()
         """Requests that were thrown away: `gone` is their cluster, `not_owned` by this process, `not_found` says the
-        reconciler of a cluster."""
+        reconciler of the cluster of the request."""
 
     def count(self, cluster: str, outcome: Outcome) -> None:
         """Count a reconcile."""

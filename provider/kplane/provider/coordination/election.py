@@ -105,8 +105,7 @@ class Election:
                 # Not a moment later than it may be taken.
                 pause = min(self._retry(), self.lease.free_at - self._now())
                 pause = pause if pause > 0 else self._retry()
-                since = f" since {self.lease.held_since}" if self.lease.holder and self.lease.held_since else ""
-                problem = f"{self.lease} is held by {self.lease.holder or 'nobody'}{since}"
+                problem = self.lease.obstacle
             except ProviderError as error:
                 pause, problem = self._retry(), f"failed to acquire {self.lease}: {error}"
             if problem != logged:

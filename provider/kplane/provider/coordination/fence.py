@@ -127,7 +127,7 @@ class Fence:
                 async with self._slots, asyncio.timeout(self._timings.call_seconds):
                     if await self.lease.try_acquire(absent_since=self._absent_since()):
                         return True
-                problem = f"{self.lease} is held by {self.lease.holder or 'nobody'}"
+                problem = self.lease.obstacle
                 pause = max(pause, min(self._timings.probe_seconds, self.lease.free_at - self._now()))
             except (ProviderError, TimeoutError) as error:
                 self._counts.failures += 1

@@ -249,6 +249,7 @@ class Fences:
                 renew_deadline_seconds=timings.duration_seconds - timings.drain_seconds,
                 retry_seconds=timings.renew_seconds,
             ),
+            strict=True,
             labels={**PART_OF, _FENCE_LABEL: "true", PREFIX_LABEL: self._layout.prefix},
             now=self._now,
         )

@@ -4,7 +4,8 @@ The protocol is client-go's tools/leaderelection, and both read each other's Lea
 clock. The holder counts from the moment before it sent a renewal, the others from the moment when they saw it. So the
 holder knows first that its time is over. The times in the object are for people.
 
-It is stricter than client-go: a Lease that was deleted or edited is free only when its holder's time is over.
+It is stricter than client-go. A Lease that was edited is free only when the time of its holder is over. The same holds
+for a Lease that was deleted after this process saw it, and with `strict` for each Lease that does not exist.
 """
 
 from __future__ import annotations
@@ -105,6 +106,9 @@ class Lease:
     `identity` must belong to this process alone, also after a restart. `client` needs get, create and update on Leases
     of this name, and a call deadline well below `renew_deadline_seconds`. Tests replace `now`.
 
+    A Lease that does not exist counts as one that was never held, unless this process has seen it before. With `strict`
+    it counts as deleted: a user may have deleted it during the work of its holder.
+
     `patience` gets another holder and its duration as the object names them. It returns for how many seconds the Lease
     must not change until this process may take it. The default is the longer one of both durations.
 
@@ -120,6 +124,7 @@ class Lease:
         identity: str,
         timings: LeaseTimings | None = None,
         labels: Mapping[str, str] | None = None,
+        strict: bool = False,
         patience: Callable[[str, int], float] | None = None,
         now: Callable[[], float] = clock,
         wall_clock: Callable[[], datetime] = _utc_now,
@@ -128,6 +133,7 @@ class Lease:
         self.timings: Final = timings or LeaseTimings()
         self._client = client
         self._metadata: Final[Object] = {"namespace": namespace, "name": name, "labels": dict(labels or {})}
+        self._strict: Final = strict
         self._patience_for: Final = patience or self._longer_duration
         self._now = now
         self._wall_clock = wall_clock
@@ -142,6 +148,8 @@ class Lease:
         """As we wrote it last, while it is ours."""
         self._acquired = ""
         """Marks what we wrote since we began to ask for it, also if no answer told that it was written."""
+        self._former = ""
+        """Marks what we wrote when we held it last, until another holder is seen."""
         self._created = False
         self._renewed_at = _NEVER
         self._usable_from = _NEVER
@@ -175,6 +183,22 @@ class Lease:
     def holder(self) -> str | None:
         """Its holder when it was last read; None if there was none."""
         return (self._seen.holder or None) if self._seen is not None else None
+
+    @property
+    def obstacle(self) -> str:
+        """Why this process does not hold it, for logs."""
+        seen = self._seen
+        if self._now() < self._expires_at:
+            return (
+                f"{self} did not exist; this process has created it, and gives a former holder"
+                f" {self.timings.duration_seconds} s to end"
+            )
+        if seen is None or not seen.holder:
+            return f"{self} has no holder, and is taken when that has lasted for {self._patience():g} s"
+        since = f" since {seen.acquired}" if seen.acquired else ""
+        if seen.holder == self.identity:
+            return f"{self} is held{since} by another process of this identity, {self.identity}, which may have ended"
+        return f"{self} is held by {seen.holder}{since}"
 
     @property
     def held_since(self) -> str:
@@ -218,8 +242,8 @@ class Lease:
     async def try_acquire(self, *, absent_since: float | None = None) -> bool:
         """Take it if it is free, or renew it; return whether it is held.
 
-        If there was none, it is created, and held only after it has lasted once: somebody may have deleted it during
-        its holder's work. That time counts from `absent_since`, a time of `now`, if a watch has seen no such Lease
+        A Lease that does not exist is created. If it was deleted, it is held only after it has lasted once, because its
+        holder may still work. That time counts from `absent_since`, a time of `now`, if a watch has seen no such Lease
         since then.
         """
         if self._now() < self._expires_at:
@@ -230,8 +254,12 @@ class Lease:
             return False
         try:
             await self._take(known, absent_since=absent_since)
-        except (Conflict, NotFound):
+        except Conflict:
             return False  # somebody was quicker
+        except NotFound:
+            if known is None:
+                raise  # its namespace is missing
+            return False
         return self.held
 
     async def renew(self) -> None:
@@ -291,6 +319,8 @@ class Lease:
             self._seen, self._seen_since = record, self._now()
             if record is not None:
                 self._existed, self._transitions = True, record.transitions
+                if record.holder and not self._is_mine(record) and not self._was_mine(record):
+                    self._former = ""
 
     def _patience(self) -> float:
         """Return how long the last state must stay until the Lease may be taken."""
@@ -298,7 +328,7 @@ class Lease:
         if seen is None:
             # A holder makes it again before that.
             return 2 * self.timings.retry_seconds if self._existed else 0.0
-        if seen.free or self._is_mine(seen):
+        if seen.free or self._is_mine(seen) or self._was_mine(seen):
             return 0.0
         return self._patience_for(seen.holder, seen.duration_seconds)
 
@@ -311,7 +341,7 @@ class Lease:
             self._acquired = self._timestamp()
         record = self._mine()
         if known is None or not self._is_mine(_Record.of(known)):
-            self._created = known is None
+            self._created = known is None and (self._strict or self._existed)
             record = replace(record, transitions=self._transitions + self._existed)
         await self._write(record, over=known)
         # A holder of a deleted Lease has stopped once that Lease would have expired.
@@ -330,6 +360,10 @@ class Lease:
     def _is_mine(self, record: _Record) -> bool:
         # The identity alone is no proof: an edit may have written it while another process works.
         return bool(self._acquired) and (record.holder, record.acquired) == (self.identity, self._acquired)
+
+    def _was_mine(self, record: _Record) -> bool:
+        # This process knows that its work under it has ended, and no other process has taken it since.
+        return bool(self._former) and (record.holder, record.acquired) == (self.identity, self._former)
 
     async def _write(self, record: _Record, *, over: Object | None) -> None:
         sent = self._now()
@@ -351,6 +385,7 @@ class Lease:
             raise Conflict(409, "Conflict", f"{self} exists: {error}") from error
 
     def _drop(self) -> None:
+        self._former = self._acquired or self._former
         self._object, self._acquired, self._created = None, "", False
         self._renewed_at = self._usable_from = self._expires_at = _NEVER
 

@@ -135,7 +135,9 @@ class Announcement:
         }
         kept = {_KEEPS: ",".join(sorted(self.keeps))} if self.keeps else {}
         metadata = {**self._metadata, "annotations": {**self._metadata["annotations"], **kept}}
-        found = await self._client.apply(LEASES, {"metadata": metadata, "spec": spec}, field_manager=_FIELD_MANAGER)
+        found = await self._client.apply(
+            LEASES, {"metadata": metadata, "spec": spec}, field_manager=_FIELD_MANAGER, force=True
+        )
         self._uid = found["metadata"].get("uid")
         self.announced.set()
 

@@ -126,7 +126,7 @@ class Clusters:
         """Return the cluster of that name. Raises ClusterNotFound, or ClusterNotReady while it is being engaged."""
         slot = self._slots.get(name)
         if slot is None or slot.wanted is None:
-            raise ClusterNotFound(f"there is no cluster {name!r}")
+            raise ClusterNotFound(f"there is no cluster {name!r}", cluster=name)
         if slot.engagement is None or slot.engagement.closing:
             raise ClusterNotReady(f"cluster {name!r} is being engaged; try again soon")
         return slot.engagement.cluster

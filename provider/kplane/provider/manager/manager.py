@@ -12,15 +12,19 @@ from kplane.provider.aio.cancellation import complete, end_tasks
 from kplane.provider.aio.running import keep_running
 from kplane.provider.cache.cache import Cache
 from kplane.provider.cache.informer import Transform
+from kplane.provider.client.agent import require_name, user_agent
 from kplane.provider.client.client import Client
 from kplane.provider.client.connections import Connections
 from kplane.provider.client.limits import AnswerLimits
+from kplane.provider.client.rest import FieldValidation
+from kplane.provider.client.server_warnings import WarningHandler
 from kplane.provider.client.typed import Kind, ObjectT
 from kplane.provider.cluster.cluster import CacheScopes, Cluster, Wiring
 from kplane.provider.cluster.context import LOCAL, current_cluster
 from kplane.provider.cluster.recorder import EventRecorder
 from kplane.provider.contracts import Aware, Buildable, Coordinator, HasSynced, LocalAware, Provider, Runnable
 from kplane.provider.controllers.multicluster import MulticlusterController
+from kplane.provider.controllers.options import require_time
 from kplane.provider.coordination.basic import Basic
 from kplane.provider.errors import ClusterNotReady, ProviderError
 from kplane.provider.fleet.clusters import Clusters
@@ -37,12 +41,19 @@ class Manager:
     cluster. Without `provider` the local cluster is the only one. `coordinator` decides which clusters this process
     works on if several processes run the same manager; by default it works on all.
 
+    `name` is that of the program, such as `my-operator`. API servers note it as the field manager of each write, so two
+    programs must not share one, and all versions and replicas of a program must. With `version` it is in the
+    User-Agent. Raises ProviderError without a name.
+
     `workers` is the default for how many reconciles of a controller work at once (see `Options`);
     `group_kind_concurrency` sets it by kind, such as `{"ReplicaSet.apps": 4}`. `transform` changes each object before
     it is cached, for example to keep less of it. `cache_scopes` select the objects that are cached, by kind, such as
     `{"v1/Secret": CacheScope(namespaces=("a", "b"))}`, or by a function of cluster and kind. `limits` bound the answers
-    of one cluster, and `timeout_seconds` bounds a call. `on_engage_error` is called for each failed attempt of a
-    component to engage with a cluster; the manager retries in any case.
+    of one cluster, and `timeout_seconds` bounds a call. `field_validation` is that of `Client`. `on_warning` is called
+    with each warning of an API server; each text is logged once for its kind. `on_engage_error` is called for each
+    failed attempt of a component to engage with a cluster; the manager retries in any case.
+
+    A reconcile may take `reconcile_timeout_seconds` if its controller has no time-out of its own.
 
     It is ready once the provider has read all that stands for clusters, if it tells (see `HasSynced`). Use
     `await manager.run(stop)`, or `async with manager`. At the end the manager closes and awaits every engagement. A
@@ -54,23 +65,32 @@ class Manager:
         config: ClusterConfig | None,
         provider: Provider | None = None,
         *,
+        name: str = "",
+        version: str = "",
         awares: Iterable[Aware | LocalAware | Runnable] = (),
         coordinator: Coordinator | None = None,
         workers: int = 1,
+        reconcile_timeout_seconds: float = 60.0,
         group_kind_concurrency: Mapping[str, int] | None = None,
         transform: Transform | None = None,
         cache_scopes: CacheScopes | None = None,
         limits: AnswerLimits = AnswerLimits(),  # noqa: B008 - frozen
         timeout_seconds: float = 30.0,
+        field_validation: FieldValidation = "Warn",
+        on_warning: WarningHandler | None = None,
         on_engage_error: Callable[[Cluster, BaseException], None] | None = None,
         engage_timeout_seconds: float = 60.0,
     ) -> None:
+        require_name(name, version=version)
         for each, what in ((provider, "provider"), (coordinator, "coordinator")):
             if isinstance(each, type):
                 raise ProviderError(f"{each.__name__} is a class: give Manager an instance of it as the {what}")
+        self.name: Final = name
         self.provider: Final = provider
         self.coordinator: Final[Coordinator] = coordinator if coordinator is not None else Basic()
+        require_time(reconcile_timeout_seconds)
         self.workers: Final = workers
+        self.reconcile_timeout_seconds: Final = reconcile_timeout_seconds
         self.group_kind_concurrency: Final[Mapping[str, int]] = dict(group_kind_concurrency or {})
         self.controllers: Final[dict[str, MulticlusterController[Any]]] = {}
         """Those that were added, by name."""
@@ -88,6 +108,10 @@ class Manager:
             cache_scopes=cache_scopes,
             limits=limits,
             timeout_seconds=timeout_seconds,
+            field_manager=name,
+            user_agent=user_agent(name, version=version),
+            field_validation=field_validation,
+            on_warning=on_warning,
         )
         if self._local is not None:
             # It may be used before the manager runs.
@@ -115,6 +139,11 @@ class Manager:
     def connections(self) -> Connections:
         """Connections that the clients of all clusters share."""
         return self._connections
+
+    @property
+    def scope(self) -> None:
+        """None: its controllers watch all clusters."""
+        return None
 
     @property
     def stopping(self) -> bool:
@@ -147,7 +176,8 @@ class Manager:
 
     def _add_controller(self, controller: MulticlusterController[Any]) -> None:
         name = controller.name
-        if controller.manager is not self:
+        host = controller.manager
+        if (host.manager if isinstance(host, ScopedManager) else host) is not self:
             raise ProviderError(f"controller {name} was made for another manager: make it by controller() of this one")
         if name in self.controllers:
             raise ProviderError(f"there is a controller {name} already: give this one another name by named()")
@@ -256,8 +286,8 @@ class Manager:
 class ScopedManager:
     """Shows one cluster of a manager to components that know only one; upstream's scopedManager.
 
-    What belongs to a cluster is that of the cluster as it is now, and raises as `Manager.get_cluster`. What runs and is
-    checked belongs to the manager.
+    Client, cache and recorder are those of the cluster as it is now; they raise as `Manager.get_cluster`. A controller
+    that is built with it watches this cluster alone. Components that it adds run with the manager.
     """
 
     def __init__(self, manager: Manager, name: str) -> None:
@@ -265,9 +295,52 @@ class ScopedManager:
         self.name: Final = name
 
     @property
+    def scope(self) -> str:
+        """Name of the only cluster that its controllers watch."""
+        return self.name
+
+    @property
     def cluster(self) -> Cluster:
         """The cluster as it is now."""
         return self.manager.get_cluster(self.name)
+
+    @property
+    def workers(self) -> int:
+        """Default for how many reconciles of a controller run at once, as `Manager.workers`."""
+        return self.manager.workers
+
+    @property
+    def reconcile_timeout_seconds(self) -> float:
+        """Default for how long a reconcile may take, as `Manager.reconcile_timeout_seconds`."""
+        return self.manager.reconcile_timeout_seconds
+
+    @property
+    def group_kind_concurrency(self) -> Mapping[str, int]:
+        """How many reconciles run at once by kind, as `Manager.group_kind_concurrency`."""
+        return self.manager.group_kind_concurrency
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """Decides which clusters this process works on."""
+        return self.manager.coordinator
+
+    @property
+    def provider(self) -> Provider | None:
+        """Finds the clusters of the manager."""
+        return self.manager.provider
+
+    @property
+    def clusters(self) -> Clusters:
+        """All clusters of the manager."""
+        return self.manager.clusters
+
+    def get_cluster(self, name: str) -> Cluster:
+        """Return a cluster of the manager, as `Manager.get_cluster`."""
+        return self.manager.get_cluster(name)
+
+    def expect(self, builder: Buildable) -> None:
+        """Refuse to run while a controller is described and not built, as `Manager.expect`."""
+        self.manager.expect(builder)
 
     @property
     def config(self) -> ClusterConfig:

@@ -4,7 +4,7 @@ Upstream: providers/cluster-api of multicluster-runtime, and the contract of Clu
 
 ```python
 async with Client(ClusterConfig.in_cluster()) as client:
-    manager = Manager(client.config, ClusterApiProvider(client, namespace="fleet"))
+    manager = Manager(client.config, ClusterApiProvider(client, namespace="fleet"), name="my-operator")
 ```
 
 It watches `clusters` of cluster.x-k8s.io, v1beta2 or v1beta1. A Cluster counts once its control plane was initialized:

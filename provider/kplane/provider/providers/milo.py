@@ -4,7 +4,7 @@ Upstream: milo-os/milo, pkg/multicluster-runtime/milo.
 
 ```python
 async with Client(ClusterConfig.in_cluster()) as client:
-    manager = Manager(client.config, MiloProvider(client, label_selector="tier=paid"))
+    manager = Manager(client.config, MiloProvider(client, label_selector="tier=paid"), name="my-operator")
 ```
 
 What is watched, and when a project counts, depends on the mode:

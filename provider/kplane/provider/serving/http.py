@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Iterable
 from typing import Final
 
 from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from kplane.provider.errors import ProviderError
 from kplane.provider.manager.checks import Checks
 from kplane.provider.manager.manager import Manager
 from kplane.provider.serving.listening import listening
-from kplane.provider.serving.metrics import ManagerMetrics, Rendering
+from kplane.provider.serving.metrics import ManagerMetrics, Rendering, process_families, render_families
 
 __all__ = ["Serving"]
 
+log: Final = logging.getLogger(__name__)
+
+_OWN_PATHS: Final = ("metrics", "healthz", "readyz")
 _TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 _CLOSE_SECONDS: Final = 2.0
 
@@ -27,15 +35,36 @@ class Serving:
     stands for clusters (`HasSynced`). An unreachable cluster does not fail a check, because the other clusters go on.
     `cluster_labels` is that of `ManagerMetrics`. The server has no TLS and no authentication, so `host` is the loopback
     address by default. `port=0` takes a free port.
+
+    `/metrics` also shows the metrics of `registry`, such as `prometheus_client.REGISTRY`, and of `collectors`. The
+    registry is collected in a thread, as by other servers of prometheus_client. The collectors are collected in the
+    loop: they may read the state of the program, and must not block. If two metrics have one name, the first is shown,
+    and the other one is logged. `routes` are further routes: `[web.get("/debug", show)]` of `aiohttp.web`.
+
+    Raises ProviderError if a route is below `/metrics`, `/healthz` or `/readyz`.
     """
 
     def __init__(
-        self, manager: Manager, *, host: str = "127.0.0.1", port: int = 8080, cluster_labels: bool = True
+        self,
+        manager: Manager,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8080,
+        cluster_labels: bool = True,
+        registry: CollectorRegistry | None = None,
+        collectors: Iterable[Collector] = (),
+        routes: Iterable[web.AbstractRouteDef] = (),
     ) -> None:
         self._manager = manager
         self._host = host
         self._port = port
-        self._metrics = Rendering(ManagerMetrics(manager, cluster_labels=cluster_labels).render)
+        self._registry = registry
+        self._collectors = (ManagerMetrics(manager, cluster_labels=cluster_labels), *collectors)
+        self._metrics = Rendering(self._render)
+        self._duplicates: set[str] = set()
+        self._routes = tuple(routes)
+        for route in self._routes:
+            _require_free(route)
         self._address: tuple[str, int] | None = None
         self.listening: Final = asyncio.Event()
         """Set while it answers."""
@@ -66,10 +95,32 @@ class Serving:
             question = _Question(path, checks, self._manager)
             app.router.add_get(f"/{path}", question.all)
             app.router.add_get(f"/{path}/{{name}}", question.one)
+        app.add_routes(self._routes)
         return app
+
+    async def _render(self) -> bytes:
+        found = [family for collector in self._collectors for family in collector.collect()]
+        return await asyncio.to_thread(self._render_with, found)
+
+    def _render_with(self, found: Iterable[Metric]) -> bytes:
+        """Render these metrics, those of the registry, and those of the process. Runs in a thread."""
+        families: dict[str, Metric] = {}
+        for family in (*found, *(self._registry.collect() if self._registry is not None else ())):
+            if families.setdefault(family.name, family) is not family and family.name not in self._duplicates:
+                self._duplicates.add(family.name)
+                log.warning("/metrics leaves out a second metric named %s; rename one of the two", family.name)
+        # The registry of prometheus_client has the metrics of the process, too.
+        others = [family for family in process_families() if family.name not in families]
+        return render_families([*others, *families.values()])
 
     async def _show_metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=await self._metrics.text(), headers={"Content-Type": _TEXT})
+
+
+def _require_free(route: web.AbstractRouteDef) -> None:
+    path = route.path if isinstance(route, web.RouteDef) else route.prefix if isinstance(route, web.StaticDef) else ""
+    if path.lstrip("/").partition("/")[0] in _OWN_PATHS:
+        raise ProviderError(f"failed to add route {path!r}: Serving answers below it itself; choose another path")
 
 
 class _Question:

@@ -63,11 +63,6 @@ class ManagerMetrics(Collector):
         self._manager = manager
         self._cluster_labels = cluster_labels
 
-    async def render(self) -> bytes:
-        """Return the text format, with metrics of the process; the loop is blocked only while numbers are read."""
-        found = [*self.collect()]
-        return await asyncio.to_thread(lambda: render_families([*process_families(), *found]))
-
     @override
     def collect(self) -> Iterator[Metric]:
         clusters = [engagement.cluster for engagement in self._manager.clusters.engagements()]
@@ -229,15 +224,23 @@ class ManagerMetrics(Collector):
         dropped = CounterMetricFamily(
             "multicluster_dropped_requests", "Requests that were dropped, by reason.", labels=["controller", "reason"]
         )
+        parked = GaugeMetricFamily(
+            "multicluster_parked_requests",
+            "Requests that wait for a cluster, by reason: it is not_ready, unreachable, or another one is missing.",
+            labels=["controller", "reason"],
+        )
         for name, controller in self._manager.controllers.items():
             seconds = controller.running_seconds()
+            parked.add_metric([name, "not_ready"], sum(map(controller.queue.depth, controller.queue.parked())))
+            parked.add_metric([name, "unreachable"], sum(map(controller.queue.depth, controller.queue.suspended())))
+            parked.add_metric([name, "missing"], controller.awaiting)
             adds.add_metric([name, name], controller.queue.adds)
             retries.add_metric([name, name], controller.queue.retries)
             unfinished.add_metric([name, name], sum(seconds))
             longest.add_metric([name, name], max(seconds, default=0.0))
             for reason, count in {**controller.stats.dropped, "refused": controller.queue.refused}.items():
                 dropped.add_metric([name, reason], count)
-        yield from (adds, retries, unfinished, longest, dropped)
+        yield from (adds, retries, unfinished, longest, dropped, parked)
 
 
 def _histogram(

@@ -45,5 +45,8 @@ def _deleted(store: Store, asked: Asked, body: Any) -> Object:
     for field, wanted in ((body or {}).get("preconditions") or {}).items():
         if wanted != before["metadata"].get(field):
             raise api_error(409, "Conflict", f'{asked.resource.plural} "{asked.name}" has another {field}')
-    held = store.delete(asked.resource, before)
-    return held or {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+    held = before if (body or {}).get("dryRun") else store.delete(asked.resource, before)
+    if held is not None and held["metadata"].get("finalizers"):
+        return held
+    details = {"name": asked.name, "kind": asked.resource.plural, "uid": before["metadata"]["uid"]}
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}

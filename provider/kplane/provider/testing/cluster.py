@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from typing_extensions import override
@@ -11,15 +12,18 @@ from typing_extensions import override
 from kplane.provider.access.config import ClusterConfig
 from kplane.provider.client.client import Client
 from kplane.provider.client.kinds import BUILT_IN, parse_kind, resource_of
+from kplane.provider.client.server_warnings import ApiWarning
 from kplane.provider.client.typed import Kind
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.errors import ApiError, Unreachable
-from kplane.provider.testing.faults import Fault, Faults, Verb
+from kplane.provider.testing.faults import Fault, Faults, Verb, Warned
 from kplane.provider.testing.store import Store
 from kplane.provider.testing.transport import FakeTransport
 
 __all__ = ["FakeCluster"]
 
+_FIELD_MANAGER: Final = "test"
+"""Field manager of a reconciler that is tested without a manager."""
 _numbers: Final = itertools.count(1)
 
 
@@ -45,6 +49,9 @@ class FakeCluster(Cluster):
         super().__init__(name, config=ClusterConfig(f"https://fake-cluster-{next(_numbers)}.invalid"))
         self._store = Store()
         self._faults = Faults()
+        self.warnings: Final[list[ApiWarning]] = []
+        """Warnings that its client got, oldest first."""
+        self._transports: list[FakeTransport] = []
         self._kinds = {(kind.api_version, kind.plural): kind for kind in (*BUILT_IN.values(), *map(resource_of, kinds))}
 
     def fail(
@@ -63,13 +70,44 @@ class FakeCluster(Cluster):
         """
         self._faults.add(Fault(error, verb, parse_kind(kind), times, takes_effect))
 
+    def warn(self, text: str, *, verb: Verb, kind: Kind[Any], times: int = 1) -> None:
+        """Let the next `times` requests of a verb for a kind be answered with a warning; see `fail`.
+
+        Raises ProviderError if `kind` is no name of a kind.
+        """
+        self._faults.warn(Warned(text, verb, parse_kind(kind), times))
+
+    @contextlib.contextmanager
+    def outage(self) -> Iterator[None]:
+        """Let the API server be down in this context: watches end, and each request fails with Unreachable."""
+        error = Unreachable(f"{self.config.server} cannot be reached: it is down", kind="connect")
+        self._faults.outage = error
+        for transport in self._transports:
+            transport.end_watches(error)
+        try:
+            yield
+        finally:
+            self._faults.outage = None
+
     @override
     def make_client(self) -> Client:
         wiring = self._live.wiring
+        transport = FakeTransport(self.config, store=self._store, kinds=self._kinds, faults=self._faults)
+        self._transports.append(transport)
+
+        def collect(warning: ApiWarning) -> None:
+            self.warnings.append(warning)
+            if wiring.on_warning is not None:
+                wiring.on_warning(warning)
+
         return _Client(
             self.config,
-            timeout_seconds=wiring.timeout_seconds,
-            transport=FakeTransport(self.config, store=self._store, kinds=self._kinds, faults=self._faults),
+            timeout_seconds=self.config.calls.timeout_seconds or wiring.timeout_seconds,
+            transport=transport,
             before_write=self._live.before_write,
-            limits=wiring.limits,
+            limits=wiring.limits.within(self.config.calls),
+            field_manager=wiring.field_manager or _FIELD_MANAGER,
+            field_validation=wiring.field_validation,
+            cluster=self._live.name,
+            on_warning=collect,
         )

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, cast
 
 import aiohttp
 import orjson
+from multidict import CIMultiDict
 from typing_extensions import override
 
 from kplane.provider.access.config import ClusterConfig
+from kplane.provider.client.connections import Upgrade
 from kplane.provider.client.transport import HttpRequest, Transport
-from kplane.provider.errors import ApiError, Unreachable, api_error
+from kplane.provider.errors import ApiError, ProviderError, Unreachable, api_error
 from kplane.provider.testing.answers import answered
 from kplane.provider.testing.faults import Faults
 from kplane.provider.testing.requests import Asked, Kinds, asked_of, matcher
@@ -66,7 +69,7 @@ class _Answer:
     def __init__(self, status: int = 200, body: Object | None = None) -> None:
         self.status: Final = status
         self.reason: Final = ""
-        self.headers: Final[dict[str, str]] = {}
+        self.headers: Final[CIMultiDict[str]] = CIMultiDict()
         self.content_length: Final = None
         self.content: Final = _Content()
         if body is not None:
@@ -78,7 +81,7 @@ class FakeTransport(Transport):
     """Hands requests to a `Store`."""
 
     def __init__(self, config: ClusterConfig, *, store: Store, kinds: Kinds, faults: Faults) -> None:
-        super().__init__(config, connect_timeout_seconds=1)
+        super().__init__(config, connect_timeout_seconds=1, user_agent="test")
         self._store = store
         self._kinds = kinds
         self._faults = faults
@@ -95,6 +98,8 @@ class FakeTransport(Transport):
                 _ = request.before_sending()
             except Exception as error:
                 raise Unreachable(f"{request} was not sent: {error}", kind="connect") from error
+        if self._faults.outage is not None:
+            raise self._faults.outage
         with contextlib.ExitStack() as stack:
             try:
                 answer = self._answer(request, stack)
@@ -105,16 +110,32 @@ class FakeTransport(Transport):
             yield cast("aiohttp.ClientResponse", answer)
 
     @override
+    def websocket(self, request: HttpRequest) -> AbstractAsyncContextManager[Upgrade]:
+        raise ProviderError(f"failed to {request}: a FakeCluster runs no pods; test it with a real cluster (`k8s`)")
+
+    @override
     async def aclose(self) -> None:
-        for content in self._watches:
-            content.set_exception(Unreachable(f"the client of {self.config.server} was closed", kind="connect"))
+        self.end_watches(Unreachable(f"the client of {self.config.server} was closed", kind="connect"))
         await super().aclose()
+
+    def end_watches(self, error: Unreachable) -> None:
+        """Let every watch fail."""
+        for content in self._watches:
+            content.set_exception(error)
 
     def _answer(self, request: HttpRequest, stack: contextlib.ExitStack) -> _Answer:
         body: Any = orjson.loads(request.body) if request.body else None
         asked = asked_of(request, self._kinds)
         if not isinstance(asked, Asked):
             return _Answer(body=asked)
+        warnings = [
+            f"299 - {orjson.dumps(text).decode()}" for text in self._faults.warnings(asked.verb, asked.resource)
+        ]
+        answer = self._answer_asked(request, asked, body, stack)
+        answer.headers.extend(("Warning", text) for text in warnings)
+        return answer
+
+    def _answer_asked(self, request: HttpRequest, asked: Asked, body: Any, stack: contextlib.ExitStack) -> _Answer:
         fault = self._faults.next(asked.verb, asked.resource)
         if fault is not None:
             if fault.takes_effect:

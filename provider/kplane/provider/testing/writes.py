@@ -21,7 +21,7 @@ _TYPES: Final = (_APPLY, _JSON, _MERGE)
 
 _FIRST: Final = "before-first-apply"
 """Owns what an object had before its fields had owners."""
-_USER_AGENT: Final = "kplane"
+_USER_AGENT: Final = "test"
 """As the client names itself: the owner if a request names none."""
 
 

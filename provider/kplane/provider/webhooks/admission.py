@@ -1,4 +1,4 @@
-"""Admission reviews: what an API server asks before it writes an object, and the answer (admission.k8s.io/v1)."""
+"""Admission reviews: the question of an API server before it writes an object, and the answer (admission.k8s.io/v1)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kplane.provider.client.typed import ObjectT, TypedKind
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.errors import ProviderError
 from kplane.provider.webhooks.json_patch import carried, difference
-from kplane.provider.webhooks.reviews import Object, request_of
+from kplane.provider.webhooks.reviews import Object, parse_request
 
 __all__ = ["Admission", "Denied", "Operation", "Review", "User", "read_review"]
 
@@ -27,7 +27,7 @@ _OPERATIONS: Final = frozenset({"CREATE", "UPDATE", "DELETE", "CONNECT"})
 
 
 class Denied(ProviderError):
-    """Refuses a request: the user sees the message, which should say what is wrong and what to do.
+    """Refuses a request. The user sees the message, which should name the mistake and its remedy.
 
     `code` is the HTTP status of the refusal, from 400 to 499; 422 fits invalid fields.
     """
@@ -41,7 +41,7 @@ class Denied(ProviderError):
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who sent the request."""
+    """The user who sent the request."""
 
     name: str = ""
     uid: str = ""
@@ -55,7 +55,7 @@ class Admission(Generic[ObjectT]):
 
     `object` is the object as it will be, empty for DELETE; a mutating webhook changes it in place. `old_object` is the
     object as it is, for UPDATE and DELETE, and empty for others. `kind` is that of the object, and `subresource` is
-    empty for the object itself. With `dry_run` nothing is written, so a webhook must not have effects either.
+    empty for the object itself. With `dry_run` the API server does not write, so a webhook must have no effects either.
 
     In a webhook for a class, both objects are instances, or None in the place of empty ones. A mutating webhook may set
     `object` to another instance. Fields that the class does not keep stay as they are. A read of `old_object` raises
@@ -72,7 +72,7 @@ class Admission(Generic[ObjectT]):
     object: ObjectT = field(default_factory=cast("Any", dict))
     old_object: ObjectT = field(default_factory=cast("Any", dict))
     options: Object = field(default_factory=dict)
-    """Those of the request, such as CreateOptions."""
+    """Options of the request, such as CreateOptions."""
     user: User = field(default_factory=User)
     dry_run: bool = False
     warnings: list[str] = field(default_factory=list)
@@ -108,7 +108,7 @@ class _TypedAdmission(Admission[Any]):
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """An admission, and what its answer needs."""
+    """An admission, and the uid of its answer."""
 
     uid: str
     admission: Admission[Any]
@@ -120,15 +120,18 @@ class Review:
             self.admission.read_as(self.typed)
 
     def snapshot(self) -> bytes:
-        """Return the object as it is now. Raises Denied if it cannot be encoded, so that nothing escapes a webhook."""
+        """Return the present object as JSON.
+
+        Raises Denied if the object cannot be encoded, so that no object passes without its webhook.
+        """
         return _encode(self._encoded())
 
     def allow(self) -> Object:
-        """Return the answer that lets the request pass."""
+        """Return the answer that allows the request."""
         return self._answer({"uid": self.uid, "allowed": True})
 
     def change(self, *, since: bytes) -> Object:
-        """Return the answer that lets the request pass with the object as it is now, and was at the snapshot."""
+        """Return the answer that allows the request with the changes of the object since a snapshot."""
         answer: Object = {"uid": self.uid, "allowed": True}
         before, after = orjson.loads(since), self._encoded()
         if isinstance(self.admission, _TypedAdmission):
@@ -157,31 +160,31 @@ class Review:
 
 
 def read_review(body: bytes, *, kind: KindName, cluster: Cluster, typed: TypedKind[Any] | None = None) -> Review:
-    """Read what an API server sent. Raises ProviderError if it is no AdmissionReview of v1 about this kind.
+    """Decode an AdmissionReview. Raises ProviderError for any other body, and for a review of another kind.
 
     With a class, the objects are decoded by `Review.decode`.
     """
-    asked = request_of(body, api_version=_API_VERSION, kind=_KIND)
-    uid, operation = _text(asked, "uid"), _text(asked, "operation")
+    request = parse_request(body, api_version=_API_VERSION, kind=_KIND)
+    uid, operation = _text(request, "uid"), _text(request, "operation")
     if not uid or operation not in _OPERATIONS:
         raise ProviderError("the request needs a uid and an operation: CREATE, UPDATE, DELETE or CONNECT")
-    parts = _object(asked, "kind")
-    group, version = _text(parts, "group"), _text(parts, "version")
-    reviewed = KindName(f"{group}/{version}" if group else version, _text(parts, "kind"))
+    fields = _object(request, "kind")
+    group, version = _text(fields, "group"), _text(fields, "version")
+    reviewed = KindName(f"{group}/{version}" if group else version, _text(fields, "kind"))
     if reviewed != kind:
         raise ProviderError(f"the request is about {reviewed}, and this webhook about {kind}")
     admission = (_TypedAdmission if typed is not None else Admission)(
         cluster=cluster,
         operation=cast("Operation", operation),
         kind=kind,
-        namespace=_text(asked, "namespace"),
-        name=_text(asked, "name"),
-        subresource=_text(asked, "subResource"),
-        object=_object(asked, "object"),
-        old_object=_object(asked, "oldObject"),
-        options=_object(asked, "options"),
-        user=_user(_object(asked, "userInfo")),
-        dry_run=asked.get("dryRun") is True,
+        namespace=_text(request, "namespace"),
+        name=_text(request, "name"),
+        subresource=_text(request, "subResource"),
+        object=_object(request, "object"),
+        old_object=_object(request, "oldObject"),
+        options=_object(request, "options"),
+        user=_user(_object(request, "userInfo")),
+        dry_run=request.get("dryRun") is True,
     )
     return Review(uid, admission, typed)
 
@@ -198,19 +201,19 @@ def _user(info: Mapping[str, Any]) -> User:
     return User(_text(info, "username"), _text(info, "uid"), _texts(info.get("groups")), extra)
 
 
-def _text(found: Mapping[str, Any], key: str) -> str:
-    value = found.get(key)
+def _text(fields: Mapping[str, Any], key: str) -> str:
+    value = fields.get(key)
     if value is not None and not isinstance(value, str):
         raise ProviderError(f"{key} of the request is no text")
     return value or ""
 
 
-def _texts(found: object) -> tuple[str, ...]:
-    return tuple(each for each in found if isinstance(each, str)) if isinstance(found, list) else ()
+def _texts(values: object) -> tuple[str, ...]:
+    return tuple(value for value in values if isinstance(value, str)) if isinstance(values, list) else ()
 
 
-def _object(found: Mapping[str, Any], key: str) -> Object:
-    value = found.get(key)
+def _object(fields: Mapping[str, Any], key: str) -> Object:
+    value = fields.get(key)
     if value is not None and not isinstance(value, dict):
         raise ProviderError(f"{key} of the request is no object")
     return value or {}

@@ -10,18 +10,54 @@ from typing import Final, NoReturn
 
 from kplane.provider.errors import ProviderError
 
-__all__ = ["ServingCertificate"]
+__all__ = ["ContextChooser", "ServingCertificate", "server_context"]
 
 log: Final = logging.getLogger(__name__)
 
-_LOOK_SECONDS: Final = 1.0
+_READ_SECONDS: Final = 1.0
+
+
+class ContextChooser:
+    """Gives new connections the current TLS context of a server; open connections keep theirs."""
+
+    def __init__(self) -> None:
+        self.current: ssl.SSLContext | None = None
+        """The context with the newest certificate."""
+
+    def context(self, client_ca: Path | None) -> ssl.SSLContext:
+        """Return a context to listen with. It blocks, and raises as `server_context`."""
+        context = server_context(client_ca)
+
+        def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+            if self.current is not None:
+                connection.context = self.current
+
+        # OpenSSL calls it for each connection, also if the client names no server.
+        context.sni_callback = choose
+        return context
+
+
+def server_context(client_ca: Path | None) -> ssl.SSLContext:
+    """Return a server's TLS context without a certificate.
+
+    With `client_ca`, a PEM file, clients need a certificate of that CA. Raises ProviderError for a file that cannot be
+    used.
+    """
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    if client_ca is not None:
+        try:
+            context.load_verify_locations(client_ca)
+        except (OSError, ssl.SSLError) as error:
+            raise ProviderError(f"the CA of clients {client_ca} cannot be used: {error}") from error
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 class ServingCertificate:
     """A certificate chain and its key in PEM files, such as those of a mounted Secret of cert-manager.
 
-    New connections get the renewed certificate; others go on. Files that do not fit together change nothing: they may
-    be written one after the other.
+    New connections get the renewed certificate; open connections keep the former one. Files whose certificate and key
+    do not match change nothing, because the two may be written one after the other.
     """
 
     def __init__(self, certificate: Path, key: Path, *, client_ca: Path | None = None) -> None:
@@ -30,29 +66,21 @@ class ServingCertificate:
         self._key = key
         self._client_ca = client_ca
         self._content: tuple[bytes, bytes] | None = None
-        self._current: ssl.SSLContext | None = None
+        self._chooser = ContextChooser()
 
     async def load(self) -> ssl.SSLContext:
-        """Read the files, and return a context that shows what they contain then and later.
+        """Read the files, and return a context that shows their present and later content.
 
         Raises ProviderError if they cannot be used.
         """
         await asyncio.to_thread(self._load)
-        context = await asyncio.to_thread(self._new_context)
-
-        def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-            if self._current is not None:
-                connection.context = self._current
-
-        # Called for each connection, also if the client names no server.
-        context.sni_callback = choose
-        return context
+        return await asyncio.to_thread(self._chooser.context, self._client_ca)
 
     async def follow(self) -> NoReturn:
-        """Look at the files every second until cancelled."""
+        """Read the files every second until cancelled."""
         problem = ""
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_READ_SECONDS)
             try:
                 if await asyncio.to_thread(self._load):
                     log.info("serving with the renewed certificate of %s", self._certificate)
@@ -63,28 +91,18 @@ class ServingCertificate:
                     log.warning("%s; serving with the former certificate", problem)
 
     def _load(self) -> bool:
-        """Take over the files. Returns False if they are those that were taken over last. Blocks meanwhile."""
+        """Load the files. Return False if their content is the one that was loaded last. It blocks."""
         try:
             content = self._certificate.read_bytes(), self._key.read_bytes()
             if content == self._content:
                 return False
-            context = self._new_context()
-            # Without a password the key's would be asked for at the terminal.
+            context = server_context(self._client_ca)
+            # Without a password OpenSSL would ask for that of an encrypted key at the terminal.
             context.load_cert_chain(self._certificate, self._key, password="")
         except (OSError, ValueError) as error:
-            why = error.reason if isinstance(error, ssl.SSLError) else getattr(error, "strerror", None)
+            reason = error.reason if isinstance(error, ssl.SSLError) else getattr(error, "strerror", None)
             raise ProviderError(
-                f"the certificate {self._certificate} with the key {self._key} cannot be used: {why or error}"
+                f"the certificate {self._certificate} with the key {self._key} cannot be used: {reason or error}"
             ) from error
-        self._content, self._current = content, context
+        self._content, self._chooser.current = content, context
         return True
-
-    def _new_context(self) -> ssl.SSLContext:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        if self._client_ca is not None:
-            try:
-                context.load_verify_locations(self._client_ca)
-            except (OSError, ssl.SSLError) as error:
-                raise ProviderError(f"the CA of clients {self._client_ca} cannot be used: {error}") from error
-            context.verify_mode = ssl.CERT_REQUIRED
-        return context

@@ -1,4 +1,4 @@
-"""JSON patches (RFC 6902) that make one object of another."""
+"""JSON patches (RFC 6902) between two states of an object."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["carried", "difference"]
 
 
 def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the operations that change `before` to `after`. Lists that differ are replaced as a whole."""
+    """Return the operations that change `before` to `after`. Lists that differ are replaced entirely."""
     return list(_operations(before, after, at=""))
 
 
@@ -46,12 +46,12 @@ def _pointer(at: str, key: str) -> str:
     return f"{at}/{key.replace('~', '~0').replace('/', '~1')}"
 
 
-def _equal(one: object, other: object) -> bool:
-    # In Python 1 == True == 1.0; in JSON these are three values.
-    if type(one) is not type(other):
+def _equal(value: object, other: object) -> bool:
+    # In Python 1 == True == 1.0; in JSON these three values differ.
+    if type(value) is not type(other):
         return False
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
-    return one == other
+    if isinstance(value, list) and isinstance(other, list):
+        return len(value) == len(other) and all(map(_equal, value, other))
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(_equal(value[key], other[key]) for key in value)
+    return value == other

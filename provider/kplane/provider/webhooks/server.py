@@ -25,7 +25,8 @@ from kplane.provider.manager.manager import Manager
 from kplane.provider.serving.listening import listening
 from kplane.provider.webhooks.admission import Admission, Denied, Review, read_review
 from kplane.provider.webhooks.certificates import ServingCertificate
-from kplane.provider.webhooks.conversion import Convert, converted
+from kplane.provider.webhooks.conversion import Convert, convert_review
+from kplane.provider.webhooks.self_signed import SelfSigned, SelfSignedCertificate
 
 __all__ = ["Webhooks"]
 
@@ -36,15 +37,16 @@ F = TypeVar("F", bound=Admit)
 C = TypeVar("C", bound=Convert)
 
 _ADMISSION_BYTES: Final = 7 << 20
-"""Object and old object of 3 MiB each, which is what an API server takes, and the rest; as in controller-runtime."""
+"""Maximum size of an AdmissionReview, as in controller-runtime. An API server accepts objects of 3 MiB, and a review
+has the object and the old object."""
 _CONVERSION_BYTES: Final = 16 << 20
-"""Some objects. An API server has what it reads from etcd converted one by one."""
+"""Maximum size of a ConversionReview: some objects. An API server converts objects from etcd one by one."""
 _READ_SECONDS: Final = 10.0
 _CLOSE_SECONDS: Final = 10.0
 _TIMEOUT: Final = re.compile(r"(\d{1,3})s")
 _LONGEST_SECONDS: Final = 30.0
-_ON_THE_WAY: Final = 0.9
-"""The part of the API server's time that a function has, so that the answer arrives in time."""
+_FUNCTION_SHARE: Final = 0.9
+"""Share of the API server's timeout for a function, so that the answer arrives in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,51 +60,59 @@ class _Webhook:
 class Webhooks:
     """Answers API servers for as long as the manager runs: `manager.add(Webhooks(manager, ...))`.
 
-    Every replica serves, whichever works on a cluster. So the Service in front may choose any that is ready; the check
-    `webhooks` fails until this one listens. The paths are those of controller-runtime:
+    Every replica serves, whichever replica works on a cluster. So the Service in front may choose any replica that is
+    ready; the check `webhooks` fails until this process listens. controller-runtime has the same paths:
     `/validate-example-com-v1-widget`, `/mutate-example-com-v1-widget` (`/mutate--v1-pod` for the core group), and
-    `/convert`. Webhooks of another cluster than the local one have `/clusters/<name>` in front. A name may have
+    `/convert`. Webhooks of another cluster than the local cluster have `/clusters/<name>` in front. A name may have
     slashes.
 
-    `certificate` and `key` are PEM files, which are read again when they change. API servers must be given their CA as
-    `caBundle`. `port=0` takes a free port.
+    `certificate` and `key` are PEM files, which are read again when they change. API servers need their CA as
+    `caBundle`. For development, `self_signed` makes both and writes the `caBundle`. `port=0` takes a free port.
 
-    By default anyone who reaches the port can ask, in the name of any cluster: webhooks must answer, and do nothing
-    else. With `client_ca`, a PEM file, clients need a certificate of that CA. Give API servers one for webhooks by
-    their AdmissionConfiguration.
+    By default every client that reaches the port can ask, in the name of any cluster. So a webhook must have no effects
+    but its answer. With `client_ca`, a PEM file, clients need a certificate of that CA. API servers show a certificate
+    if their AdmissionConfiguration has it.
     """
 
     def __init__(
         self,
         manager: Manager,
         *,
-        certificate: Path,
-        key: Path,
+        certificate: Path | None = None,
+        key: Path | None = None,
+        self_signed: SelfSigned | None = None,
         client_ca: Path | None = None,
         host: str = "",
         port: int = 9443,
     ) -> None:
+        """Raise ProviderError unless there is either a certificate with its key, or `self_signed`."""
         self._manager = manager
-        self._certificate = ServingCertificate(certificate, key, client_ca=client_ca)
+        self._certificate: ServingCertificate | SelfSignedCertificate
+        if self_signed is not None and certificate is None and key is None:
+            self._certificate = SelfSignedCertificate(self_signed, manager.local, client_ca=client_ca)
+        elif self_signed is None and certificate is not None and key is not None:
+            self._certificate = ServingCertificate(certificate, key, client_ca=client_ca)
+        else:
+            raise ProviderError("webhooks need a certificate: give certificate= and key=, or self_signed= alone")
         self._host = host
         self._port = port
         self._admits: dict[str, _Webhook] = {}
         self._converts: dict[str, Convert] = {}
         self._address: tuple[str, int] | None = None
         self.listening: Final = asyncio.Event()
-        """Set while it answers."""
+        """Set while the process answers."""
         manager.add_ready_check("webhooks", self._require_listening)
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port that it listens on. Raises ProviderError if it does not listen."""
+        """Host and port on which the process listens. Raises ProviderError if it does not listen."""
         if self._address is None:
             raise ProviderError("the webhooks are not served now")
         return self._address
 
     @property
     def paths(self) -> list[str]:
-        """Where it answers for the local cluster, sorted."""
+        """Paths of all webhooks of the local cluster, sorted."""
         return sorted([*self._admits, *(["/convert"] if self._converts else [])])
 
     def validate(self, kind: Kind[Any]) -> Callable[[F], F]:
@@ -116,8 +126,8 @@ class Webhooks:
     def mutate(self, kind: Kind[Any]) -> Callable[[F], F]:
         """Decorate a coroutine function that changes `admission.object` in place, or raises `Denied`.
 
-        It may be called several times for one request, and must not change what it has changed before. Raises as
-        `validate`.
+        The API server may call the function several times for a request. So its changes must not depend on the number
+        of calls. Raises as `validate`.
         """
         return partial(self._add, "mutate", parse_kind(kind), typed_of(kind))
 
@@ -140,8 +150,8 @@ class Webhooks:
     async def run(self) -> None:
         """Serve until cancelled. Raises ListenFailed if the port is taken, and ProviderError without a certificate."""
         context = await self._certificate.load()
-        app = web.Application(client_max_size=_CONVERSION_BYTES, middlewares=[self._leave])
-        # An API server sends a path with its escapes decoded.
+        app = web.Application(client_max_size=_CONVERSION_BYTES, middlewares=[self._close_when_stopping])
+        # API servers decode the escapes of a path before they send it, so a cluster's name may have slashes.
         for prefix in ("", "/clusters/{cluster:.+}"):
             app.router.add_post(f"{prefix}/convert", self._answer_conversion)
             app.router.add_post(f"{prefix}/{{webhook:[^/]+}}", self._answer_admission)
@@ -170,10 +180,10 @@ class Webhooks:
         return function
 
     @web.middleware
-    async def _leave(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _close_when_stopping(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         response = await handler(request)
         if self._manager.stopping:
-            # API servers keep connections, and would come back to a process that is about to end.
+            # API servers keep connections, and would send the next request to a process that is about to end.
             response.force_close()
         return response
 
@@ -182,7 +192,7 @@ class Webhooks:
             return web.Response(status=404, text="no kinds are converted here")
         try:
             body = await _read(request, at_most=_CONVERSION_BYTES)
-            return _json(await converted(body, by_kind=self._converts))
+            return _json(await convert_review(body, by_kind=self._converts))
         except ProviderError as error:
             return web.Response(status=400, text=str(error))
 
@@ -200,16 +210,16 @@ class Webhooks:
             return web.Response(status=503, text=str(error))
         except ProviderError as error:
             return web.Response(status=400, text=str(error))
-        with log_fields(webhook=request.path, cluster=name, object=f"{webhook.kind} {_where(review.admission)}"):
+        with log_fields(webhook=request.path, cluster=name, object=f"{webhook.kind} {_object_name(review.admission)}"):
             return await _admit(review, webhook, seconds=_seconds(request.query.get("timeout", "")))
 
     def _cluster(self, name: str) -> Cluster:
-        # Not `get_cluster`, which refuses the clusters that another replica works on, and those whose work ends.
+        # `get_cluster` refuses clusters on which another replica works, and clusters whose engagement ends.
         return self._manager.local if name == LOCAL else self._manager.clusters.present(name)
 
 
 async def _read(request: web.Request, *, at_most: int) -> bytes:
-    """Return the body. Raises an HTTP error for one that is compressed, too large or too slow."""
+    """Return the body. Raises an HTTP error for a body that is compressed, too large or too slow."""
     if "Content-Encoding" in request.headers:
         raise web.HTTPUnsupportedMediaType(text="a review is not compressed")
     if request.content_length is None or request.content_length > at_most:
@@ -224,7 +234,7 @@ async def _read(request: web.Request, *, at_most: int) -> bytes:
 
 
 async def _admit(review: Review, webhook: _Webhook, *, seconds: float) -> web.Response:
-    """Call the function. A failure is no answer, so that the `failurePolicy` of the webhook decides."""
+    """Call the function. A failure gets an HTTP error, so that the `failurePolicy` of the webhook decides."""
     limit = asyncio.timeout(seconds)
     try:
         review.decode()
@@ -249,11 +259,11 @@ def _json(answer: object) -> web.Response:
     return web.Response(body=orjson.dumps(answer), content_type="application/json")
 
 
-def _where(admission: Admission) -> str:
+def _object_name(admission: Admission) -> str:
     return "/".join(filter(None, (admission.namespace, admission.name)))
 
 
 def _seconds(timeout: str) -> float:
-    """Return the time for a function, from what the API server says that it waits."""
+    """Return the timeout of a function, from the timeout of the API server."""
     match = _TIMEOUT.fullmatch(timeout)
-    return _ON_THE_WAY * (min(float(match[1]), _LONGEST_SECONDS) if match and int(match[1]) else _LONGEST_SECONDS)
+    return _FUNCTION_SHARE * (min(float(match[1]), _LONGEST_SECONDS) if match and int(match[1]) else _LONGEST_SECONDS)

@@ -109,7 +109,7 @@ class Link:
     async def replace(self, _: Any, body: dict[str, Any]) -> dict[str, Any]:
         return await self.wire.call(lambda: self.api.put(body))
 
-    async def apply(self, _: Any, body: dict[str, Any], *, field_manager: str) -> dict[str, Any]:
+    async def apply(self, _: Any, body: dict[str, Any], *, field_manager: str, force: bool) -> dict[str, Any]:
         return await self.wire.call(lambda: self.api.apply(body))
 
     async def delete(

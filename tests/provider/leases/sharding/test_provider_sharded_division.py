@@ -55,7 +55,7 @@ async def test_a_peer_is_gone_only_when_what_it_last_said_has_arrived(eventually
     gate = asyncio.Event()
 
     class Slow:
-        async def apply(self, _: Any, body: dict[str, Any], *, field_manager: str) -> dict[str, Any]:
+        async def apply(self, _: Any, body: dict[str, Any], *, field_manager: str, force: bool) -> dict[str, Any]:
             arrived.append("asked")
             await gate.wait()
             arrived.append("said")

@@ -151,7 +151,7 @@ class PodRuntime:
             wanted = with_load_balancer_of(known, wanted)
         if known is None or not serves(known, wanted):
             with failing(f"Component {name}: its Service in namespace {placement.namespace}"):
-                known = await self._client.apply(SERVICES, wanted)
+                known = await self._client.apply(SERVICES, wanted, force=True)
         return Address(
             host=f"{placement.name}.{placement.namespace}.svc",
             ports=numbers,
@@ -196,7 +196,7 @@ class PodRuntime:
                 async with self._pulling.holding(placement.namespace):
                     await self._copy_pull_secrets(placement.namespace)
                     for kind, obj in before:
-                        await self._client.apply(kind, obj)
+                        await self._client.apply(kind, obj, force=True)
                     metadata = await self._apply_workload(component.name, resource, described, known=live)
                     self._applied[component.name] = _Applied(
                         digest,
@@ -343,11 +343,11 @@ class PodRuntime:
             # The one that was observed, or none: what is observed may be behind.
             metadata = {**described["metadata"], "uid": known["metadata"]["uid"]}
             try:
-                applied = await self._client.apply(resource, {**described, "metadata": metadata})
+                applied = await self._client.apply(resource, {**described, "metadata": metadata}, force=True)
             except Conflict:
                 await self._require_ended(name, resource, placement)
         if applied is None:
-            applied = await self._client.apply(resource, described)
+            applied = await self._client.apply(resource, described, force=True)
         found: Object = applied["metadata"]
         if "deletionTimestamp" in found:
             raise RuntimeFailure(
@@ -377,7 +377,7 @@ class PodRuntime:
                 # The kubelet goes on without it, and its pods tell of images that it then cannot pull.
                 logger.warning("Secret %s/%s for pulling images does not exist", where, name)
                 continue
-            await self._client.apply(SECRETS, pull_secret(source, namespace=namespace))
+            await self._client.apply(SECRETS, pull_secret(source, namespace=namespace), force=True)
 
     async def _remove_pull_secrets(self, name: str, namespace: str) -> None:
         """Remove the copies, unless another component beside this one runs, and may need them for its next pod."""

@@ -36,7 +36,7 @@ from kplane.controlplane_operator.pki.store import TenantKeys
 from kplane.controlplane_operator.reasons import Reason
 from kplane.controlplane_operator.registrations.consumers import instances_of, registrations_of
 from kplane.controlplane_operator.status.errors import ConditionError
-from kplane.data import RevisionTooFar, identify, set_identity
+from kplane.data import RevisionTooFar, ServedData, identify, set_identity
 from kplane.data.follow import open_place
 
 __all__ = ["Migrator"]
@@ -356,8 +356,7 @@ class Migrator:
                 identity = await identify(
                     place.client,
                     place.prefix,
-                    expected=control_plane.status.data_identity,
-                    used=True,
+                    served=ServedData(control_plane.status.data_identity, control_plane.status.cluster_uid),
                     only_if=place.only_if,
                 )
         async with self._homes(there).connect(there) as place:

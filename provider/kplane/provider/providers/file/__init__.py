@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from kplane.provider.providers.file.provider import DEFAULT_GLOBS, FileProvider
+from kplane.provider.providers.file.provider import FileProvider
 
-__all__ = ["DEFAULT_GLOBS", "FileProvider"]
+__all__ = ["FileProvider"]

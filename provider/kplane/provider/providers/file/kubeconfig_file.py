@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from kplane.provider.access.config import ClusterConfig
 from kplane.provider.access.exec_plugin import require_no_text
-from kplane.provider.access.kubeconfigs import read_document
+from kplane.provider.access.kubeconfigs import read_content, read_document
+from kplane.provider.errors import KubeconfigError
 
 __all__ = ["KubeconfigFile"]
 
@@ -34,15 +35,30 @@ class KubeconfigFile:
     An unreadable file, for example half of one, changes nothing, and neither does an invalid context. A context is gone
     if it is missing twice in a row: programs remove a file before they write it again, and half of a list is a list
     too.
+
+    `name` is what its clusters are named after. A file that is not `required` need not be a kubeconfig. `exec_plugins`
+    and `allow_insecure` are those of `ClusterConfig.from_kubeconfig`.
     """
 
-    def __init__(self, path: str, *, exec_plugins: bool | Collection[str] = False) -> None:
-        """`exec_plugins` are those that may be run, as in `ClusterConfig.from_kubeconfig`."""
+    def __init__(
+        self,
+        path: str,
+        *,
+        name: str = "",
+        required: bool = True,
+        exec_plugins: bool | Collection[str] = False,
+        allow_insecure: bool = False,
+    ) -> None:
         require_no_text(exec_plugins)
         self.path: Final = path
+        self.name: Final = name
         self.contexts: Mapping[str, ClusterConfig] = {}
         self.exists = False
+        self.is_kubeconfig = required
+        """Whether it is a kubeconfig: false until it was read as one, if it is not required to be one."""
+        self._has_several = False
         self._exec_plugins = exec_plugins
+        self._allow_insecure = allow_insecure
         self._references: tuple[Path, ...] = ()
         self._seen: tuple[_Stat | None, ...] | None = None
         self._missing: frozenset[str] = frozenset()
@@ -55,7 +71,7 @@ class KubeconfigFile:
             if seen == self._seen and not self._missing:
                 return
             self.exists = seen[0] is not None
-            document = read_document(Path(self.path)) if self.exists else {}
+            document = self._read() if self.exists else {}
         except Exception as error:  # noqa: BLE001 - whatever is wrong with it, other files are read on
             self._seen = None
             self._note("", f"{_reason(error)}; keeping its clusters")
@@ -66,6 +82,25 @@ class KubeconfigFile:
         seen = (seen[0], *self._stats()[1:])
         self._seen = None if _is_young(seen) else seen
 
+    def clusters(self) -> dict[str, ClusterConfig]:
+        """Return the contexts by the names of their clusters: `<file>`, or `<file>.<context>` if there are several."""
+        return {
+            f"{self.name}.{context}" if self._has_several else self.name: config
+            for context, config in self.contexts.items()
+        }
+
+    def _read(self) -> Mapping[str, Any]:
+        """Read the file. The answer is empty if it is no kubeconfig, and need not be one."""
+        path = Path(self.path)
+        if path.is_fifo():
+            raise KubeconfigError("it is a pipe, which can be read only once")
+        # Files of any kind may lie in a folder. To parse a large one takes long.
+        if not self.is_kubeconfig and b"contexts" not in read_content(path):
+            return {}
+        document = read_document(path)
+        self.is_kubeconfig |= "contexts" in document
+        return document
+
     def _take(self, document: Mapping[str, Any]) -> None:
         directory = Path(self.path).absolute().parent
         found: dict[str, ClusterConfig] = {}
@@ -73,18 +108,25 @@ class KubeconfigFile:
         for name in names:
             try:
                 found[name] = ClusterConfig.from_kubeconfig(
-                    document, context=name, directory=directory, exec_plugins=self._exec_plugins
+                    document,
+                    context=name,
+                    directory=directory,
+                    exec_plugins=self._exec_plugins,
+                    allow_insecure=self._allow_insecure,
                 )
             except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the other contexts are not
                 self._note(name, f"failed to read context {name!r}: {_reason(error)}")
                 if name in self.contexts:
                     found[name] = self.contexts[name]
             else:
-                self._note(name, None)
+                insecure = f"context {name!r} has insecure-skip-tls-verify: its server is not verified"
+                self._note(name, insecure if found[name].insecure_skip_tls_verify else None)
         missing = self.contexts.keys() - found
         waited = {name: self.contexts[name] for name in missing - self._missing}
         self._missing = frozenset(waited)
         self.contexts = {**found, **waited}
+        # An invalid context counts, so that the others keep their names while it is repaired.
+        self._has_several = len({*names, *waited}) > 1
         self._references = tuple(_references(document, directory))
         self._problems = {name: self._problems[name] for name in self._problems.keys() & set(names)}
 

@@ -1,52 +1,59 @@
-"""Clusters from kubeconfig files and directories of this machine: one for each context."""
+"""Clusters from kubeconfig files and folders of this machine: one for each context."""
 
 from __future__ import annotations
 
 import asyncio
-import glob
 import logging
 import os
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from kplane.provider.access.exec_plugin import require_no_text
+from kplane.provider.access.config import ClusterConfig
+from kplane.provider.access.kubeconfigs import kubeconfig_paths
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.contracts import Fleet
 from kplane.provider.errors import ProviderError
 from kplane.provider.providers._support.desired import DesiredClusters
+from kplane.provider.providers.file.folder import Folder
 from kplane.provider.providers.file.kubeconfig_file import KubeconfigFile
 
-__all__ = ["DEFAULT_GLOBS", "FileProvider"]
+__all__ = ["FileProvider"]
 
 log: Final = logging.getLogger(__name__)
 
-DEFAULT_GLOBS: Final = (
-    "kubeconfig.yaml",
-    "kubeconfig.yml",
-    "*.kubeconfig",
-    "*.kubeconfig.yaml",
-    "*.kubeconfig.yml",
-)
-"""Names of the files that count in a directory, as upstream's."""
+_SUFFIXES: Final = (".yaml", ".yml", ".json", ".conf", ".config", ".kubeconfig")
+"""Ends of file names that are no part of a cluster's name, in the order in which they are removed."""
 
 
 class FileProvider:
     """Engages a cluster for every context of every kubeconfig file, and keeps up with the files.
 
-    It reads `files`, and in `directories` what matches one of `globs`; none has to exist yet. The default is the
-    environment variable KUBECONFIG (a list, as for kubectl), else `~/.kube/config` if it exists, else the working
-    directory. A cluster is named `<path>+<context>`, with the path as given; `separator` replaces the plus. A context
-    must be complete in its file.
+    It reads `files`, and all kubeconfigs in `directories` whose names match `pattern`, a glob such as `*.kubeconfig` or
+    `**/*.yaml` (see below). Files and directories need not exist yet. The default is the environment variable
+    KUBECONFIG (a list, as for kubectl), else `~/.kube/config` if it exists, else the working directory. A context must
+    be complete in its file.
 
-    Files that a kubeconfig names are looked up next to it. Programs that it names (exec plugins) are run if
-    `exec_plugins` is true or contains the command. The provider itself makes no requests.
+    A cluster is named as its file, without the directory and without suffixes such as `.yaml` and `.kubeconfig`:
+    `prod.yaml` is `prod`, and `eu/prod.yaml` in a directory is `eu/prod`. If a file has several contexts, a cluster is
+    named `<file>.<context>`. A second cluster of one name is refused and logged, and joins when the first is gone.
+
+    `trusted=True` says that the authors of the files are trusted: programs that the files name (exec plugins) are run,
+    as in `ClusterConfig.default()`. The files that kubectl reads (the default) are always trusted.
+    `allow_insecure=True` accepts contexts with insecure-skip-tls-verify, whose servers are not verified. Certificates
+    that a kubeconfig names are looked up next to it.
+
+    The pattern `*` takes all files of a directory except hidden files, `**` also takes the directories below it, except
+    links. A search ends after 10,000 entries. Files that are not read, and directories without a kubeconfig, are named
+    once in the log.
 
     Every `interval_seconds` it checks (`stat`) the files and the certificates that they name, and reads what has
     changed. This works on every file system, and takes about 15 µs for a file. Renewed credentials keep the cluster's
     connections; another server, CA or identity makes another cluster. What is missing twice in a row is removed. An
     unreadable file or an invalid context changes nothing, and is logged.
+
+    Raises ProviderError if the pattern is empty or leaves the directory, or if the interval is not above 0.
     """
 
     def __init__(
@@ -54,25 +61,27 @@ class FileProvider:
         *,
         files: Iterable[str | os.PathLike[str]] = (),
         directories: Iterable[str | os.PathLike[str]] = (),
-        globs: Sequence[str] = DEFAULT_GLOBS,
-        separator: str = "+",
+        pattern: str = "*",
         interval_seconds: float = 1.0,
-        exec_plugins: bool | Collection[str] = False,
+        trusted: bool = False,
+        allow_insecure: bool = False,
     ) -> None:
-        if not separator:
-            raise ProviderError("the separator between path and context is empty; give one, such as '+'")
         if interval_seconds <= 0:
             raise ProviderError(f"files cannot be looked at every {interval_seconds:g} s; give a time above 0")
-        require_no_text(exec_plugins)
-        self._files = [os.fspath(path) for path in files]
-        self._directories = [os.fspath(path) for path in directories]
-        if not self._files and not self._directories:
-            self._files, self._directories = _defaults(os.environ)
-        self._globs = tuple(globs)
-        self._separator = separator
+        named_files = [os.path.abspath(path) for path in files]
+        named_directories = [os.path.abspath(path) for path in directories]
+        self._trusted = trusted
+        if not named_files and not named_directories:
+            named_files, named_directories = _defaults(os.environ)
+            self._trusted = trusted or bool(named_files)
+        self._files = named_files
+        self._folders = [Folder(path, pattern=pattern) for path in dict.fromkeys(named_directories)]
+        self._allow_insecure = allow_insecure
         self._interval_seconds = interval_seconds
-        self._exec_plugins = exec_plugins
         self._known: dict[str, KubeconfigFile] = {}
+        self._holders: dict[str, str] = {}
+        """Path of the file that each cluster is from, by name."""
+        self._refused: set[tuple[str, str]] = set()
         self._looking = threading.Lock()
         self._has_synced = False
 
@@ -105,33 +114,69 @@ class FileProvider:
     def _look(self) -> list[Cluster]:
         # After a cancellation the thread of a look still runs.
         with self._looking:
-            expected = dict.fromkeys([*self._files, *self._matches()])
+            found = [
+                (folder, {os.path.join(folder.path, name): name for name in folder.files()}) for folder in self._folders
+            ]
+            names = {path: os.path.basename(path) for path in self._files}
+            for _, matching in found:
+                names = {**matching, **names}
+            # Files that were named come first, then those of the directories, each in its order.
+            expected = dict.fromkeys([*self._files, *(path for _, matching in found for path in matching)])
             for path in expected | dict.fromkeys(self._known):
-                file = self._known.setdefault(path, KubeconfigFile(path, exec_plugins=self._exec_plugins))
+                file = self._known.get(path)
+                if file is None:
+                    file = self._known[path] = self._file(path, name=names[path])
                 file.look()
                 if not file.exists and not file.contexts and path not in expected:
                     del self._known[path]
-            return [
-                Cluster(f"{path}{self._separator}{context}", config=config)
-                for path, file in self._known.items()
-                for context, config in file.contexts.items()
-            ]
+            for folder, matching in found:
+                unread = [name for path, name in matching.items() if not self._known[path].is_kubeconfig]
+                folder.name_unread(unread, kubeconfigs=len(matching) - len(unread))
+            return self._clusters()
 
-    def _matches(self) -> list[str]:
-        """Return the files in the directories, sorted by directory. Unreadable directories have none."""
-        found: list[str] = []
-        for directory in self._directories:
-            names = {
-                name for pattern in self._globs for name in glob.glob(pattern, root_dir=directory, include_hidden=True)
-            }
-            paths = (os.path.normpath(os.path.join(directory, name)) for name in sorted(names))
-            found += [path for path in paths if not os.path.isdir(path)]
-        return found
+    def _file(self, path: str, *, name: str) -> KubeconfigFile:
+        return KubeconfigFile(
+            path,
+            name=_without_suffixes(name),
+            required=path in self._files,
+            exec_plugins=self._trusted,
+            allow_insecure=self._allow_insecure,
+        )
+
+    def _clusters(self) -> list[Cluster]:
+        """Return the clusters of the files, of each name one."""
+        claims: dict[str, dict[str, ClusterConfig]] = {}
+        for path, file in self._known.items():
+            for name, config in file.clusters().items():
+                claims.setdefault(name, {})[path] = config
+        # A file that comes later takes no name from a cluster that is there.
+        self._holders = {
+            name: holder if (holder := self._holders.get(name, "")) in configs else next(iter(configs))
+            for name, configs in claims.items()
+        }
+        refused = {(name, path) for name, configs in claims.items() for path in configs if path != self._holders[name]}
+        for name, path in sorted(refused - self._refused):
+            log.warning(
+                "failed to add cluster %r of %s: %s has a cluster of this name; rename one of the files",
+                name,
+                path,
+                self._holders[name],
+            )
+        self._refused = refused
+        return [Cluster(name, config=claims[name][holder]) for name, holder in self._holders.items()]
+
+
+def _without_suffixes(name: str) -> str:
+    head, tail = os.path.split(name)
+    stem = tail
+    for suffix in _SUFFIXES:
+        stem = stem.removesuffix(suffix)
+    return os.path.join(head, stem or tail)
 
 
 def _defaults(environment: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Return default files and directories."""
-    if listed := [path for path in environment.get("KUBECONFIG", "").split(os.pathsep) if path]:
-        return listed, []
-    usual = Path.home() / ".kube" / "config"
-    return ([str(usual)], []) if usual.exists() else ([], [os.getcwd()])
+    """Return default files and directories: the files of kubectl, else the working directory."""
+    paths = kubeconfig_paths(environment)
+    if environment.get("KUBECONFIG") or paths[0].exists():
+        return [os.path.abspath(path) for path in paths], []
+    return [], [str(Path.cwd())]

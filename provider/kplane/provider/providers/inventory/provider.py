@@ -5,7 +5,7 @@ providers/cluster-inventory-api of multicluster-runtime.
 
 ```python
 access = AccessProviders.load(Path("/etc/kplane/access-providers.json"))
-manager = Manager(client.config, ClusterInventoryProvider(client, access=access))
+manager = Manager(client.config, ClusterInventoryProvider(client, access=access), name="my-operator")
 ```
 
 Watched are `clusterprofiles` of multicluster.x-k8s.io/v1alpha1. A profile counts when its condition ControlPlaneHealthy

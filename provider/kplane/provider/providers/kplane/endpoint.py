@@ -4,7 +4,7 @@ The design is that of `--cluster-source=controlplaneendpoint` with `--cluster-ku
 
 ```python
 template = SecretTemplate("kplane-cp-{name}/controlplane-{name}-kubeconfig")
-manager = Manager(client.config, EndpointProvider(client, secrets=template))
+manager = Manager(client.config, EndpointProvider(client, secrets=template), name="my-operator")
 ```
 
 It watches the cluster-scoped `controlplaneendpoints` of controlplane.kplane.dev/v1alpha1; the cluster has the

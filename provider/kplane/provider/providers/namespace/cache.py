@@ -10,9 +10,11 @@ from typing import Any, NoReturn
 
 from typing_extensions import override
 
+from kplane.provider.aio.cancellation import end_tasks
 from kplane.provider.cache.cache import Cache, InformerKey
 from kplane.provider.cache.entry import Entry, EntryReader
 from kplane.provider.cache.event import Event, EventHandler, Registration
+from kplane.provider.cache.feed import Feed
 from kplane.provider.cache.informer import Informer
 from kplane.provider.cache.scope import CacheScope
 from kplane.provider.cache.store import Extract, extract_of
@@ -20,6 +22,7 @@ from kplane.provider.client.client import Client
 from kplane.provider.client.kinds import BUILT_IN, KindName, parse_kind, resource_of
 from kplane.provider.client.resources import Resource
 from kplane.provider.client.typed import Kind, ObjectT
+from kplane.provider.client.written import Written
 from kplane.provider.errors import ClusterNotReady, ProviderError
 from kplane.provider.providers.namespace.view import DEFAULT, NamespaceView
 
@@ -128,12 +131,16 @@ class _Part(Informer):
         )
         self.whole = whole
         self.synced = whole.synced
-        self._feeds = whole.feeds
         self._view = view
         self._reader = _Reader(
             whole.resource, server=client.config.server, metadata_only=whole.metadata_only, view=view
         )
         self._registrations: list[Registration] = []
+
+    @property
+    @override
+    def feeds(self) -> tuple[Feed, ...]:
+        return self.whole.feeds
 
     @property
     @override
@@ -160,6 +167,7 @@ class _Part(Informer):
     async def stop(self) -> None:
         """Call no handler until the next `start`; the host's informer continues."""
         self._stopped = True
+        self._tell()
         for registration in self._registrations:
             registration.pause()
 
@@ -177,14 +185,32 @@ class _Part(Informer):
     async def aclose(self) -> None:
         """End the handlers that were added here."""
         self._closed = True
+        self._tell()
         for registration in self._registrations:
             registration.remove()
         self._registrations.clear()
 
     @override
-    async def wait_synced(self, *, unless_refused: bool = False) -> None:
+    def is_synced(self, *, namespace: str | None = None) -> bool:
+        return self.whole.is_synced(namespace=self._view.namespace)
+
+    @override
+    async def wait_synced(self, *, namespace: str | None = None, unless_refused: bool = False) -> None:
         self._require_open()
-        await self.whole.wait_synced(unless_refused=unless_refused)
+        title = f"{self._cluster}: {self}"
+        whole = asyncio.create_task(
+            self.whole.wait_synced(namespace=self._view.namespace, unless_refused=unless_refused), name=f"{title}: sync"
+        )
+        try:
+            while not whole.done():
+                # The end of this part, too: the host's informer may wait for longer.
+                ended = asyncio.create_task(self._news.wait(), name=f"{title}: wait for its end")
+                await asyncio.wait((whole, ended), return_when=asyncio.FIRST_COMPLETED)
+                await end_tasks([ended])
+                self._require_open()
+            await whole
+        finally:
+            await end_tasks([whole])
         self._require_open()
 
     @override
@@ -203,6 +229,10 @@ class _Part(Informer):
     @override
     def add_index(self, field: str, extract: Extract) -> None:
         self.whole.add_index(field, _Within(parse_kind(self.resource), extract))
+
+    @override
+    def observe(self, written: Written) -> None:
+        """Do nothing: `NamespaceClient` tells the host of its writes."""
 
     @override
     def entry(self, name: str, *, namespace: str | None = None) -> Entry | None:

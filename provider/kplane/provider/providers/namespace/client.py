@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from collections.abc import Callable
@@ -13,7 +14,10 @@ from typing_extensions import override
 
 from kplane.provider.client.client import Client
 from kplane.provider.client.resources import Resource
+from kplane.provider.client.rest import FieldValidation
+from kplane.provider.client.server_warnings import WarningHandler
 from kplane.provider.client.transport import HttpRequest
+from kplane.provider.client.written import Written
 from kplane.provider.errors import NotFound
 from kplane.provider.providers.namespace.view import DEFAULT, NamespaceView
 
@@ -32,16 +36,39 @@ class NamespaceClient(Client):
     """
 
     def __init__(
-        self, host: Client, *, view: NamespaceView, before_write: Callable[[], float | None] | None = None
+        self,
+        host: Client,
+        *,
+        view: NamespaceView,
+        before_write: Callable[[], float | None] | None = None,
+        field_manager: str | None = None,
+        field_validation: FieldValidation = "Warn",
+        on_warning: WarningHandler | None = None,
     ) -> None:
+        """`field_manager` is by default that of the host's client."""
         super().__init__(
             host.config,
             transport=host.transport,
             timeout_seconds=host.timeout_seconds,
             limits=host.limits,
+            field_manager=field_manager or host.field_manager,
+            field_validation=field_validation,
+            cluster=view.namespace,
+            on_warning=on_warning,
             before_write=before_write,
         )
+        self._host = host
         self._view = view
+
+    @override
+    def note_write(self, written: Written | None) -> None:
+        """Tell the observers, and those of the host, whose cache has all namespaces."""
+        super().note_write(written)
+        if written is not None:
+            body = copy.deepcopy(written.object)
+            if body is not None:
+                body = self._view.outward(written.resource, body)
+            self._host.note_write(replace(written, namespace=self._view.namespace, object=body))
 
     @override
     def __repr__(self) -> str:

@@ -7,6 +7,7 @@ from typing import Final
 from typing_extensions import override
 
 from kplane.provider.cache.cache import Cache
+from kplane.provider.cache.server_state import ServerState
 from kplane.provider.client.client import Client
 from kplane.provider.client.resources import NAMESPACES
 from kplane.provider.cluster.cluster import Cluster, Wiring
@@ -87,7 +88,20 @@ class _NamespaceCluster(Cluster):
 
     @override
     def make_client(self) -> Client:
-        return NamespaceClient(self._host.client, view=self._view, before_write=self._live.before_write)
+        wiring = self._live.wiring
+        return NamespaceClient(
+            self._host.client,
+            view=self._view,
+            before_write=self._live.before_write,
+            field_manager=wiring.field_manager,
+            field_validation=wiring.field_validation,
+            on_warning=wiring.on_warning,
+        )
+
+    @property
+    @override
+    def server_state(self) -> ServerState:
+        return self._host.server_state
 
     @override
     def make_cache(self) -> Cache:

@@ -52,6 +52,10 @@ class NamespaceView:
         """Change an object of the host, in place, to what the view shows."""
         return _moved(found, resource, self.namespace, DEFAULT)
 
+    def outward(self, resource: Resource, found: Object) -> Object:
+        """Change an object of the view, in place, to what the host has."""
+        return _moved(found, resource, DEFAULT, self.namespace)
+
     def inward_bytes(self, resource: Resource, data: bytes) -> bytes:
         """Translate an answer: an object, a list, or an event of a watch."""
         try:

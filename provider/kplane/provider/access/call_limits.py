@@ -1,0 +1,31 @@
+"""Bounds of the calls to one cluster, as its provider sets them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from kplane.provider.errors import KubeconfigError
+
+__all__ = ["CallLimits"]
+
+
+@dataclass(frozen=True, slots=True)
+class CallLimits:
+    """Bounds the calls to one cluster; None leaves a bound to the manager or the client.
+
+    `timeout_seconds` bounds a call with its retries, `connect_timeout_seconds` the making of a connection.
+    `answer_bytes`, `list_bytes` and `values` are those of `AnswerLimits`. Raises KubeconfigError for a bound that is
+    not above 0.
+    """
+
+    timeout_seconds: float | None = None
+    connect_timeout_seconds: float | None = None
+    answer_bytes: int | None = None
+    list_bytes: int | None = None
+    values: int | None = None
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is not None and not value > 0:
+                raise KubeconfigError(f"{each.name} of a cluster is {value!r}: give a number above 0, or None")

@@ -1,0 +1,236 @@
+"""Logs, commands and ports of pods."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote, urlencode
+
+from kplane.provider.aio.cancellation import end_tasks
+from kplane.provider.client.body import query_of
+from kplane.provider.client.calls import Calls
+from kplane.provider.client.keys import Named, locate
+from kplane.provider.client.resources import PODS
+from kplane.provider.client.streams import port_forward, process
+from kplane.provider.client.streams.channels import Channels, open_channels
+from kplane.provider.client.streams.lines import Lines
+from kplane.provider.client.streams.port_forward import PortForward
+from kplane.provider.client.streams.process import ExecResult, Output, Process
+from kplane.provider.client.transport import HttpRequest
+from kplane.provider.errors import ProviderError, Unreachable
+
+if TYPE_CHECKING:
+    from kplane.provider.client.client import Client
+
+__all__ = ["ExecResult", "Output", "Pods", "PortForward", "Process"]
+
+_TEXT: Final = "text/plain, */*"
+
+
+class Pods:
+    """Reads logs of pods, runs commands in them, and forwards ports to them; see `Client.pods`.
+
+    A pod is named by its name and `namespace`, or by something that has both, such as a `Request`. `container` may be
+    left out if the pod has one container, or the annotation `kubectl.kubernetes.io/default-container`. Each method
+    raises as the methods of `Client`.
+    """
+
+    def __init__(self, client: Client, *, calls: Calls, adapted: Callable[[HttpRequest], HttpRequest]) -> None:
+        """Send requests as `adapted` returns them, by the `calls` of the client."""
+        self._client = client
+        self._calls = calls
+        self._adapted = adapted
+
+    async def logs(
+        self,
+        pod: str | Named,
+        *,
+        namespace: str | None = None,
+        container: str | None = None,
+        tail_lines: int | None = None,
+        since_seconds: int | None = None,
+        timestamps: bool = False,
+        previous: bool = False,
+    ) -> str:
+        """Return the log of a container: all of it, or the last `tail_lines`, or the lines of the last `since_seconds`.
+
+        `previous` is the container before its last restart. Bytes that are no UTF-8 are replaced. Raises AnswerTooLarge
+        for a log of more than `limits.answer_bytes`.
+        """
+        query = _log_query(container, tail_lines, since_seconds, timestamps=timestamps) | {"previous": previous or None}
+        request = self._request(pod, "log", namespace, query_of(query), accept=_TEXT)
+        with self._client.limits.intake(server=self._client.config.server) as intake:
+            return (await self._calls.body(request, intake=intake)).decode(errors="replace")
+
+    def log_lines(
+        self,
+        pod: str | Named,
+        *,
+        namespace: str | None = None,
+        container: str | None = None,
+        tail_lines: int | None = None,
+        since_seconds: int | None = None,
+        timestamps: bool = False,
+        follow: bool = False,
+    ) -> Lines:
+        """Read a log line by line: `async with client.pods.log_lines(...) as lines: async for line in lines`.
+
+        With `follow` it ends when the container ends; until then it waits for new lines without a deadline.
+        """
+        query = _log_query(container, tail_lines, since_seconds, timestamps=timestamps) | {"follow": follow or None}
+        return Lines(
+            self._client.transport,
+            self._request(pod, "log", namespace, query_of(query), accept=_TEXT),
+            open_timeout_seconds=self._client.timeout_seconds,
+            idle_timeout_seconds=None if follow else self._client.timeout_seconds,
+            limits=self._client.limits,
+        )
+
+    async def exec(
+        self,
+        pod: str | Named,
+        command: Sequence[str],
+        *,
+        namespace: str | None = None,
+        container: str | None = None,
+        stdin: bytes | None = None,
+        timeout_seconds: float | None = None,
+    ) -> ExecResult:
+        """Run a command in a container until it ends, with `stdin` as its input; return its output and exit code.
+
+        No shell is involved: give `["sh", "-c", "..."]` for one. The deadline is by default that of the client; a
+        command that is still running then continues in the container. Raises Unreachable at the deadline,
+        AnswerTooLarge for an output of more than `limits.answer_bytes`, and ApiError if the command cannot be run.
+        """
+        seconds = self._client.timeout_seconds if timeout_seconds is None else timeout_seconds
+        found: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+        limit = asyncio.timeout(seconds)
+        try:
+            with self._calls.waiting(), self._client.limits.intake(server=self._client.config.server) as intake:
+                async with (
+                    limit,
+                    self.open_exec(
+                        pod, command, namespace=namespace, container=container, stdin=stdin is not None
+                    ) as running,
+                    _writing(running, stdin),
+                ):
+                    size_bytes = 0
+                    async for output in running:
+                        size_bytes += len(output.data)
+                        if size_bytes > intake.answer_bytes:
+                            raise intake.too_large(intake.answer_bytes)
+                        intake.read(len(output.data))
+                        found[output.stream].append(output.data)
+                    code = await running.wait()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            name, _ = locate(pod, namespace=namespace)
+            raise Unreachable(
+                f"failed to run {command[0]!r} in pod {name}: it did not end within {seconds:g} s; give a longer"
+                " timeout_seconds",
+                kind="timeout",
+                write_sent=True,
+            ) from None
+        return ExecResult(code, b"".join(found["stdout"]), b"".join(found["stderr"]))
+
+    @contextlib.asynccontextmanager
+    async def open_exec(
+        self,
+        pod: str | Named,
+        command: Sequence[str],
+        *,
+        namespace: str | None = None,
+        container: str | None = None,
+        stdin: bool = False,
+    ) -> AsyncIterator[Process]:
+        """Run a command in a container within the context, to read while it writes; see `Process`.
+
+        With `stdin`, `write` and `close_stdin` are possible. The deadline of the client is for the start. Raises
+        ProviderError for a text in place of a list of arguments, or an empty list.
+        """
+        if isinstance(command, str) or not command:
+            raise ProviderError(f"failed to run {command!r}: it is no list of arguments; write ['sh', '-c', '...']")
+        given = [("container", container)] if container is not None else []
+        streams = ["stdin", "stdout", "stderr"] if stdin else ["stdout", "stderr"]
+        query = [*given, *((stream, "true") for stream in streams), *(("command", part) for part in command)]
+        self._calls.require_write()
+        request = self._request(pod, "exec", namespace, urlencode(query, quote_via=quote))
+        request = replace(request, protocols=process.PROTOCOLS)
+        async with self._channels(request) as channels:
+            yield Process(channels, asked=str(request))
+
+    @contextlib.asynccontextmanager
+    async def port_forward(
+        self,
+        pod: str | Named,
+        port: int,
+        *,
+        namespace: str | None = None,
+        local_host: str = "localhost",
+        local_port: int = 0,
+    ) -> AsyncIterator[PortForward]:
+        """Forward a local port to a port of a pod within the context; see `PortForward`, which has the local `port`.
+
+        `local_port=0` takes a port that is free on all addresses of `local_host`. Raises NotFound if there is no such
+        pod, ProviderError if it does not run, and ListenFailed if the local port is taken.
+        """
+        name, _ = locate(pod, namespace=namespace)
+        found = await self._client.get(PODS, pod, namespace=namespace)
+        phase = (found.get("status") or {}).get("phase")
+        if phase != "Running":
+            raise ProviderError(f"failed to forward to pod {name}: it is {phase or 'Pending'}; wait until it runs")
+        request = self._request(pod, "portforward", namespace, query_of({"ports": port}))
+        request = replace(request, protocols=port_forward.PROTOCOLS)
+        target = f"port {port} of pod {name}"
+        async with PortForward(
+            lambda: self._channels(request), target=target, host=local_host, port=local_port
+        ) as forward:
+            yield forward
+
+    def _channels(self, request: HttpRequest) -> contextlib.AbstractAsyncContextManager[Channels]:
+        return open_channels(self._client.transport, request, timeout_seconds=self._client.timeout_seconds)
+
+    def _request(
+        self, pod: str | Named, subresource: str, namespace: str | None, query: str, *, accept: str = "*/*"
+    ) -> HttpRequest:
+        name, namespace = locate(pod, namespace=namespace)
+        path = PODS.path(name, namespace=namespace, subresource=subresource)
+        # What is received is no object, so that its namespace is left alone.
+        return replace(self._adapted(HttpRequest("GET", path, query, accept=accept)), received=None)
+
+
+def _log_query(
+    container: str | None, tail_lines: int | None, since_seconds: int | None, *, timestamps: bool
+) -> dict[str, str | int | bool | None]:
+    return {
+        "container": container,
+        "tailLines": tail_lines,
+        "sinceSeconds": since_seconds,
+        "timestamps": timestamps or None,
+    }
+
+
+@contextlib.asynccontextmanager
+async def _writing(running: Process, stdin: bytes | None) -> AsyncIterator[None]:
+    """Write to stdin while the output is read; a command may wait for the one before it continues with the other."""
+    if stdin is None:
+        yield
+        return
+
+    running.require_closing()
+
+    async def write() -> None:
+        # A command may end before it has read all. A connection that fails is reported by the reader.
+        with contextlib.suppress(Unreachable):
+            await running.write(stdin)
+            await running.close_stdin()
+
+    writing = asyncio.create_task(write(), name="write stdin of a command")
+    try:
+        yield
+    finally:
+        await end_tasks([writing])

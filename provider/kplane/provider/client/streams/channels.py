@@ -1,0 +1,93 @@
+"""WebSockets of kubelets: each binary message begins with the number of its channel (`channel.k8s.io`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from typing import Final
+
+import aiohttp
+
+from kplane.provider.client.transport import HttpRequest, Transport
+from kplane.provider.client.wire import refusal_of, translated
+from kplane.provider.errors import Unreachable
+
+__all__ = ["Channels", "open_channels"]
+
+_KEEPALIVE: Final = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+"""Options by which the kernel notices within a minute that the other machine is gone. WebSocket pings would also end
+streams whose reader is slow, because a kubelet does not answer pings while it waits for the container."""
+
+
+class Channels:
+    """Sends and receives the messages of an open WebSocket. Raises Unreachable if the connection fails."""
+
+    def __init__(self, websocket: aiohttp.ClientWebSocketResponse, *, server: str, asked: str) -> None:
+        self._websocket = websocket
+        self._server = server
+        self._asked = asked
+
+    @property
+    def protocol(self) -> str:
+        """The subprotocol that the server chose."""
+        return self._websocket.protocol or ""
+
+    async def send(self, channel: int, data: bytes) -> None:
+        """Send a message, and wait while the server takes no more."""
+        with self._translated():
+            await self._websocket.send_bytes(bytes((channel,)) + data)
+
+    async def receive(self) -> tuple[int, bytes] | None:
+        """Return the channel and the content of the next message; None if the server has closed the WebSocket."""
+        with self._translated():
+            message = await self._websocket.receive()
+        if message.type is aiohttp.WSMsgType.BINARY and message.data:
+            return message.data[0], message.data[1:]
+        if message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED):
+            if self._websocket.close_code == aiohttp.WSCloseCode.ABNORMAL_CLOSURE:
+                raise Unreachable(f"{self._asked}: {self._server} closed the connection", kind="connect")
+            return None
+        reason = f": {message.data}" if message.type is aiohttp.WSMsgType.ERROR else ""
+        raise Unreachable(
+            f"{self._asked}: {self._server} does not speak {self.protocol or 'channel.k8s.io'}{reason}", kind="protocol"
+        )
+
+    def _translated(self) -> contextlib.AbstractContextManager[None]:
+        return translated(server=self._server, asked=self._asked)
+
+
+@contextlib.asynccontextmanager
+async def open_channels(
+    transport: Transport, request: HttpRequest, *, timeout_seconds: float
+) -> AsyncIterator[Channels]:
+    """Open a WebSocket with one of the protocols of a request; leaving closes its connection.
+
+    Raises ApiError if the server refuses, and Unreachable if it does not answer in time or chooses no protocol.
+    """
+    server, asked = transport.config.server, str(request)
+    stack = contextlib.AsyncExitStack()
+    try:
+        with translated(server=server, asked=asked):
+            async with asyncio.timeout(timeout_seconds):
+                response, websocket, refusal = await stack.enter_async_context(transport.websocket(request))
+        if websocket is None and response.status >= 300:
+            raise refusal_of(response, refusal, server=server, asked=asked)
+        if websocket is None or websocket.protocol not in request.protocols:
+            wanted = " or ".join(request.protocols)
+            raise Unreachable(f"{asked}: {server} does not offer {wanted}; update its API server", kind="protocol")
+        _keep_alive(websocket)
+        yield Channels(websocket, server=server, asked=asked)
+    finally:
+        # Not `async with`: the transport would take an OSError or ValueError of the caller for a failure of its own.
+        await stack.aclose()
+
+
+def _keep_alive(websocket: aiohttp.ClientWebSocketResponse) -> None:
+    connected = websocket.get_extra_info("socket")
+    if connected is not None:
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE:
+            if hasattr(socket, option):
+                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

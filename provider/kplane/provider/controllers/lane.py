@@ -1,0 +1,120 @@
+"""The line of one cluster in a work queue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Hashable
+from typing import Final, Generic, NamedTuple, TypeVar
+
+__all__ = ["Delay", "Lane", "Taken"]
+
+R = TypeVar("R", bound=Hashable)
+
+_PASSED_OVER: Final = 16
+"""After so many others, one request of low priority has its turn."""
+
+
+class Taken(NamedTuple):
+    """A request that a worker has: the generation of its lane, and its priority."""
+
+    generation: int
+    low_priority: bool
+
+
+class Delay(NamedTuple):
+    """When a delayed request is due, and its priority."""
+
+    due: float
+    low_priority: bool
+
+
+class Lane(Generic[R]):
+    """The line of one cluster. It is in the ring while requests of it may be taken."""
+
+    __slots__ = (
+        "deficit", "delayed", "dirty", "generation", "heap", "in_ring", "kept", "low", "name", "parked", "passed_over",
+        "processing", "release", "suspended", "timer", "timer_due", "unreached", "waiting", "warned_full", "weight",
+    )  # fmt: skip
+
+    def __init__(self, name: str) -> None:
+        self.name: Final = name
+        self.waiting: deque[R] = deque()
+        self.low: OrderedDict[R, None] | None = None
+        """Those that wait with low priority; most of the time there are none."""
+        self.passed_over = 0
+        # With whether they have low priority.
+        self.dirty: dict[R, bool] = {}
+        # With the generation that they were taken in: what is asked for on behalf of an older one comes too late.
+        self.processing: dict[R, Taken] = {}
+        self.delayed: dict[R, Delay] = {}
+        self.heap: list[tuple[float, int, R]] = []
+        self.timer: asyncio.TimerHandle | None = None
+        self.timer_due = 0.0
+        self.generation = 0
+        self.kept = False
+        self.parked = False
+        self.suspended = False
+        self.unreached: set[R] = set()
+        """Requests that failed because an API server could not be reached, and have not succeeded since."""
+        self.release: asyncio.TimerHandle | None = None
+        self.warned_full = False
+        self.in_ring = False
+        self.deficit = 0.0
+        self.weight = 1.0
+
+    @property
+    def depth(self) -> int:
+        """Number of waiting requests."""
+        return len(self.waiting) + (0 if self.low is None else len(self.low))
+
+    def append(self, request: R, *, low_priority: bool) -> None:
+        """Let a request wait that does not wait yet."""
+        if not low_priority:
+            self.waiting.append(request)
+        elif self.low is None:
+            self.low = OrderedDict.fromkeys([request])
+        else:
+            self.low[request] = None
+
+    def prefer(self, request: R) -> None:
+        """Let a request that waits with low priority wait as others do."""
+        if self.low is not None and request in self.low:
+            del self.low[request]
+            self.waiting.append(request)
+
+    def pop(self) -> R:
+        """Take the next request out."""
+        if not self.low:
+            return self.waiting.popleft()
+        if self.waiting and self.passed_over < _PASSED_OVER:
+            self.passed_over += 1
+            return self.waiting.popleft()
+        self.passed_over = 0
+        request, _ = self.low.popitem(last=False)
+        if not self.low:
+            self.low = None
+        return request
+
+    def drop(self) -> int:
+        """Drop all requests that no worker has, in constant time."""
+        thrown = self.depth + len(self.delayed)
+        self.waiting, self.low, self.dirty, self.delayed, self.heap = deque(), None, {}, {}, []
+        self.generation += 1
+        self.kept = self.parked = self.suspended = False
+        self.unreached = set()
+        self.stop_timer()
+        self.stop_release()
+        return thrown
+
+    def stop_release(self) -> None:
+        """Do not end the suspension."""
+        if self.release is not None:
+            self.release.cancel()
+            self.release = None
+
+    def stop_timer(self) -> None:
+        """Stop to wait for the next delay."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None

@@ -1,0 +1,221 @@
+"""Objects that an owner describes: applied, kept as described, and deleted when they are described no longer."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from kplane.provider.client.body import name_of, namespace_of
+from kplane.provider.client.resources import SECRETS, Resource
+from kplane.provider.cluster.cluster import Cluster
+from kplane.provider.errors import ObjectTaken, ProviderError
+from kplane.provider.objects.conflicts import retry_on_conflict
+from kplane.provider.objects.fingerprint import Fingerprint
+from kplane.provider.objects.identity import Object, kind_of, title_of, uid_of
+from kplane.provider.objects.missing import or_none
+from kplane.provider.objects.owners import controller_of, is_controlled_by, set_controller
+
+__all__ = ["OWNER_LABEL", "Applied", "apply_owned"]
+
+log: Final = logging.getLogger(__name__)
+
+OWNER_LABEL: Final = "objects.kplane.dev/owner"
+"""Label of owned objects: the uid of the owner, after `part` and a dot if that is given. Caches may select by it."""
+
+_PART: Final = re.compile(r"([a-z0-9]([-a-z0-9]{0,24}[a-z0-9])?)?")
+
+
+class Applied(NamedTuple):
+    """The objects as they are now, in the order of their descriptions, and how many were written and deleted."""
+
+    objects: list[Object]
+    written: int
+    pruned: int
+
+
+async def apply_owned(
+    cluster: Cluster,
+    owner: Object,
+    objects: Iterable[Object],
+    *,
+    kinds: Iterable[Resource | str] = (),
+    part: str = "",
+    adopt: bool = False,
+) -> Applied:
+    """Make `objects` all that an owner has: apply those that differ, then delete those described no longer.
+
+    Each object gets the owner as its controller, and `OWNER_LABEL`. Objects that are as applied cost no request: the
+    cache of the cluster has them, and its `transform` must drop none of their fields. Changes by others come back if
+    the controller `owns()` the kinds, and are undone.
+
+    `kinds` are those in which the owner may have objects besides those of `objects`: name all kinds that the program
+    ever describes, so that the last object of a kind is deleted too. If several calls work for one owner, each needs a
+    `part` of its own, of at most 26 characters. A namespaced object without a namespace gets that of the owner. An
+    object that is being deleted is left alone, and comes back by the event of its end.
+
+    An object that another owner controls is never changed or deleted. One without a controller is only taken over
+    with `adopt`. Raises ObjectTaken for both, before which others may have been written. Raises ProviderError for two
+    objects of one name, and for objects that the owner cannot own.
+    """
+    work = _Work(cluster, owner, part=part, adopt=adopt)
+    # All are checked before the first write.
+    described = [await work.describe(body) for body in objects]
+    if len({each.key for each in described}) != len(described):
+        raise ProviderError(f"{title_of(owner)} describes two objects of one kind and name: give each another name")
+    resources = [each.resource for each in described] + [await work.owned_kind(kind) for kind in kinds]
+    # What is to be comes before what is to go: a process that ends between leaves too much, and never too little. The
+    # next one finds the rest by the label, which an object has from its first write.
+    found = [await work.apply(each) for each in described]
+    await work.prune(dict.fromkeys(resources), kept=described)
+    return Applied(found, work.written, work.pruned)
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """An object as it is to be, with its owner."""
+
+    resource: Resource
+    body: Object
+    fingerprint: Fingerprint
+
+    @property
+    def name(self) -> str:
+        return name_of(self.body)
+
+    @property
+    def namespace(self) -> str | None:
+        return namespace_of(self.body)
+
+    @property
+    def key(self) -> tuple[Resource, str | None, str]:
+        return self.resource, self.namespace, self.name
+
+
+class _Work:
+    """Brings the objects of one owner in line."""
+
+    def __init__(self, cluster: Cluster, owner: Object, *, part: str, adopt: bool) -> None:
+        if not _PART.fullmatch(part):
+            raise ProviderError(f"{part!r} cannot be a part: use up to 26 of a-z, 0-9 and -")
+        self.written = 0
+        self.pruned = 0
+        self._cluster = cluster
+        self._owner = owner
+        self._label = ".".join(filter(None, (part, uid_of(owner))))
+        self._adopt = adopt
+
+    async def owned_kind(self, kind: Resource | str) -> Resource:
+        """Return a kind. Raises ProviderError for one that the owner cannot own."""
+        resource = await self._cluster.client.resource(kind)
+        if namespace_of(self._owner) is not None and not resource.namespaced:
+            raise ProviderError(
+                f"{title_of(self._owner)} is in a namespace, and cannot own a cluster-scoped {resource}"
+            )
+        return resource
+
+    async def describe(self, body: Object) -> _Described:
+        """Complete a description."""
+        resource = await self.owned_kind(kind_of(body))
+        body = copy.deepcopy(body)
+        metadata = body["metadata"]
+        if resource == SECRETS and (texts := body.pop("stringData", None)):
+            # Server-side apply would own `stringData`, which is never stored, and would remove nothing of `data`.
+            encoded = {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()}
+            body["data"] = {**(body.get("data") or {}), **encoded}
+        if resource.namespaced and namespace_of(body) is None:
+            metadata["namespace"] = namespace_of(self._owner)
+        resource.require_namespace(namespace_of(body), name=name_of(body))
+        metadata["labels"] = {**(metadata.get("labels") or {}), OWNER_LABEL: self._label}
+        set_controller(self._owner, body)
+        return _Described(resource, body, Fingerprint(body))
+
+    async def apply(self, described: _Described) -> Object:
+        """Bring one object in line with its description, and return it."""
+        resource, name, namespace = described.resource, described.name, described.namespace
+        existing = await or_none(self._cluster.cache.get(resource, name, namespace=namespace))
+        if existing is None:
+            # The scope of the cache may leave it out, or another program made it a moment ago.
+            existing = await or_none(self._cluster.client.get(resource, name, namespace=namespace))
+        if existing is not None:
+            self._require_own(existing)
+            if existing["metadata"].get("deletionTimestamp") or described.fingerprint.matches(existing):
+                return existing
+        answer = await self._write(described, described.fingerprint.annotated(), existing=existing)
+        if described.fingerprint.matches(answer):
+            return answer
+        # The API server has completed it. This is known only now, and noted by a second write: if the process ends
+        # before, the next one applies the same once more.
+        answer = await self._write(described, described.fingerprint.annotated(answer), existing=answer)
+        if not described.fingerprint.matches(answer):
+            # Without an error, each write would lead to the next one at once.
+            raise ProviderError(
+                f"failed to apply {title_of(answer)}: it changes with each write; look for a program or a mutating"
+                " webhook that changes it"
+            )
+        return answer
+
+    async def _write(self, described: _Described, body: Object, *, existing: Object | None) -> Object:
+        if existing is not None:
+            # With the uid, the server refuses it for a later object of the same name.
+            body = {**body, "metadata": {**body["metadata"], "uid": uid_of(existing)}}
+        # An object that is made meanwhile is another's. Without force, its fields are not taken over.
+        answer = await self._cluster.client.apply(described.resource, body, force=existing is not None)
+        self.written += 1
+        log.info("applied %s", title_of(answer))
+        return answer
+
+    def _require_own(self, existing: Object) -> None:
+        controller = controller_of(existing)
+        if is_controlled_by(existing, self._owner) or (controller is None and self._adopt):
+            return
+        why = (
+            "has no controller" if controller is None else f"is controlled by {controller['kind']} {controller['name']}"
+        )
+        raise ObjectTaken(
+            f"failed to apply {title_of(existing)} of {title_of(self._owner)}: it {why}; delete or rename it"
+        )
+
+    async def prune(self, resources: Iterable[Resource], *, kept: Sequence[_Described]) -> None:
+        """Delete the objects of these kinds that are described no longer."""
+        keys = {each.key for each in kept}
+        for resource in resources:
+            namespace = namespace_of(self._owner) if resource.namespaced else None
+            found = await self._cluster.cache.list(
+                resource, namespace=namespace, label_selector=f"{OWNER_LABEL}={self._label}"
+            )
+            for each in found:
+                if (resource, namespace_of(each), name_of(each)) not in keys:
+                    await self._delete(resource, each)
+
+    async def _delete(self, resource: Resource, found: Object) -> None:
+        client, name, namespace = self._cluster.client, name_of(found), namespace_of(found)
+        seen: list[Object] = [found]
+
+        async def attempt() -> None:
+            existing = seen.pop() if seen else await or_none(client.get(resource, name, namespace=namespace))
+            # Other programs copy labels to objects of their own, as Kubernetes does from a Service to its slices.
+            if existing is None or not is_controlled_by(existing, self._owner):
+                return
+            metadata = existing["metadata"]
+            if metadata.get("deletionTimestamp"):
+                return
+            # The resourceVersion makes sure that it is still this owner's.
+            version = metadata["resourceVersion"]
+            deletion = client.delete(
+                resource,
+                name,
+                namespace=namespace,
+                uid=metadata["uid"],
+                resource_version=version,
+                propagation="Background",
+            )
+            if await or_none(deletion) is not None:
+                self.pruned += 1
+                log.info("deleted %s, which is described no longer", title_of(existing))
+
+        await retry_on_conflict(attempt)

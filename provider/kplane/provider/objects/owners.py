@@ -1,0 +1,74 @@
+"""Owner references, by which Kubernetes deletes owned objects with their owner."""
+
+from __future__ import annotations
+
+from kplane.provider.client.body import name_of, namespace_of
+from kplane.provider.errors import ObjectTaken, ProviderError
+from kplane.provider.objects.identity import Object, kind_of, title_of, uid_of
+
+__all__ = ["add_owner", "controller_of", "is_controlled_by", "owner_reference", "set_controller"]
+
+
+def owner_reference(owner: Object, *, controller: bool = False, block_owner_deletion: bool | None = None) -> Object:
+    """Return a reference to an owner. An object may have several owners, and one `controller` among them.
+
+    `block_owner_deletion` holds an owner that is deleted in the foreground until the object is gone; by default that of
+    a controller, as upstream. Raises ProviderError for an owner without a uid.
+    """
+    kind_of(owner)
+    reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": name_of(owner), "uid": uid_of(owner)}
+    if controller:
+        reference["controller"] = True
+    if controller if block_owner_deletion is None else block_owner_deletion:
+        reference["blockOwnerDeletion"] = True
+    return reference
+
+
+def set_controller(owner: Object, body: Object) -> None:
+    """Make `owner` the controller of an object, in place. Upstream's `controllerutil.SetControllerReference`.
+
+    Raises ObjectTaken if another owner controls it, also an earlier one of the same name. Raises ProviderError for an
+    owner in another namespace.
+    """
+    known = controller_of(body)
+    if known is not None and known.get("uid") != uid_of(owner):
+        raise ObjectTaken(
+            f"{title_of(body)} is controlled by {known.get('kind')} {known.get('name')}: delete or rename it"
+        )
+    _put(body, owner, owner_reference(owner, controller=True))
+
+
+def add_owner(owner: Object, body: Object) -> None:
+    """Make `owner` an owner of an object, in place, besides others. It stays the controller if it is.
+
+    Raises ProviderError for an owner in another namespace.
+    """
+    if not any(reference.get("uid") == uid_of(owner) for reference in _references(body)):
+        _put(body, owner, owner_reference(owner))
+
+
+def controller_of(body: Object) -> Object | None:
+    """Return the reference to the controller of an object; None if it has none."""
+    return next((reference for reference in _references(body) if reference.get("controller") is True), None)
+
+
+def is_controlled_by(body: Object, owner: Object) -> bool:
+    """Tell whether `owner` is the controller of an object, by its uid."""
+    controller = controller_of(body)
+    return controller is not None and controller.get("uid") == uid_of(owner)
+
+
+def _put(body: Object, owner: Object, reference: Object) -> None:
+    namespace = namespace_of(owner)
+    if namespace is not None and namespace_of(body) != namespace:
+        # The garbage collector would delete the object, because it finds no such owner.
+        raise ProviderError(
+            f"{title_of(owner)} cannot own {title_of(body)}: an owner in a namespace owns objects of that namespace"
+        )
+    others = [each for each in _references(body) if each.get("uid") != reference["uid"]]
+    body.setdefault("metadata", {})["ownerReferences"] = [*others, reference]
+
+
+def _references(body: Object) -> list[Object]:
+    references = body.get("metadata", {}).get("ownerReferences")
+    return [each for each in references if isinstance(each, dict)] if isinstance(references, list) else []

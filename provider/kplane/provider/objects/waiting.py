@@ -1,0 +1,81 @@
+"""Waits until an object is as desired."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import orjson
+
+from kplane.provider.cache.informer import Informer
+from kplane.provider.client.client import Client
+from kplane.provider.client.keys import Named, locate
+from kplane.provider.client.resources import Resource
+from kplane.provider.errors import WaitTimedOut
+from kplane.provider.objects.identity import Object
+
+__all__ = ["wait_for"]
+
+_SHOWN: Final = 1000
+_HIDDEN: Final = ("data", "stringData")
+
+
+async def wait_for(
+    client: Client,
+    kind: Resource | str,
+    key: str | Named,
+    condition: Callable[[Object | None], object],
+    *,
+    namespace: str | None = None,
+    timeout_seconds: float,
+) -> Object | None:
+    """Wait until `condition` is true of an object, and return the object as it is then.
+
+    `condition` gets None while the object does not exist. It is asked again after each change; of several changes at
+    once, the last one counts. The right to get and watch the object is enough. In a reconcile, return a `Result`
+    instead: a worker that waits is not free for others.
+
+    Raises WaitTimedOut after `timeout_seconds`, with the last state of the object; NotServed, and Forbidden.
+    """
+    resource = await client.resource(kind)
+    name, namespace = locate(key, namespace=namespace)
+    resource.require_namespace(namespace, name=name)
+    informer = Informer(client, resource, namespace=namespace, name=name)
+    changed = asyncio.Event()
+    informer.add_handler(lambda _event: changed.set())
+    informer.start()
+    try:
+        async with asyncio.timeout(timeout_seconds) as limit:
+            await informer.wait_synced(unless_refused=True)
+            while True:
+                changed.clear()
+                found = informer.get(name, namespace=namespace)
+                if condition(found):
+                    return found
+                await changed.wait()
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        title = f"{resource} {'/'.join(filter(None, (namespace, name)))}"
+        asked = getattr(condition, "__name__", "").replace("<lambda>", "") or "the condition"
+        last = _last(informer, name, namespace)
+        raise WaitTimedOut(
+            f"failed to wait for {title}: {asked} is not true after {timeout_seconds:g} s; {last}"
+        ) from error
+    finally:
+        await informer.aclose()
+
+
+def _last(informer: Informer, name: str, namespace: str | None) -> str:
+    if not informer.synced.is_set():
+        return f"it was not read: {informer.error or 'the server did not answer'}"
+    found = informer.get(name, namespace=namespace)
+    if found is None:
+        return "it does not exist" + (f", and {informer.error}" if informer.error else "")
+    shown = found.get("status") or {field: value for field, value in found.items() if field != "metadata"}
+    if informer.resource.kind == "Secret":
+        shown = {field: value for field, value in shown.items() if field not in _HIDDEN}
+    text = orjson.dumps(shown).decode()
+    ending = " (it is being deleted)" if found["metadata"].get("deletionTimestamp") else ""
+    return f"it is{ending} {text if len(text) <= _SHOWN else f'{text[: _SHOWN - 1]}…'}"

@@ -1,0 +1,187 @@
+"""API servers that are down for minutes: the work on their clusters waits, and goes on soon after they are back."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+
+import pytest
+
+from kplane.provider import Manager, NotFound, Request, Result, Unreachable, controller
+from kplane.provider.controllers.reconcile import is_unreached
+from kplane.provider.errors import ClusterNotReady, ServerError
+from kplane.provider.providers.clusters import ClustersProvider
+from kplane.provider.testing import FakeCluster, SteeredLoop, eventually
+
+MAPS = "v1/ConfigMap"
+REQUESTS = 30
+OUTAGE_SECONDS = 300.0
+TARGET_SECONDS = 5.0
+
+
+@pytest.fixture
+def steered():
+    """`steered(coroutine)` runs it in made-up time."""
+    with asyncio.Runner(loop_factory=SteeredLoop) as runner:
+        yield runner.run
+
+
+class Fleet:
+    """Clusters in memory, and when which request was reconciled with which result."""
+
+    def __init__(self, *names, **options):
+        self.clusters = {name: FakeCluster(name) for name in names}
+        self.provider = ClustersProvider()
+        self.manager = Manager(None, self.provider, workers=4)
+        self.reconciles = collections.defaultdict(list)
+        self.asks = lambda request: request.cluster
+        self.again = None
+        self.built = controller(self.manager).for_(MAPS).with_options(**options).build(self.reconcile)
+
+    async def reconcile(self, request):
+        loop = asyncio.get_running_loop()
+        try:
+            await self.clusters[self.asks(request)].client.get(MAPS, "0", namespace="default")
+        except Unreachable:
+            self.reconciles[request].append((loop.time(), False))
+            raise
+        self.reconciles[request].append((loop.time(), True))
+        return self.again
+
+    async def fill(self, name, *, count):
+        for number in range(count):
+            body = {"metadata": {"name": str(number), "namespace": "default"}}
+            await self.clusters[name].client.create(MAPS, body)
+
+    def done(self, *, since=0.0):
+        return [each for each, ends in self.reconciles.items() if any(ok and when >= since for when, ok in ends)]
+
+    def failures(self):
+        return [sum(not ok for _, ok in ends) for ends in self.reconciles.values()]
+
+    def add_all(self, cluster):
+        for number in range(REQUESTS):
+            self.built.queue.add(Request(cluster, "default", str(number)))
+
+
+def test_all_requests_are_reconciled_soon_after_an_outage(steered):
+    async def scenario():
+        loop, fleet = asyncio.get_running_loop(), Fleet("a", "b")
+        fleet.again = Result(requeue_after_seconds=20)
+        async with fleet.manager:
+            for name, cluster in fleet.clusters.items():
+                await fleet.provider.add(cluster)
+                await fleet.fill(name, count=REQUESTS)
+            await eventually(lambda: len(fleet.done()) == 2 * REQUESTS)
+            with fleet.clusters["a"].outage():
+                # Some fail before anybody knows of the outage.
+                fleet.add_all("a")
+                await asyncio.sleep(OUTAGE_SECONDS)
+                waiting = fleet.built.queue.suspended(), fleet.built.queue.depth("a")
+                others = len([each for each in fleet.done(since=loop.time() - 25) if each.cluster == "b"])
+            back = loop.time()
+            await eventually(
+                lambda: len([each for each in fleet.done(since=back) if each.cluster == "a"]) == REQUESTS,
+                timeout_seconds=1000,
+            )
+            return loop.time() - back, waiting, others, max(fleet.failures()), fleet.built.queue.suspended()
+
+    seconds, waiting, others, failures, suspended = steered(scenario())
+    assert seconds <= TARGET_SECONDS
+    assert waiting == (["a"], REQUESTS)
+    assert others == REQUESTS
+    assert failures <= 3
+    assert suspended == []
+
+
+def test_requests_of_a_hub_are_reconciled_soon_after_the_outage_of_a_member(steered):
+    async def scenario():
+        loop, fleet = asyncio.get_running_loop(), Fleet("hub", "member")
+        fleet.asks = lambda request: "member"
+        async with fleet.manager:
+            for name, cluster in fleet.clusters.items():
+                await fleet.provider.add(cluster)
+                await fleet.fill(name, count=1)
+            await eventually(lambda: len(fleet.done()) == 2)
+            with fleet.clusters["member"].outage():
+                fleet.add_all("hub")
+                await asyncio.sleep(OUTAGE_SECONDS)
+                suspended = fleet.built.queue.suspended()
+            back = loop.time()
+            await eventually(lambda: len(fleet.done(since=back)) == REQUESTS, timeout_seconds=1000)
+            return loop.time() - back, suspended
+
+    seconds, suspended = steered(scenario())
+    assert seconds <= TARGET_SECONDS
+    assert suspended == ["member"]
+
+
+def test_backoff_begins_anew_after_an_outage(steered):
+    async def scenario():
+        fleet = Fleet("a")
+        async with fleet.manager:
+            await fleet.provider.add(fleet.clusters["a"])
+            await fleet.fill("a", count=1)
+            await eventually(lambda: fleet.done())
+            with fleet.clusters["a"].outage():
+                fleet.add_all("a")
+                await asyncio.sleep(OUTAGE_SECONDS)
+            await eventually(lambda: fleet.built.queue.idle)
+            return [fleet.built.queue.failures(each) for each in fleet.reconciles]
+
+    assert set(steered(scenario())) == {0}
+
+
+def test_controller_that_asks_for_it_works_while_its_cluster_is_unreachable(steered):
+    async def scenario():
+        fleet = Fleet("a", while_unreachable=True)
+        async with fleet.manager:
+            await fleet.provider.add(fleet.clusters["a"])
+            await fleet.fill("a", count=1)
+            await eventually(lambda: fleet.done())
+            with fleet.clusters["a"].outage():
+                await eventually(lambda: not fleet.clusters["a"].server_state.reachable)
+                fleet.built.queue.add(Request("a", "default", "0"))
+                await eventually(lambda: fleet.failures() == [4], timeout_seconds=60)
+                return fleet.built.queue.suspended()
+
+    assert steered(scenario()) == []
+
+
+def test_cluster_that_leaves_in_an_outage_leaves_nothing(steered):
+    async def scenario():
+        fleet = Fleet("a")
+        async with fleet.manager:
+            await fleet.provider.add(fleet.clusters["a"])
+            await fleet.fill("a", count=1)
+            await eventually(lambda: fleet.done())
+            with fleet.clusters["a"].outage():
+                await eventually(lambda: fleet.built.queue.suspended() == ["a"])
+                fleet.add_all("a")
+                await fleet.provider.remove("a")
+                return fleet.built.queue.suspended(), fleet.built.queue.idle, fleet.built.queue.depths()
+
+    assert steered(scenario()) == ([], True, {})
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (Unreachable("no", kind="connect"), True),
+        (ClusterNotReady("not yet"), True),
+        (ServerError(503, "ServiceUnavailable", "no backend"), True),
+        (ServerError(500, "InternalError", "a webhook failed"), False),
+        (NotFound(404, "NotFound", "gone"), False),
+        (ExceptionGroup("two", [ValueError(), Unreachable("no", kind="timeout")]), True),
+        (ValueError("odd"), False),
+    ],
+    ids=["unreachable", "not ready", "503", "500", "404", "group", "other"],
+)
+def test_failure_tells_whether_a_server_was_unreachable(error, expected):
+    assert is_unreached(error) is expected
+
+
+def test_failure_with_an_unreachable_server_as_its_cause_is_recognized():
+    error = ValueError("my own")
+    error.__cause__ = Unreachable("no", kind="connect")
+    assert is_unreached(error)
