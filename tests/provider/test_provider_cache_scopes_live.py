@@ -13,12 +13,12 @@ from kplane.provider import (
     Client,
     Cluster,
     Manager,
-    Namespaces,
     NotFound,
     ProviderError,
     Resource,
     controller,
 )
+from kplane.provider.cache.namespaces import Namespaces
 from kplane.provider.client.resources import (
     CONFIG_MAPS,
     NAMESPACES,

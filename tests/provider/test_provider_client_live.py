@@ -13,14 +13,13 @@ from kplane.provider import (
     Client,
     ClusterConfig,
     Conflict,
-    FieldConflict,
     Invalid,
     NotFound,
     ProviderError,
     Unreachable,
 )
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES, SECRETS
-from kplane.provider.errors import Forbidden, Unauthorized
+from kplane.provider.errors import FieldConflict, Forbidden, Unauthorized
 
 pytestmark = pytest.mark.integration
 

@@ -15,7 +15,6 @@ from pydantic.alias_generators import to_camel
 
 from kplane.provider import (
     Cluster,
-    DecodeFailed,
     Manager,
     NotServed,
     ObjectKey,
@@ -27,6 +26,7 @@ from kplane.provider import (
     typed_kind,
 )
 from kplane.provider.client.resources import CONFIG_MAPS, NAMESPACES
+from kplane.provider.errors import DecodeFailed
 from kplane.provider.providers.single import SingleProvider
 from kplane.provider.testing import FakeCluster, eventually
 
@@ -229,7 +229,7 @@ async def test_controller_of_a_class_goes_on_after_a_bad_object(
 ) -> None:
     await cluster.client.create(WIDGETS, body("bad", "large"))
     await cluster.client.create(WIDGETS, body("good", 7))
-    manager = Manager(None, SingleProvider(cluster))
+    manager = Manager(None, SingleProvider(cluster), name="test")
     sizes: dict[str, int] = {}
     mapped: list[int] = []
 

@@ -87,7 +87,7 @@ class _TypedAdmission(Admission[Any]):
 
     _decode_old: Callable[[], Any]
 
-    @property
+    @property  # type: ignore[explicit-override]  # mypy does not see it where a property has a setter
     @override
     def old_object(self) -> Any:
         return self._decode_old()
