@@ -198,7 +198,8 @@ async def test_its_api_server_runs_until_nothing_uses_it(world: World, status: d
 
 
 @pytest.mark.parametrize(
-    ("reason", "kept"), [("KeysChanged", True), ("KeysUnusable", True), ("Failed", True), ("EndpointUnreachable", False), (None, False)]
+    ("reason", "kept"),
+    [("KeysChanged", True), ("KeysUnusable", True), ("Failed", True), ("EndpointUnreachable", False), (None, False)],
 )
 @pytest.mark.parametrize("begun", [False, True])
 async def test_sleep_does_not_begin_when_the_api_server_could_not_start_again(

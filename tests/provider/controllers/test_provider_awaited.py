@@ -113,7 +113,7 @@ async def test_request_is_repeated_when_another_process_works_on_the_joined_clus
     fake_cluster, eventually, fleet, given, monkeypatch
 ):
     monkeypatch.setattr("kplane.provider.controllers.multicluster._SWEEP_SECONDS", 0.01)
-    manager = Manager(None, given(), coordinator=OnlyA())
+    manager = Manager(None, given(), coordinator=OnlyA(), name="test")
     asking = Asking(manager)
     built = controller(manager).for_(CONFIG_MAPS).build(asking.reconcile)
     async with fleet(manager) as given:
@@ -129,7 +129,7 @@ async def test_request_is_repeated_when_another_process_works_on_the_joined_clus
 def test_request_is_tried_again_when_missing_cluster_never_joins():
     async def scenario():
         loop, fleet, times = asyncio.get_running_loop(), ClustersProvider(), []
-        manager = Manager(None, fleet)
+        manager = Manager(None, fleet, name="test")
 
         async def reconcile(request):
             times.append(loop.time())

@@ -283,7 +283,7 @@ async def test_a_process_that_ends_between_two_writes_is_completed_by_the_next(f
 
 async def test_drift_comes_back_by_owns(fake):
     fleet = ClustersProvider()
-    manager = Manager(None, fleet)
+    manager = Manager(None, fleet, name="test")
 
     async def reconcile(request, cluster):
         owner = await or_none(cluster.cache.get(WIDGETS, request))
