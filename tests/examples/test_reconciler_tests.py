@@ -1,4 +1,4 @@
-"""The tests in the chapter about tests of reconcilers, as a user copies them."""
+"""The tests in the chapters about tests of reconcilers and typed objects, as a user copies them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "multicluster" / "test.md"
+import pytest
+import yaml
+
+PAGES = Path(__file__).parents[2] / "docs" / "multicluster"
 
 
-def test_they_pass(tmp_path):
-    blocks = re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE.read_text(), re.DOTALL)
+@pytest.mark.parametrize(("page", "passed"), [("test.md", 4), ("typed.md", 3)])
+def test_they_pass(tmp_path, page, passed):
+    blocks = re.findall(r"```python\n# (\S+)\n(.*?)```", (PAGES / page).read_text(), re.DOTALL)
     for name, text in blocks:
         (tmp_path / name).write_text(text)
     ran = subprocess.run(
@@ -23,4 +27,26 @@ def test_they_pass(tmp_path):
         timeout=60,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "4 passed" in ran.stdout
+    assert f"{passed} passed" in ran.stdout
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "widgets.py"
+    path.write_text(re.search(r"```python\n# widgets.py\n(.*?)```", (PAGES / "typed.md").read_text(), re.DOTALL)[1])
+    return path
+
+
+def test_program_of_typed_objects_prints_its_manifest(program):
+    ran = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True, timeout=60)
+    assert yaml.safe_load(ran.stdout)["metadata"]["name"] == "widgets.example.com"
+
+
+def test_types_of_typed_objects_are_right_in_strict_mode(program):
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--config-file", "", "--cache-dir", program.parent / "c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from kplane.provider import CacheScope, ClusterNotReady, Namespaces, ProviderError
+from kplane.provider import CacheScope, ClusterNotReady, ProviderError
+from kplane.provider.cache.namespaces import Namespaces
 from kplane.provider.client.resources import NAMESPACES, SECRETS
 from kplane.provider.errors import Forbidden
 from kplane.provider.testing import FakeCluster

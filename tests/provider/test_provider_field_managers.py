@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kplane.provider import Client, ClusterConfig, Conflict, FieldConflict, Manager, ProviderError
+from kplane.provider import Client, ClusterConfig, Conflict, Manager, ProviderError
 from kplane.provider.client.agent import user_agent
 from kplane.provider.client.resources import CONFIG_MAPS
-from kplane.provider.errors import api_error
+from kplane.provider.errors import FieldConflict, api_error
 from kplane.provider.providers.clusters import ClustersProvider
 from kplane.provider.testing import FakeCluster
 

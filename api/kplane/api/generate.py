@@ -8,16 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-from typing_extensions import override
-
 from kplane.api.control_plane import ControlPlane
 from kplane.api.control_plane_class import ControlPlaneClass
 from kplane.api.control_plane_endpoint import ControlPlaneEndpoint
 from kplane.api.control_plane_registration import ControlPlaneRegistration
 from kplane.api.control_plane_snapshot import ControlPlaneSnapshot
-from kplane.api.resource import Column, ResourceModel
-from kplane.api.structural import structural_schema
+from kplane.api.resource import ResourceModel
+from kplane.provider import Resource
+from kplane.provider.crds import Column, definition, structural_schema, to_yaml
 
 __all__ = ["KINDS", "crd_manifest", "main", "render"]
 
@@ -35,43 +33,22 @@ _HEADER: Final = "# Generated from the models in api/ by `python -m kplane.api.g
 
 def crd_manifest(kind: type[ResourceModel]) -> dict[str, Any]:
     """Return the CustomResourceDefinition of a kind; SchemaError where its model is not expressible as one."""
-    resource = kind.resource
-    version: dict[str, Any] = {
-        "name": resource.version,
-        "served": True,
-        "storage": True,
-        "subresources": {"status": {}},
-        "additionalPrinterColumns": [_column(column) for column in resource.columns],
-        "schema": {"openAPIV3Schema": structural_schema(kind)},
-    }
-    if resource.selectable:
-        version["selectableFields"] = [{"jsonPath": path} for path in resource.selectable]
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": resource.crd_name},
-        "spec": {
-            "group": resource.group,
-            "scope": resource.scope,
-            "names": {
-                "kind": resource.kind,
-                "listKind": f"{resource.kind}List",
-                "plural": resource.plural,
-                "singular": resource.kind.lower(),
-                "shortNames": list(resource.short_names),
-                "categories": list(resource.categories),
-            },
-            "versions": [version],
-        },
-    }
+    described = kind.resource
+    namespaced = described.scope == "Namespaced"
+    return definition(
+        Resource(described.api_version, described.kind, described.plural, namespaced=namespaced),
+        structural_schema(kind),
+        columns=[Column(each.name, each.type, each.json_path, each.priority) for each in described.columns],
+        short_names=described.short_names,
+        categories=described.categories,
+        selectable=described.selectable,
+    )
 
 
 def render() -> dict[str, str]:
     """Return the manifests as they should be: text by file name."""
     return {
-        f"{kind.resource.group}_{kind.resource.plural}.yaml": _HEADER
-        + yaml.dump(crd_manifest(kind), Dumper=_PlainDumper, sort_keys=False, width=120, allow_unicode=True)
-        for kind in KINDS
+        f"{kind.resource.group}_{kind.resource.plural}.yaml": _HEADER + to_yaml(crd_manifest(kind)) for kind in KINDS
     }
 
 
@@ -91,19 +68,6 @@ def main(arguments: Sequence[str] | None = None, *, directory: Path = _DIRECTORY
         else:
             (directory / name).unlink()
     return 1 if check and outdated else 0
-
-
-def _column(column: Column) -> dict[str, Any]:
-    described = {"name": column.name, "type": column.type, "jsonPath": column.json_path}
-    return {**described, "priority": column.priority} if column.priority else described
-
-
-class _PlainDumper(yaml.SafeDumper):
-    """Repeats what appears twice, where YAML would put anchors and aliases."""
-
-    @override
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
 
 
 if __name__ == "__main__":

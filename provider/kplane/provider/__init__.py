@@ -9,16 +9,15 @@ from kplane.provider.access.config import ClusterConfig
 from kplane.provider.cache.cache import Cache
 from kplane.provider.cache.event import Event
 from kplane.provider.cache.informer import Informer
-from kplane.provider.cache.namespaces import Namespaces
 from kplane.provider.cache.scope import CacheScope
 from kplane.provider.client.client import Client
-from kplane.provider.client.kinds import resource_of
+from kplane.provider.client.kinds import resource_of, typed_kind
 from kplane.provider.client.resources import Resource
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.cluster.context import LOCAL, current_cluster
 from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.contracts import Aware, Fleet, Provider, Runnable
-from kplane.provider.controllers.builder import controller, engage, every_owner, metadata_only
+from kplane.provider.controllers.builder import controller, engage, metadata_only
 from kplane.provider.controllers.handlers import enqueue_mapped, enqueue_object, enqueue_owner
 from kplane.provider.controllers.request import ObjectKey, Request, single_cluster
 from kplane.provider.controllers.workers import Result
@@ -33,7 +32,6 @@ from kplane.provider.errors import (
     ClusterNotOwned,
     ClusterNotReady,
     Conflict,
-    FieldConflict,
     Forbidden,
     Invalid,
     NotFound,
@@ -61,7 +59,6 @@ __all__ = [
     "Election",
     "Engagement",
     "Event",
-    "FieldConflict",
     "Fleet",
     "Forbidden",
     "Informer",
@@ -69,7 +66,6 @@ __all__ = [
     "Leader",
     "Lease",
     "Manager",
-    "Namespaces",
     "NotFound",
     "NotServed",
     "ObjectKey",
@@ -87,9 +83,9 @@ __all__ = [
     "enqueue_mapped",
     "enqueue_object",
     "enqueue_owner",
-    "every_owner",
     "metadata_only",
     "resource_of",
     "run",
     "single_cluster",
+    "typed_kind",
 ]

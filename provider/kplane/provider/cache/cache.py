@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple, TypeVar, overload
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple, TypeVar, cast, overload
 
 from typing_extensions import override
 
 from kplane.provider.aio.overflow import unanswered
-from kplane.provider.cache.entry import Entry, Object
+from kplane.provider.cache.entry import Entry
 from kplane.provider.cache.feed import FeedState, Refusal
 from kplane.provider.cache.informer import Informer, Transform
 from kplane.provider.cache.scope import CacheScope
 from kplane.provider.cache.server_state import ServerState
-from kplane.provider.cache.store import Extract, require_same
+from kplane.provider.cache.store import Extract, extract_of, require_same
 from kplane.provider.client.client import Client
 from kplane.provider.client.keys import Named, locate
 from kplane.provider.client.kinds import KindName, parse_kind, resource_of
 from kplane.provider.client.resources import Resource
+from kplane.provider.client.typed import Kind, ObjectT, TypedKind, cause_of, typed_of
 from kplane.provider.client.written import Written
 from kplane.provider.errors import ClusterNotReady, DecodeFailed, NotFound, ProviderError
 
 __all__ = ["Cache", "Decoder", "InformerKey"]
 
 _STATES: Final[tuple[FeedState, ...]] = ("unreachable", "connecting", "ready")
-Objects = list[Object]
 T = TypeVar("T")
 Listed = list[T]
 Decoder = Callable[[bytes], T]
@@ -114,9 +114,7 @@ class Cache:
             sizes[key.resource.kind] += informer.size_bytes
         return sizes
 
-    def informer(
-        self, kind: Resource | str, *, metadata_only: bool = False, scope: CacheScope | None = None
-    ) -> Informer:
+    def informer(self, kind: Kind[Any], *, metadata_only: bool = False, scope: CacheScope | None = None) -> Informer:
         """Return the informer of a kind; it starts now if it is new or paused.
 
         With `metadata_only` it is another informer, which keeps apiVersion, kind and metadata; with a `scope` it is one
@@ -134,32 +132,43 @@ class Cache:
         informer.start()
         return informer
 
-    def index_field(self, kind: Resource | str, field: str, extract: Extract, *, metadata_only: bool = False) -> None:
+    def index_field(
+        self,
+        kind: Kind[ObjectT],
+        field: str,
+        extract: Callable[[ObjectT], Iterable[str]],
+        *,
+        metadata_only: bool = False,
+    ) -> None:
         """Index a field of a kind by the values of `extract`, before or after objects are there.
+
+        `extract` gets an object: of a class an instance. One that cannot be decoded is logged, and not found by the
+        field.
 
         The same function may be added twice; another one for the same field raises ProviderError. Present objects are
         decoded at once: with very many, index before the first read.
         """
         name = parse_kind(kind)
-        known = self._indexes.setdefault((name, metadata_only), {}).setdefault(field, extract)
-        require_same(known, extract, kind=name, field=field)
+        plain = extract_of(kind, extract)
+        known = self._indexes.setdefault((name, metadata_only), {}).setdefault(field, plain)
+        require_same(known, plain, kind=name, field=field)
         for key, informer in self._informers.items():
             if (parse_kind(key.resource), key.metadata_only) == (name, metadata_only):
-                informer.add_index(field, extract)
+                informer.add_index(field, plain)
 
     @overload
     async def get(
         self,
-        kind: Resource | str,
+        kind: Kind[ObjectT],
         key: str | Named,
         *,
         namespace: str | None = None,
         metadata_only: bool = False,
-    ) -> Object: ...
+    ) -> ObjectT: ...
     @overload
     async def get(
         self,
-        kind: Resource | str,
+        kind: Kind[Any],
         key: str | Named,
         *,
         namespace: str | None = None,
@@ -168,21 +177,25 @@ class Cache:
     ) -> T: ...
     async def get(
         self,
-        kind: Resource | str,
+        kind: Kind[ObjectT],
         key: str | Named,
         *,
         namespace: str | None = None,
         metadata_only: bool = False,
         decoder: Decoder[T] | None = None,
-    ) -> Object | T:
+    ) -> ObjectT | T:
         """Return a copy of an object as last seen, or what `decoder` makes of its JSON.
+
+        If `kind` is a class that `typed_kind` has declared, the object is an instance, which is decoded once for each
+        version and shared by all readers: do not change it.
 
         `key` is a name, with `namespace` for namespaced kinds, or an object with both, such as a `Request`. `kind` may
         be the name of any kind; see `Client.resource`. `decoder` is for example `msgspec.json.Decoder(Widget).decode`.
 
         Raises NotFound; ClusterNotReady before all objects are known; NotServed and Forbidden (see the class);
-        ProviderError for an object outside of the scope; DecodeFailed if the decoder fails.
+        ProviderError for an object outside of the scope; DecodeFailed if the decoder or the class fails.
         """
+        typed = _class_of(kind, metadata_only=metadata_only)
         resource = await self._client.resource(kind)
         name, namespace = locate(key, namespace=namespace)
         resource.require_namespace(namespace, name=name)
@@ -190,22 +203,22 @@ class Cache:
         entry = informer.entry(name, namespace=namespace)
         if entry is None:
             raise self._not_found(informer, "/".join(filter(None, (namespace, name))))
-        return informer.decode(entry) if decoder is None else self._decoded(informer, entry, decoder)
+        return self._decoded(informer, entry, typed, decoder)
 
     @overload
     async def list(
         self,
-        kind: Resource | str,
+        kind: Kind[ObjectT],
         *,
         namespace: str | None = None,
         label_selector: str | None = None,
         field: Mapping[str, str] | None = None,
         metadata_only: bool = False,
-    ) -> Objects: ...
+    ) -> Listed[ObjectT]: ...
     @overload
     async def list(
         self,
-        kind: Resource | str,
+        kind: Kind[Any],
         *,
         namespace: str | None = None,
         label_selector: str | None = None,
@@ -215,33 +228,32 @@ class Cache:
     ) -> Listed[T]: ...
     async def list(
         self,
-        kind: Resource | str,
+        kind: Kind[ObjectT],
         *,
         namespace: str | None = None,
         label_selector: str | None = None,
         field: Mapping[str, str] | None = None,
         metadata_only: bool = False,
         decoder: Decoder[T] | None = None,
-    ) -> Objects | Listed[T]:
-        """Return copies of the objects of a kind as last seen, or what `decoder` makes of each.
+    ) -> Listed[ObjectT] | Listed[T]:
+        """Return copies of the objects of a kind as last seen, or what the class or `decoder` makes of each.
 
         `namespace=None` means all namespaces of the scope, without those that were added to it and are not read yet;
         `list` of such a namespace waits until it is read. `field` are values of indexed fields, all of which must
         match. Raises as `get`, except NotFound, and ProviderError for a field without index or an invalid selector.
         """
+        typed = _class_of(kind, metadata_only=metadata_only)
         resource = await self._client.resource(kind)
         informer = await self._synced(resource, metadata_only=metadata_only, namespace=namespace)
         entries = informer.entries(namespace=namespace, label_selector=label_selector, field=field)
-        if decoder is None:
-            return [informer.decode(entry) for entry in entries]
-        return [self._decoded(informer, entry, decoder) for entry in entries]
+        return cast("Listed[ObjectT]", [self._decoded(informer, entry, typed, decoder) for entry in entries])
 
     def observe(self, written: Written) -> None:
         """Take in what a write made of an object; see `Informer.observe`. The client calls it."""
         for informer in self._informers.values():
             informer.observe(written)
 
-    async def remove(self, kind: Resource | str) -> None:
+    async def remove(self, kind: Kind[Any]) -> None:
         """End all informers of a kind, and return when their watches have ended and their objects are forgotten.
 
         Handlers of these informers are not called again, also those of controllers that watch the kind. The next read
@@ -326,11 +338,24 @@ class Cache:
         kept = f", which keeps {informer}" if informer.scope != CacheScope() else ""
         return NotFound(404, "NotFound", f"{informer.resource} {where} is not in {self!r}{kept}")
 
-    def _decoded(self, informer: Informer, entry: Entry, decoder: Decoder[T]) -> T:
+    def _decoded(
+        self, informer: Informer, entry: Entry, typed: TypedKind[ObjectT] | None, decoder: Decoder[T] | None
+    ) -> ObjectT | T:
+        if decoder is None:
+            if typed is not None:
+                return informer.decode_as(entry, typed, source=repr(self))
+            return cast("ObjectT", informer.decode(entry))
         try:
             return decoder(informer.encoded(entry))
         except Exception as error:
             where = "/".join(filter(None, entry.key))
             raise DecodeFailed(
-                f"failed to decode {informer.resource} {where} of {self!r}: {str(error) or type(error).__name__}"
+                f"failed to decode {informer.resource} {where} of {self!r}: {cause_of(error)}"
             ) from error
+
+
+def _class_of(kind: Kind[ObjectT], *, metadata_only: bool) -> TypedKind[ObjectT] | None:
+    typed = typed_of(kind)
+    if typed is not None and metadata_only:
+        raise ProviderError(f"the metadata alone is no {typed.type.__name__}: ask for {typed.name!r} instead")
+    return typed

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import msgspec
 import orjson
 from msgspec import Raw, Struct
 
 from kplane.provider.client.resources import Resource
+from kplane.provider.client.typed import TypedKind
 from kplane.provider.client.wire import decode, status_error
-from kplane.provider.errors import Unreachable
+from kplane.provider.errors import DecodeFailed, Unreachable
 
 __all__ = ["Change", "Entry", "EntryReader", "Key", "Object", "version_of"]
 
@@ -20,6 +21,7 @@ Key = tuple[str, str]
 """Namespace (empty for cluster-scoped kinds) and name."""
 
 Object = dict[str, Any]
+T = TypeVar("T")
 
 _ABSENT: Final = Raw()
 _EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
@@ -93,6 +95,9 @@ class Entry(Struct, gc=False, eq=False):
     raw: bytes
     indexed: tuple[tuple[str, str], ...] = ()
     """Names and values of the field indexes that it is found by."""
+    decoded: dict[type[Any], Any] | None = None
+    """What classes made of it: an instance, or a DecodeFailed that was never raised. One that was raised has frames
+    that hold this entry, and nothing would free such a cycle."""
 
     @property
     def name(self) -> str:
@@ -215,6 +220,24 @@ class EntryReader:
         whole.setdefault("apiVersion", self.resource.api_version)
         whole.setdefault("kind", self.resource.kind)
         return whole
+
+    def decode_as(self, entry: Entry, kind: TypedKind[T], *, source: str) -> T:
+        """Return the object as an instance of a class: made once for each version, and shared by all readers.
+
+        Raises DecodeFailed, and as `decode`.
+        """
+        if entry.decoded is None:
+            entry.decoded = {}
+        found = entry.decoded.get(kind.type)
+        if found is None:
+            try:
+                found = kind.decode(self.decode(entry), source=source)
+            except DecodeFailed as failure:
+                found = DecodeFailed(*failure.args)
+            entry.decoded[kind.type] = found
+        if isinstance(found, DecodeFailed):
+            raise DecodeFailed(*found.args)
+        return cast("T", found)
 
     def decode_metadata(self, entry: Entry) -> Object:
         """Return the metadata alone: much less work for large objects."""

@@ -6,14 +6,17 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from typing_extensions import override
 
 from kplane.provider.cache.entry import Entry, EntryReader, Key, Object
 from kplane.provider.client.resources import Resource
+from kplane.provider.client.typed import typed_of
 
 __all__ = ["Event", "EventHandler", "EventKind", "Handlers", "Registration"]
+
+T = TypeVar("T")
 
 EventKind = Literal["ADDED", "MODIFIED", "DELETED"]
 
@@ -106,6 +109,22 @@ class Event:
         if self._metadata is None:
             self._metadata = self.reader.decode_metadata(self.entry)
         return self._metadata
+
+    def decode_as(self, kind: type[T]) -> T:
+        """Return the object as an instance of a class that `typed_kind` has declared; all handlers share it.
+
+        Raises DecodeFailed.
+        """
+        return self._as(self.entry, kind)
+
+    def decode_old_as(self, kind: type[T]) -> T | None:
+        """Return the object before the change as `decode_as` does, for MODIFIED."""
+        return None if self.old_entry is None else self._as(self.old_entry, kind)
+
+    def _as(self, entry: Entry, kind: type[T]) -> T:
+        typed = typed_of(kind)
+        assert typed is not None  # noqa: S101 - it is a class
+        return self.reader.decode_as(entry, typed, source="the cache")
 
     @property
     def old(self) -> Object | None:

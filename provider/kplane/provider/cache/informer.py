@@ -7,7 +7,7 @@ import contextlib
 import contextvars
 import copy
 from collections.abc import Collection, Iterable, Mapping
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 from typing_extensions import override
 
@@ -26,6 +26,7 @@ from kplane.provider.cache.store import Extract, Store
 from kplane.provider.client.client import Client
 from kplane.provider.client.kinds import parse_kind
 from kplane.provider.client.resources import Resource
+from kplane.provider.client.typed import TypedKind
 from kplane.provider.client.written import Written
 from kplane.provider.errors import ClusterNotReady, Forbidden, NotServed
 from kplane.provider.logs import log_fields
@@ -35,6 +36,7 @@ __all__ = ["Informer", "Transform"]
 Objects = list[Object]
 Entries = list[Entry]
 Keys = list[Key]
+T = TypeVar("T")
 
 _STATES: Final[tuple[FeedState, ...]] = ("refused", "unreachable", "connecting", "ready")
 
@@ -333,6 +335,10 @@ class Informer:
     def decode(self, entry: Entry) -> Object:
         """Return the object of an entry, a new one each time."""
         return self._reader.decode(entry)
+
+    def decode_as(self, entry: Entry, kind: TypedKind[T], *, source: str) -> T:
+        """Return the object of an entry as an instance of a class; see `EntryReader.decode_as`."""
+        return self._reader.decode_as(entry, kind, source=source)
 
     def encoded(self, entry: Entry) -> bytes:
         """Return the JSON of the object of an entry, with apiVersion and kind."""

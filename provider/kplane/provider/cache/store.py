@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Generic, cast
 
 from kplane.provider.cache.entry import Entry, EntryReader, Key
 from kplane.provider.cache.selectors import parse_label_selector
 from kplane.provider.client.resources import Resource
-from kplane.provider.errors import ProviderError
+from kplane.provider.client.typed import Kind, ObjectT, TypedKind, typed_of
+from kplane.provider.errors import DecodeFailed, ProviderError
 
-__all__ = ["Extract", "FieldIndexes", "Store", "require_same"]
+__all__ = ["Extract", "FieldIndexes", "Store", "extract_of", "require_same"]
 
 log: Final = logging.getLogger(__name__)
 
@@ -78,11 +80,30 @@ class FieldIndexes:
             try:
                 values = extract(found)
                 pairs |= dict.fromkeys((field, value) for value in ([values] if isinstance(values, str) else values))
+            except DecodeFailed as error:
+                log.warning("failed to index %s %s by %r: %s", self._resource, "/".join(entry.key), field, error)
             except Exception:
                 log.exception("failed to index %s %s by %r", self._resource, "/".join(entry.key), field)
         for pair in pairs:
             self._found.setdefault(pair, {})[entry.key] = entry
         entry.indexed = (*entry.indexed, *pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class _TypedExtract(Generic[ObjectT]):
+    """Extracts from an instance of a class. Equal for equal functions, so that a field may be indexed twice."""
+
+    kind: TypedKind[ObjectT]
+    extract: Callable[[ObjectT], Iterable[str]]
+
+    def __call__(self, found: dict[str, Any]) -> Iterable[str]:
+        return self.extract(self.kind.decode(found, source="the cache"))
+
+
+def extract_of(kind: Kind[ObjectT], extract: Callable[[ObjectT], Iterable[str]]) -> Extract:
+    """Return an extract function that takes a dict, for one that takes what stands for the kind."""
+    typed = typed_of(kind)
+    return cast("Extract", extract) if typed is None else _TypedExtract(typed, extract)
 
 
 def require_same(known: Extract | None, extract: Extract, *, kind: object, field: str) -> None:

@@ -19,7 +19,9 @@ class Client(Reader, Writer):
     """Talks to the API server of a `ClusterConfig`, with plain dicts. Close it with `aclose()`, or use `async with`.
 
     A kind is a Resource or a name, such as `"apps/v1/Deployment"`; see `resource`. An object is named by its name, and
-    `namespace` for namespaced kinds, or by something that has both, such as a `Request`.
+    `namespace` for namespaced kinds, or by something that has both, such as a `Request`. For a class that `typed_kind`
+    has declared, objects are its instances. A call that cannot decode an answer raises DecodeFailed; a write
+    is done then.
 
     `timeout_seconds` bounds a call with its retries, `connect_timeout_seconds` the making of a connection; by default
     those of `config.calls`, else 30 s and 5 s. Each method raises ApiError if the server refuses, Unreachable if it

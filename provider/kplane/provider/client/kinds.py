@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from typing_extensions import override
 
 from kplane.provider.client.resources import Resource
+from kplane.provider.client.typed import Kind, ObjectT, class_of, typed_of
 from kplane.provider.errors import KindMisspelled, NotFound, NotServed, ProviderError
 
 if TYPE_CHECKING:
     from kplane.provider.client.rest import Rest
 
-__all__ = ["KindName", "discover", "parse_kind", "resource_of"]
+__all__ = ["KindName", "discover", "parse_kind", "resource_of", "typed_kind"]
 
 # What a kube-apiserver of Kubernetes 1.36 serves by default and can be watched. Plurals are the lower-case kind and an
 # s if nothing else is said.
@@ -87,14 +88,39 @@ class KindName(NamedTuple):
         return f"{self.api_version}/{self.kind}"
 
 
-def parse_kind(kind: Resource | str) -> KindName:
+def typed_kind(
+    name: str,
+    *,
+    plural: str | None = None,
+    namespaced: bool | None = None,
+    decode: Callable[[dict[str, Any]], ObjectT] | None = None,
+    encode: Callable[[ObjectT], dict[str, Any]] | None = None,
+) -> Callable[[type[ObjectT]], type[ObjectT]]:
+    """Decorate a class that stands for a kind, such as `"example.com/v1/Widget"`: give it wherever a kind is accepted.
+
+    pydantic models, msgspec Structs, dataclasses and attrs classes need no functions. For other classes `decode` makes
+    an instance of a dict, and `encode` a dict of an instance. With `plural` and `namespaced`, no cluster is asked how
+    it serves the kind. Raises ProviderError for what is no name of a kind, and a class that cannot be read.
+    """
+    api_version, kind = parse_kind(name)
+    if (plural is None) != (namespaced is None):
+        raise ProviderError(f"{name}: give plural and namespaced together, or none of them")
+    resource = BUILT_IN.get(name)
+    if plural is not None and namespaced is not None:
+        resource = Resource(api_version, kind, plural, namespaced)
+    return lambda cls: class_of(name, cls, resource=resource, decode=decode, encode=encode)
+
+
+def parse_kind(kind: Kind[Any]) -> KindName:
     """Return the name of a kind, which need not be served anywhere. Raises ProviderError for what is no such name.
 
     That includes Kubernetes' own kinds in another spelling, such as `v1/configmaps`: no cluster serves them.
     """
     if isinstance(kind, Resource):
         return KindName(kind.api_version, kind.kind)
-    match = _NAME.fullmatch(kind)
+    if (typed := typed_of(kind)) is not None:
+        return parse_kind(typed.name)
+    match = _NAME.fullmatch(str(kind))
     if match is None:
         raise ProviderError(
             f"{kind!r} is not the name of a kind: it is written as 'v1/ConfigMap' or 'apps/v1/Deployment'"
@@ -111,19 +137,21 @@ def _spellings() -> Mapping[str, str]:
     return plurals | {name.lower(): name for name in BUILT_IN}
 
 
-def resource_of(kind: Resource | str) -> Resource:
-    """Return a kind by its name, such as `"apps/v1/Deployment"`; a Resource is returned as it is.
+def resource_of(kind: Kind[Any]) -> Resource:
+    """Return a kind by its name, such as `"apps/v1/Deployment"`, or by its class; a Resource is returned as it is.
 
     Raises ProviderError for names that are not built into Kubernetes.
     """
     if isinstance(kind, Resource):
         return kind
-    found = BUILT_IN.get(kind)
+    if (typed := typed_of(kind)) is not None and typed.resource is not None:
+        return typed.resource
+    name = str(parse_kind(kind))
+    found = BUILT_IN.get(name)
     if found is None:
-        _ = parse_kind(kind)
         raise ProviderError(
-            f"{kind!r} is none of Kubernetes' own kinds: give a Resource instead, or let a cluster tell by "
-            f"`await client.resource({kind!r})`"
+            f"{name!r} is none of Kubernetes' own kinds: give a Resource instead, or let a cluster tell by "
+            f"`await client.resource({name!r})`"
         )
     return found
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, Protocol, cast
 
 from kplane.provider.client.limits import Intake
 from kplane.provider.client.resources import Resource
+from kplane.provider.client.typed import Kind, ObjectT, typed_of
 from kplane.provider.client.wire import decode, read_object
 from kplane.provider.errors import AnswerTooLarge, Unreachable
 
-__all__ = ["JSON", "METADATA", "METADATA_LIST", "Listing", "ObjectList", "Pages"]
+__all__ = ["JSON", "METADATA", "METADATA_LIST", "Listing", "ObjectList", "Pages", "listed"]
 
 JSON: Final = "application/json"
 # As upstream's metadata client asks; a server that cannot leave the rest out sends it, and it is dropped here.
@@ -19,10 +20,10 @@ METADATA_LIST: Final = f"{JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectList:
+class ObjectList(Generic[ObjectT]):
     """The objects of a collection at `resource_version`, without managedFields."""
 
-    items: list[dict[str, Any]]
+    items: list[ObjectT]
     resource_version: str
 
 
@@ -76,3 +77,14 @@ class Listing:
         if not self.metadata_only:
             return found
         return {"apiVersion": self.resource.api_version, "kind": kind, "metadata": found["metadata"]}
+
+
+def listed(kind: Kind[ObjectT], listing: Listing, *, source: str) -> ObjectList[ObjectT]:
+    """Return the objects of a list by their kind.
+
+    Raises DecodeFailed if the class cannot decode one of them: to leave it out would make it look like gone.
+    """
+    typed = None if listing.metadata_only else typed_of(kind)
+    if typed is None:
+        return ObjectList(cast("list[ObjectT]", listing.items), listing.resource_version)
+    return ObjectList([typed.decode(each, source=source) for each in listing.items], listing.resource_version)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from kplane.provider.client.body import query_of
 from kplane.provider.client.keys import Named, display_key
-from kplane.provider.client.listing import JSON, METADATA, Listing, ObjectList, Pages
+from kplane.provider.client.listing import JSON, METADATA, Listing, ObjectList, Pages, listed
 from kplane.provider.client.resources import Resource
-from kplane.provider.client.rest import Object, Params, Rest
+from kplane.provider.client.rest import Params, Rest
 from kplane.provider.client.transport import HttpRequest
+from kplane.provider.client.typed import Kind, ObjectT, as_kind, typed_of
 from kplane.provider.client.watch import Asked, Watch
 from kplane.provider.client.wire import translated
 from kplane.provider.errors import Expired, NotFound
@@ -27,14 +28,15 @@ class Reader(Rest):
     """The read methods of a `Client`."""
 
     async def get(
-        self, kind: Resource | str, key: str | Named, *, namespace: str | None = None, subresource: str | None = None
-    ) -> Object:
+        self, kind: Kind[ObjectT], key: str | Named, *, namespace: str | None = None, subresource: str | None = None
+    ) -> ObjectT:
         """Read an object or its subresource, such as `scale`. Raises NotFound."""
         resource, name, namespace = await self._locate(kind, key, namespace)
         path = self._path(resource, name, namespace=namespace, subresource=subresource)
-        return await self._object("GET", path, resource, key=display_key(name, namespace=namespace))
+        found = await self._object("GET", path, resource, key=display_key(name, namespace=namespace))
+        return as_kind(kind, found, source=self.config.server)
 
-    async def exists(self, kind: Resource | str, key: str | Named, *, namespace: str | None = None) -> bool:
+    async def exists(self, kind: Kind[Any], key: str | Named, *, namespace: str | None = None) -> bool:
         """Tell whether an object exists, without keeping the answer."""
         resource, name, namespace = await self._locate(kind, key, namespace)
         path, display = self._path(resource, name, namespace=namespace), display_key(name, namespace=namespace)
@@ -48,7 +50,7 @@ class Reader(Rest):
 
     async def list(
         self,
-        kind: Resource | str,
+        kind: Kind[ObjectT],
         *,
         namespace: str | None = None,
         label_selector: str | None = None,
@@ -56,7 +58,7 @@ class Reader(Rest):
         page_size: int = 500,
         max_items: int | None = None,
         metadata_only: bool = False,
-    ) -> ObjectList:
+    ) -> ObjectList[ObjectT]:
         """Read a collection in pages, all of one resourceVersion; `namespace=None` means all namespaces.
 
         `page_size` counts objects. Raises AnswerTooLarge if there are more than `max_items`. With `metadata_only`,
@@ -71,7 +73,7 @@ class Reader(Rest):
             field_selector=field_selector,
             page_size=page_size,
         )
-        return ObjectList(listing.items, listing.resource_version)
+        return listed(kind, listing, source=self.config.server)
 
     async def collect(
         self,
@@ -97,7 +99,7 @@ class Reader(Rest):
 
     def watch(
         self,
-        kind: Resource | str,
+        kind: Kind[ObjectT],
         *,
         resource_version: str | None = None,
         namespace: str | None = None,
@@ -107,7 +109,7 @@ class Reader(Rest):
         idle_timeout_seconds: float = 120.0,
         metadata_only: bool = False,
         initial_events: bool = False,
-    ) -> Watch:
+    ) -> Watch[ObjectT]:
         """Follow a collection from a resourceVersion; with None it starts with the present objects as ADDED.
 
         The server ends the watch after `timeout_seconds`. The client gives up after `idle_timeout_seconds` without even
@@ -135,7 +137,8 @@ class Reader(Rest):
             resource = await self.resource(kind)
             path = self._path(resource, namespace=namespace)
             accept = METADATA if metadata_only else JSON
-            return Asked(resource, self._adapted(HttpRequest("GET", path, query, accept=accept, kind=resource.name)))
+            request = self._adapted(HttpRequest("GET", path, query, accept=accept, kind=resource.name))
+            return Asked(resource, request, None if metadata_only else typed_of(kind))
 
         return Watch(
             self._transport,

@@ -14,13 +14,14 @@ from kplane.provider.client.body import encode, query_of
 from kplane.provider.client.calls import Calls
 from kplane.provider.client.connections import Connections
 from kplane.provider.client.keys import Named, locate
-from kplane.provider.client.kinds import BUILT_IN, discover
+from kplane.provider.client.kinds import BUILT_IN, discover, parse_kind
 from kplane.provider.client.limits import AnswerLimits
 from kplane.provider.client.listing import JSON
 from kplane.provider.client.liveness import PROBE_SECONDS, Liveness
 from kplane.provider.client.resources import Resource
 from kplane.provider.client.server_warnings import ApiWarning, Headers, WarningHandler, warnings_of
 from kplane.provider.client.transport import HttpRequest, Transport
+from kplane.provider.client.typed import Kind, typed_of
 from kplane.provider.client.wire import decode, read_object
 from kplane.provider.client.written import WriteObserver, Written, read_write
 from kplane.provider.errors import ProviderError
@@ -158,22 +159,25 @@ class Rest:
             for observe in self._write_observers:
                 observe(written)
 
-    async def resource(self, kind: Resource | str) -> Resource:
-        """Return a kind by its name, such as `"apps/v1/Deployment"`; a Resource is returned as it is.
+    async def resource(self, kind: Kind[Any]) -> Resource:
+        """Return a kind by its name, such as `"apps/v1/Deployment"`, or its class; a Resource is returned as it is.
 
         Kubernetes' own kinds are known. For others, such as `"example.com/v1/Widget"`, the server is asked once. Raises
         NotServed if it does not serve the kind, and ProviderError if `kind` is no name of a kind.
         """
         found = self.known_resource(kind)
         if found is None:
-            found = self._discovered[str(kind)] = await discover(self, str(kind))
+            name = str(parse_kind(kind))
+            found = self._discovered[name] = await discover(self, name)
         return found
 
-    def known_resource(self, kind: Resource | str) -> Resource | None:
+    def known_resource(self, kind: Kind[Any]) -> Resource | None:
         """Return what `resource` would return without a question to the server; None if it would ask."""
         if isinstance(kind, Resource):
             return kind
-        return BUILT_IN.get(kind) or self._discovered.get(kind)
+        if (typed := typed_of(kind)) is not None:
+            return typed.resource or self._discovered.get(typed.name)
+        return BUILT_IN.get(str(kind)) or self._discovered.get(str(kind))
 
     async def probe(self, path: str = "/readyz", *, timeout_seconds: float | None = None) -> None:
         """Return if the API server is healthy; otherwise raises Unreachable or ApiError."""
@@ -213,7 +217,7 @@ class Rest:
             return body.decode(errors="replace")
 
     async def _locate(
-        self, kind: Resource | str, key: str | Named, namespace: str | None
+        self, kind: Kind[Any], key: str | Named, namespace: str | None
     ) -> tuple[Resource, str, str | None]:
         return (await self.resource(kind), *locate(key, namespace=namespace))
 

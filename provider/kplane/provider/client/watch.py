@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, cast
 
 from kplane.provider.aio.cancellation import end_tasks
 from kplane.provider.client.limits import AnswerLimits
@@ -17,6 +17,7 @@ from kplane.provider.client.liveness import IDLE_SECONDS, Liveness
 from kplane.provider.client.resources import Resource
 from kplane.provider.client.server_warnings import Headers
 from kplane.provider.client.transport import HttpRequest, Transport
+from kplane.provider.client.typed import ObjectT, TypedKind
 from kplane.provider.client.wire import decode, error_of, read_object, status_error, translated
 from kplane.provider.errors import AnswerTooLarge, Unreachable
 
@@ -29,21 +30,36 @@ _TYPES: Final = frozenset({"ADDED", "MODIFIED", "DELETED", "BOOKMARK"})
 
 
 @dataclass(frozen=True, slots=True)
-class WatchEvent:
+class WatchEvent(Generic[ObjectT]):
     """An event: ADDED, MODIFIED, DELETED or BOOKMARK. The object of a bookmark has only a resourceVersion."""
 
     type: str
-    object: dict[str, Any]
+    raw: dict[str, Any]
+    """The object as a dict."""
+    kind: TypedKind[ObjectT] | None = field(default=None, compare=False, repr=False)
+    """The class that the watch was asked for."""
+    source: str = field(default="", compare=False, repr=False)
+
+    @property
+    def object(self) -> ObjectT:
+        """The object: of a watch by a class an instance, except in a bookmark.
+
+        Raises DecodeFailed if the class cannot decode it; the watch goes on.
+        """
+        if self.kind is None or self.type == "BOOKMARK":
+            return cast("ObjectT", self.raw)
+        return self.kind.decode(self.raw, source=self.source)
 
 
 class Asked(NamedTuple):
-    """The kind of a watch, and the request that begins it."""
+    """The kind of a watch, the request that begins it, and the class for its objects."""
 
     resource: Resource
     request: HttpRequest
+    typed: TypedKind[Any] | None = None
 
 
-class Watch:
+class Watch(Generic[ObjectT]):
     """Yields events (`async for event in watch`); use it inside of `async with watch`, which closes its connection.
 
     It ends when the server ends it. Raises Expired if the resourceVersion is too old, other ApiErrors, and Unreachable
@@ -146,7 +162,7 @@ class Watch:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> WatchEvent:
+    async def __anext__(self) -> WatchEvent[ObjectT]:
         try:
             if not self._lines:
                 self._lines.extend(await self.read())
@@ -245,7 +261,7 @@ class Watch:
         received = self._asked.request.received if self._asked is not None else None
         return lines if received is None else [received(line) for line in lines]
 
-    def _event(self, line: bytes) -> WatchEvent:
+    def _event(self, line: bytes) -> WatchEvent[ObjectT]:
         server = self._transport.config.server
         event = decode(line, server=server)
         kind = event.get("type") if isinstance(event, dict) else None
@@ -257,4 +273,4 @@ class Watch:
         assert self._asked is not None  # noqa: S101 - it was opened
         resource = self._asked.resource
         found = read_object(content, server=server, api_version=resource.api_version, kind=resource.kind)
-        return WatchEvent(str(kind), found)
+        return WatchEvent(str(kind), found, self._asked.typed, server)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, overload
 
 from kplane.provider.client.body import name_of, namespace_of, query_of, typed
 from kplane.provider.client.keys import Named, display_key
@@ -11,6 +11,7 @@ from kplane.provider.client.listing import JSON, METADATA_LIST
 from kplane.provider.client.resources import Resource
 from kplane.provider.client.rest import Object, Params, Rest
 from kplane.provider.client.transport import HttpRequest
+from kplane.provider.client.typed import Kind, ObjectT, as_kind, kind_and_body, title_of
 from kplane.provider.client.written import read_removal
 from kplane.provider.errors import ProviderError
 
@@ -25,13 +26,33 @@ _APPLY_PATCH: Final = "application/apply-patch+yaml"
 class Writer(Rest):
     """The write methods of a `Client`; `field_manager` is by default that of the client."""
 
+    @overload
     async def create(
-        self, kind: Resource | str, body: Object, *, namespace: str | None = None, field_manager: str | None = None
-    ) -> Object:
-        """Create an object. Fills in apiVersion and kind; the default namespace is the body's.
+        self,
+        kind: Kind[ObjectT],
+        body: Object | ObjectT,
+        *,
+        namespace: str | None = None,
+        field_manager: str | None = None,
+    ) -> ObjectT: ...
+    @overload
+    async def create(
+        self, kind: ObjectT, *, namespace: str | None = None, field_manager: str | None = None
+    ) -> ObjectT: ...
+    async def create(
+        self,
+        kind: Kind[ObjectT] | ObjectT,
+        body: Object | ObjectT | None = None,
+        *,
+        namespace: str | None = None,
+        field_manager: str | None = None,
+    ) -> ObjectT:
+        """Create an object, or the one of an instance.
 
-        Raises AlreadyExists, and ProviderError before anything is sent if a namespaced object has no namespace.
+        Fills in apiVersion and kind; the default namespace is the body's. Raises AlreadyExists, and ProviderError
+        before anything is sent if a namespaced object has no namespace.
         """
+        kind, body = kind_and_body(kind, body)
         resource = await self.resource(kind)
         namespace = namespace if namespace is not None else namespace_of(body)
         path = self._path(resource, namespace=namespace, write=True)
@@ -43,36 +64,61 @@ class Writer(Rest):
                 " metadata.namespace, or give namespace=..."
             )
         key = display_key(name, namespace=namespace)
-        return await self._write("POST", path, resource, typed(resource, body), key=key, field_manager=field_manager)
+        found = await self._write("POST", path, resource, typed(resource, body), key=key, field_manager=field_manager)
+        return as_kind(kind, found, source=self.config.server)
 
+    @overload
     async def replace(
         self,
-        kind: Resource | str,
-        body: Object,
+        kind: Kind[ObjectT],
+        body: Object | ObjectT,
         *,
         namespace: str | None = None,
         subresource: str | None = None,
         field_manager: str | None = None,
-    ) -> Object:
-        """Replace an object. Raises Conflict if its resourceVersion is not the present one."""
+    ) -> ObjectT: ...
+    @overload
+    async def replace(
+        self,
+        kind: ObjectT,
+        *,
+        namespace: str | None = None,
+        subresource: str | None = None,
+        field_manager: str | None = None,
+    ) -> ObjectT: ...
+    async def replace(
+        self,
+        kind: Kind[ObjectT] | ObjectT,
+        body: Object | ObjectT | None = None,
+        *,
+        namespace: str | None = None,
+        subresource: str | None = None,
+        field_manager: str | None = None,
+    ) -> ObjectT:
+        """Replace an object, or the one of an instance. Raises Conflict if its resourceVersion is not the present one.
+
+        Fields that the class of an instance does not keep are removed.
+        """
+        kind, body = kind_and_body(kind, body)
         resource = await self.resource(kind)
         name, namespace = name_of(body), namespace if namespace is not None else namespace_of(body)
         path = self._path(resource, name, namespace=namespace, subresource=subresource, write=True)
         key = display_key(name, namespace=namespace)
-        return await self._write("PUT", path, resource, typed(resource, body), key=key, field_manager=field_manager)
+        found = await self._write("PUT", path, resource, typed(resource, body), key=key, field_manager=field_manager)
+        return as_kind(kind, found, source=self.config.server)
 
     async def patch(
         self,
-        kind: Resource | str,
+        kind: Kind[ObjectT],
         key: str | Named,
         body: Object,
         *,
         namespace: str | None = None,
         subresource: str | None = None,
         field_manager: str | None = None,
-    ) -> Object:
+    ) -> ObjectT:
         """Change an object with a JSON merge patch (RFC 7386). Raises NotFound, and Invalid for a bad result."""
-        return await self._patch(
+        found = await self._patch(
             kind,
             key,
             body,
@@ -81,19 +127,20 @@ class Writer(Rest):
             field_manager=field_manager,
             content_type=_MERGE_PATCH,
         )
+        return as_kind(kind, found, source=self.config.server)
 
     async def json_patch(
         self,
-        kind: Resource | str,
+        kind: Kind[ObjectT],
         key: str | Named,
         operations: Sequence[Object],
         *,
         namespace: str | None = None,
         subresource: str | None = None,
         field_manager: str | None = None,
-    ) -> Object:
+    ) -> ObjectT:
         """Change an object with a JSON patch (RFC 6902). Raises as `patch`; a failed `test` is Invalid too."""
-        return await self._patch(
+        found = await self._patch(
             kind,
             key,
             operations,
@@ -102,30 +149,53 @@ class Writer(Rest):
             field_manager=field_manager,
             content_type=_JSON_PATCH,
         )
+        return as_kind(kind, found, source=self.config.server)
 
+    @overload
     async def apply(
         self,
-        kind: Resource | str,
-        body: Object,
+        kind: Kind[ObjectT],
+        body: Object | ObjectT,
         *,
         namespace: str | None = None,
         subresource: str | None = None,
         force: bool = False,
         field_manager: str | None = None,
-    ) -> Object:
-        """Apply an object server-side: create it, or own exactly these fields.
+    ) -> ObjectT: ...
+    @overload
+    async def apply(
+        self,
+        kind: ObjectT,
+        *,
+        namespace: str | None = None,
+        subresource: str | None = None,
+        force: bool = False,
+        field_manager: str | None = None,
+    ) -> ObjectT: ...
+    async def apply(
+        self,
+        kind: Kind[ObjectT] | ObjectT,
+        body: Object | ObjectT | None = None,
+        *,
+        namespace: str | None = None,
+        subresource: str | None = None,
+        force: bool = False,
+        field_manager: str | None = None,
+    ) -> ObjectT:
+        """Apply an object server-side, or the one of an instance: create it, or own exactly these fields.
 
         Fills in apiVersion and kind; name and namespace are the body's. Raises FieldConflict if another manager owns a
         field; `force` takes such fields from it. Raises ProviderError if neither client nor call has a field manager.
         """
+        kind, body = kind_and_body(kind, body)
         if not (field_manager or self.field_manager):
             raise ProviderError(
-                f"failed to apply {kind}: there is no field manager to own its fields; give Client(field_manager=...),"
-                " or apply(field_manager=...)"
+                f"failed to apply {title_of(kind)}: there is no field manager to own its fields; give"
+                " Client(field_manager=...), or apply(field_manager=...)"
             )
         resource = await self.resource(kind)
         namespace = namespace if namespace is not None else namespace_of(body)
-        return await self._patch(
+        found = await self._patch(
             resource,
             name_of(body),
             typed(resource, body),
@@ -135,10 +205,11 @@ class Writer(Rest):
             content_type=_APPLY_PATCH,
             params={"force": force},
         )
+        return as_kind(kind, found, source=self.config.server)
 
     async def delete(
         self,
-        kind: Resource | str,
+        kind: Kind[Any],
         key: str | Named,
         *,
         namespace: str | None = None,
@@ -172,7 +243,7 @@ class Writer(Rest):
             self.note_write(read_removal(resource, answer, name=name, namespace=namespace, uid=uid))
         return answer
 
-    async def delete_all(self, kind: Resource | str, *, namespace: str | None = None, label_selector: str) -> None:
+    async def delete_all(self, kind: Kind[Any], *, namespace: str | None = None, label_selector: str) -> None:
         """Delete all objects with a label in one call; a namespaced kind needs a `namespace`.
 
         The answer, which repeats all objects, is not kept. Raises ProviderError if the selector is empty.
@@ -188,7 +259,7 @@ class Writer(Rest):
 
     async def _patch(
         self,
-        kind: Resource | str,
+        kind: Kind[Any],
         key: str | Named,
         body: object,
         *,

@@ -10,7 +10,7 @@ from typing import Any, Generic, Self, TypeVar, cast, overload
 from typing_extensions import override
 
 from kplane.provider.client.kinds import parse_kind
-from kplane.provider.client.resources import Resource
+from kplane.provider.client.typed import Kind, title_of
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.contracts import ControllerHost, Provider
 from kplane.provider.controllers.handlers import Handler, enqueue_object, enqueue_owner
@@ -81,9 +81,9 @@ def controller(manager: ControllerHost | None, *, request: type[R]) -> Controlle
 def controller(manager: ControllerHost | None, *, request: type[Any] = Request) -> ControllerBuilder[Any]:
     """Describe a controller; `build(reconcile)` makes it and adds it to the manager.
 
-    Kinds are given by name, such as `"apps/v1/Deployment"` and `"example.com/v1/Widget"`, or as a Resource. A kind that
-    a cluster does not serve yet is watched there as soon as it does. With `manager.scoped(name)` the controller watches
-    that cluster alone.
+    Kinds are given by name, such as `"apps/v1/Deployment"` and `"example.com/v1/Widget"`, as a Resource, or as a class
+    that `typed_kind` has declared. A kind that a cluster does not serve yet is watched there as soon as it does. With
+    `manager.scoped(name)` the controller watches that cluster alone.
 
     `request` is a type of requests of your own, for controllers with only their own sources and handlers. Raises
     ProviderError if there is no manager.
@@ -102,9 +102,9 @@ class ControllerBuilder(Generic[R]):
         self._manager = manager
         self._request = request
         self._name: str | None = None
-        self._for: Resource | str | None = None
+        self._for: Kind[Any] | None = None
         self._watches: list[_Watch[R]] = []
-        self._owns: list[tuple[Resource | str, tuple[OwnsOption, ...]]] = []
+        self._owns: list[tuple[Kind[Any], tuple[OwnsOption, ...]]] = []
         self._raw: list[tuple[Source[R], Engage | None]] = []
         self._filter: tuple[Predicate, ...] = ()
         self._options: Options[R] = Options()
@@ -114,7 +114,8 @@ class ControllerBuilder(Generic[R]):
 
     @override
     def __repr__(self) -> str:
-        return f"controller {self._name or self._for or 'without a name'}"
+        kind = title_of(self._for) if self._for is not None else "without a name"
+        return f"controller {self._name or kind}"
 
     @property
     def pending(self) -> bool:
@@ -126,7 +127,7 @@ class ControllerBuilder(Generic[R]):
         self._name = name
         return self
 
-    def for_(self, kind: Resource | str, *options: WatchOption) -> Self:
+    def for_(self, kind: Kind[Any], *options: WatchOption) -> Self:
         """Reconcile the objects of this kind."""
         if self._for is not None:
             raise ProviderError("for_() must only be called once: use watches() for further kinds")
@@ -134,17 +135,17 @@ class ControllerBuilder(Generic[R]):
         self._watches.append(_Watch(kind, cast("Handler[R]", self._plain(enqueue_object(), "for_()")), options))
         return self
 
-    def owns(self, kind: Resource | str, *options: OwnsOption) -> Self:
+    def owns(self, kind: Kind[Any], *options: OwnsOption) -> Self:
         """Reconcile the object of `for_` that controls an object of this kind; with `every_owner`, each owner."""
         self._owns.append((kind, options))
         return self
 
-    def watches(self, kind: Resource | str, handler: Handler[R], *options: WatchOption) -> Self:
+    def watches(self, kind: Kind[Any], handler: Handler[R], *options: WatchOption) -> Self:
         """Reconcile the requests that `handler` makes of the events of this kind."""
         self._watches.append(_Watch(kind, handler, options))
         return self
 
-    def watches_metadata(self, kind: Resource | str, handler: Handler[R], *options: WatchOption) -> Self:
+    def watches_metadata(self, kind: Kind[Any], handler: Handler[R], *options: WatchOption) -> Self:
         """Watch a kind as `watches` does, with only the metadata of the objects."""
         return self.watches(kind, handler, metadata_only(), *options)
 
@@ -263,7 +264,7 @@ class ControllerBuilder(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class _Watch(Generic[R]):
-    kind: Resource | str
+    kind: Kind[Any]
     handler: Handler[R]
     options: tuple[WatchOption, ...]
 
@@ -279,7 +280,9 @@ class _Watch(Generic[R]):
                 case Engage():
                     clusters = option.over(clusters)
                 case _:
-                    raise ProviderError(f"{option!r} is no option of {self.kind}: only owns() takes every_owner()")
+                    raise ProviderError(
+                        f"{option!r} is no option of {title_of(self.kind)}: only owns() takes every_owner()"
+                    )
         if not callable(self.handler):
-            raise ProviderError(f"the watch of {self.kind} needs a handler, such as enqueue_object()")
+            raise ProviderError(f"the watch of {title_of(self.kind)} needs a handler, such as enqueue_object()")
         return KindSource(self.kind, self.handler, those, metadata, clusters)

@@ -11,6 +11,7 @@ from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import end_tasks
 from kplane.provider.aio.running import keep_running
 from kplane.provider.cache.event import Registration
+from kplane.provider.client.typed import title_of as title_of_kind
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.cluster.context import title_of
 from kplane.provider.cluster.engagement import Engagement
@@ -174,4 +175,4 @@ class EngagedCluster(Generic[R]):
 
 def name_of(source: object) -> str:
     """Return what logs call a source."""
-    return str(source.kind) if isinstance(source, KindSource) else type(source).__name__
+    return title_of_kind(source.kind) if isinstance(source, KindSource) else type(source).__name__

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Final, Generic, TypeVar, cast
 
 from kplane.provider.cache.event import Event
 from kplane.provider.client.kinds import KindName, parse_kind
-from kplane.provider.client.resources import Resource
+from kplane.provider.client.typed import Kind, ObjectT
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.controllers.request import ObjectKey, Request
-from kplane.provider.errors import ProviderError
+from kplane.provider.errors import DecodeFailed, ProviderError
 
-__all__ = ["Delayed", "Handler", "enqueue_mapped", "enqueue_object", "enqueue_owner", "kinds_of"]
+__all__ = ["Delayed", "Handler", "enqueue_mapped", "enqueue_object", "enqueue_owner", "kinds_of", "watching"]
+
+log: Final = logging.getLogger(__name__)
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
-
-Object = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def enqueue_object() -> Handler[Request]:
     return _object
 
 
-def enqueue_owner(owner: Resource | str, *, every_owner: bool = False) -> Handler[Request]:
+def enqueue_owner(owner: Kind[Any], *, every_owner: bool = False) -> Handler[Request]:
     """Reconcile the controlling owner of the object, if it is of kind `owner`.
 
     With `every_owner`, each owner of that kind. If the owner changes, the former owner is reconciled too. The version
@@ -55,12 +56,12 @@ def enqueue_owner(owner: Resource | str, *, every_owner: bool = False) -> Handle
 
 @dataclass(frozen=True, slots=True)
 class _EnqueueOwner:
-    owner: Resource | str
+    owner: Kind[Any]
     name: KindName
     every_owner: bool
 
     @property
-    def kinds(self) -> tuple[Resource | str, ...]:
+    def kinds(self) -> tuple[Kind[Any], ...]:
         return (self.owner,)
 
     def __call__(self, cluster: Cluster, event: Event) -> Iterable[Request]:
@@ -89,9 +90,9 @@ class _EnqueueOwner:
         return event.namespace if owner.namespaced else ""
 
 
-def kinds_of(handler: Handler[Any]) -> tuple[Resource | str, ...]:
+def kinds_of(handler: Handler[Any]) -> tuple[Kind[Any], ...]:
     """Return the kinds that a handler has to know in each cluster, besides the kind of its events."""
-    found: tuple[Resource | str, ...] = getattr(handler, "kinds", ())
+    found: tuple[Kind[Any], ...] = getattr(handler, "kinds", ())
     return found
 
 
@@ -100,10 +101,11 @@ Mapped = ObjectKey | Request | Delayed[ObjectKey | Request]
 
 
 def enqueue_mapped(
-    function: Callable[[Cluster, Object], Iterable[Mapped]], *, preserve_cluster: bool = False
+    function: Callable[[Cluster, ObjectT], Iterable[Mapped]], *, preserve_cluster: bool = False
 ) -> Handler[Request]:
     """Reconcile what `function` returns for a cluster and an object; for an update, for the old object too.
 
+    The object is a dict, or an instance if the kind is watched as a class; one that the class cannot decode is logged.
     Returned keys are of the same cluster; `Delayed(key, seconds)` is reconciled later. With `preserve_cluster`, a
     Request keeps its own cluster, so that an event in one cluster leads to work in others. `function` is a plain
     function, because events keep their order: it reads caches (`cluster.cache.informer(kind).list()`) and makes no
@@ -114,24 +116,53 @@ def enqueue_mapped(
             f"{function.__name__} cannot map events, because it is a coroutine function; give a plain function that "
             f"reads from informers (`cluster.cache.informer(kind).list()`), and do slow work in the reconcile"
         )
+    return _EnqueueMapped(function, preserve_cluster)
 
-    def request_of(cluster: Cluster, key: ObjectKey | Request) -> Request:
-        if preserve_cluster and isinstance(key, Request):
+
+@dataclass(frozen=True, slots=True)
+class _EnqueueMapped:
+    function: Callable[[Cluster, Any], Iterable[Mapped]]
+    preserve_cluster: bool
+    watched_as: type[Any] | None = None
+
+    def __call__(self, cluster: Cluster, event: Event) -> Iterable[Request | Delayed[Request]]:
+        return dict.fromkeys(self._mapped(cluster, event))
+
+    def _request(self, cluster: Cluster, key: ObjectKey | Request) -> Request:
+        if self.preserve_cluster and isinstance(key, Request):
             return key
         return Request(cluster.name, key.namespace, key.name)
 
-    def mapped(cluster: Cluster, event: Event) -> Iterable[Request | Delayed[Request]]:
-        return dict.fromkeys(each_mapped(cluster, event))
-
-    def each_mapped(cluster: Cluster, event: Event) -> Iterator[Request | Delayed[Request]]:
-        for found in (event.object, event.old):
-            for each in function(cluster, found) if found is not None else ():
+    def _mapped(self, cluster: Cluster, event: Event) -> Iterator[Request | Delayed[Request]]:
+        for found in self._objects(cluster, event):
+            for each in self.function(cluster, found):
                 if isinstance(each, Delayed):
-                    yield Delayed(request_of(cluster, each.request), each.seconds)
+                    yield Delayed(self._request(cluster, each.request), each.seconds)
                 else:
-                    yield request_of(cluster, each)
+                    yield self._request(cluster, each)
 
-    return mapped
+    def _objects(self, cluster: Cluster, event: Event) -> Iterator[Any]:
+        cls = self.watched_as
+        if cls is None:
+            yield event.object
+            if event.old is not None:
+                yield event.old
+            return
+        for decode in (event.decode_as, event.decode_old_as):
+            try:
+                found = decode(cls)
+            except DecodeFailed as error:
+                log.warning("failed to map an event of cluster %s: %s", cluster.name, error)
+                continue
+            if found is not None:
+                yield found
+
+
+def watching(handler: Handler[R], cls: type[Any]) -> Handler[R]:
+    """Return the handler for events of a kind that is watched as a class."""
+    if isinstance(handler, _EnqueueMapped):
+        return cast("Handler[R]", replace(handler, watched_as=cls))
+    return handler
 
 
 def _object(cluster: Cluster, event: Event) -> Iterable[Request]:

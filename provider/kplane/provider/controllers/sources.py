@@ -6,17 +6,17 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
-from typing import Final, Generic, NamedTuple, NoReturn, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, Self, TypeVar, runtime_checkable
 
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.cache.event import Event, Registration
 from kplane.provider.client.kinds import parse_kind
-from kplane.provider.client.resources import Resource
+from kplane.provider.client.typed import Kind, title_of
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.cluster.context import LOCAL
 from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.contracts import Provider
-from kplane.provider.controllers.handlers import Delayed, Handler, kinds_of
+from kplane.provider.controllers.handlers import Delayed, Handler, kinds_of, watching
 from kplane.provider.controllers.predicates import Predicate
 from kplane.provider.errors import ClusterNotReady, ProviderError
 
@@ -123,7 +123,7 @@ class SyncingClusterSource(ClusterSource[R_co], Protocol[R_co]):
 class Projected(NamedTuple):
     """How a kind is watched in one cluster."""
 
-    kind: Resource | str
+    kind: Kind[Any]
     metadata_only: bool = False
 
 
@@ -136,12 +136,12 @@ class KindSource(Generic[R_co]):
     """Watches all objects of a kind: an event that passes every predicate becomes the requests of `handler`.
 
     With `metadata_only`, objects have only apiVersion, kind and metadata. All sources of a cluster share its informers.
-    A kind that is not Kubernetes' own may be a name, such as `"example.com/v1/Widget"`: each cluster is asked how it
-    serves it, by `discover`. `project` chooses by cluster how the kind is watched. Raises ProviderError for what is no
-    name of a kind.
+    A kind that is not Kubernetes' own may be a name, such as `"example.com/v1/Widget"`, or its class: each cluster is
+    asked how it serves the kind, by `discover`. `project` chooses by cluster how the kind is watched. Raises
+    ProviderError for what is no name of a kind.
     """
 
-    kind: Resource | str
+    kind: Kind[Any]
     handler: Handler[R_co]
     predicates: tuple[Predicate, ...] = ()
     metadata_only: bool = False
@@ -165,10 +165,11 @@ class KindSource(Generic[R_co]):
 
         Raises ProviderError before its kinds are `discovered` there.
         """
+        requests_of = self._handler_in(engagement.cluster)
 
         def see(event: Event) -> None:
             # The cluster as it is at the event: its credentials may have been renewed.
-            for request in self._requests(engagement.cluster, event):
+            for request in requests_of(engagement.cluster, event):
                 if isinstance(request, Delayed):
                     add(request.request, request.seconds, low_priority=event.initial)
                 else:
@@ -193,24 +194,33 @@ class KindSource(Generic[R_co]):
         """Return the same as `for_cluster`; upstream's SyncingForCluster."""
         return self.for_cluster(cluster)
 
-    def _requests(self, cluster: Cluster, event: Event) -> Iterable[R_co | Delayed[R_co]]:
-        for matters in self.predicates:
-            if not matters(event):
-                return ()
-        return self.handler(cluster, event)
+    def _handler_in(self, cluster: Cluster) -> Handler[R_co]:
+        """Return the handler of events that pass every predicate, for the kind as it is watched in a cluster."""
+        kind, metadata_only = self._projected(cluster)
+        predicates, handler = self.predicates, self.handler
+        if isinstance(kind, type) and not metadata_only:
+            handler = watching(handler, kind)
+
+        def requests_of(cluster: Cluster, event: Event) -> Iterable[R_co | Delayed[R_co]]:
+            for matters in predicates:
+                if not matters(event):
+                    return ()
+            return handler(cluster, event)
+
+        return requests_of
 
     def _watch(self, cluster: Cluster, see: Callable[[Event], None]) -> Registration:
         kind, metadata_only = self._projected(cluster)
         resource = cluster.client.known_resource(kind)
         if resource is None:
-            raise ProviderError(f"how {cluster!r} serves {kind} is not known: await discover() before")
+            raise ProviderError(f"how {cluster!r} serves {parse_kind(kind)} is not known: await discover() before")
         return cluster.cache.informer(resource, metadata_only=metadata_only).add_handler(see)
 
     def _projected(self, cluster: Cluster) -> Projected:
         given = Projected(self.kind, self.metadata_only)
         return self.project(cluster, given) if self.project is not None else given
 
-    def _kinds(self, cluster: Cluster) -> tuple[Resource | str, ...]:
+    def _kinds(self, cluster: Cluster) -> tuple[Kind[Any], ...]:
         return (self._projected(cluster).kind, *kinds_of(self.handler))
 
 
@@ -232,8 +242,10 @@ class _KindInCluster(Generic[R_co]):
             del due[delayed.request]
             add(delayed.request)
 
+        requests_of = self._source._handler_in(self._cluster)  # noqa: SLF001 - one class in two parts
+
         def see(event: Event) -> None:
-            for request in self._source._requests(self._cluster, event):  # noqa: SLF001 - one class in two parts
+            for request in requests_of(self._cluster, event):
                 if not isinstance(request, Delayed):
                     add(request)
                 elif request.request not in due:
@@ -259,7 +271,8 @@ class _KindInCluster(Generic[R_co]):
                     await self._registration.synced.wait()
         except TimeoutError:
             raise ClusterNotReady(
-                f"the {self._source.kind} objects of {self._cluster!r} are not known after {timeout_seconds:g} s"
+                f"the {title_of(self._source.kind)} objects of {self._cluster!r} are not known after"
+                f" {timeout_seconds:g} s"
             ) from None
 
 

@@ -12,9 +12,9 @@ from typing import Final
 
 from kplane.provider.aio.backoff import Backoff
 from kplane.provider.aio.cancellation import asked_to_end, complete
-from kplane.provider.cache.store import Extract, require_same
+from kplane.provider.cache.store import Extract, extract_of, require_same
 from kplane.provider.client.kinds import KindName, parse_kind
-from kplane.provider.client.resources import Resource
+from kplane.provider.client.typed import Kind, ObjectT
 from kplane.provider.cluster.cluster import Cluster, Wiring
 from kplane.provider.cluster.context import LOCAL, title_of
 from kplane.provider.cluster.engagement import Engagement
@@ -91,13 +91,13 @@ class Clusters:
             if slot.work is not None and not slot.work.closing:
                 self._begin(aware, slot.work)
 
-    def index_field(self, kind: Resource | str, field: str, extract: Extract) -> None:
+    def index_field(self, kind: Kind[ObjectT], field: str, extract: Callable[[ObjectT], Iterable[str]]) -> None:
         """Index a field in the caches of all clusters, present and future; see `Cache.index_field`."""
-        name = parse_kind(kind)
-        require_same(self._indexes.get((name, field)), extract, kind=name, field=field)
+        name, plain = parse_kind(kind), extract_of(kind, extract)
+        require_same(self._indexes.get((name, field)), plain, kind=name, field=field)
         for engagement in self.engagements():
-            engagement.cluster.cache.index_field(str(name), field, extract)
-        self._indexes[name, field] = extract
+            engagement.cluster.cache.index_field(str(name), field, plain)
+        self._indexes[name, field] = plain
 
     async def add(self, cluster: Cluster) -> None:
         """Add a cluster. Raises ProviderError if its name is taken, and as `add_or_replace`."""

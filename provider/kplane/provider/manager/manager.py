@@ -12,14 +12,13 @@ from kplane.provider.aio.cancellation import complete, end_tasks
 from kplane.provider.aio.running import keep_running
 from kplane.provider.cache.cache import Cache
 from kplane.provider.cache.informer import Transform
-from kplane.provider.cache.store import Extract
 from kplane.provider.client.agent import require_name, user_agent
 from kplane.provider.client.client import Client
 from kplane.provider.client.connections import Connections
 from kplane.provider.client.limits import AnswerLimits
-from kplane.provider.client.resources import Resource
 from kplane.provider.client.rest import FieldValidation
 from kplane.provider.client.server_warnings import WarningHandler
+from kplane.provider.client.typed import Kind, ObjectT
 from kplane.provider.cluster.cluster import CacheScopes, Cluster, Wiring
 from kplane.provider.cluster.context import LOCAL, current_cluster
 from kplane.provider.cluster.recorder import EventRecorder
@@ -189,7 +188,7 @@ class Manager:
         """Refuse to run while a controller is described and not built; `controller()` calls it."""
         self._builders.append(builder)
 
-    def index_field(self, kind: Resource | str, field: str, extract: Extract) -> None:
+    def index_field(self, kind: Kind[ObjectT], field: str, extract: Callable[[ObjectT], Iterable[str]]) -> None:
         """Index a field, so that `cache.list(..., field={field: value})` finds objects by the values of `extract`.
 
         It applies to all clusters, present and future. Raises ProviderError if another function indexes that field, and
@@ -362,7 +361,7 @@ class ScopedManager:
         """Return a component's recorder of Events in the cluster."""
         return self.cluster.recorder(component)
 
-    def index_field(self, kind: Resource | str, field: str, extract: Extract) -> None:
+    def index_field(self, kind: Kind[ObjectT], field: str, extract: Callable[[ObjectT], Iterable[str]]) -> None:
         """Index a field in the cache of the cluster as it is now, as `Cache.index_field`.
 
         A cluster that replaces it does not have the index: `Manager.index_field` is for present and future ones.

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
 from typing_extensions import override
 
 from kplane.provider.access.config import ClusterConfig
 from kplane.provider.client.client import Client
-from kplane.provider.client.kinds import BUILT_IN, parse_kind
-from kplane.provider.client.resources import Resource
+from kplane.provider.client.kinds import BUILT_IN, parse_kind, resource_of
 from kplane.provider.client.server_warnings import ApiWarning
+from kplane.provider.client.typed import Kind
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.errors import ApiError, Unreachable
 from kplane.provider.testing.faults import Fault, Faults, Verb, Warned
@@ -38,28 +38,28 @@ class _Client(Client):
 class FakeCluster(Cluster):
     """A cluster in memory for tests of reconcilers, with the real client, cache and controllers.
 
-    It serves Kubernetes' own kinds and `kinds`, which have a status subresource. Reads, writes, watches, selectors of
-    labels and names, finalizers, generations and conflicts are those of a kube-apiserver. So are merge patches, JSON
-    patches and server-side apply, but lists in `kinds` have one owner each. There is no admission, no validation, no
-    default, no right and no controller: owned objects stay when their owner goes. For these, test with a real API
-    server (fixture `k8s` of `kplane.testing`).
+    It serves Kubernetes' own kinds and `kinds`, which have a status subresource; a class in `kinds` needs its plural.
+    Reads, writes, watches, selectors of labels and names, finalizers, generations and conflicts are those of a
+    kube-apiserver. So are merge patches, JSON patches and server-side apply, but lists in `kinds` have one owner each.
+    There is no admission, no validation, no default, no right and no controller: owned objects stay when their owner
+    goes. For these, test with a real API server (fixture `k8s` of `kplane.testing`).
     """
 
-    def __init__(self, name: str, *, kinds: Iterable[Resource] = ()) -> None:
+    def __init__(self, name: str, *, kinds: Iterable[Kind[Any]] = ()) -> None:
         super().__init__(name, config=ClusterConfig(f"https://fake-cluster-{next(_numbers)}.invalid"))
         self._store = Store()
         self._faults = Faults()
         self.warnings: Final[list[ApiWarning]] = []
         """Warnings that its client got, oldest first."""
         self._transports: list[FakeTransport] = []
-        self._kinds = {(kind.api_version, kind.plural): kind for kind in (*BUILT_IN.values(), *kinds)}
+        self._kinds = {(kind.api_version, kind.plural): kind for kind in (*BUILT_IN.values(), *map(resource_of, kinds))}
 
     def fail(
         self,
         error: ApiError | Unreachable,
         *,
         verb: Verb,
-        kind: Resource | str,
+        kind: Kind[Any],
         times: int = 1,
         takes_effect: bool = False,
     ) -> None:
@@ -70,7 +70,7 @@ class FakeCluster(Cluster):
         """
         self._faults.add(Fault(error, verb, parse_kind(kind), times, takes_effect))
 
-    def warn(self, text: str, *, verb: Verb, kind: Resource | str, times: int = 1) -> None:
+    def warn(self, text: str, *, verb: Verb, kind: Kind[Any], times: int = 1) -> None:
         """Let the next `times` requests of a verb for a kind be answered with a warning; see `fail`.
 
         Raises ProviderError if `kind` is no name of a kind.

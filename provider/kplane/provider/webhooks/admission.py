@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Generic, Literal, cast
 
 import orjson
+from typing_extensions import override
 
 from kplane.provider.client.kinds import KindName
+from kplane.provider.client.typed import ObjectT, TypedKind
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.errors import ProviderError
-from kplane.provider.webhooks.json_patch import difference
+from kplane.provider.webhooks.json_patch import carried, difference
 from kplane.provider.webhooks.reviews import Object, parse_request
 
 __all__ = ["Admission", "Denied", "Operation", "Review", "User", "read_review"]
@@ -48,12 +50,16 @@ class User:
 
 
 @dataclass(slots=True)
-class Admission:
+class Admission(Generic[ObjectT]):
     """A request that an API server is about to carry out.
 
     `object` is the object as it will be, empty for DELETE; a mutating webhook changes it in place. `old_object` is the
     object as it is, for UPDATE and DELETE, and empty for others. `kind` is that of the object, and `subresource` is
     empty for the object itself. With `dry_run` the API server does not write, so a webhook must have no effects either.
+
+    In a webhook for a class, both objects are instances, or None in the place of empty ones. A mutating webhook may set
+    `object` to another instance. Fields that the class does not keep stay as they are. A read of `old_object` raises
+    DecodeFailed if the class cannot decode it.
     """
 
     cluster: Cluster
@@ -63,8 +69,8 @@ class Admission:
     name: str = ""
     """Empty if the API server generates it."""
     subresource: str = ""
-    object: Object = field(default_factory=dict)
-    old_object: Object = field(default_factory=dict)
+    object: ObjectT = field(default_factory=cast("Any", dict))
+    old_object: ObjectT = field(default_factory=cast("Any", dict))
     options: Object = field(default_factory=dict)
     """Options of the request, such as CreateOptions."""
     user: User = field(default_factory=User)
@@ -76,22 +82,49 @@ class Admission:
         self.warnings.append(text)
 
 
+class _TypedAdmission(Admission[Any]):
+    """Decodes the old object when it is read: a bad one must not keep its author from mending it."""
+
+    _decode_old: Callable[[], Any]
+
+    @property
+    @override
+    def old_object(self) -> Any:
+        return self._decode_old()
+
+    @old_object.setter
+    @override
+    def old_object(self, found: Object) -> None:
+        self._old = found
+
+    def read_as(self, kind: TypedKind[Any]) -> None:
+        """Make an instance of the object. Raises DecodeFailed, and Denied for an object that is nested too deeply."""
+        # The instance may share parts of the object, and change them.
+        self.raw = _encode(self.object)
+        old, source = self._old, repr(self.cluster)
+        self._decode_old = lambda: kind.decode(old, source=source) if old else None
+        self.object = kind.decode(self.object, source=source) if self.object else None
+
+
 @dataclass(frozen=True, slots=True)
 class Review:
     """An admission, and the uid of its answer."""
 
     uid: str
-    admission: Admission
+    admission: Admission[Any]
+    typed: TypedKind[Any] | None = None
+
+    def decode(self) -> None:
+        """Make an instance of the object, if the webhook is for a class. Raises DecodeFailed."""
+        if isinstance(self.admission, _TypedAdmission) and self.typed is not None:
+            self.admission.read_as(self.typed)
 
     def snapshot(self) -> bytes:
         """Return the present object as JSON.
 
         Raises Denied if the object cannot be encoded, so that no object passes without its webhook.
         """
-        try:
-            return orjson.dumps(self.admission.object)
-        except TypeError:
-            raise Denied("the object is nested deeper than 254 levels: make it flatter", code=422) from None
+        return _encode(self._encoded())
 
     def allow(self) -> Object:
         """Return the answer that allows the request."""
@@ -100,8 +133,11 @@ class Review:
     def change(self, *, since: bytes) -> Object:
         """Return the answer that allows the request with the changes of the object since a snapshot."""
         answer: Object = {"uid": self.uid, "allowed": True}
-        before = orjson.loads(since)
-        patch = difference(before, self.admission.object) if before else []
+        before, after = orjson.loads(since), self._encoded()
+        if isinstance(self.admission, _TypedAdmission):
+            raw = orjson.loads(self.admission.raw)
+            before, after = raw, carried(raw, before, after)
+        patch = difference(before, after) if before else []
         if patch:
             answer |= {"patchType": "JSONPatch", "patch": base64.b64encode(orjson.dumps(patch)).decode()}
         return self._answer(answer)
@@ -111,14 +147,23 @@ class Review:
         status = {"code": denied.code, "message": str(denied)}
         return self._answer({"uid": self.uid, "allowed": False, "status": status})
 
+    def _encoded(self) -> Object:
+        found = self.admission.object
+        if self.typed is None:
+            return cast("Object", found)
+        return self.typed.encode(found) if found is not None else {}
+
     def _answer(self, answer: Object) -> Object:
         if self.admission.warnings:
             answer["warnings"] = self.admission.warnings
         return {"apiVersion": _API_VERSION, "kind": _KIND, "response": answer}
 
 
-def read_review(body: bytes, *, kind: KindName, cluster: Cluster) -> Review:
-    """Decode an AdmissionReview. Raises ProviderError for any other body, and for a review of another kind."""
+def read_review(body: bytes, *, kind: KindName, cluster: Cluster, typed: TypedKind[Any] | None = None) -> Review:
+    """Decode an AdmissionReview. Raises ProviderError for any other body, and for a review of another kind.
+
+    With a class, the objects are decoded by `Review.decode`.
+    """
     request = parse_request(body, api_version=_API_VERSION, kind=_KIND)
     uid, operation = _text(request, "uid"), _text(request, "operation")
     if not uid or operation not in _OPERATIONS:
@@ -128,7 +173,7 @@ def read_review(body: bytes, *, kind: KindName, cluster: Cluster) -> Review:
     reviewed = KindName(f"{group}/{version}" if group else version, _text(fields, "kind"))
     if reviewed != kind:
         raise ProviderError(f"the request is about {reviewed}, and this webhook about {kind}")
-    admission = Admission(
+    admission = (_TypedAdmission if typed is not None else Admission)(
         cluster=cluster,
         operation=cast("Operation", operation),
         kind=kind,
@@ -141,7 +186,14 @@ def read_review(body: bytes, *, kind: KindName, cluster: Cluster) -> Review:
         user=_user(_object(request, "userInfo")),
         dry_run=request.get("dryRun") is True,
     )
-    return Review(uid, admission)
+    return Review(uid, admission, typed)
+
+
+def _encode(found: object) -> bytes:
+    try:
+        return orjson.dumps(found)
+    except TypeError:
+        raise Denied("the object is nested deeper than 254 levels: make it flatter", code=422) from None
 
 
 def _user(info: Mapping[str, Any]) -> User:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["difference"]
+__all__ = ["carried", "difference"]
 
 
 def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -24,6 +24,21 @@ def _operations(before: Mapping[str, Any], after: Mapping[str, Any], *, at: str)
             yield from _operations(before[key], value, at=path)
         elif not _equal(before[key], value):
             yield {"op": "replace", "path": path, "value": value}
+
+
+def carried(whole: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `whole` with what changed from `before` to `after`, which have only a part of its fields."""
+    result = dict(whole)
+    for key in before.keys() | after.keys():
+        if key not in after:
+            result.pop(key, None)
+        elif key not in before or not _equal(before[key], after[key]):
+            known, former, new = whole.get(key), before.get(key), after[key]
+            if isinstance(known, dict) and isinstance(former, dict) and isinstance(new, dict):
+                result[key] = carried(known, former, new)
+            else:
+                result[key] = new
+    return result
 
 
 def _pointer(at: str, key: str) -> str:

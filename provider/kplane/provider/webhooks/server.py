@@ -9,17 +9,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from kplane.provider.client.kinds import KindName, parse_kind
-from kplane.provider.client.resources import Resource
+from kplane.provider.client.typed import Kind, TypedKind, typed_of
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.cluster.context import LOCAL
-from kplane.provider.errors import ClusterNotFound, ClusterNotReady, ProviderError
+from kplane.provider.errors import ClusterNotFound, ClusterNotReady, DecodeFailed, ProviderError
 from kplane.provider.logs import log_fields
 from kplane.provider.manager.manager import Manager
 from kplane.provider.serving.listening import listening
@@ -32,7 +32,7 @@ __all__ = ["Webhooks"]
 
 log: Final = logging.getLogger(__name__)
 
-Admit = Callable[[Admission], Awaitable[None]]
+Admit = Callable[[Admission[Any]], Awaitable[None]]
 F = TypeVar("F", bound=Admit)
 C = TypeVar("C", bound=Convert)
 
@@ -52,6 +52,7 @@ _FUNCTION_SHARE: Final = 0.9
 @dataclass(frozen=True, slots=True)
 class _Webhook:
     kind: KindName
+    typed: TypedKind[Any] | None
     function: Admit
     mutates: bool
 
@@ -114,20 +115,21 @@ class Webhooks:
         """Paths of all webhooks of the local cluster, sorted."""
         return sorted([*self._admits, *(["/convert"] if self._converts else [])])
 
-    def validate(self, kind: Resource | str) -> Callable[[F], F]:
+    def validate(self, kind: Kind[Any]) -> Callable[[F], F]:
         """Decorate a coroutine function that raises `Denied` for a request that must not be carried out.
 
-        Raises ProviderError if `kind` is no name of a kind, or has such a function already.
+        If `kind` is a class, the function gets instances, and objects that the class cannot decode are refused. Raises
+        ProviderError if `kind` is no name of a kind, or has such a function already.
         """
-        return partial(self._add, "validate", parse_kind(kind))
+        return partial(self._add, "validate", parse_kind(kind), typed_of(kind))
 
-    def mutate(self, kind: Resource | str) -> Callable[[F], F]:
+    def mutate(self, kind: Kind[Any]) -> Callable[[F], F]:
         """Decorate a coroutine function that changes `admission.object` in place, or raises `Denied`.
 
         The API server may call the function several times for a request. So its changes must not depend on the number
         of calls. Raises as `validate`.
         """
-        return partial(self._add, "mutate", parse_kind(kind))
+        return partial(self._add, "mutate", parse_kind(kind), typed_of(kind))
 
     def convert(self, group_kind: str) -> Callable[[C], C]:
         """Decorate a function that converts objects of a kind, such as `example.com/Widget`, to a given apiVersion.
@@ -169,12 +171,12 @@ class Webhooks:
         if not self.listening.is_set():
             raise ProviderError("the webhooks are not served yet; see the log")
 
-    def _add(self, verb: str, kind: KindName, function: F) -> F:
+    def _add(self, verb: str, kind: KindName, typed: TypedKind[Any] | None, function: F) -> F:
         group, _, version = kind.api_version.rpartition("/")
         path = f"/{verb}-{group.replace('.', '-')}-{version}-{kind.kind.lower()}"
         if path in self._admits:
             raise ProviderError(f"there is a function already for {path}")
-        self._admits[path] = _Webhook(kind, function, mutates=verb == "mutate")
+        self._admits[path] = _Webhook(kind, typed, function, mutates=verb == "mutate")
         return function
 
     @web.middleware
@@ -201,7 +203,7 @@ class Webhooks:
         name = request.match_info.get("cluster", LOCAL)
         try:
             body = await _read(request, at_most=_ADMISSION_BYTES)
-            review = read_review(body, kind=webhook.kind, cluster=self._cluster(name))
+            review = read_review(body, kind=webhook.kind, cluster=self._cluster(name), typed=webhook.typed)
         except ClusterNotFound as error:
             return web.Response(status=404, text=str(error))
         except ClusterNotReady as error:
@@ -235,12 +237,15 @@ async def _admit(review: Review, webhook: _Webhook, *, seconds: float) -> web.Re
     """Call the function. A failure gets an HTTP error, so that the `failurePolicy` of the webhook decides."""
     limit = asyncio.timeout(seconds)
     try:
+        review.decode()
         before = review.snapshot()
         async with limit:
             await webhook.function(review.admission)
         answer = review.change(since=before) if webhook.mutates else review.allow()
     except Denied as denied:
         answer = review.deny(denied)
+    except DecodeFailed as error:
+        answer = review.deny(Denied(str(error), code=422))
     except Exception:
         if limit.expired():
             log.warning("failed to admit: it took longer than the %g s that the API server waits", seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -17,10 +17,11 @@ from kplane.provider.cache.event import Event, EventHandler, Registration
 from kplane.provider.cache.feed import Feed
 from kplane.provider.cache.informer import Informer
 from kplane.provider.cache.scope import CacheScope
-from kplane.provider.cache.store import Extract
+from kplane.provider.cache.store import Extract, extract_of
 from kplane.provider.client.client import Client
 from kplane.provider.client.kinds import BUILT_IN, KindName, parse_kind, resource_of
 from kplane.provider.client.resources import Resource
+from kplane.provider.client.typed import Kind, ObjectT
 from kplane.provider.client.written import Written
 from kplane.provider.errors import ClusterNotReady, ProviderError
 from kplane.provider.providers.namespace.view import DEFAULT, NamespaceView
@@ -53,9 +54,7 @@ class NamespaceCache(Cache):
         self._view = view
 
     @override
-    def informer(
-        self, kind: Resource | str, *, metadata_only: bool = False, scope: CacheScope | None = None
-    ) -> Informer:
+    def informer(self, kind: Kind[Any], *, metadata_only: bool = False, scope: CacheScope | None = None) -> Informer:
         """Return the informer of a kind, as `Cache.informer`; raises NotFound for cluster-scoped kinds."""
         if self._closed:
             raise ProviderError(f"{self!r} is closed")
@@ -75,8 +74,17 @@ class NamespaceCache(Cache):
         return part
 
     @override
-    def index_field(self, kind: Resource | str, field: str, extract: Extract, *, metadata_only: bool = False) -> None:
-        self._host.index_field(kind, field, _Within(parse_kind(kind), extract), metadata_only=metadata_only)
+    def index_field(
+        self,
+        kind: Kind[ObjectT],
+        field: str,
+        extract: Callable[[ObjectT], Iterable[str]],
+        *,
+        metadata_only: bool = False,
+    ) -> None:
+        name = parse_kind(kind)
+        within = _Within(name, extract_of(kind, extract))
+        self._host.index_field(str(name), field, within, metadata_only=metadata_only)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,19 @@
-"""From pydantic's JSON schema to the structural schema of a CustomResourceDefinition.
+"""From the JSON schema of a class, by pydantic or msgspec, to the structural schema of a CustomResourceDefinition.
 
-Keywords are taken from a list, and anything else raises: what is dropped silently is validation that is lost silently.
+The absence of a field is the only null, unless the schema says `nullable`. Keywords are taken from a list, and anything
+else raises: what is dropped silently is validation that is lost silently.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from pydantic import BaseModel
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import core_schema
-from typing_extensions import override
+import msgspec
+
+from kplane.provider.client.typed import without_none
+from kplane.provider.errors import ProviderError
 
 __all__ = ["SchemaError", "structural_schema", "to_structural"]
 
@@ -45,51 +46,51 @@ _COPIED: Final = frozenset(
     }
 )
 _TYPES: Final = ("object", "array", "string", "integer", "number", "boolean")
-_FORMATS: Final = frozenset({"int32", "int64", "float", "double", "byte", "date-time"})
+_FORMATS: Final = frozenset(
+    {
+        *("int32", "int64", "float", "double", "byte", "date-time"),
+        *("date", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"),
+    }
+)
+"""Formats that Kubernetes checks, and that mean the same in JSON schema; a duration is another text there."""
 _INT_OR_STRING: Final = "x-kubernetes-int-or-string"
+_PRESERVES: Final = "x-kubernetes-preserve-unknown-fields"
+_NULL: Final = {"type": "null"}
+_INTEGER_OR_STRING: Final = (
+    [{"type": "integer"}, {"type": "string"}],
+    [{"type": "string"}, {"type": "integer"}],
+)
 _ROOT_TEXTS: Final = {
     "apiVersion": "APIVersion is the group and the version of the schema of this object.",
     "kind": "Kind is the type of this object.",
 }
 
 
-class SchemaError(Exception):
-    """A model says something that a structural schema cannot; the message names the place in the model."""
+class SchemaError(ProviderError, ValueError):
+    """A class says something that a structural schema cannot; the message names the place in the class."""
 
 
-class _Generator(GenerateJsonSchema):
-    """pydantic's generator, where the absence of a field is the only null."""
+def structural_schema(cls: type[Any]) -> dict[str, Any]:
+    """Return the `openAPIV3Schema` of a kind, for a pydantic model, a Struct, a dataclass or an attrs class.
 
-    @override
-    def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
-        return self.generate_inner(schema["schema"])
-
-    @override
-    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
-        generated = super().default_schema(schema)
-        if generated.get("default", ...) is None:
-            del generated["default"]
-        return generated
-
-    @override
-    def int_schema(self, schema: core_schema.IntSchema) -> JsonSchemaValue:
-        return {"format": "int64", **super().int_schema(schema)}
-
-    @override
-    def set_schema(self, schema: core_schema.SetSchema) -> JsonSchemaValue:
-        generated = super().set_schema(schema)
-        generated.pop("uniqueItems", None)
-        return {**generated, "x-kubernetes-list-type": "set"}
-
-
-def structural_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the `openAPIV3Schema` of a kind; SchemaError where the model says more than such a schema can."""
-    schema = model.model_json_schema(by_alias=True, mode="validation", schema_generator=_Generator)
-    structural = to_structural(schema)
-    fields = {name: {"type": "string", "description": text} for name, text in _ROOT_TEXTS.items()}
-    structural["properties"] = {**fields, **structural["properties"], "metadata": {"type": "object"}}
-    structural["required"] = [name for name in structural.get("required", []) if name != "metadata"]
+    Raises SchemaError if the class says more than such a schema can.
+    """
+    structural = to_structural(_json_schema(cls))
+    if "properties" not in structural:
+        raise SchemaError(f"{cls.__name__} has no fields: an object of a kind has metadata, spec and status")
+    root = {name: {"type": "string", "description": text} for name, text in _ROOT_TEXTS.items()}
+    fields = {name: schema for name, schema in structural["properties"].items() if name not in root}
+    structural["properties"] = {**root, **fields, "metadata": {"type": "object"}}
+    structural["required"] = [name for name in structural.get("required", []) if name not in {*root, "metadata"}]
     return structural
+
+
+def _json_schema(cls: type[Any]) -> Mapping[str, Any]:
+    generate: Callable[..., Mapping[str, Any]] | None = getattr(cls, "model_json_schema", None)
+    try:
+        return generate(by_alias=True, mode="validation") if generate is not None else msgspec.json.schema(cls)
+    except Exception as error:
+        raise SchemaError(f"failed to make a JSON schema of {cls.__name__}: {error}") from error
 
 
 def to_structural(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,10 +120,7 @@ class _Translation:
                     structural[keyword] = [{"type": "integer"}, {"type": "string"}]
                 case _:
                     structural.update(_keyword(keyword, value, schema, at=at))
-        if "type" not in structural and not structural.keys() & {
-            _INT_OR_STRING,
-            "x-kubernetes-preserve-unknown-fields",
-        }:
+        if "type" not in structural and not structural.keys() & {_INT_OR_STRING, _PRESERVES}:
             raise SchemaError(f"{at or 'the kind'}: a structural schema needs a type, and {dict(schema)} has none")
         return structural
 
@@ -130,8 +128,14 @@ class _Translation:
         self, schema: Mapping[str, Any], *, at: str, within: tuple[str, ...]
     ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
         """Put a definition where it is referred to; what stands beside the reference wins."""
-        while "$ref" in schema or "allOf" in schema:
-            siblings = {keyword: value for keyword, value in schema.items() if keyword not in {"$ref", "allOf"}}
+        while schema.keys() & {"$ref", "allOf"} or _NULL in schema.get("anyOf", ()):
+            siblings = {key: value for key, value in schema.items() if key not in {"$ref", "allOf", "anyOf"}}
+            if "anyOf" in schema:
+                others = [each for each in schema["anyOf"] if each != _NULL]
+                # In alphabetical order, as pydantic writes a schema without null.
+                merged = {**(others[0] if len(others) == 1 else {"anyOf": others}), **siblings}
+                schema = dict(sorted(merged.items()))
+                continue
             if "allOf" in schema:
                 if len(schema["allOf"]) != 1 or "$ref" in schema:
                     raise SchemaError(f"{at}: allOf of several schemas cannot be merged; write one model")
@@ -143,16 +147,28 @@ class _Translation:
                 within = (*within, name)
                 inner = self._definitions[name]
             schema = {**inner, **siblings}
-        return schema, within
+        return _in_terms_of_kubernetes(schema), within
 
     def _additional(self, value: Any, schema: Mapping[str, Any], *, at: str, within: tuple[str, ...]) -> dict[str, Any]:
-        if value is False:
-            return {}  # the API server prunes or refuses unknown fields by itself
+        if value is False or (value is True and schema.get(_PRESERVES)):
+            return {}  # the API server prunes, refuses or keeps unknown fields by itself
         if "properties" in schema:
             raise SchemaError(f"{at}: additionalProperties beside properties; use a dict or a model, not both")
         if value is True:
-            return {"x-kubernetes-preserve-unknown-fields": True}
+            return {_PRESERVES: True}
         return {"additionalProperties": self.translate(value, at=f"{at}{{}}", within=within)}
+
+
+def _in_terms_of_kubernetes(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Say in the keywords of Kubernetes what JSON schema says in others."""
+    if schema.get("type") == "integer" and not schema.keys() & {"format", "enum", "const"}:
+        return dict(sorted({"format": "int64", **schema}.items()))
+    if schema.get("anyOf") in _INTEGER_OR_STRING:
+        return {**schema, _INT_OR_STRING: True}
+    if schema.get("uniqueItems") is True:
+        others = {key: value for key, value in schema.items() if key != "uniqueItems"}
+        return {**others, "x-kubernetes-list-type": "set"}
+    return schema
 
 
 def _keyword(keyword: str, value: Any, schema: Mapping[str, Any], *, at: str) -> dict[str, Any]:
@@ -162,6 +178,8 @@ def _keyword(keyword: str, value: Any, schema: Mapping[str, Any], *, at: str) ->
     match keyword:
         case "description":
             return {keyword: re.sub(r"(?<!\n)\n(?!\n)", " ", value)}
+        case "default":
+            return {} if value is None else {keyword: without_none(value)}
         case "const":
             return {"enum": [value]}
         case "exclusiveMinimum" | "exclusiveMaximum":

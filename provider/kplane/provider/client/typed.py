@@ -1,0 +1,197 @@
+"""Kinds as classes: pydantic models, msgspec Structs, dataclasses, or a class with functions to decode and encode it.
+
+Nothing here imports pydantic: a model is told by its method `model_validate`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeAlias, cast
+
+import msgspec
+from typing_extensions import TypeVar
+
+from kplane.provider.client.resources import Resource
+from kplane.provider.errors import DecodeFailed, ProviderError
+
+__all__ = [
+    "Kind",
+    "ObjectT",
+    "TypedKind",
+    "as_kind",
+    "cause_of",
+    "class_of",
+    "kind_and_body",
+    "title_of",
+    "typed_of",
+    "without_none",
+]
+
+Object = dict[str, Any]
+ObjectT = TypeVar("ObjectT", default=Object)
+Kind: TypeAlias = Resource | str | type[ObjectT]
+"""A kind: a Resource, a name such as `"apps/v1/Deployment"`, or a class that `typed_kind` has declared.
+
+Calls return dicts for the first two, and instances for a class.
+"""
+
+_ATTRIBUTE: Final = "__kplane_kind__"
+_NAMED: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TypedKind(Generic[ObjectT]):
+    """A class that stands for a kind, with the one decoder that all paths use."""
+
+    type: type[ObjectT]
+    name: str
+    """Of the kind, such as `example.com/v1/Widget`."""
+    resource: Resource | None
+    """How clusters serve the kind; None: each is asked."""
+    read: Callable[[Object], ObjectT]
+    write: Callable[[ObjectT], Object]
+
+    def decode(self, found: Object, *, source: str) -> ObjectT:
+        """Make an instance of an object. Raises DecodeFailed with the object, its field, and the remedy.
+
+        `source` names the cluster, cache or webhook that has the object.
+        """
+        try:
+            return self.read(found)
+        except Exception as error:
+            metadata = found.get("metadata")
+            named = metadata if isinstance(metadata, dict) else {}
+            where = "/".join(str(named[key]) for key in ("namespace", "name") if named.get(key))
+            kind = self.name.rpartition("/")[2]
+            raise DecodeFailed(
+                f"failed to decode {kind} {where or 'without a name'} of {source} as {self.type.__name__}:"
+                f" {cause_of(error)}; correct the object, or have class {self.type.__name__} accept it"
+            ) from error
+
+    def encode(self, instance: ObjectT) -> Object:
+        """Make an object of an instance, without fields that are None. Raises ProviderError if it cannot be encoded."""
+        try:
+            made = without_none(self.write(instance))
+        except Exception as error:
+            raise ProviderError(f"failed to encode a {self.type.__name__}: {cause_of(error)}") from error
+        if not isinstance(made, dict):
+            raise ProviderError(f"failed to encode a {self.type.__name__}: its encode function returned no dict")
+        api_version, _, kind = self.name.rpartition("/")
+        return {**made, "apiVersion": api_version, "kind": kind}
+
+
+def class_of(
+    name: str,
+    cls: type[ObjectT],
+    *,
+    resource: Resource | None,
+    decode: Callable[[Object], ObjectT] | None,
+    encode: Callable[[ObjectT], Object] | None,
+) -> type[ObjectT]:
+    """Note on a class which kind it stands for; `typed_kind` documents the arguments."""
+    read, write = decode or _reader(cls), encode or _writer(cls)
+    if read is None or write is None:
+        raise ProviderError(
+            f"{cls.__name__} is no pydantic model, Struct or dataclass: give typed_kind() functions decode and encode"
+        )
+    try:
+        setattr(cls, _ATTRIBUTE, TypedKind(cls, name, resource, read, write))
+    except (AttributeError, TypeError) as error:
+        raise ProviderError(
+            f"{cls.__name__} takes no attribute, so it cannot stand for a kind: derive from it"
+        ) from error
+    return cls
+
+
+def typed_of(kind: Kind[ObjectT]) -> TypedKind[ObjectT] | None:
+    """Return what a class is as a kind; None for a Resource and a name.
+
+    Raises ProviderError for a class that is not declared: a subclass is another class than its base.
+    """
+    if not isinstance(kind, type):
+        return None
+    found = vars(kind).get(_ATTRIBUTE)
+    if found is None:
+        raise ProviderError(
+            f"class {kind.__name__} stands for no kind: decorate it with typed_kind('example.com/v1/{kind.__name__}')"
+        )
+    return cast("TypedKind[ObjectT]", found)
+
+
+def title_of(kind: Kind[Any]) -> str:
+    """Return what people call a kind."""
+    return kind.__name__ if isinstance(kind, type) else str(kind)
+
+
+def as_kind(kind: Kind[ObjectT], found: Object, *, source: str) -> ObjectT:
+    """Return an object as an instance of the class, or as it is for a Resource or a name. Raises DecodeFailed."""
+    typed = typed_of(kind)
+    return cast("ObjectT", found) if typed is None else typed.decode(found, source=source)
+
+
+def kind_and_body(kind: Kind[ObjectT] | ObjectT, body: Object | ObjectT | None) -> tuple[Kind[ObjectT], Object]:
+    """Return the kind and the object of a write, which may be given as an instance alone.
+
+    Raises ProviderError if there is no object, and if the instance is of another class than the kind.
+    """
+    if body is None:
+        if isinstance(kind, (Resource, str, type)):
+            raise ProviderError(f"there is no object to write: give a body for {kind}, or an instance of its class")
+        return type(kind), _body_of(kind)
+    if not isinstance(body, dict) and isinstance(kind, type) and type(body) is not kind:
+        raise ProviderError(f"a {type(body).__name__} cannot be written as {kind.__name__}")
+    return cast("Kind[ObjectT]", kind), _body_of(body)
+
+
+def _body_of(instance: object) -> Object:
+    """Return the object of an instance; a dict is returned as it is. Raises ProviderError as `typed_of`."""
+    if isinstance(instance, dict):
+        return instance
+    typed = typed_of(type(instance))
+    assert typed is not None  # noqa: S101 - it is a class
+    return typed.encode(instance)
+
+
+def cause_of(error: Exception) -> str:
+    """Return why a decoder failed, with the fields: without their values, which may be secret."""
+    told = getattr(error, "errors", None)
+    if callable(told):  # pydantic.ValidationError
+        found: list[dict[str, Any]] = told(include_url=False, include_input=False, include_context=False)
+        causes = [f"{'.'.join(map(str, each['loc'])) or 'the object'}: {each['msg']}" for each in found]
+        more = f"; and {len(causes) - _NAMED} more" if len(causes) > _NAMED else ""
+        return "; ".join(causes[:_NAMED]) + more
+    if isinstance(error, msgspec.ValidationError):
+        cause, _, field = str(error).partition(" - at `$.")
+        return f"{field.removesuffix('`')}: {cause}" if field else cause
+    return str(error) or type(error).__name__
+
+
+def _reader(cls: type[ObjectT]) -> Callable[[Object], ObjectT] | None:
+    validate: Callable[[Object], ObjectT] | None = getattr(cls, "model_validate", None)
+    if validate is not None:
+        return validate
+    return functools.partial(msgspec.convert, type=cls) if _is_plain(cls) else None
+
+
+def _writer(cls: type[ObjectT]) -> Callable[[ObjectT], Object] | None:
+    dump: Callable[..., Object] | None = getattr(cls, "model_dump", None)
+    if dump is not None:
+        return functools.partial(dump, mode="json", by_alias=True, exclude_none=True)
+    return msgspec.to_builtins if _is_plain(cls) else None
+
+
+def _is_plain(cls: type[Any]) -> bool:
+    """Tell whether msgspec reads and writes instances of the class."""
+    return issubclass(cls, msgspec.Struct) or dataclasses.is_dataclass(cls) or hasattr(cls, "__attrs_attrs__")
+
+
+def without_none(value: Any) -> Any:
+    """Leave out None: to an API server it is the same as an absent field, and a patch would delete by it."""
+    if isinstance(value, dict):
+        return {key: without_none(each) for key, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [without_none(each) for each in value]
+    return value
