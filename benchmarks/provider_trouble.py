@@ -11,8 +11,8 @@ JSON, with these times:
   cluster.
 - `hub`: from the create request of an object of the hub to a reconcile for each member, by two peers together. It also
   counts the reconciles that are too many.
-- `outage`: requests of one cluster fail while its API server is down. The times begin with its return, and end with the
-  reconcile of the first and the last request. `processor_seconds` are those of the process during the outage.
+- `outage`: requests of one cluster fail while its API server is down. The times begin with its return. They end with
+  the reconcile of the first and of the last request. `processor_seconds` are those of the process during the outage.
 """
 
 from __future__ import annotations

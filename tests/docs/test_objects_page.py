@@ -42,7 +42,7 @@ async def test_the_operator_brings_its_objects_about_and_then_makes_no_request(c
     await run(BLOCKS[0], names)
     assert len(BLOCKS[0].splitlines()) <= 40
     fleet, client = ClustersProvider(), cluster.make_client()
-    manager = Manager(None, fleet)
+    manager = Manager(None, fleet, name="test")
     controller(manager).for_(WEBSITES).owns("v1/ConfigMap").owns("apps/v1/Deployment").build(names["reconcile"])
     spec = {"image": "web:1", "pages": {"index": "hello"}}
     async with manager:

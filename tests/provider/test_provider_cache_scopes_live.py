@@ -97,7 +97,7 @@ async def test_namespaces_join_and_leave_while_a_controller_runs(
     for each in (namespace, other):
         await create(client, CONFIG_MAPS, each, "old")
     namespaces = Namespaces(namespace)
-    manager = Manager(config, cache_scopes={"v1/ConfigMap": CacheScope(namespaces=namespaces)})
+    manager = Manager(config, cache_scopes={"v1/ConfigMap": CacheScope(namespaces=namespaces)}, name="test")
     seen, gone = set(), set()
 
     async def reconcile(request):

@@ -173,7 +173,7 @@ async def test_a_lease_has_one_holder_as_on_a_server(fake):
     now = 0.0
 
     def lease(identity):
-        return Lease(fake.client, namespace="default", name="l", identity=identity, now=lambda: now)
+        return Lease(fake.client, namespace="default", name="l", identity=identity, now=lambda: now, strict=True)
 
     one, other = lease("one"), lease("other")
     assert not await one.try_acquire(), "it has just been made, and may have been deleted while another one held it"

@@ -57,7 +57,7 @@ def test_import_of_the_provider_loads_no_heavy_module(statement):
 
 def test_manager_loads_the_client_and_no_server():
     """In its constructor, so that no request waits for it in the loop."""
-    statement = "from kplane.provider import Manager; Manager(None, name='x')"
+    statement = "from kplane.provider import Manager; Manager(None, name='test')"
     assert set(loaded_by(statement)) - {"tempfile", "urllib.request"} == set(CLIENT)
     assert loaded_by(f"{statement}\nassert 'aiohttp.web' not in sys.modules") != []
 

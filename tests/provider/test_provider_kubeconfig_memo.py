@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from kplane.provider import ClusterConfig
-from kplane.provider.access import kubeconfigs
+from kplane.provider.access import documents
 from kplane.provider.errors import KubeconfigError
 from kplane.provider.providers._support.memo import KubeconfigMemo
 
@@ -14,8 +14,8 @@ from kplane.provider.providers._support.memo import KubeconfigMemo
 @pytest.fixture
 def parsed(monkeypatch):
     seen = []
-    read = kubeconfigs.read_yaml
-    monkeypatch.setattr(kubeconfigs, "read_yaml", lambda text, **options: (seen.append(text), read(text, **options))[1])
+    read = documents.read_yaml
+    monkeypatch.setattr(documents, "read_yaml", lambda text, **options: (seen.append(text), read(text, **options))[1])
     return seen
 
 

@@ -278,7 +278,7 @@ async def test_serving_shows_metrics_and_routes_of_the_program(caplog):
     async def show(request):
         return web.Response(text="shown")
 
-    manager = Manager(None)
+    manager = Manager(None, name="test")
     routes = [web.get("/debug", show), web.post("/jobs", show)]
     serving = Serving(manager, port=0, registry=registry, collectors=[jobs], routes=routes)
     manager.add(serving)
@@ -302,7 +302,7 @@ async def test_serving_shows_metrics_and_routes_of_the_program(caplog):
 @pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz/mine", "/readyz"])
 def test_serving_refuses_routes_that_are_its_own(path):
     with pytest.raises(ProviderError, match=f"failed to add route '{path}'"):
-        Serving(Manager(None), routes=[web.get(path, None)])
+        Serving(Manager(None, name="test"), routes=[web.get(path, None)])
 
 
 async def test_the_queue_and_what_runs_have_the_names_of_client_go(eventually):

@@ -30,7 +30,7 @@ async def test_all_requests_are_reconciled_soon_after_an_outage(gate, client, na
     loop, done, failures = asyncio.get_running_loop(), {}, []
     cluster = Cluster("a", config=dataclasses.replace(client.config, server=gate.url))
     fleet = ClustersProvider()
-    manager = Manager(None, fleet, workers=4)
+    manager = Manager(None, fleet, workers=4, name="test")
 
     async def reconcile(request):
         try:

@@ -42,7 +42,9 @@ class Behind:
         self.fake._store.followers.update(self.followers)
         # The last event in the cache shows that all before it are.
         await self.fake.client.create(MAPS, body(metadata={"name": "last"}))
-        await eventually(lambda: self.fake.cache.informer(MAPS)._mirrors[0]._own_writes._progress >= self.version + 1)
+        await eventually(
+            lambda: self.fake.cache.informer(MAPS)._parts.of(None).mirror._own_writes._progress >= self.version + 1
+        )
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ async def bundles(cluster, name, resource=VALIDATING_WEBHOOK_CONFIGURATIONS):
 class TestServing:
     @contextlib.asynccontextmanager
     async def serving(self, hosts=("127.0.0.1", "localhost"), **options):
-        manager = Manager(NOWHERE)
+        manager = Manager(NOWHERE, name="test")
         webhooks = Webhooks(manager, self_signed=SelfSigned(*hosts), host="127.0.0.1", port=0, **options)
         manager.add(webhooks)
         async with manager:
@@ -108,7 +108,7 @@ class TestServing:
         assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["::1"]
 
     def test_one_kind_of_certificate_is_needed(self, tmp_path):
-        manager, options = Manager(NOWHERE), SelfSigned("localhost")
+        manager, options = Manager(NOWHERE, name="test"), SelfSigned("localhost")
         for given in (
             {},
             {"certificate": tmp_path},

@@ -169,7 +169,7 @@ async def _served(client):
 async def test_self_signed_certificates_are_trusted_by_the_api_server(client, namespace, eventually):
     """The configuration has no caBundle until the process writes its own."""
     name = f"{namespace}-self-signed"
-    manager = Manager(client.config)
+    manager = Manager(client.config, name="test")
     webhooks = Webhooks(manager, self_signed=SelfSigned("127.0.0.1", validating=(name,)), host="127.0.0.1", port=0)
 
     @webhooks.validate("v1/ConfigMap")

@@ -223,9 +223,7 @@ async def test_sleeper_with_a_slow_webhook_wakes_so_that_its_owner_can_delete_it
     await field.client.patch(CONTROL_PLANE_CLASSES, "slow-hook", {"spec": {"auth": {"lifetime": "20m"}}})
     await annotate(field, "slow-hook", **{WAKE_REQUESTED_ANNOTATION: now()})
     awake = await field.becomes("ControlPlane", "slow-hook", "EndpointUnreachable")
-    # The API server names no webhook whose failures it ignores.
-    assert "check etcd and the admission webhooks of the control plane" in ready_message(awake)
-    assert "ValidatingWebhookConfiguration slow" not in ready_message(awake)
+    assert "of ValidatingWebhookConfiguration slow (Ignore, 10 s)" in ready_message(awake)
     assert awake["status"].get("hibernation") is None
     async with Client(config, field_manager="kplane") as tenant:
         await tenant.delete(VALIDATING_WEBHOOK_CONFIGURATIONS, "slow")

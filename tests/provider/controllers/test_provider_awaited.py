@@ -13,7 +13,7 @@ from kplane.provider.controllers.awaited import AwaitedClusters
 from kplane.provider.controllers.rate_limiter import ItemBackoff
 from kplane.provider.controllers.sources import Channel
 from kplane.provider.providers.clusters import ClustersProvider
-from kplane.provider.serving.metrics import ManagerMetrics
+from kplane.provider.serving.metrics import ManagerMetrics, render_families
 from kplane.provider.testing import FakeCluster, SteeredLoop
 from kplane.provider.testing import eventually as in_the_end
 
@@ -41,7 +41,7 @@ async def test_request_is_repeated_when_missing_cluster_joins(manager, fake_clus
         await given.add_or_replace(cluster)
         cluster.maps.put("x")
         await eventually(lambda: built.awaiting, lambda count: count == 1)
-        text = (await ManagerMetrics(manager).render()).decode()
+        text = render_families(ManagerMetrics(manager).collect()).decode()
         assert 'multicluster_parked_requests{controller="configmap",reason="missing"} 1.0' in text
         assert (built.stats.dropped, len(asking.asked)) == ({}, 1)
         await given.add_or_replace(fake_cluster("b"))
@@ -113,7 +113,7 @@ async def test_request_is_repeated_when_another_process_works_on_the_joined_clus
     fake_cluster, eventually, fleet, given, monkeypatch
 ):
     monkeypatch.setattr("kplane.provider.controllers.multicluster._SWEEP_SECONDS", 0.01)
-    manager = Manager(None, given(), coordinator=OnlyA())
+    manager = Manager(None, given(), coordinator=OnlyA(), name="test")
     asking = Asking(manager)
     built = controller(manager).for_(CONFIG_MAPS).build(asking.reconcile)
     async with fleet(manager) as given:
@@ -129,7 +129,7 @@ async def test_request_is_repeated_when_another_process_works_on_the_joined_clus
 def test_request_is_tried_again_when_missing_cluster_never_joins():
     async def scenario():
         loop, fleet, times = asyncio.get_running_loop(), ClustersProvider(), []
-        manager = Manager(None, fleet)
+        manager = Manager(None, fleet, name="test")
 
         async def reconcile(request):
             times.append(loop.time())

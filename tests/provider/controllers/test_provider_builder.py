@@ -311,7 +311,7 @@ def test_classes_in_place_of_instances_are_refused():
 @pytest.mark.parametrize(("own", "expected"), [(None, 0.05), (0.01, 0.01)], ids=["the manager's", "its own"])
 async def test_reconcile_has_the_time_of_its_manager_or_its_own(given, work, eventually, caplog, own, expected):
     channel = Channel()
-    manager = Manager(None, given(), reconcile_timeout_seconds=0.05)
+    manager = Manager(None, given(), reconcile_timeout_seconds=0.05, name="test")
     builder = controller(manager).named("x").watches_raw(channel)
     built = builder.with_options(timeout_seconds=own).build(work.reconcile)
     work.gates["slow"] = asyncio.Event()
@@ -323,4 +323,4 @@ async def test_reconcile_has_the_time_of_its_manager_or_its_own(given, work, eve
 
 async def test_manager_without_time_for_reconciles_is_refused():
     with pytest.raises(ProviderError, match="a reconcile cannot be given 0 s"):
-        Manager(None, reconcile_timeout_seconds=0)
+        Manager(None, reconcile_timeout_seconds=0, name="test")

@@ -209,7 +209,7 @@ async def test_controllers_of_two_scoped_managers_have_names_of_their_own(manage
 
 
 async def test_controller_scoped_to_the_local_cluster_watches_it_beside_a_provider(given, work, fake_cluster):
-    manager = Manager(ClusterConfig("https://127.0.0.1:1"), given())
+    manager = Manager(ClusterConfig("https://127.0.0.1:1"), given(), name="test")
     built = controller(manager.scoped("")).for_(CONFIG_MAPS).build(work.reconcile)
     assert built._wants(engage(), manager.local)
     assert not built._wants(engage(), fake_cluster("a"))
@@ -224,4 +224,4 @@ async def test_controller_scoped_to_a_missing_local_cluster_is_refused(manager, 
 async def test_controller_of_another_managers_scope_is_refused(manager, given, work):
     built = controller(manager.scoped("a")).for_(CONFIG_MAPS).build(work.reconcile)
     with pytest.raises(ProviderError, match="was made for another manager"):
-        Manager(None, given()).add(built)
+        Manager(None, given(), name="test").add(built)

@@ -63,7 +63,7 @@ def test_a_delayed_request_is_reconciled_when_it_is_due(steered):
         def mapped(cluster, found):
             return [Delayed(ObjectKey("x", "key"), 30), Delayed(Request("elsewhere", "x", "request"), 90)]
 
-        manager = Manager(None, fleet)
+        manager = Manager(None, fleet, name="test")
         builder = controller(manager).named("x").watches(SECRETS, handler)
         builder.watches(SECRETS, enqueue_mapped(mapped)).build(reconcile)
         async with manager:

@@ -32,7 +32,7 @@ class Fleet:
     def __init__(self, *names, **options):
         self.clusters = {name: FakeCluster(name) for name in names}
         self.provider = ClustersProvider()
-        self.manager = Manager(None, self.provider, workers=4)
+        self.manager = Manager(None, self.provider, workers=4, name="test")
         self.reconciles = collections.defaultdict(list)
         self.asks = lambda request: request.cluster
         self.again = None

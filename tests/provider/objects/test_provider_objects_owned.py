@@ -47,13 +47,13 @@ async def owner(fake):
 @pytest.fixture
 def asked(fake, monkeypatch):
     """All requests, as method and last part of the path."""
-    seen, request = [], Client.request
+    seen, request = [], Client._request
 
     async def note(self, method, path, **given):
         seen.append((method, path.rpartition("/")[2]))
         return await request(self, method, path, **given)
 
-    monkeypatch.setattr(Client, "request", note)
+    monkeypatch.setattr(Client, "_request", note)
     return seen
 
 
@@ -258,7 +258,7 @@ async def test_a_process_that_ends_between_two_writes_is_completed_by_the_next(f
     await apply_owned(fake, owner, [config_map("old-1"), config_map("old-2")])
     described = [config_map("new-1", a="1"), config_map("new-2", a="2")]
     verb, number = ("patch", failing) if failing < 2 else ("delete", failing - 2)
-    request, count = Client.request, itertools.count()
+    request, count = Client._request, itertools.count()
 
     async def cut(self, method, path, **given):
         if method == {"patch": "PATCH", "delete": "DELETE"}[verb] and next(count) == number:
@@ -267,7 +267,7 @@ async def test_a_process_that_ends_between_two_writes_is_completed_by_the_next(f
         return await request(self, method, path, **given)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Client, "request", cut)
+        patched.setattr(Client, "_request", cut)
         with pytest.raises(Unreachable):
             await apply_owned(fake, owner, described)
     names = {each["metadata"]["name"] for each in (await fake.client.list(MAPS, namespace="default")).items}
@@ -283,7 +283,7 @@ async def test_a_process_that_ends_between_two_writes_is_completed_by_the_next(f
 
 async def test_drift_comes_back_by_owns(fake):
     fleet = ClustersProvider()
-    manager = Manager(None, fleet)
+    manager = Manager(None, fleet, name="test")
 
     async def reconcile(request, cluster):
         owner = await or_none(cluster.cache.get(WIDGETS, request))

@@ -39,14 +39,14 @@ async def fake():
 @pytest.fixture
 def writes(fake, monkeypatch):
     """The methods of all requests but GET."""
-    seen, request = [], Client.request
+    seen, request = [], Client._request
 
     async def note(self, method, path, **given):
         if method != "GET":
             seen.append(method)
         return await request(self, method, path, **given)
 
-    monkeypatch.setattr(Client, "request", note)
+    monkeypatch.setattr(Client, "_request", note)
     return seen
 
 
@@ -141,7 +141,7 @@ async def test_create_or_update_with_a_cache_asks_nothing_if_nothing_differs(fak
     async def refuse(self, method, path, **given):
         raise AssertionError(f"{method} {path}")
 
-    monkeypatch.setattr(Client, "request", refuse)
+    monkeypatch.setattr(Client, "_request", refuse)
     outcome = await create_or_update(fake.client, body(MAPS), set_data(a="1"), cache=fake.cache)
     assert outcome.result == "unchanged"
 

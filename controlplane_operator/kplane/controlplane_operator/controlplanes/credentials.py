@@ -55,7 +55,7 @@ from kplane.controlplane_operator.watch.backoff import jittered
 from kplane.controlplane_operator.watch.cache import Key
 from kplane.controlplane_operator.watch.event_routing import refused_since
 from kplane.provider import Client, ClusterConfig, NotFound, ProviderError
-from kplane.provider.client.admission import Guard, is_slow_write
+from kplane.provider.client.admission import Guard
 from kplane.provider.client.resources import SERVICE_ACCOUNTS
 from kplane.provider.errors import Unauthorized
 
@@ -289,8 +289,8 @@ class CredentialIssuer:
     ) -> ConditionError | None:
         """Write the identities into the control plane; returns why that is not complete, and can be for a while.
 
-        Raises what `bootstrap` raises before the first publication, and for a failure that no webhook may explain
-        while the published credentials are good (`has_credentials`).
+        Raises what `bootstrap` raises before the first publication, and for a failure that no webhook explains while
+        the published credentials are good (`has_credentials`).
         """
         published = control_plane.status.endpoint is not None
         try:
@@ -315,7 +315,7 @@ class CredentialIssuer:
             # A webhook of the tenant may refuse what kplane writes, or hold it up, and no token that kplane signs. So a
             # sleeper wakes: its owner needs the API server to delete the webhook.
             failure = await tenant_failure(client, _SETTING_UP, error)
-            if has_credentials and not failure.guards and not is_slow_write(error):
+            if has_credentials and not failure.guards:
                 raise
             return failure
         return None

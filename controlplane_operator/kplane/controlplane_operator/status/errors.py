@@ -9,7 +9,7 @@ from kplane.api.names import DELETE_ADMISSION_ANNOTATION
 from kplane.controlplane_operator.errors import OperatorError
 from kplane.controlplane_operator.reasons import Reason
 from kplane.provider import ApiError, ProviderError, Unreachable
-from kplane.provider.client.admission import Guard, is_slow_write, name_guards, refusing_guard
+from kplane.provider.client.admission import Guard, name_guards, refusing_guard
 from kplane.provider.errors import Forbidden, Unauthorized
 
 __all__ = ["ConditionError", "management_refusal", "start_reason", "tenant_error"]
@@ -25,7 +25,7 @@ class ConditionError(OperatorError):
     ) -> None:
         """`waits_for_event` says what the reason says, unless this case is another one.
 
-        `guards` are the webhooks and policies of a tenant that caused the failure.
+        `guards` are the webhooks and policies of a tenant that caused the failure, or may have caused it.
         """
         super().__init__(message)
         self.reason: Final = reason
@@ -42,17 +42,17 @@ def start_reason(reason: Reason, *, published: bool) -> Reason:
 def tenant_error(what: str, error: ProviderError, *, guards: Sequence[Guard] = ()) -> ConditionError:
     """Return what an error of a tenant's API server means; `what` names the address or the act.
 
-    Only the webhook or policy that the error names is blamed. `guards` are the same with the objects that have it, if
-    those were looked up in the control plane (`tenant/admission.py`). A write that ran out of time may have waited for
-    a webhook, or for an etcd that stalled: such a failure passes without a person.
+    `guards` are the webhooks and policies that may have caused it, if somebody has looked for them in the control plane
+    (`tenant/admission.py`). Only an error that names one proves that. A write that ran out of time may have waited for
+    them, or for an etcd that stalled: such a failure passes without a person.
     """
     named = refusing_guard(error)
     if named is not None:
         blamed = [*guards] or [named]
         return ConditionError(Reason.WEBHOOK_REFUSED, f"{what}: {_remedy(blamed)}; {error}", guards=blamed)
-    if is_slow_write(error):
-        remedy = "if that lasts, check etcd and the admission webhooks of the control plane"
-        return ConditionError(Reason.ENDPOINT_UNREACHABLE, f"{what}: a write had no answer in time; {remedy}; {error}")
+    if guards:
+        said = f"{what}: a write had no answer in time; if that lasts, {_remedy(guards)}; {error}"
+        return ConditionError(Reason.ENDPOINT_UNREACHABLE, said, guards=guards)
     match error:
         case Unreachable():
             reason = _BY_WORD[error.reason]

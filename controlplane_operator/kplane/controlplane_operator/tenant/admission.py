@@ -18,12 +18,18 @@ from kplane.controlplane_operator.context import OperatorContext
 from kplane.controlplane_operator.kinds import CONTROL_PLANES
 from kplane.controlplane_operator.status.errors import ConditionError, tenant_error
 from kplane.controlplane_operator.status.partial import as_recorded
+from kplane.controlplane_operator.tenant.bootstrap import TENANT_NAMESPACE
 from kplane.provider import Client, Invalid, NotFound, ProviderError, Resource
 from kplane.provider.client.admission import CONFIGURATIONS, Guard, Write, blamed_guards, guards_of
-from kplane.provider.client.resources import DNS_SUBDOMAIN, LEASES
+from kplane.provider.client.resources import CLUSTER_ROLE_BINDINGS, DNS_SUBDOMAIN, LEASES, SERVICE_ACCOUNTS
 
 __all__ = ["delete_named", "is_deletion_named", "lease_guards", "refused_deletion", "tenant_errors", "tenant_failure"]
 
+_WRITES: Final = (
+    Write(resource=SERVICE_ACCOUNTS, namespace=TENANT_NAMESPACE, operations=frozenset({"CREATE", "UPDATE", "DELETE"})),
+    Write(resource=CLUSTER_ROLE_BINDINGS, operations=frozenset({"CREATE", "UPDATE", "DELETE"})),
+)
+"""What the operator writes inside a control plane."""
 _LEASE_WRITE: Final = Write(resource=LEASES, namespace="kube-system")
 """By which controllers run, see the Lease of mcm."""
 _BY_KIND: Final = {resource.kind: resource for resource in CONFIGURATIONS}
@@ -35,12 +41,11 @@ _LOOK_SECONDS: Final = 5.0
 
 
 async def tenant_failure(client: Client, what: str, error: ProviderError) -> ConditionError:
-    """Return what `tenant_error` does, with the object that has the webhook or policy which the error names.
+    """Return what `tenant_error` does, with the webhook configurations and policies that may have caused the error.
 
-    An error that names none blames none: other webhooks judge such a write as well, and the cause may be etcd. `client`
-    is an administrator of the control plane. It reads the configurations only if the error names a webhook.
+    `client` is an administrator of the control plane. It asks only if a webhook is named, or a write ran out of time.
     """
-    return tenant_error(what, error, guards=await blamed_guards(client, error))
+    return tenant_error(what, error, guards=await blamed_guards(client, error, *_WRITES))
 
 
 @contextlib.asynccontextmanager

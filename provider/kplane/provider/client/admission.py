@@ -32,16 +32,7 @@ from kplane.provider.client.resources import (
 )
 from kplane.provider.errors import ApiError, NotFound, ProviderError, Unreachable
 
-__all__ = [
-    "CONFIGURATIONS",
-    "Guard",
-    "Write",
-    "blamed_guards",
-    "guards_of",
-    "is_slow_write",
-    "name_guards",
-    "refusing_guard",
-]
+__all__ = ["CONFIGURATIONS", "Guard", "Write", "blamed_guards", "guards_of", "name_guards", "refusing_guard"]
 
 CONFIGURATIONS: Final = (
     VALIDATING_WEBHOOK_CONFIGURATIONS,
@@ -129,13 +120,13 @@ async def blamed_guards(
 ) -> list[Guard]:
     """Return the webhooks and policies that may have caused an error of one of the `writes`; empty if none did.
 
-    They are the one that the error names, with its object. Without `writes`, the result has no other ones. If a write
-    was sent and ran out of time, they are all webhooks that judge such a write: each of them may be slow, and none has
-    to be. A read, or a connection that did not stand, waits for no webhook. It raises nothing: if the cluster does not
-    tell within `seconds`, the result has what the error says.
+    They are the one that the error names, with its object. If the write was sent and ran out of time, they are all
+    webhooks that judge such a write: each of them may be slow, and none has to be. A read, or a connection that did not
+    stand, waits for no webhook. It raises nothing: if the cluster does not tell within `seconds`, the result has what
+    the error says.
     """
     named = refusing_guard(error)
-    if named is None and not (writes and is_slow_write(error)):
+    if named is None and not (writes and _ran_out_of_time(error)):
         return []
     if named is not None and not named.webhook:
         return [named]
@@ -178,8 +169,7 @@ def name_guards(guards: Sequence[Guard]) -> str:
     return ", ".join(map(str, guards[:_NAMED])) + more
 
 
-def is_slow_write(error: ProviderError) -> bool:
-    """Tell whether a write was sent and ran out of time: it waited for etcd, or for an admission webhook."""
+def _ran_out_of_time(error: ProviderError) -> bool:
     if isinstance(error, Unreachable):
         return error.timed_out and error.write_sent
     return isinstance(error, ApiError) and error.status == _GATEWAY_TIMEOUT
