@@ -118,7 +118,8 @@ class KeyRecords:
 
     async def _namespace(self, control_plane: ControlPlane) -> Object:
         name = management_namespace(control_plane.name)
-        return self._context.stores.namespaces.get(("", name)) or await self._context.client.get(NAMESPACES, name)
+        known: Object | None = self._context.stores.namespaces.get(("", name))
+        return known if known is not None else await self._context.client.get(NAMESPACES, name)
 
 
 def _is_state(state: Any) -> bool:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, overload
 
 from typing_extensions import override
 
 from kplane.provider.client.resources import Resource
-from kplane.provider.client.typed import Kind, ObjectT, class_of, typed_of
+from kplane.provider.client.typed import Kind, class_of, typed_of
 from kplane.provider.errors import KindMisspelled, NotFound, NotServed, ProviderError
 
 if TYPE_CHECKING:
     from kplane.provider.client.rest import Rest
 
 __all__ = ["KindName", "discover", "parse_kind", "resource_of", "typed_kind"]
+
+C = TypeVar("C")
 
 # What a kube-apiserver of Kubernetes 1.36 serves by default and can be watched. Plurals are the lower-case kind and an
 # s if nothing else is said.
@@ -88,14 +90,27 @@ class KindName(NamedTuple):
         return f"{self.api_version}/{self.kind}"
 
 
+@overload
+def typed_kind(
+    name: str, *, plural: str | None = None, namespaced: bool | None = None
+) -> Callable[[type[C]], type[C]]: ...
+@overload
 def typed_kind(
     name: str,
     *,
     plural: str | None = None,
     namespaced: bool | None = None,
-    decode: Callable[[dict[str, Any]], ObjectT] | None = None,
-    encode: Callable[[ObjectT], dict[str, Any]] | None = None,
-) -> Callable[[type[ObjectT]], type[ObjectT]]:
+    decode: Callable[[dict[str, Any]], C],
+    encode: Callable[[C], dict[str, Any]],
+) -> Callable[[type[C]], type[C]]: ...
+def typed_kind(
+    name: str,
+    *,
+    plural: str | None = None,
+    namespaced: bool | None = None,
+    decode: Callable[[dict[str, Any]], Any] | None = None,
+    encode: Callable[[Any], dict[str, Any]] | None = None,
+) -> Callable[[type[C]], type[C]]:
     """Decorate a class that stands for a kind, such as `"example.com/v1/Widget"`: give it wherever a kind is accepted.
 
     pydantic models, msgspec Structs, dataclasses and attrs classes need no functions. For other classes `decode` makes
