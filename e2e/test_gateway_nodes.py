@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import os
@@ -10,7 +9,7 @@ import re
 import subprocess
 import tempfile
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +23,6 @@ from e2e.nodes import Nodes
 from e2e.platform import Platform, condition
 from e2e.tenant import Tenant
 from e2e.waiting import eventually
-from kplane.provider import Client, ClusterConfig
 
 pytestmark = pytest.mark.k8s_needs("images")
 
@@ -194,33 +192,3 @@ def test_port_forward_carries_several_connections(streams: Streams, pod: str) ->
         for _ in range(3):
             with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/", timeout=_SECONDS) as answer:
                 assert answer.read() == b"served\n"
-
-
-async def test_the_client_of_provider_streams_to_the_pod(tenant: Tenant, pod: str) -> None:
-    """It speaks WebSocket: v5.channel.k8s.io for a command with stdin, v4 for a port."""
-    async with Client(ClusterConfig.load(tenant.kubectl.kubeconfig)) as client:
-        content = os.urandom(3_000_000)
-        result = await client.pods.exec(pod, ["cat"], namespace="default", stdin=content, timeout_seconds=_SECONDS)
-        assert (result.exit_code, result.stdout) == (0, content)
-        result = await client.pods.exec(pod, ["sh", "-c", "echo no >&2; exit 3"], namespace="default")
-        assert (result.exit_code, result.stderr) == (3, b"no\n")
-        async with client.pods.port_forward(pod, _PORT, namespace="default") as forward:
-            for host in ("127.0.0.1", "localhost"):
-                assert await asyncio.to_thread(_page, f"http://{host}:{forward.port}/") == b"served\n"
-        async with client.pods.log_lines(pod, namespace="default", follow=True) as lines:
-            word = f"hello-{next(_NUMBERS)}"
-            await client.pods.exec(pod, ["sh", "-c", f"echo {word} > /proc/1/fd/1"], namespace="default")
-            async with asyncio.timeout(_SECONDS):
-                assert word in [line async for line in _until(lines, word)]
-
-
-async def _until(lines: AsyncIterator[str], last: str) -> AsyncIterator[str]:
-    async for line in lines:
-        yield line
-        if line == last:
-            return
-
-
-def _page(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=_SECONDS) as answer:  # noqa: S310 - of this test
-        return bytes(answer.read())
