@@ -35,9 +35,9 @@ class Counting(Client):
     asked: list[str]
 
     @override
-    async def request(self, method: str, *args: Any, **options: Any) -> Any:
+    async def _request(self, method: str, *args: Any, **options: Any) -> Any:
         self.asked.append(method)
-        return await super().request(method, *args, **options)
+        return await super()._request(method, *args, **options)
 
 
 @dataclass(frozen=True)

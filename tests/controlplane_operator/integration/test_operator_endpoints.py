@@ -296,7 +296,7 @@ async def test_an_endpoint_with_a_condition_of_another_provider_is_kept_up(field
     # The provider is first, as where an endpoint comes with its status.
     await field.client.create(CONTROL_PLANE_ENDPOINTS, {"metadata": {"name": "provided"}, "spec": {}})
     body = {"metadata": {"name": "provided"}, "status": {"conditions": [ready]}}
-    await field.client.apply(CONTROL_PLANE_ENDPOINTS, body, **(provider | {"force": True}), force=True)
+    await field.client.apply(CONTROL_PLANE_ENDPOINTS, body, **(provider | {"force": True}))
     await field.client.patch(CONTROL_PLANE_ENDPOINTS, "provided", {"spec": server})
     assert (await says(field, "provided", "Reachable", "True"))["reason"] == "Answered"
     contested = await says(field, "provided", "Contested", "True")

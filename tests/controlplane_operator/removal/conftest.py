@@ -57,7 +57,7 @@ class Mortal(Client):
     refused: frozenset[str] | set[str] = frozenset()
     """Names of what somebody's admission policy lets nobody write."""
 
-    async def _write(self, what: str, name: str, write: Callable[[], Any]) -> Any:
+    async def _write_or_die(self, what: str, name: str, write: Callable[[], Any]) -> Any:
         if name in self.refused:
             raise Forbidden(403, "Forbidden", "a policy of somebody's says no")
         self._die("before", what, name)
@@ -75,12 +75,12 @@ class Mortal(Client):
     @override
     async def create(self, resource: Resource, body: dict[str, Any], **options: Any) -> Any:
         create = super().create
-        return await self._write("create", body["metadata"]["name"], lambda: create(resource, body, **options))
+        return await self._write_or_die("create", body["metadata"]["name"], lambda: create(resource, body, **options))
 
     @override
     async def patch(self, resource: Resource, name: str, body: dict[str, Any], **options: Any) -> Any:
         patch = super().patch
-        return await self._write("patch", name, lambda: patch(resource, name, body, **options))
+        return await self._write_or_die("patch", name, lambda: patch(resource, name, body, **options))
 
     @override
     async def apply(self, resource: Resource, body: dict[str, Any], **options: Any) -> Any:
@@ -88,12 +88,12 @@ class Mortal(Client):
         conditions = body.get("status", {}).get("conditions", ())
         steps = [condition["reason"] for condition in conditions if condition["type"] == "Deleting"]
         name = " ".join([body["metadata"]["name"], *steps])
-        return await self._write("apply", name, lambda: apply(resource, body, **options))
+        return await self._write_or_die("apply", name, lambda: apply(resource, body, **options))
 
     @override
     async def delete(self, resource: Resource, name: str, **options: Any) -> Any:
         delete = super().delete
-        return await self._write("delete", name, lambda: delete(resource, name, **options))
+        return await self._write_or_die("delete", name, lambda: delete(resource, name, **options))
 
 
 class Data:

@@ -166,10 +166,6 @@ DENIED = [
     ("create", account("kplane-system")),
     ("create", binding(OTHER, user=ACCOUNT)),
     ("create", binding(OTHER, user="default", home=TENANT)),
-    *[
-        ("create", role(where, apiGroups=groups, resources=["events"], resourceNames=None, verbs=EVENT_VERBS))
-        for where, groups in ((OTHER, ["events.k8s.io"]), ("default", ["events.k8s.io", "apps"]))
-    ],
     ("create", role("default", name="events", resources=["events"], resourceNames=None, verbs=EVENT_VERBS)),
     ("create", cluster_role("another")),
     ("create", cluster_role("kplane-registration-4567", resourceNames=None)),
@@ -194,6 +190,10 @@ WITHOUT_RIGHT = [
     ("create", secret(FOREIGN)),
     ("create", role("default", name="kplane-registration-4567")),
     ("create", role("kube-system", name="kplane-registration-4567")),
+    *[
+        ("create", role(where, apiGroups=groups, resources=["events"], resourceNames=None, verbs=EVENT_VERBS))
+        for where, groups in ((OTHER, ["events.k8s.io"]), ("default", ["events.k8s.io", "apps"]))
+    ],
     ("create", role(OTHER, name="kplane-registration-4567", verbs=["get", "patch"])),
     ("create", cluster_role("kplane-registration-4567", apiGroups=[""], resources=["secrets"], verbs=["get"])),
     ("create", own_binding(TENANT, "kplane-registration-4567", role="cluster-admin")),
