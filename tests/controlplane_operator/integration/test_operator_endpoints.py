@@ -290,13 +290,13 @@ async def test_what_somebody_observed_wins_over_the_spec_and_what_nobody_wants_g
 
 
 async def test_an_endpoint_with_a_condition_of_another_provider_is_kept_up(field: Any, server: dict[str, Any]) -> None:
-    provider = {"subresource": "status", "field_manager": "acme-doors", "force": False}
+    provider = {"subresource": "status", "field_manager": "acme-doors"}
     ready = {"type": "Ready", "status": "False", "reason": "Provided", "message": "not yet"}
     ready["lastTransitionTime"] = "2026-01-01T00:00:00Z"
     # The provider is first, as where an endpoint comes with its status.
     await field.client.create(CONTROL_PLANE_ENDPOINTS, {"metadata": {"name": "provided"}, "spec": {}})
     body = {"metadata": {"name": "provided"}, "status": {"conditions": [ready]}}
-    await field.client.apply(CONTROL_PLANE_ENDPOINTS, body, **(provider | {"force": True}))
+    await field.client.apply(CONTROL_PLANE_ENDPOINTS, body, **provider, force=True)
     await field.client.patch(CONTROL_PLANE_ENDPOINTS, "provided", {"spec": server})
     assert (await says(field, "provided", "Reachable", "True"))["reason"] == "Answered"
     contested = await says(field, "provided", "Contested", "True")
@@ -306,7 +306,7 @@ async def test_an_endpoint_with_a_condition_of_another_provider_is_kept_up(field
     assert found["status"]["observedGeneration"] == found["metadata"]["generation"]
     # The provider goes on as before, without force.
     body["status"]["conditions"] = [ready | {"status": "True", "message": "now"}]
-    await field.client.apply(CONTROL_PLANE_ENDPOINTS, body, **provider, force=True)
+    await field.client.apply(CONTROL_PLANE_ENDPOINTS, body, **provider)
     assert (await says(field, "provided", "Ready", "True"))["message"] == "now"
     assert (await condition(field, "provided", "Reachable"))["status"] == "True"
 
