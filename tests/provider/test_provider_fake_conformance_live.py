@@ -358,7 +358,7 @@ def compared(api_server, told, selector=None):
     async def found():
         fake = FakeCluster("fake", kinds=[WIDGETS])
         try:
-            async with Client(ClusterConfig.load(api_server.admin_kubeconfig)) as client:
+            async with Client(ClusterConfig.load(api_server.admin_kubeconfig), field_manager="test") as client:
                 namespace = f"fake-{uuid.uuid4().hex[:8]}"
                 return await differences([Side(client, namespace), Side(fake.client, namespace)], told, selector)
         finally:

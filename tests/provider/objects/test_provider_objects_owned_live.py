@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kplane.provider import Client, Cluster, ClusterConfig, Invalid, NotFound
+from kplane.provider.cluster.cluster import Wiring
 from kplane.provider.objects import apply_owned, or_none, set_controller
 from kplane.provider.testing import eventually
 
@@ -50,6 +51,7 @@ def described():
 @pytest.fixture
 async def cluster(api_server):
     cluster = Cluster("a", config=ClusterConfig.load(api_server.admin_kubeconfig))
+    cluster.wire(Wiring(field_manager="test"))
     yield cluster
     await cluster.aclose()
 
