@@ -162,7 +162,7 @@ async def test_a_peer_tells_of_itself_and_leaves_nothing_held(
 async def test_a_fence_is_taken_and_given_back(namespace: str, limited: Client, spec: Any, stepped_clock: Any) -> None:
     """Criteria 54, 57: the Lease has holder and duration, taking it twice is no error, giving it back frees it."""
     options = {"namespace": namespace, "identity": "it", "timings": LeaseTimings(), "now": stepped_clock}
-    lease = Lease(limited, name="mcr-shard-zoo", **options)
+    lease = Lease(limited, name="mcr-shard-zoo", strict=True, **options)
     await lease.release()
     assert not await lease.try_acquire()  # it may have been deleted while somebody was at work
     stepped_clock.skip(9.0)
