@@ -71,7 +71,7 @@ class Dedicated:
         listed = await self.platform.client.list(
             EVENTS, namespace="default", field_selector=f"involvedObject.uid={self.uid}"
         )
-        return {found["reason"] for found in listed.items if found["source"].get("component") == "mcm"}
+        return {found["reason"] for found in listed.items if found["reportingComponent"] == "mcm"}
 
     async def runs(self, *, mode: str | None) -> None:
         """Wait until an instance of this mode runs."""
