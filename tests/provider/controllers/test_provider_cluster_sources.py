@@ -9,7 +9,7 @@ import pytest
 from kplane.provider import ClusterConfig, ClusterNotReady, Manager, ProviderError, Request, current_cluster
 from kplane.provider.client.resources import CONFIG_MAPS, SECRETS
 from kplane.provider.controllers.builder import controller, engage
-from kplane.provider.controllers.handlers import enqueue_object
+from kplane.provider.controllers.handlers import Delayed, enqueue_object
 from kplane.provider.controllers.sources import Channel, KindSource, Projected, SyncingClusterSource
 
 
@@ -177,6 +177,18 @@ async def test_source_of_one_cluster_runs_without_a_controller(fake_cluster, eve
     running.cancel()
     await asyncio.wait([running])
     assert cluster.maps.handlers == []
+
+
+async def test_source_of_one_cluster_adds_a_request_at_its_earliest_delay(fake_cluster, eventually):
+    request, added, delays = Request("a", "ns", "together"), [], {"x": 600.0, "y": 0.01, "z": 600.0}
+    source = KindSource(CONFIG_MAPS, lambda _, event: [Delayed(request, delays[event.name])])
+    cluster = fake_cluster("a")
+    for name in delays:
+        cluster.maps.put(name)
+    running = asyncio.create_task(source.for_cluster(cluster).run(added.append))
+    await eventually(lambda: added, lambda found: found == [request])
+    running.cancel()
+    await asyncio.wait([running])
 
 
 async def test_source_has_none_for_a_cluster_that_it_excludes(fake_cluster):

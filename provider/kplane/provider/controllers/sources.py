@@ -234,22 +234,29 @@ class _KindInCluster(Generic[R_co]):
         self._started = asyncio.Event()
 
     async def run(self, add: Callable[[R_co], object]) -> NoReturn:
-        """Pass requests to `add` until cancelled."""
-
+        """Pass requests to `add` until cancelled; a delayed request when its earliest delay has passed."""
         loop, due = asyncio.get_running_loop(), dict[R_co, asyncio.TimerHandle]()
 
         def add_due(delayed: Delayed[R_co]) -> None:
             del due[delayed.request]
             add(delayed.request)
 
+        def delay(delayed: Delayed[R_co]) -> None:
+            timer, at = due.get(delayed.request), loop.time() + delayed.seconds
+            if timer is not None and timer.when() <= at:
+                return
+            if timer is not None:
+                timer.cancel()
+            due[delayed.request] = loop.call_at(at, add_due, delayed)
+
         requests_of = self._source._handler_in(self._cluster)  # noqa: SLF001 - one class in two parts
 
         def see(event: Event) -> None:
             for request in requests_of(self._cluster, event):
-                if not isinstance(request, Delayed):
+                if isinstance(request, Delayed):
+                    delay(request)
+                else:
                     add(request)
-                elif request.request not in due:
-                    due[request.request] = loop.call_later(request.seconds, add_due, request)
 
         await self._source.discover(self._cluster)
         registration = self._registration = self._source._watch(self._cluster, see)  # noqa: SLF001
