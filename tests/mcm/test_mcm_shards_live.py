@@ -120,11 +120,6 @@ async def test_replicas_have_their_own_keys_and_keep_their_shards(
         return sum(int(count) for count in _SECRET_WATCHES.findall(text))
 
     before = await watches()
-    for stem in [stems[shard] for shard in sorted(stems)][: _COUNT * 2 : 2]:
-        markers[fleet.name(stem)] = marker = os.urandom(24).hex().encode()
-        await fleet.register(
-            stem, tenant.controllers_secret() | {"marker": marker}, server=tenant.server, profile="Core"
-        )
     server = ClusterConfig.load(api_server.mcm_kubeconfig).server
     async with gate_to(server) as gate:
         behind = tmp_path / "behind-the-gate"
@@ -134,9 +129,18 @@ async def test_replicas_have_their_own_keys_and_keep_their_shards(
         for name in ("mcm-0", "mcm-1"):
             pods.start(name)
         # A new installation does not wait for Leases that nobody had: they would take 90 s.
+        holders = await eventually(
+            pods.holders,
+            lambda held: sorted(list(held.values()).count(name) for name in pods.running) == [SHARDS // 2] * 2,
+            timeout=_PATIENCE,
+        )
+        # The keys come after that: a replica that starts long before the other may read all keys that are there.
+        for stem in [stems[shard] for shard in sorted(stems)][: _COUNT * 2 : 2]:
+            markers[fleet.name(stem)] = marker = os.urandom(24).hex().encode()
+            await fleet.register(
+                stem, tenant.controllers_secret() | {"marker": marker}, server=tenant.server, profile="Core"
+            )
         owners = await pods.ready()
-        holders = await pods.holders()
-        assert sorted(list(holders.values()).count(name) for name in pods.running) == [SHARDS // 2] * 2
 
         # Each has one watch for each of its own Secrets, and no key of the other's.
         assert {owner for owner, _ in owners.values()} == set(pods.running)
