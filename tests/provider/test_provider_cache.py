@@ -133,7 +133,7 @@ async def test_an_index_follows_its_objects(cache, collection, eventually):
     cache.index_field(CONFIG_MAPS, "name", lambda found: found["metadata"]["name"])
     assert names(await cache.list(CONFIG_MAPS, field={"owner": "me", "name": "b"})) == [("x", "b")]
     assert await cache.list(CONFIG_MAPS, field={"owner": "me", "name": "a"}) == []
-    assert cache.informer(CONFIG_MAPS)._store._indexes._found.keys() == {
+    assert cache.informer(CONFIG_MAPS)._store._indexes._entries_by_value.keys() == {
         ("owner", "me"),
         ("owner", "you"),
         ("name", "b"),

@@ -60,14 +60,14 @@ async def test_a_name_is_asked_for_once_at_a_time_however_often_one_gives_up(
             await asyncio.wait_for(resolver.resolve("one.dead"), 0.01)
     await eventually(lambda: name_servers.asked, lambda asked: asked == {"one.dead": 1})
     name_servers.answer.set()
-    await eventually(lambda: [name for name, _ in module._under_way], lambda names: "one.dead" not in names)
+    await eventually(lambda: [name for name, _ in module._pending], lambda names: "one.dead" not in names)
     with pytest.raises(socket.gaierror):
         await resolver.resolve("one.dead")
     assert name_servers.asked == {"one.dead": 2}
 
 
 async def test_so_many_names_at_once_and_no_more(name_servers: NameServers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_AT_ONCE", 2)
+    monkeypatch.setattr(module, "_MAX_LOOKUPS", 2)
     resolver = Resolver()
     waiting = [asyncio.create_task(resolver.resolve(f"full-{number}.dead")) for number in range(2)]
     await asyncio.sleep(0)

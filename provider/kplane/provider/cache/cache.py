@@ -34,7 +34,7 @@ Decoder = Callable[[bytes], T]
 
 
 class InformerKey(NamedTuple):
-    """What users of one informer have in common."""
+    """Key of a shared informer: callers with equal keys share it."""
 
     resource: Resource
     metadata_only: bool
@@ -42,19 +42,19 @@ class InformerKey(NamedTuple):
 
 
 class Cache:
-    """Mirrors each kind that is asked for by one informer, which all users share.
+    """Mirrors each kind that is read, by one informer that all readers share.
 
     An informer starts with the first read of its kind, and runs until `remove`, `pause` or `aclose`. `get` and `list`
     wait at most `sync_timeout_seconds` until the informer has all objects, then raise ClusterNotReady. They raise
-    NotServed or Forbidden as soon as the cluster says that it does not serve the kind, or does not let it be read.
+    NotServed or Forbidden as soon as the API server refuses the kind: it has no such kind, or RBAC denies the read.
     Objects that were read before stay readable.
 
     Writes through the client are in the cache when they return, so that the next read sees them. Informers of a scope
     with a field selector wait for the watch, as do `delete_all` and `request` of the client.
 
     `scope_of` narrows a kind down; reads outside of its `CacheScope` raise ProviderError. `transform` changes each
-    object once before it is kept; its identity must stay. `name` is the cluster's, for logs and task names. `server`
-    learns whether its API server can be reached. The client belongs to the caller.
+    object once before it is stored, and must keep its identity. `name` is the name of the cluster, for logs and task
+    names. `server` records whether the API server can be reached. The caller owns the client and closes it.
     """
 
     def __init__(
@@ -86,21 +86,21 @@ class Cache:
 
     @property
     def state(self) -> FeedState:
-        """The worst state of what its informers follow; ready if there is none. Refused kinds do not count."""
+        """The worst state of the feeds of all informers; ready without informers. Refused kinds do not count."""
         states = {state for informer in self._informers.values() for state in informer.feed_states}
         return next((state for state in _STATES if state in states), "ready")
 
     @property
     def error(self) -> str:
-        """Why an informer cannot reach the server; empty if all can."""
+        """Last error of an informer that cannot reach the server; empty if every informer can."""
         feeds = (feed for informer in self._informers.values() for feed in informer.feeds)
         return next((feed.error for feed in feeds if feed.state == "unreachable"), "")
 
     @property
     def refusals(self) -> Mapping[str, Refusal]:
-        """Kinds that the server does not serve, or does not let be read, by their names."""
-        found = ((str(parse_kind(key.resource)), informer.refusal) for key, informer in self._informers.items())
-        return {kind: refusal for kind, refusal in found if refusal is not None}
+        """Refusals of the server by name of the kind: kinds that it does not serve, or does not let be read."""
+        refusals = ((str(parse_kind(key.resource)), informer.refusal) for key, informer in self._informers.items())
+        return {kind: refusal for kind, refusal in refusals if refusal is not None}
 
     @property
     def restarts(self) -> Mapping[str, int]:
@@ -108,19 +108,19 @@ class Cache:
         return sum((Counter(informer.restarts) for informer in self._informers.values()), self._ended_restarts)
 
     def size_bytes(self) -> Mapping[str, int]:
-        """Return the bytes of the objects by kind."""
+        """Return the size of the stored objects in bytes, by kind."""
         sizes: Counter[str] = Counter()
         for key, informer in self._informers.items():
             sizes[key.resource.kind] += informer.size_bytes
         return sizes
 
     def informer(self, kind: Kind[Any], *, metadata_only: bool = False, scope: CacheScope | None = None) -> Informer:
-        """Return the informer of a kind; it starts now if it is new or paused.
+        """Return the informer of a kind, and start it if it is new or paused.
 
-        With `metadata_only` it is another informer, which keeps apiVersion, kind and metadata; with a `scope` it is one
-        of that scope instead of the cache's own, for example of a single object. Informers with equal arguments are
-        one. Raises ProviderError if the cache is closed, and for a name of a kind that is not Kubernetes' own: await
-        `client.resource(name)` before.
+        Calls with equal arguments return the same informer. With `metadata_only`, the informer keeps only apiVersion,
+        kind and metadata. `scope` replaces the scope of the cache, for example to follow a single object. Raises
+        ProviderError if the cache is closed. Also raises it for the name of a kind that Kubernetes does not define:
+        await `client.resource(name)` before.
         """
         resource = resource_of(kind)
         key = InformerKey(resource, metadata_only, self._scope(resource) if scope is None else scope)
@@ -140,18 +140,18 @@ class Cache:
         *,
         metadata_only: bool = False,
     ) -> None:
-        """Index a field of a kind by the values of `extract`, before or after objects are there.
+        """Index a field of a kind by the values that `extract` returns for an object.
 
-        `extract` gets an object: of a class an instance. One that cannot be decoded is logged, and not found by the
-        field.
+        `extract` gets an instance if `kind` is a class, else a dict. An object that cannot be decoded is logged, and
+        no read by the field returns it.
 
-        The same function may be added twice; another one for the same field raises ProviderError. Present objects are
-        decoded at once: with very many, index before the first read.
+        Adding the same function twice has no effect; another function for the field raises ProviderError. The call
+        decodes all objects in the cache, so index a large collection before its first read.
         """
         name = parse_kind(kind)
         plain = extract_of(kind, extract)
-        known = self._indexes.setdefault((name, metadata_only), {}).setdefault(field, plain)
-        require_same(known, plain, kind=name, field=field)
+        existing = self._indexes.setdefault((name, metadata_only), {}).setdefault(field, plain)
+        require_same(existing, plain, kind=name, field=field)
         for key, informer in self._informers.items():
             if (parse_kind(key.resource), key.metadata_only) == (name, metadata_only):
                 informer.add_index(field, plain)
@@ -184,15 +184,15 @@ class Cache:
         metadata_only: bool = False,
         decoder: Decoder[T] | None = None,
     ) -> ObjectT | T:
-        """Return a copy of an object as last seen, or what `decoder` makes of its JSON.
+        """Return a copy of the cached object, or the result of `decoder` for its JSON.
 
-        If `kind` is a class that `typed_kind` has declared, the object is an instance, which is decoded once for each
-        version and shared by all readers: do not change it.
+        If `kind` is a class that `typed_kind` has declared, the object is an instance of it. All readers share the
+        instance, which is decoded once for each resourceVersion: do not change it.
 
         `key` is a name, with `namespace` for namespaced kinds, or an object with both, such as a `Request`. `kind` may
         be the name of any kind; see `Client.resource`. `decoder` is for example `msgspec.json.Decoder(Widget).decode`.
 
-        Raises NotFound; ClusterNotReady before all objects are known; NotServed and Forbidden (see the class);
+        Raises NotFound; ClusterNotReady before the first list is complete; NotServed and Forbidden (see the class);
         ProviderError for an object outside of the scope; DecodeFailed if the decoder or the class fails.
         """
         typed = _class_of(kind, metadata_only=metadata_only)
@@ -236,10 +236,10 @@ class Cache:
         metadata_only: bool = False,
         decoder: Decoder[T] | None = None,
     ) -> Listed[ObjectT] | Listed[T]:
-        """Return copies of the objects of a kind as last seen, or what the class or `decoder` makes of each.
+        """Return copies of the cached objects of a kind, or an instance or the result of `decoder` for each.
 
-        `namespace=None` means all namespaces of the scope, without those that were added to it and are not read yet;
-        `list` of such a namespace waits until it is read. `field` are values of indexed fields, all of which must
+        `namespace=None` selects all namespaces of the scope, except added namespaces whose first list is not complete.
+        With such a namespace, the call waits for the list. `field` gives values of indexed fields, all of which must
         match. Raises as `get`, except NotFound, and ProviderError for a field without index or an invalid selector.
         """
         typed = _class_of(kind, metadata_only=metadata_only)
@@ -249,46 +249,48 @@ class Cache:
         return cast("Listed[ObjectT]", [self._decoded(informer, entry, typed, decoder) for entry in entries])
 
     def observe(self, written: Written) -> None:
-        """Take in what a write made of an object; see `Informer.observe`. The client calls it."""
+        """Apply the answer to a write to the cache; see `Informer.observe`. The client calls this method."""
         for informer in self._informers.values():
             informer.observe(written)
 
     async def remove(self, kind: Kind[Any]) -> None:
-        """End all informers of a kind, and return when their watches have ended and their objects are forgotten.
+        """Stop all informers of a kind, and return when their watches have ended and their objects are dropped.
 
-        Handlers of these informers are not called again, also those of controllers that watch the kind. The next read
-        of the kind starts an informer anew. A kind without informers is no error.
+        Handlers of these informers are not called again, nor are handlers of controllers that watch the kind. The next
+        read of the kind starts a new informer. A kind without informers is no error.
         """
         name = parse_kind(kind)
-        ended = {key: each for key, each in self._informers.items() if parse_kind(key.resource) == name}
-        self._informers = {key: each for key, each in self._informers.items() if key not in ended}
-        await asyncio.gather(*map(self._end, ended.values()))
+        removed = {key: informer for key, informer in self._informers.items() if parse_kind(key.resource) == name}
+        self._informers = {key: informer for key, informer in self._informers.items() if key not in removed}
+        await asyncio.gather(*map(self._close, removed.values()))
 
     async def pause(self) -> None:
-        """Stop to mirror, and forget all objects; the next read starts anew.
+        """Stop all informers, and drop all objects; the next read of a kind starts a new informer.
 
-        Informers with handlers stay, and their handlers with them: `resume`, or the next read of their kind, starts
-        them again, and gives the handlers the objects that are there then.
+        Informers with handlers are kept. `resume`, or the next read of their kind, starts them again, and passes the
+        objects that exist then to the handlers.
         """
         informers, self._informers = self._informers, {}
         for key, informer in informers.items():
             if informer.has_handlers:
                 self._informers[key] = informer
-        await asyncio.gather(*(each.stop() if each.has_handlers else self._end(each) for each in informers.values()))
+        await asyncio.gather(
+            *(informer.stop() if informer.has_handlers else self._close(informer) for informer in informers.values())
+        )
 
     def resume(self) -> None:
-        """Start the informers again that `pause` left with handlers."""
+        """Restart the informers that `pause` kept for their handlers."""
         for informer in self._informers.values():
             informer.start()
 
     async def aclose(self) -> None:
-        """End all informers with their handlers for good."""
+        """Stop all informers for good, and remove their handlers."""
         self._closed = True
         self._client.ignore_writes(self.observe)
         informers, self._informers = self._informers, {}
-        await asyncio.gather(*map(self._end, informers.values()))
+        await asyncio.gather(*map(self._close, informers.values()))
 
-    async def _end(self, informer: Informer) -> None:
+    async def _close(self, informer: Informer) -> None:
         await informer.aclose()
         self._ended_restarts.update(informer.restarts)
 
@@ -323,7 +325,7 @@ class Cache:
     ) -> Informer:
         informer = self.informer(resource, metadata_only=metadata_only)
         if not informer.is_synced(namespace=namespace):
-            # Before it waits for objects that could not be among them.
+            # Check first: the cache would wait for a list that cannot contain the object.
             informer.scope.require(resource, name=name, namespace=namespace)
             with unanswered():
                 try:

@@ -1,4 +1,4 @@
-"""One cached object: its bytes, and the part of its metadata that everybody needs."""
+"""Entries of a cache: the JSON of an object, and the decoded metadata that every reader needs."""
 
 from __future__ import annotations
 
@@ -89,15 +89,15 @@ _decode_page: Final = msgspec.json.Decoder(_Page).decode
 
 
 class Entry(Struct, gc=False, eq=False):
-    """An object without managedFields. An `EntryReader` decodes the rest of it."""
+    """A cached object without managedFields. An `EntryReader` decodes the rest of its JSON."""
 
     _metadata: _Metadata
     raw: bytes
     indexed: tuple[tuple[str, str], ...] = ()
-    """Names and values of the field indexes that it is found by."""
+    """Names and values of the field indexes that contain this entry."""
     decoded: dict[type[Any], Any] | None = None
-    """What classes made of it: an instance, or a DecodeFailed that was never raised. One that was raised has frames
-    that hold this entry, and nothing would free such a cycle."""
+    """Instances by class, or a DecodeFailed that was never raised. A raised exception references frames that hold this
+    entry, and a Struct without garbage collection would never free such a cycle."""
 
     @property
     def name(self) -> str:
@@ -116,7 +116,7 @@ class Entry(Struct, gc=False, eq=False):
         return metadata.namespace, metadata.name
 
     def with_namespace(self, namespace: str) -> Entry:
-        """Return the same object as if it were in another namespace; its bytes are not changed."""
+        """Return the entry under another namespace; the JSON stays as it is."""
         return Entry(msgspec.structs.replace(self._metadata, namespace=namespace), self.raw, self.indexed)
 
     @property
@@ -152,12 +152,12 @@ class Entry(Struct, gc=False, eq=False):
 
 
 def version_of(resource_version: str) -> int:
-    """Return a resourceVersion as a number: those of one kind and server grow (KEP-5504). 0 if it is no number."""
+    """Return a resourceVersion as a number, 0 if it is none. Versions of one kind and server grow (KEP-5504)."""
     return int(resource_version) if resource_version.isdecimal() else 0
 
 
 class Change(NamedTuple):
-    """One event of a watch: ADDED, MODIFIED, DELETED or BOOKMARK. `initial_end` ends the initial objects."""
+    """An event of a watch: ADDED, MODIFIED, DELETED or BOOKMARK. `initial_end` marks the end of the initial objects."""
 
     type: str
     entry: Entry
@@ -165,7 +165,7 @@ class Change(NamedTuple):
 
 
 class EntryReader:
-    """Makes entries of what one server sends, and objects of entries. It checks everything.
+    """Makes entries of the JSON that a server sends, and decodes entries. All input is checked.
 
     With `metadata_only`, an entry keeps only the bytes of the metadata, even if the server sends more.
     """
@@ -177,7 +177,7 @@ class EntryReader:
         self._texts: dict[str, str] = {}
 
     def change(self, line: bytes) -> Change:
-        """Read a line of a watch. Raises the ApiError of an ERROR event, and Unreachable for anything else."""
+        """Read a line of a watch. Raises the ApiError of an ERROR event, and Unreachable for a malformed line."""
         if not self.metadata_only:
             try:
                 event = _decode_event(line)
@@ -185,13 +185,13 @@ class EntryReader:
                 pass
             else:
                 head = _HEADS.get(event.type)
-                # As every API server writes them; bookmarks, and what others write, have to be looked at again.
+                # Every API server writes these events this way. Bookmarks and other formats take the slow path.
                 if head is not None and line.startswith(head) and line.endswith(b"}"):
                     return Change(event.type, self._entry(event.object.metadata, line[len(head) : -1]))
         return self._any_change(line)
 
     def entry(self, raw: bytes) -> Entry:
-        """Read an object. Raises Unreachable if it is none."""
+        """Read an object. Raises Unreachable if the JSON is no object."""
         try:
             if self.metadata_only:
                 raw = bytes(_decode_parts(raw)["metadata"])
@@ -213,7 +213,7 @@ class EntryReader:
         return entries, page.metadata.resourceVersion, page.metadata.token or None
 
     def decode(self, entry: Entry) -> Object:
-        """Return the whole object, a new one each time. Raises Unreachable if the server sent none."""
+        """Return a new dict with the whole object. Raises Unreachable if the server sent no object."""
         whole = self._decoded(entry.raw)
         if self.metadata_only:
             return {"apiVersion": self.resource.api_version, "kind": self.resource.kind, "metadata": whole}
@@ -222,25 +222,25 @@ class EntryReader:
         return whole
 
     def decode_as(self, entry: Entry, kind: TypedKind[T], *, source: str) -> T:
-        """Return the object as an instance of a class: made once for each version, and shared by all readers.
+        """Return the object as an instance of a class, made once for each version and shared by all readers.
 
         Raises DecodeFailed, and as `decode`.
         """
         if entry.decoded is None:
             entry.decoded = {}
-        found = entry.decoded.get(kind.type)
-        if found is None:
+        decoded = entry.decoded.get(kind.type)
+        if decoded is None:
             try:
-                found = kind.decode(self.decode(entry), source=source)
+                decoded = kind.decode(self.decode(entry), source=source)
             except DecodeFailed as failure:
-                found = DecodeFailed(*failure.args)
-            entry.decoded[kind.type] = found
-        if isinstance(found, DecodeFailed):
-            raise DecodeFailed(*found.args)
-        return cast("T", found)
+                decoded = DecodeFailed(*failure.args)
+            entry.decoded[kind.type] = decoded
+        if isinstance(decoded, DecodeFailed):
+            raise DecodeFailed(*decoded.args)
+        return cast("T", decoded)
 
     def decode_metadata(self, entry: Entry) -> Object:
-        """Return the metadata alone: much less work for large objects."""
+        """Return only the metadata, which is much cheaper to decode for large objects."""
         if self.metadata_only:
             return self._decoded(entry.raw)
         try:
@@ -249,23 +249,23 @@ class EntryReader:
             raise self._malformed() from error
 
     def encoded(self, entry: Entry) -> bytes:
-        """Return the JSON of the whole object as it is kept, with apiVersion and kind. Raises as `decode`."""
+        """Return the stored JSON of the whole object, with apiVersion and kind. Raises as `decode`."""
         api_version, kind = self.resource.api_version.encode(), self.resource.kind.encode()
         if self.metadata_only:
             return b'{"apiVersion":"%s","kind":"%s","metadata":%s}' % (api_version, kind, entry.raw)
         try:
-            found = _decode_type(entry.raw)
+            type_meta = _decode_type(entry.raw)
         except _MALFORMED as error:
             raise self._malformed() from error
-        # Items of a list lack them.
-        if found.apiVersion and found.kind:
+        # Items of a list have no apiVersion and no kind.
+        if type_meta.apiVersion and type_meta.kind:
             return entry.raw
         return orjson.dumps(self.decode(entry))
 
-    def encode(self, found: Object) -> Entry:
-        """Make an entry of an object. Raises ValueError or TypeError if it cannot be one."""
+    def encode(self, obj: Object) -> Entry:
+        """Make an entry of an object. Raises ValueError or TypeError if the dict is no object of the kind."""
         try:
-            return self.entry(orjson.dumps(found))
+            return self.entry(orjson.dumps(obj))
         except Unreachable as error:
             raise ValueError(f"it is no {self.resource.kind} object") from error
 
@@ -303,8 +303,8 @@ class EntryReader:
         return Entry(metadata, raw)
 
     def _without(self, managed: Raw, raw: bytes) -> bytes:
-        # In JSON a quote after a comma begins a key or a text. So if there is only one, and what follows it is the
-        # value that was found in the metadata, it can be cut out. Else, and if it comes first, the long way.
+        # A quote after a comma begins a key or a string in JSON. So if the key occurs once, and the value of the
+        # metadata follows it, both can be cut out. Otherwise, or if the key comes first, decode and encode the object.
         begin = raw.find(_MANAGED)
         value = begin + len(_MANAGED)
         end = value + len(managed)
@@ -315,18 +315,18 @@ class EntryReader:
         return orjson.dumps(whole)
 
     def _shared(self, text: str) -> str:
-        """Return an equal text that was seen before, so that many objects share it."""
+        """Intern a text, so that many objects share one string."""
         texts = self._texts
         if len(texts) >= _SHARED_TEXTS and text not in texts:
             texts.clear()
         return texts.setdefault(text, text)
 
     def _decoded(self, raw: bytes) -> Object:
-        # What was skipped before has not been checked in full: texts may be no UTF-8.
-        found = decode(raw, server=self._server)
-        if not isinstance(found, dict):
+        # The fast path skips most fields unchecked: strings may not be UTF-8.
+        decoded = decode(raw, server=self._server)
+        if not isinstance(decoded, dict):
             raise self._malformed()
-        return cast("Object", found)
+        return cast("Object", decoded)
 
     def _malformed(self) -> Unreachable:
         return Unreachable(

@@ -1,4 +1,4 @@
-"""Events of an informer, and their delivery to handlers: first the present objects, then the changes."""
+"""Events of an informer, and their delivery to handlers: first the existing objects, then the changes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ EventKind = Literal["ADDED", "MODIFIED", "DELETED"]
 
 
 class Event:
-    """One change of one object. `initial` means that the object was there before the handler.
+    """A change of an object. `initial` means that the object existed before the handler was added.
 
-    The object is decoded on first access, once for all handlers: copy it before you change it. DELETED has the last
-    state of the object; MODIFIED has the former one in `old`.
+    The object is decoded on first access, once for all handlers: copy it before you change it. DELETED carries the
+    last state of the object; MODIFIED also carries the previous state, in `old`.
     """
 
     __slots__ = ("_metadata", "_object", "_old", "_old_metadata", "entry", "initial", "kind", "old_entry", "reader")
@@ -42,11 +42,11 @@ class Event:
         self.kind: Final[EventKind] = kind
         self.initial: Final = initial
         self.entry: Final = entry
-        """The object's cheap part: labels, generation and such, decoded already."""
+        """Entry of the object, whose labels, generation and other common metadata are decoded already."""
         self.old_entry: Final = old
-        """That of the object before the change."""
+        """Entry of the object before the change."""
         self.reader: Final = reader
-        """What decodes it."""
+        """Decodes the object."""
         self._object: Object | None = None
         self._metadata: Object | None = None
         self._old: Object | None = None
@@ -105,7 +105,7 @@ class Event:
 
     @property
     def metadata(self) -> Object:
-        """All metadata of the object, such as annotations and owners: less work than `object` for large objects."""
+        """All metadata of the object, such as annotations and owners; cheaper than `object` for large objects."""
         if self._metadata is None:
             self._metadata = self.reader.decode_metadata(self.entry)
         return self._metadata
@@ -144,7 +144,7 @@ class Event:
 log: Final = logging.getLogger(__name__)
 
 EventHandler = Callable[[Event], None]
-"""Is called in the loop and must not block; what it raises is logged."""
+"""A callback that the event loop runs: it must not block. Its exceptions are logged."""
 
 _SLICE: Final = 100
 
@@ -152,8 +152,8 @@ _SLICE: Final = 100
 class Registration:
     """A handler of an informer, until `remove` or the end of the cluster.
 
-    It outlives the pauses of the informer. While no objects are kept it is not called; then it gets those that are
-    there, as at first. It is not called for objects that went meanwhile, so it must not count on a DELETED for each.
+    A registration outlives pauses of the informer. After a pause, the handler gets all existing objects as initial
+    events again. The handler gets no DELETED for an object that was deleted during the pause.
     """
 
     __slots__ = ("_handler", "_paused", "_pending", "_present", "_removed", "_source_synced", "synced")
@@ -168,7 +168,7 @@ class Registration:
         removed: Callable[[Registration], None],
     ) -> None:
         self.synced: Final = asyncio.Event()
-        """Set once the handler was given all objects that were there when it was added; cleared by a pause."""
+        """Set once the handler has got all objects that existed when it was added; cleared by a pause."""
         self._handler = handler
         self._present = present
         self._source_synced = source_synced
@@ -179,33 +179,33 @@ class Registration:
 
     @property
     def removed(self) -> bool:
-        """Whether it was removed."""
+        """Whether the handler was removed."""
         return self._removed is None
 
     def remove(self) -> None:
-        """Remove the handler: it is not called again."""
+        """Remove the handler, which is not called again."""
         removed, self._removed = self._removed, None
         if removed is not None:
             self._pending.clear()
             removed(self)
 
     def pause(self) -> None:
-        """Do not call the handler until `restart`."""
+        """Stop calling the handler until `restart`."""
         self._paused = True
         self._pending = {}
         self.synced.clear()
 
     def restart(self, pending: Iterable[Key] = ()) -> None:
-        """Give the handler these objects, as if it were new."""
+        """Pass these objects to the handler, as if it were new."""
         self._paused = False
-        # From the end, because a dict gives that away cheaply.
+        # Reversed, because `popitem` of a dict takes the last item.
         self._pending = dict.fromkeys(reversed([*pending]))
-        asyncio.get_running_loop().call_soon(self._hand_over)
+        asyncio.get_running_loop().call_soon(self._deliver_initial)
 
     def see(self, event: Event) -> None:
-        """Pass an event on, unless the handler has yet to get the object: it gets the object as it is then.
+        """Pass an event to the handler, unless its initial event is pending, which will carry the latest state.
 
-        DELETED is always passed on: the handler may know the object from an earlier registration.
+        DELETED is always passed: the handler may know the object from an earlier registration.
         """
         if self._removed is None or self._paused:
             return
@@ -216,11 +216,11 @@ class Registration:
         self._call(event)
 
     def settle(self) -> None:
-        """Set `synced` if the handler has all objects."""
+        """Set `synced` if the handler has got all objects."""
         if self._removed is not None and not self._paused and self._source_synced.is_set() and not self._pending:
             self.synced.set()
 
-    def _hand_over(self) -> None:
+    def _deliver_initial(self) -> None:
         for _ in range(_SLICE):
             if not self._pending:
                 break
@@ -229,7 +229,7 @@ class Registration:
             if event is not None:
                 self._call(event)
         if self._pending:
-            asyncio.get_running_loop().call_soon(self._hand_over)
+            asyncio.get_running_loop().call_soon(self._deliver_initial)
         self.settle()
 
     def _call(self, event: Event) -> None:
@@ -240,38 +240,38 @@ class Registration:
 
 
 class Handlers:
-    """Keeps the registrations of one informer: for all namespaces, and for one each."""
+    """Keeps the registrations of an informer, for all namespaces or for a single namespace."""
 
     def __init__(self) -> None:
-        self._everywhere: tuple[Registration, ...] = ()
-        self._within: dict[str, tuple[Registration, ...]] = {}
+        self._all_namespaces: tuple[Registration, ...] = ()
+        self._by_namespace: dict[str, tuple[Registration, ...]] = {}
 
     def __iter__(self) -> Iterator[Registration]:
         """Return all registrations."""
-        return iter([*self._everywhere, *itertools.chain.from_iterable(self._within.values())])
+        return iter([*self._all_namespaces, *itertools.chain.from_iterable(self._by_namespace.values())])
 
     def __bool__(self) -> bool:
-        return bool(self._everywhere or self._within)
+        return bool(self._all_namespaces or self._by_namespace)
 
     def of(self, namespace: str) -> tuple[Registration, ...]:
         """Return the registrations for objects in this namespace."""
-        within = self._within.get(namespace)
-        return self._everywhere if within is None else self._everywhere + within
+        within = self._by_namespace.get(namespace)
+        return self._all_namespaces if within is None else self._all_namespaces + within
 
     def add(self, registration: Registration, *, namespace: str | None) -> None:
         """Add a registration for a namespace or, with None, for all."""
         if namespace is None:
-            self._everywhere += (registration,)
+            self._all_namespaces += (registration,)
         else:
-            self._within[namespace] = (*self._within.get(namespace, ()), registration)
+            self._by_namespace[namespace] = (*self._by_namespace.get(namespace, ()), registration)
 
     def remove(self, registration: Registration, *, namespace: str | None) -> None:
         """Remove a registration."""
         if namespace is None:
-            self._everywhere = tuple(each for each in self._everywhere if each is not registration)
+            self._all_namespaces = tuple(other for other in self._all_namespaces if other is not registration)
             return
-        left = tuple(each for each in self._within.get(namespace, ()) if each is not registration)
-        if left:
-            self._within[namespace] = left
+        remaining = tuple(other for other in self._by_namespace.get(namespace, ()) if other is not registration)
+        if remaining:
+            self._by_namespace[namespace] = remaining
         else:
-            self._within.pop(namespace, None)
+            self._by_namespace.pop(namespace, None)

@@ -1,4 +1,4 @@
-"""Follows the objects of a kind: lists or streams what is there, watches what changes, and retries whatever fails."""
+"""Lists and watches the objects of a kind, as the reflector of client-go does, and retries every failure."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ __all__ = ["Feed", "FeedState", "Refusal", "Sink"]
 log: Final = logging.getLogger(__name__)
 
 FeedState = Literal["connecting", "ready", "unreachable", "refused"]
-"""`refused` is the server's answer for this kind alone; `unreachable` says something of the server."""
+"""`refused` concerns this kind alone; `unreachable` concerns the whole server."""
 
 _STEADY_SECONDS: Final = 5.0
 _SLICE: Final = 100
-"""Number of events that are handled before other tasks get their turn: about a millisecond of work."""
+"""Number of events that are handled before the loop runs other tasks: about a millisecond of work."""
 _PATIENCE: Final = 3
 """Number of consecutive failures before a full relist, and before a relist in pages instead of by a stream."""
 _STREAM_DEADLINES: Final = 10
@@ -53,31 +53,31 @@ _REFUSALS: Final = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_E
 
 
 class Refusal(NamedTuple):
-    """Why a server that answers shows nothing of a kind: it has no such kind, or the identity must not read it."""
+    """Reason why the server refuses reads of a kind: it does not serve the kind, or RBAC denies the read."""
 
     reason: Literal["NotServed", "Forbidden"]
     message: str
 
 
 class Sink(Protocol):
-    """Receives what a `Feed` finds."""
+    """Receives the objects and changes of a `Feed`."""
 
     def begin(self) -> None:
-        """Note that the feed is about to ask for all objects: `replace` has no older state than that of this moment."""
+        """Note that a list begins: the objects of the next `replace` are read after this moment."""
 
     async def replace(self, entries: list[Entry], *, resource_version: str) -> None:
-        """Take these as all objects that there are at a resourceVersion, which is empty if it is not known."""
+        """Replace all objects by the objects at a resourceVersion, which is empty if it is unknown."""
 
     def apply(self, changes: list[Change], *, resource_version: str) -> None:
-        """Take in the next changes, up to a resourceVersion; there are no bookmarks among them."""
+        """Apply the next changes, up to a resourceVersion. Bookmarks are left out."""
 
     def refused(self) -> None:
-        """Note that the server begins to refuse the kind."""
+        """Note that the server has begun to refuse the kind."""
 
 
 @dataclass(slots=True)
 class _Listing:
-    """One list of objects that stay bytes."""
+    """A list whose objects stay bytes."""
 
     reader: EntryReader
     entries: list[Entry] = field(default_factory=list)
@@ -85,33 +85,33 @@ class _Listing:
 
     @property
     def accept(self) -> str:
-        """The media type to ask for."""
+        """Media type for the Accept header."""
         return METADATA_LIST if self.reader.metadata_only else JSON
 
     def add(self, body: bytes, *, intake: Intake) -> str | None:
-        """Take in a page and return the token of the next one. Raises Unreachable if the body is no page of a list."""
+        """Add a page and return the token of the next page. Raises Unreachable if the body is no page of a list."""
         intake.count(body)
-        found, self.resource_version, token = self.reader.page(body)
-        self.entries += found
+        entries, self.resource_version, token = self.reader.page(body)
+        self.entries += entries
         return token
 
 
 class Feed:
-    """Hands a sink all objects of a scope, and every change, until cancelled. Retries each failure with a backoff.
+    """Passes all objects of a scope, and every change, to a sink until cancelled. Retries failures with a backoff.
 
-    `scope` names one namespace at most. A kind that is not there, or must not be read, is `refused`. Feeds that wait
-    because the server is unreachable retry as soon as it answers another feed with the same `server`.
+    `scope` has one namespace at most. If the server does not serve the kind, or RBAC denies the read, the state is
+    `refused`. All feeds of an unreachable server share `server`, and retry as soon as the server answers another feed.
 
     A collection is streamed (KEP-3157, on by default since Kubernetes 1.34) or, if the server refuses, listed in pages.
     Watches resume at the last resourceVersion. The feed relists when that version has expired, and every
-    `relist_seconds`, shortened at random by up to half. The regular relist is needed: an API server whose etcd was
-    restored to an earlier state waits silently for a version from before (measured).
+    `relist_seconds`, shortened at random by up to half. The regular relist is needed after a restore of etcd: a watch
+    from a resourceVersion that lies in the future waits silently (measured).
 
-    One object by its name and namespace needs only `get` and `watch` on that name (a Role with `resourceNames`). Each
-    round opens a watch with the field selector `metadata.name=<name>` and no resourceVersion, then reads the object. So
-    the feed misses no change between the two, knows an absent object as absent, and has no version that could expire.
-    Events of the watch from before the read have a lower resourceVersion, and are dropped. With a field selector it is
-    read as a collection, because only the API server knows what the selector means.
+    A single object, by name and namespace, needs only `get` and `watch` on that name (a Role with `resourceNames`).
+    Each round opens a watch with the field selector `metadata.name=<name>` and no resourceVersion, then reads the
+    object. So the feed misses no change between the two, notices an absent object, and has no version that can expire.
+    Events from before the read have a lower resourceVersion, and are dropped. With a field selector, the feed lists a
+    collection instead, because only the API server can evaluate the selector.
     """
 
     def __init__(
@@ -129,9 +129,9 @@ class Feed:
     ) -> None:
         self.state: FeedState = "connecting"
         self.error = ""
-        """The last failure; empty if there is none now."""
+        """Last failure; empty after a success."""
         self.refusal: Refusal | None = None
-        """Why the server refuses the kind, if it does."""
+        """Reason of the refusal, if the server refuses the kind."""
         self.restarts: Final[Counter[str]] = Counter()
         """Number of watches that ended, by reason: closed, expired, refused, unreachable, failed."""
         self._client = client
@@ -148,30 +148,30 @@ class Feed:
         self._resource_version: str | None = None
         self._relist_at = 0.0
         self._read_version = 0
-        """resourceVersion of the one object when it was read; 0 for collections."""
+        """resourceVersion of a single object when it was read; 0 for collections."""
         self._expired = False
-        """Whether a version has expired since the last watch that lived for a while."""
-        self._outage = False
-        """Whether the server could not be reached the last times."""
+        """Whether a resourceVersion has expired since the last steady watch."""
+        self._in_outage = False
+        """Whether the last attempts could not reach the server."""
         self._hurried = False
-        """Whether the last wait ended because the server answered another feed. The next wait takes its full time, so
-        that a server which answers now and then is not asked in a loop."""
+        """Whether the last wait ended early, because the server answered another feed. The next wait takes its full
+        time, so that a server which answers now and then does not cause a busy loop."""
         self._warned = ""
-        """The kind of failure that was logged last as one that repeats."""
+        """Exception name of the last warning, which is not logged again at that level."""
 
     @override
     def __str__(self) -> str:
         return f"{self._resource.plural} {self._scope}".rstrip()
 
     def reset(self) -> None:
-        """Begin with a new list the next time that it runs."""
+        """Forget the state, so that the next `run` begins with a new list."""
         self.state, self.error, self.refusal = "connecting", "", None
         self._resource_version, self._hurried, self._warned = None, False, ""
-        self._expired = self._outage = False
+        self._expired = self._in_outage = False
         self._backoff.reset()
 
     async def run(self) -> NoReturn:
-        """Follow until cancelled."""
+        """List and watch until cancelled."""
         try:
             await self._retry()
         finally:
@@ -185,12 +185,12 @@ class Feed:
             except Expired as error:
                 self._resource_version = None
                 self.restarts["expired"] += 1
-                # One expired version is normal, most of all after an outage. The server has a problem if it repeats.
+                # A single expired version is normal, most of all after an outage. Repeated ones need a backoff.
                 if self._expired:
                     await self._pause(error)
                 self._expired = True
             except ProviderError as error:
-                if not self._passes(error):
+                if not self._can_resume(error):
                     self._resource_version = None
                 self.restarts["refused" if isinstance(error, ApiError) else "unreachable"] += 1
                 await self._pause(error)
@@ -200,24 +200,24 @@ class Feed:
                 self.restarts["failed"] += 1
                 await self._pause(error)
 
-    def _passes(self, error: ProviderError) -> bool:
-        """Whether the next watch can resume at the same resourceVersion."""
+    def _can_resume(self, error: ProviderError) -> bool:
+        """Tell whether the next watch can resume at the same resourceVersion after an error."""
         if isinstance(error, (Unauthorized, Forbidden, ServerError)):
             return self._backoff.failures < _PATIENCE
         return isinstance(error, TooManyRequests) or not isinstance(error, (ApiError, AnswerTooLarge))
 
     @contextlib.contextmanager
-    def _living(self, seconds: float) -> Iterator[None]:
-        """Take a watch that lives for a while as a success, and no other one.
+    def _steady(self, seconds: float) -> Iterator[None]:
+        """Reset the backoff once the watch has been open for some seconds.
 
-        Otherwise a server that ends each watch at once would be asked in a loop.
+        Without this delay, a server that closes each watch at once would cause a busy loop.
         """
         self.state, self.error, self.refusal = "ready", "", None
         self._server.observe(self, answers=True)
         self._server.answered()
         loop = asyncio.get_running_loop()
         steady_seconds, began = min(_STEADY_SECONDS, seconds / 2), loop.time()
-        timer = loop.call_later(steady_seconds, self._succeeded)
+        timer = loop.call_later(steady_seconds, self._mark_steady)
         try:
             yield
         finally:
@@ -225,9 +225,9 @@ class Feed:
         if loop.time() - began < steady_seconds:
             raise Unreachable(f"the watch of {self} ended as soon as it began", kind="protocol")
 
-    def _succeeded(self) -> None:
+    def _mark_steady(self) -> None:
         self._backoff.reset()
-        self._hurried = self._expired = self._outage = False
+        self._hurried = self._expired = self._in_outage = False
         if self._warned:
             log.info("watching %s again", self)
             self._warned = ""
@@ -237,13 +237,13 @@ class Feed:
         self.refusal = _refusal(error)
         self._server.observe(self, answers=not _is_of_server(error))
         unreachable = isinstance(error, Unreachable) and _is_of_server(error)
-        if self._outage and not unreachable:
-            # Delays that grew in the outage say nothing of a server that answers again.
+        if self._in_outage and not unreachable:
+            # The server answers again, so the long delays of the outage do not apply to it.
             self._backoff.reset()
         delay = self._backoff.next_delay()
-        self._outage = unreachable and self._backoff.failures >= _PATIENCE
-        asked = error.retry_after_seconds if isinstance(error, TooManyRequests) else None
-        delay = max(delay, min(asked or 0.0, 60.0))
+        self._in_outage = unreachable and self._backoff.failures >= _PATIENCE
+        retry_after = error.retry_after_seconds if isinstance(error, TooManyRequests) else None
+        delay = max(delay, min(retry_after or 0.0, 60.0))
         self._log(type(error).__name__, delay)
         if self.refusal is not None:
             self._server.answered()
@@ -259,7 +259,7 @@ class Feed:
             await asyncio.sleep(delay)
 
     def _log(self, failure: str, delay: float) -> None:
-        """Log a failure when it is new, and as a warning once it repeats: a failure alone is nothing unusual."""
+        """Log a failure: the first as info, a repeated one once as a warning. A single failure is normal."""
         level = logging.INFO
         if self._backoff.failures > 1:
             level = logging.DEBUG if failure == self._warned else logging.WARNING
@@ -268,7 +268,7 @@ class Feed:
 
     async def _follow(self) -> None:
         name = self._scope.name
-        if name is not None and self._scope.field_selector is None and not self._is_spread:
+        if name is not None and self._scope.field_selector is None and not self._spans_namespaces:
             await self._follow_object(name)
             return
         now = asyncio.get_running_loop().time()
@@ -283,13 +283,13 @@ class Feed:
                 label_selector=self._scope.label_selector,
                 field_selector=self._field_selector,
             )
-            await self._begin(listing.entries, listing.resource_version)
+            await self._replace(listing.entries, listing.resource_version)
         # The watch must end when the next relist is due.
         left = max(1.0, self._relist_at - asyncio.get_running_loop().time())
         seconds = min(self._watch_seconds * random.uniform(0.8, 1.0), left)  # noqa: S311
         async with self._watch(seconds=seconds, resource_version=self._resource_version) as watch:
             await watch.open()
-            with self._living(seconds):
+            with self._steady(seconds):
                 await self._consume(watch)
 
     async def _follow_object(self, name: str) -> None:
@@ -298,21 +298,21 @@ class Feed:
             await watch.open()
             self._sink.begin()
             try:
-                found = await self._client.get(self._resource, name, namespace=self._namespace)
+                existing = await self._client.get(self._resource, name, namespace=self._namespace)
             except NotFound:
                 entries: list[Entry] = []
             else:
-                entries = [self._reader.encode(found)]
+                entries = [self._reader.encode(existing)]
             self._read_version = max((entry.version for entry in entries), default=0)
-            # A GET knows no selectors.
+            # GET takes no label selector, so it is applied here.
             matches = parse_label_selector(self._scope.label_selector or "")
             version = entries[0].resource_version if entries else ""
             await self._sink.replace([entry for entry in entries if matches(entry.labels)], resource_version=version)
-            with self._living(seconds):
+            with self._steady(seconds):
                 await self._consume(watch)
 
     async def _stream(self) -> bool:
-        """Have the server stream all objects, then follow. Returns False if the server cannot."""
+        """Stream all objects from the server, then watch. Returns False if the server does not support streaming."""
         server = self._client.config.server
         seconds = min(self._watch_seconds * random.uniform(0.8, 1.0), self._relist_seconds)  # noqa: S311
         self._sink.begin()
@@ -325,18 +325,18 @@ class Feed:
                 log.info("listing %s of %s in pages: the server refuses to stream them: %s", self, server, error)
                 self._server.refuses_streams = True
                 return False
-            lines = await self._initial(watch)
+            lines = await self._read_initial(watch)
             if lines is None:
                 log.info("listing %s of %s in pages: the stream has no end of the initial objects", self, server)
                 self._server.refuses_streams = True
                 return False
-            with self._living(seconds):
-                await self._take(lines)
+            with self._steady(seconds):
+                await self._handle(lines)
                 await self._consume(watch)
         return True
 
-    async def _initial(self, watch: Watch) -> list[bytes] | None:
-        """Read the initial objects. Returns the lines after them, or None if the server never ends them."""
+    async def _read_initial(self, watch: Watch) -> list[bytes] | None:
+        """Read the initial objects. Returns the lines after them, or None if their end bookmark never comes."""
         present: dict[Key, Entry] = {}
         limits, server = self._client.limits, self._client.config.server
         with limits.intake(server=server, is_list=True) as intake:
@@ -348,7 +348,7 @@ class Feed:
                             intake.count(line)
                             change = self._reader.change(line)
                             if change.initial_end:
-                                await self._begin([*present.values()], change.entry.resource_version)
+                                await self._replace([*present.values()], change.entry.resource_version)
                                 return lines[number:]
                             if change.type == "DELETED":
                                 present.pop(change.entry.key, None)
@@ -362,15 +362,15 @@ class Feed:
         async with asyncio.timeout(self._client.timeout_seconds):
             return await watch.read()
 
-    async def _begin(self, entries: list[Entry], resource_version: str) -> None:
+    async def _replace(self, entries: list[Entry], resource_version: str) -> None:
         relist_seconds = self._relist_seconds * random.uniform(0.5, 1.0)  # noqa: S311
         self._relist_at = asyncio.get_running_loop().time() + relist_seconds
         await self._sink.replace(entries, resource_version=resource_version)
         self._resource_version = resource_version
 
     @property
-    def _is_spread(self) -> bool:
-        """Whether objects of one name can be in several namespaces."""
+    def _spans_namespaces(self) -> bool:
+        """Whether objects of the same name can exist in several namespaces."""
         return self._resource.namespaced and self._namespace is None
 
     @property
@@ -393,9 +393,9 @@ class Feed:
 
     async def _consume(self, watch: Watch) -> None:
         while lines := await watch.read():
-            await self._take(lines)
+            await self._handle(lines)
 
-    async def _take(self, lines: list[bytes]) -> None:
+    async def _handle(self, lines: list[bytes]) -> None:
         for start in range(0, len(lines), _SLICE):
             if start:
                 await asyncio.sleep(0)
@@ -403,28 +403,28 @@ class Feed:
             try:
                 changes.extend(map(self._reader.change, lines[start : start + _SLICE]))
             finally:
-                # Also what came before an error.
+                # Apply the changes before a malformed line too.
                 self._apply(changes)
 
     def _apply(self, changes: list[Change]) -> None:
-        news = [change for change in changes if change.type != "BOOKMARK"]
+        events = [change for change in changes if change.type != "BOOKMARK"]
         if self._read_version:
-            # The watch of one object repeats events from before the object was read.
-            news = [change for change in news if not 0 < change.entry.version < self._read_version]
+            # The watch of a single object repeats events from before the read.
+            events = [change for change in events if not 0 < change.entry.version < self._read_version]
         if changes:
             self._resource_version = changes[-1].entry.resource_version or self._resource_version
-            self._sink.apply(news, resource_version=self._resource_version or "")
+            self._sink.apply(events, resource_version=self._resource_version or "")
 
 
 def _refusal(error: Exception) -> Refusal | None:
-    """Return what an error says of the kind alone. Lists and watches are not found if there is no such kind."""
+    """Return the refusal that an error means, if any. A list or watch gets 404 if the server has no such kind."""
     if isinstance(error, NotFound):
         return Refusal("NotServed", error.message)
     return Refusal("Forbidden", error.message) if isinstance(error, Forbidden) else None
 
 
 def _is_of_server(error: Exception) -> bool:
-    """Tell whether an error is likely to end for all feeds of a server at once."""
+    """Tell whether an error concerns the whole server, so that it ends for all feeds at once."""
     if isinstance(error, Unreachable):
         return error.kind != "protocol"
     return isinstance(error, (ServerError, Unauthorized))

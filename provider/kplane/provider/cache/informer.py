@@ -1,4 +1,4 @@
-"""Mirrors the objects of a kind, and passes every change to handlers."""
+"""Mirrors the objects of a kind in memory, and passes every change to handlers."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ _STATES: Final[tuple[FeedState, ...]] = ("refused", "unreachable", "connecting",
 
 
 class Informer:
-    """Mirrors the objects of a kind: from `start` until `stop`, as a `Cache` does, or while `run` runs.
+    """Mirrors the objects of a kind in memory: from `start` until `stop`, or while `run` runs.
 
-    `namespace`, `label_selector`, `field_selector` and `name` narrow it down; see `CacheScope`. Several namespaces are
-    listed and watched one by one, and may change if they are `Namespaces`. Reads outside of that raise ProviderError.
+    `namespace`, `label_selector`, `field_selector` and `name` restrict the objects; see `CacheScope`. Each namespace
+    has its own list and watch, and `Namespaces` may change at any time. Reads outside of the scope raise ProviderError.
 
-    Objects stay bytes, without managedFields, until they are read. Each read makes a new object, which the reader may
-    change. With `metadata_only`, objects have only apiVersion, kind and metadata, and the server sends no more.
+    Objects are stored as bytes, without managedFields, until they are read. Each read makes a new object, which the
+    reader may change. With `metadata_only`, the server sends only apiVersion, kind and metadata.
 
-    The objects take at most `limits.list_bytes` of the client, if that is set. A server with more of them counts as
-    unreachable, and the objects that are known stay. `cluster` is a name for logs and task names. Informers of one
-    server share `server`.
+    `limits.list_bytes` of the client limits the size of all objects, if it is set. A server that sends more counts as
+    unreachable, and the cached objects stay. `cluster` is a name for logs and task names. Informers of the same server
+    share `server`.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class Informer:
             label_selector=label_selector,
             field_selector=field_selector,
         )
-        """The objects that it mirrors."""
+        """Selects the objects that the informer mirrors."""
         self.synced = asyncio.Event()
-        """Set once all objects were read for the first time; cleared by `stop`. Added namespaces leave it set."""
+        """Set once the first list is complete; cleared by `stop`. Added namespaces do not clear it."""
         self._cluster = cluster
         self._address = client.config.server
         self._matches = parse_label_selector(label_selector or "")
@@ -117,8 +117,8 @@ class Informer:
             return Part(mirror, feed)
 
         self._parts = Parts(self.scope, follow, changed=self._changed, name=cluster)
-        self._news = asyncio.Event()
-        """Set, and replaced, when it is synced, refused or stopped."""
+        self._state_changed = asyncio.Event()
+        """Set and replaced when the informer is synced, refused or stopped."""
         self._task: asyncio.Task[NoReturn] | None = None
         self._stopped = False
         self._closed = False
@@ -139,18 +139,18 @@ class Informer:
 
     @property
     def feed_states(self) -> Collection[FeedState]:
-        """States of what follows the objects; a namespace that was added and is not read yet does not count."""
+        """States of the feeds, without namespaces that were added and whose first list is not complete."""
         states = {feed.state for feed in self.feeds}
         return states - {"connecting"} if self.synced.is_set() else states
 
     @property
     def error(self) -> str:
-        """Why the server is unreachable, or refuses the kind."""
+        """Last error of a feed: the server is unreachable, or refuses the kind."""
         return next((feed.error for feed in self.feeds if feed.error), "")
 
     @property
     def refusal(self) -> Refusal | None:
-        """Why the server refuses the kind, if it does."""
+        """Reason of the refusal, if the server refuses the kind."""
         return next((feed.refusal for feed in self.feeds if feed.refusal is not None), None)
 
     @property
@@ -160,32 +160,32 @@ class Informer:
 
     @property
     def feeds(self) -> tuple[Feed, ...]:
-        """What follows the objects: one feed for each namespace of the scope, or one for all."""
+        """Feeds of the informer: one for each namespace of the scope, or a single one for all."""
         return self._parts.feeds
 
     @property
     def has_handlers(self) -> bool:
-        """Whether a handler is left that was added and not removed."""
+        """Whether the informer has a handler."""
         return bool(self._handlers)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all objects."""
+        """Size of all objects in bytes."""
         return self._store.size_bytes
 
     def start(self) -> None:
-        """Start to mirror, in a task of its own; also after `stop`."""
+        """Start mirroring in a task of its own, also after `stop`."""
         if self._task is None and not self._closed:
             if self._stopped:
                 self._stopped = False
                 for registration in self._handlers:
                     registration.restart()
-            # In a context of its own, not in that of the reconcile that needed it first.
+            # An empty context: the task must not inherit the cluster of the reconcile that reads first.
             name = f"{self._cluster}: informer of {self}".removeprefix(": ")
             self._task = asyncio.create_task(self.run(), name=name, context=contextvars.Context())
 
     async def run(self, handler: EventHandler | None = None) -> NoReturn:
-        """Mirror until cancelled; may be called again later. `handler` is added for that time."""
+        """Mirror until cancelled, with `handler` registered meanwhile. May be called again afterwards."""
         registration = self.add_handler(handler) if handler is not None else None
         try:
             with log_fields(**({"cluster": self._cluster} if self._cluster else {})):
@@ -195,52 +195,53 @@ class Informer:
                 registration.remove()
 
     async def stop(self) -> None:
-        """Stop, and forget the objects. Handlers stay: after the next `start` they get the objects that are there."""
+        """Stop, and drop the objects. Handlers stay registered, and get all existing objects after the next `start`."""
         self._stopped = True
         task, self._task = self._task, None
-        # All of this before anything is awaited: it may be started again meanwhile.
+        # Reset before the first await, because another task may start the informer again during it.
         self.synced.clear()
         self._store.clear()
         self._parts.reset()
         for registration in self._handlers:
             registration.pause()
-        self._tell()
+        self._wake_waiters()
         if task is not None:
             await end_tasks([task])
 
     async def aclose(self) -> None:
-        """Stop for good, and forget handlers and objects; no handler is called again."""
+        """Stop for good, and drop handlers and objects. No handler is called again."""
         self._closed = True
         for registration in self._handlers:
             registration.remove()
         await self.stop()
 
     def is_synced(self, *, namespace: str | None = None) -> bool:
-        """Tell whether all objects of a namespace of the scope (None: of all at the start) were read once."""
+        """Tell whether the first list of a namespace is complete (None: of all initial namespaces of the scope)."""
         part = self._parts.of(namespace)
         if part is not None:
             return part.mirror.synced
         return self.synced.is_set() and (namespace is None or not self.scope.is_namespaced)
 
     async def wait_synced(self, *, namespace: str | None = None, unless_refused: bool = False) -> None:
-        """Wait until `is_synced`. Raises ClusterNotReady if it is stopped before.
+        """Wait until `is_synced`. Raises ClusterNotReady if the informer is stopped before.
 
-        With `unless_refused` it raises NotServed or Forbidden as soon as the server refuses the kind.
+        With `unless_refused`, the method raises NotServed or Forbidden as soon as the server refuses the kind.
         """
         self._require_open()
         while not self.is_synced(namespace=namespace):
             self.scope.require(self.resource, namespace=namespace)
             if unless_refused:
                 self._require_served(namespace)
-            await self._news.wait()
+            await self._state_changed.wait()
             self._require_open()
 
     def observe(self, written: Written) -> None:
-        """Take in what a write of this process made of an object, before the watch brings it.
+        """Apply the answer to a write of this process, before the watch sends the event.
 
-        Pass it to `Client.observe_writes`; a `Cache` does so for its informers. Handlers see the change now, and not
-        again. What is older than what the watch brought is dropped. So are other kinds, objects outside of the scope,
-        and all objects of a scope with a field selector, because only the API server knows what that means.
+        Pass this method to `Client.observe_writes`; a `Cache` does so for its informers. Handlers get the change now,
+        and not again from the watch. Answers older than the cached state are dropped. So are other kinds and objects
+        outside of the scope. A scope with a field selector takes no answers, because only the API server can evaluate
+        the selector.
         """
         if self._stopped or self._closed or written.resource != self.resource:
             return
@@ -255,25 +256,25 @@ class Informer:
             version = version_of(written.resource_version)
             part.mirror.observe_removal((written.namespace, written.name), uid=written.uid, version=version)
         else:
-            # A ValueError is the concern of the watch: the write itself has succeeded.
+            # The write itself has succeeded, so a malformed answer raises no error. The watch brings the object.
             with contextlib.suppress(ValueError):
                 entry = self._reader.encode(written.object)
                 part.mirror.observe(entry, is_selected=self._matches(entry.labels))
 
     def add_handler(self, handler: EventHandler, *, namespace: str | None = None) -> Registration:
-        """Pass all present objects to a handler, as ADDED with `initial`, and every later change.
+        """Pass all existing objects to a handler, as ADDED with `initial`, and every later change.
 
-        The handler misses no change and sees none twice: an object that changes before it was handed over comes in its
-        new state, and one that is deleted before comes as DELETED alone. The handler is not called before this method
-        returns. With `namespace` it sees only objects of that namespace; many such handlers cost no more than one.
-        It outlives `stop` and the next `start`; see `Registration`. Raises ClusterNotReady if the informer is stopped,
-        and ProviderError for a namespace outside of its scope.
+        The handler misses no change and gets none twice. If an object changes before its initial event, that event
+        carries the new state. If it is deleted before, the handler gets only DELETED. The handler is not called before
+        this method returns. With `namespace`, the handler gets only objects of that namespace, at no higher cost for
+        many such handlers. A registration outlives `stop` and the next `start`; see `Registration`. Raises
+        ClusterNotReady if the informer is stopped, and ProviderError for a namespace outside of its scope.
         """
         self._require_open()
         registration = Registration(
             handler,
             pending=self.keys(namespace=namespace),
-            present=self._present,
+            present=self._initial_event,
             source_synced=self.synced,
             removed=lambda ended: self._handlers.remove(ended, namespace=namespace),
         )
@@ -281,16 +282,16 @@ class Informer:
         return registration
 
     def add_index(self, field: str, extract: Extract) -> None:
-        """Index a field; the same function may be added twice. Present objects are decoded at once."""
+        """Index a field. Adding the same function twice has no effect. All objects in the cache are decoded at once."""
         self._store.add_index(field, extract)
 
     def get(self, name: str, *, namespace: str | None = None) -> Object | None:
-        """Return an object as it is known now. Raises ClusterNotReady if the informer is stopped."""
+        """Return the cached object, if any. Raises ClusterNotReady if the informer is stopped."""
         entry = self.entry(name, namespace=namespace)
         return None if entry is None else self._reader.decode(entry)
 
     def entry(self, name: str, *, namespace: str | None = None) -> Entry | None:
-        """Return what is decoded of an object anyway, such as its labels. Raises as `get`."""
+        """Return the entry of an object, with decoded labels and common metadata. Raises as `get`."""
         self._require_open()
         self.scope.require(self.resource, name=name, namespace=namespace)
         return self._store.get((namespace or "", name))
@@ -302,13 +303,13 @@ class Informer:
         label_selector: str | None = None,
         field: Mapping[str, str] | None = None,
     ) -> Objects:
-        """Return the objects that are known now; `namespace=None` means all namespaces of the scope.
+        """Return the cached objects; `namespace=None` selects all namespaces of the scope.
 
         `field` are values of indexed fields, all of which must match. Raises ProviderError for a field without index
         and an invalid selector, and ClusterNotReady if the informer is stopped.
         """
-        found = self.entries(namespace=namespace, label_selector=label_selector, field=field)
-        return [self._reader.decode(entry) for entry in found]
+        entries = self.entries(namespace=namespace, label_selector=label_selector, field=field)
+        return [self._reader.decode(entry) for entry in entries]
 
     def entries(
         self,
@@ -317,7 +318,7 @@ class Informer:
         label_selector: str | None = None,
         field: Mapping[str, str] | None = None,
     ) -> Entries:
-        """Return what is decoded of these objects anyway, such as their labels. Raises as `list`."""
+        """Return the entries of these objects, with decoded labels and common metadata. Raises as `list`."""
         self._require_open()
         self.scope.require(self.resource, namespace=namespace)
         return self._store.select(namespace=namespace, label_selector=label_selector, field=field)
@@ -329,11 +330,11 @@ class Informer:
         label_selector: str | None = None,
         field: Mapping[str, str] | None = None,
     ) -> Keys:
-        """Return namespaces and names of what `list` would return, without decoding the objects."""
-        return [each.key for each in self.entries(namespace=namespace, label_selector=label_selector, field=field)]
+        """Return namespace and name of each object that `list` would return, without decoding the objects."""
+        return [entry.key for entry in self.entries(namespace=namespace, label_selector=label_selector, field=field)]
 
     def decode(self, entry: Entry) -> Object:
-        """Return the object of an entry, a new one each time."""
+        """Return the object of an entry as a new dict."""
         return self._reader.decode(entry)
 
     def decode_as(self, entry: Entry, kind: TypedKind[T], *, source: str) -> T:
@@ -345,19 +346,19 @@ class Informer:
         return self._reader.encoded(entry)
 
     def _changed(self) -> None:
-        """Note that a part is synced or refused, or has left the scope."""
+        """React to a part that is synced or refused, or has left the scope."""
         if not self.synced.is_set() and self._parts.synced:
             self.synced.set()
             for registration in self._handlers:
                 registration.settle()
-        self._tell()
+        self._wake_waiters()
 
-    def _tell(self) -> None:
-        news, self._news = self._news, asyncio.Event()
+    def _wake_waiters(self) -> None:
+        news, self._state_changed = self._state_changed, asyncio.Event()
         news.set()
 
     def _require_open(self) -> None:
-        # What is forgotten must not be taken for gone.
+        # Callers must not take a dropped object for a deleted one.
         if self._stopped or self._closed:
             raise ClusterNotReady(f"the cache of {self._address} was stopped")
 
@@ -373,7 +374,7 @@ class Informer:
             what_to_do = "grant that, or narrow its CacheScope"
             raise Forbidden(403, "Forbidden", f"{where} does not let {feed} be read: {why}; {what_to_do}")
 
-    def _present(self, key: Key) -> Event | None:
-        """Return the event that hands a present object to a new handler."""
+    def _initial_event(self, key: Key) -> Event | None:
+        """Return the initial event of a cached object for a new handler."""
         entry = self._store.get(key)
         return None if entry is None else Event("ADDED", entry, reader=self._reader, initial=True)

@@ -1,4 +1,4 @@
-"""Applies what a feed finds, and what writes answered, to the store of an informer."""
+"""Applies changes of a feed, and answers to writes, to the store of an informer."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ __all__ = ["Mirror", "Transform"]
 log: Final = logging.getLogger(__name__)
 
 Transform = Callable[[Object], Object]
-"""Changes an object before it is kept: to leave out unused parts. Its identity must stay."""
+"""Changes an object before it is stored, to drop unused parts. The object must keep its identity."""
 
 _SLICE: Final = 100
 
 
 class Mirror:
-    """Applies what one feed finds to the store of an informer, and calls its handlers.
+    """Applies the changes of a feed to the store of an informer, and calls the handlers of the informer.
 
-    The feed finds the objects of `namespace`, or all. `changed` is called when it is synced, and when it is refused.
-    `observe` and `observe_removal` take in what writes of this process answered, so that readers see their own writes.
+    The feed reads the objects of `namespace`, or of all. `changed` is called when the mirror is synced, and when the
+    server refuses the kind. `observe` and `observe_removal` apply answers to writes of this process, so that readers
+    see their own writes.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Mirror:
         changed: Callable[[], None],
     ) -> None:
         self.synced = False
-        """Whether all objects were read once."""
+        """Whether the first list is complete."""
         self._store = store
         self._handlers = handlers
         self._namespace = namespace
@@ -51,16 +52,16 @@ class Mirror:
         self._own_writes = OwnWrites()
 
     def reset(self) -> None:
-        """Begin anew with an empty store."""
+        """Forget the state; the caller has emptied the store."""
         self.synced = False
         self._own_writes.reset()
 
     def begin(self) -> None:
-        """Note that the feed is about to ask for all objects."""
+        """Note that a list of the feed begins."""
         self._own_writes.begin_list()
 
     async def replace(self, entries: list[Entry], *, resource_version: str) -> None:
-        """Make these all objects that there are, besides those that were written since."""
+        """Replace all objects by these, except objects that this process has written since the list began."""
         self._own_writes.take_list(entries, version=version_of(resource_version))
         try:
             await self._replace(entries)
@@ -72,10 +73,10 @@ class Mirror:
 
     async def _replace(self, entries: list[Entry]) -> None:
         present = {entry.key for entry in entries}
-        gone = [entry for entry in self._store.select(namespace=self._namespace) if entry.key not in present]
-        for number, entry in enumerate(gone + entries, start=1):
-            # An object may be written while others have their turn.
-            if number > len(gone):
+        deleted = [entry for entry in self._store.select(namespace=self._namespace) if entry.key not in present]
+        for number, entry in enumerate(deleted + entries, start=1):
+            # Other tasks run between slices and may write an object, so each one is checked here.
+            if number > len(deleted):
                 if not self._own_writes.supersedes(entry):
                     self._upsert(entry)
             elif not self._own_writes.holds(entry.key):
@@ -94,64 +95,64 @@ class Mirror:
             else:
                 self._upsert(change.entry)
         for key in self._own_writes.advance(version_of(resource_version)):
-            # The watch does not have it: the object went before its answer came, or the selection leaves it out.
-            if (known := self._store.get(key)) is not None:
-                self._delete(known)
+            # The watch sent no event: the object was deleted before the answer came, or no selector matches it.
+            if (existing := self._store.get(key)) is not None:
+                self._delete(existing)
 
     def observe(self, entry: Entry, *, is_selected: bool) -> None:
-        """Take in the answer to a write, unless the watch has brought as much. `is_selected`: by the labels."""
-        known = self._store.get(entry.key)
-        if not self._own_writes.accepts(entry, known=known):
+        """Apply the answer to a write, unless the watch is ahead. `is_selected` tells whether the labels match."""
+        existing = self._store.get(entry.key)
+        if not self._own_writes.accepts(entry, known=existing):
             return
         if is_selected:
             try:
                 self._upsert(entry)
             except AnswerTooLarge:
-                return  # The feed reports it, when the watch brings the object.
-        elif known is not None:
-            self._delete(known)
+                return  # The feed reports the error when the watch brings the object.
+        elif existing is not None:
+            self._delete(existing)
         else:
             return
         self._own_writes.note(entry)
 
     def observe_removal(self, key: Key, *, uid: str, version: int) -> None:
-        """Take in that a write removed an object; `version` is that of its last state, or 0."""
-        known = self._store.get(key)
-        is_known = known is not None and known.uid == uid
-        if known is not None and is_known:
-            self._delete(known)
+        """Apply the removal of an object by a write. `version` is the last resourceVersion, or 0 if it is unknown."""
+        existing = self._store.get(key)
+        is_known = existing is not None and existing.uid == uid
+        if existing is not None and is_known:
+            self._delete(existing)
         self._own_writes.note_removed(key, uid=uid, version=version, is_known=is_known)
 
     def clear(self) -> None:
-        """Remove all objects, because their namespace has left the scope."""
+        """Remove all objects after their namespace has left the scope."""
         for entry in self._store.select(namespace=self._namespace):
             self._delete(entry)
 
     def refused(self) -> None:
-        """Tell those who wait for the objects."""
+        """Notify tasks that wait for the first list."""
         self._changed()
 
     def _upsert(self, entry: Entry) -> None:
-        known = self._store.get(entry.key)
-        if known is not None and known.uid != entry.uid:
-            self._delete(known)
-            known = None
-        if known is not None and known.resource_version == entry.resource_version:
+        existing = self._store.get(entry.key)
+        if existing is not None and existing.uid != entry.uid:
+            self._delete(existing)
+            existing = None
+        if existing is not None and existing.resource_version == entry.resource_version:
             return
         entry = self._transformed(entry)
-        size_bytes = self._store.size_bytes + len(entry.raw) - (0 if known is None else len(known.raw))
+        size_bytes = self._store.size_bytes + len(entry.raw) - (0 if existing is None else len(existing.raw))
         if self._bytes_at_most is not None and size_bytes > self._bytes_at_most:
             raise AnswerTooLarge(
                 f"all {self._store.reader.resource.plural} of the server are more than {self._bytes_at_most} bytes"
             )
         self._store.put(entry)
-        self._notify("ADDED" if known is None else "MODIFIED", entry, known)
+        self._notify("ADDED" if existing is None else "MODIFIED", entry, existing)
 
     def _delete(self, entry: Entry) -> None:
-        known = self._store.pop(entry.key)
-        if known is not None:
-            # A transform runs once for each state: the last one is kept already.
-            self._notify("DELETED", entry if self._transform is None else known, None)
+        existing = self._store.pop(entry.key)
+        if existing is not None:
+            # A transform runs once for each state: the store has the transformed last state.
+            self._notify("DELETED", entry if self._transform is None else existing, None)
 
     def _transformed(self, entry: Entry) -> Entry:
         if self._transform is None:

@@ -59,7 +59,7 @@ class Namespaces:
                 self._notify(1, name)
 
     def follow(self, added: Changed, removed: Changed) -> Callable[[], None]:
-        """Call a function for each change from now on; the function that is returned ends this."""
+        """Call a function for each change from now on. Returns a function that ends the calls."""
         follower: Final = (added, removed)
         self._followers.append(follower)
         return lambda: self._followers.remove(follower)

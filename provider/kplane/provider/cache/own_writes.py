@@ -1,4 +1,4 @@
-"""Compares what writes of this process answered with what the watch brings."""
+"""Compares answers to writes of this process with events of the watch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from kplane.provider.cache.entry import Entry, Key
 __all__ = ["OwnWrites"]
 
 _MAX_PENDING: Final = 10_000
-"""Writes that wait for the watch. Beyond these, the watch alone brings what was written."""
+"""Maximum number of writes that wait for the watch. Further writes reach the cache by the watch alone."""
 
 
 @dataclass(slots=True)
 class _Pending:
-    """A write that the watch has not brought yet. With `before_list`, the list that was begun after it decides."""
+    """A write whose event has not come yet. With `before_list`, the next list contains it."""
 
     version: int
     before_list: bool = False
@@ -25,24 +25,24 @@ class _Pending:
 class OwnWrites:
     """Remembers the writes of this process until the watch of one mirror brings them.
 
-    An answer and the watch may overtake each other. The resourceVersion decides (KEP-5504): an answer counts only if
-    the watch has not come that far, and an event only if it is not older than the answer. An object that a write
-    removed is known by its uid, because the answer to a deletion has no resourceVersion. Answers without a comparable
-    resourceVersion are left to the watch.
+    An answer and its event may overtake each other. Their resourceVersions decide (KEP-5504): an answer counts only if
+    the watch has not reached it yet, and an event only if it is not older than the answer. Removed objects are
+    remembered by uid, because the answer to a deletion has no resourceVersion. Answers without a comparable
+    resourceVersion are ignored, and the watch brings their objects.
 
-    A watch sends its events in the order of their resourceVersions. So an answer that the watch has passed without an
-    event is not among the objects of the mirror: `advance` returns its key.
+    A watch sends its events in the order of their resourceVersions. If the watch passes an answer without an event, the
+    object does not belong to the mirror, and `advance` returns its key.
     """
 
     def __init__(self) -> None:
         self._progress = 0
-        """resourceVersion up to which the watch has brought all changes; 0 if it is not known."""
+        """resourceVersion up to which the watch has sent all changes; 0 if unknown."""
         self._pending: dict[Key, _Pending] = {}
         self._removed: dict[str, _Pending] = {}
-        """By uid. The version is that of the last state, or 0 if it is not known."""
+        """Removed objects by uid. The version is the last resourceVersion, or 0 if unknown."""
         self._is_listing = False
         self._listed: Collection[Key] = ()
-        """Keys of the list that is being taken in."""
+        """Keys of the list that is being stored."""
 
     def reset(self) -> None:
         """Forget all writes."""
@@ -51,7 +51,7 @@ class OwnWrites:
         self._is_listing, self._listed = False, ()
 
     def begin_list(self) -> None:
-        """Note that a list is asked for: it has all writes that were answered before."""
+        """Note that a list begins, which contains all writes that were answered before."""
         self._is_listing = True
         for pending in (*self._pending.values(), *self._removed.values()):
             pending.before_list = True
@@ -65,7 +65,7 @@ class OwnWrites:
             for key, pending in self._pending.items()
             if not pending.before_list and pending.version > version
         }
-        # A list that was made after the removal lacks the object, and no event will tell of it.
+        # The server made the list after the removal if the object is missing, so no event will follow.
         uids = {entry.uid for entry in entries}
         self._removed = {
             uid: removed for uid, removed in self._removed.items() if not removed.before_list and uid in uids
@@ -76,7 +76,7 @@ class OwnWrites:
         self._is_listing, self._listed = False, ()
 
     def accepts(self, entry: Entry, *, known: Entry | None) -> bool:
-        """Tell whether an answer is newer than the known state of the object, and than what the watch brought."""
+        """Tell whether an answer is newer than the known state of the object, and than the watch."""
         version = entry.version
         if not version or entry.uid in self._removed or len(self._pending) >= _MAX_PENDING:
             return False
@@ -85,7 +85,7 @@ class OwnWrites:
         pending = self._pending.get(entry.key)
         if pending is not None and version <= pending.version:
             return False
-        # A list is taken in by slices: an object of it may not be in the store yet.
+        # A list is stored in slices, so a listed object may be missing from the store.
         return version > self._progress or entry.key in self._listed
 
     def note(self, entry: Entry) -> None:
@@ -94,9 +94,9 @@ class OwnWrites:
             self._pending[entry.key] = _Pending(entry.version)
 
     def note_removed(self, key: Key, *, uid: str, version: int, is_known: bool) -> None:
-        """Remember that a write removed an object. `is_known` tells whether it was in the store.
+        """Remember that a write removed an object. `is_known` tells whether the store had the object.
 
-        The watch brings the removal of a known object. An unknown one matters only to a list that is under way.
+        The watch sends the removal of a known object. The removal of an unknown object matters only during a list.
         """
         if is_known:
             self._pending.pop(key, None)
@@ -108,7 +108,7 @@ class OwnWrites:
         return key in self._pending
 
     def supersedes(self, entry: Entry) -> bool:
-        """Tell whether an object of a list is older than what a write made of it."""
+        """Tell whether an object of a list is older than the last write of the object."""
         pending = self._pending.get(entry.key)
         return entry.uid in self._removed or (pending is not None and 0 < entry.version < pending.version)
 
@@ -116,7 +116,7 @@ class OwnWrites:
         """Tell whether an event of the watch is older than a write; otherwise forget the write."""
         removed = self._removed.get(entry.uid)
         if removed is not None:
-            # A later state than the last one shows that the object was not removed.
+            # A newer event than the last state shows that the object was not removed.
             if not deleted and not 0 < removed.version < entry.version:
                 return True
             del self._removed[entry.uid]
@@ -129,9 +129,9 @@ class OwnWrites:
         return False
 
     def advance(self, version: int) -> list[Key]:
-        """Note that the watch has brought all changes up to a resourceVersion.
+        """Note that the watch has sent all changes up to a resourceVersion.
 
-        Returns the objects that it passed without an event for their writes, and forgets the writes.
+        Returns the keys of writes that the watch has passed without an event, and forgets the writes.
         """
         self._progress = max(self._progress, version)
         if not self._pending:

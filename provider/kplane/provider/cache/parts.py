@@ -16,17 +16,17 @@ __all__ = ["Part", "Parts"]
 
 
 class Part(NamedTuple):
-    """What follows the objects of a namespace, or of all, and keeps them."""
+    """A feed and its mirror, for the objects of a namespace or of all namespaces."""
 
     mirror: Mirror
     feed: Feed
 
 
 class Parts:
-    """Runs the parts of a scope. If its namespaces change, it starts and ends parts while it runs.
+    """Runs the parts of a scope, and starts and stops parts when its namespaces change.
 
-    `follow` makes the part of a scope that one list and watch can read. `changed` is called when a part has left, and
-    when there is none at the start. `name` is that of the cluster, for the names of tasks.
+    `follow` makes a part for a scope that a single list and watch can read. `changed` is called at the start of a scope
+    with changing namespaces, and whenever a part has left. `name` is the name of the cluster, for task names.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Parts:
 
     @property
     def synced(self) -> bool:
-        """Whether all objects of all parts were read once."""
+        """Whether the first list of every part is complete."""
         return all(part.mirror.synced for part in self._parts.values())
 
     @property
@@ -55,21 +55,21 @@ class Parts:
 
     @property
     def restarts(self) -> Mapping[str, int]:
-        """Number of watches that ended, by reason, with those of parts that have left."""
+        """Number of watches that ended, by reason, including watches of parts that have left."""
         return sum((part.feed.restarts for part in self._parts.values()), self._ended_restarts.copy())
 
     def of(self, namespace: str | None) -> Part | None:
-        """Return the part that has the objects of a namespace; None if there are several, or none yet."""
+        """Return the part with the objects of a namespace; None if several parts or no part has them."""
         return self._parts.get(None) or self._parts.get(namespace)
 
     def reset(self) -> None:
-        """Begin anew with the next `run`; the objects are forgotten."""
+        """Forget the state of all parts, so that the next `run` begins with new lists."""
         for part in self._parts.values():
             part.mirror.reset()
             part.feed.reset()
 
     async def run(self) -> NoReturn:
-        """Follow the objects until cancelled."""
+        """Run all feeds until cancelled."""
         namespaces = self._scope.namespaces
         if len(self._parts) == 1 and not isinstance(namespaces, Namespaces):
             (part,) = self._parts.values()
@@ -95,7 +95,7 @@ class Parts:
             self._remove(namespace)
 
         # The scope may have changed since the last run.
-        for namespace in [each for each in self._parts if each not in namespaces]:
+        for namespace in [name for name in self._parts if name not in namespaces]:
             self._remove(namespace)
         for namespace in namespaces:
             add(namespace)

@@ -1,4 +1,4 @@
-"""Which objects of a kind a cache keeps."""
+"""Selection of the objects of a kind that a cache keeps."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from kplane.provider.errors import ProviderError
 __all__ = ["ANY_KIND", "CacheScope", "require_kinds", "scope_of"]
 
 ANY_KIND: Final = "*"
-"""Names all kinds that have no scope of their own."""
+"""Key of the scope for all kinds without a scope of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheScope:
-    """Selects the objects of a kind that a cache keeps: those that match everything which is given; by default all.
+    """Selects the objects of a kind that a cache keeps, by all given criteria; by default all objects.
 
-    `namespaces` are listed and watched one by one, so a Role in each of them is enough; an empty tuple means all at
-    once. A `Namespaces` object may change while the cache runs. `name` is the name of the only object; in a namespace,
-    `get` and `watch` on that name are enough, unless there is a `field_selector`. The selectors are written as for
-    `Client.list`. Upstream's `cache.ByObject`.
+    Each of the `namespaces` has its own list and watch, so a Role in each namespace is enough; an empty tuple selects
+    all namespaces. A `Namespaces` object may change while the cache runs. `name` selects a single object. With `name`
+    and a namespace, `get` and `watch` on that name are enough, unless there is a `field_selector`. The selectors have
+    the syntax of `Client.list`. Upstream's `cache.ByObject`.
 
-    Raises ProviderError for a text in place of the tuple, and a label selector that cannot be read.
+    Raises ProviderError for a string in place of the tuple, and for an invalid label selector.
     """
 
     namespaces: tuple[str, ...] | Namespaces = ()
@@ -60,11 +60,11 @@ class CacheScope:
 
     @property
     def is_namespaced(self) -> bool:
-        """Whether it is limited to some namespaces, which may be none at present."""
+        """Whether the scope is limited to namespaces; a `Namespaces` object may be empty at present."""
         return isinstance(self.namespaces, Namespaces) or bool(self.namespaces)
 
     def parts(self) -> tuple[CacheScope, ...]:
-        """Return this scope cut into what one list and watch can read: one namespace each, or all at once."""
+        """Split the scope into parts that a single list and watch can read: one for each namespace, or one for all."""
         return tuple(map(self.part, self.namespaces)) if self.is_namespaced else (self,)
 
     def part(self, namespace: str) -> CacheScope:
@@ -72,12 +72,12 @@ class CacheScope:
         return replace(self, namespaces=(namespace,))
 
     def covers(self, *, name: str | None = None, namespace: str | None = None) -> bool:
-        """Tell whether an object can be in the scope as far as name and namespace say; None stands for any."""
+        """Tell whether name and namespace can be in the scope; None stands for any."""
         named = self.name is None or name is None or name == self.name
         return named and (not self.is_namespaced or namespace is None or namespace in self.namespaces)
 
     def require(self, resource: Resource, *, name: str | None = None, namespace: str | None = None) -> None:
-        """Raise ProviderError for a read outside of the scope: nothing is known there, which must not look like gone.
+        """Raise ProviderError for a read outside of the scope, whose objects would look as if they were deleted.
 
         A `name` needs its namespace.
         """
@@ -91,9 +91,9 @@ class CacheScope:
 
 
 def require_kinds(names: Iterable[Resource | str]) -> None:
-    """Raise ProviderError for the key of a scope that can be no kind: the scope would never apply."""
+    """Raise ProviderError for a key that is no kind, because its scope would never apply."""
     for name in names:
-        # `example.com/v1/widgets` would be taken for the name of a kind.
+        # `parse_kind` would read `example.com/v1/widgets` as the name of a kind.
         if isinstance(name, Resource):
             raise ProviderError(f"cache_scopes has kinds by their names: write {str(parse_kind(name))!r} for {name!r}")
         if name != ANY_KIND and not parse_kind(name).kind[0].isupper():
@@ -101,9 +101,9 @@ def require_kinds(names: Iterable[Resource | str]) -> None:
 
 
 def scope_of(resource: Resource, scopes: Mapping[str, CacheScope]) -> CacheScope:
-    """Return the scope of a kind: its own, or that of `ANY_KIND`, whose namespaces are for namespaced kinds only."""
-    found = scopes.get(str(parse_kind(resource)))
-    if found is None:
-        found = scopes.get(ANY_KIND, CacheScope())
-        return found if resource.namespaced else replace(found, namespaces=())
-    return found
+    """Return the scope of a kind, else that of `ANY_KIND`, whose namespaces apply to namespaced kinds only."""
+    scope = scopes.get(str(parse_kind(resource)))
+    if scope is None:
+        scope = scopes.get(ANY_KIND, CacheScope())
+        return scope if resource.namespaced else replace(scope, namespaces=())
+    return scope

@@ -1,4 +1,4 @@
-"""Label selectors, as the API server reads them."""
+"""Label selectors with the syntax of the API server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COMMA: Final = re.compile(r",(?![^(]*\))")
 def parse_label_selector(selector: str) -> Matches:
     """Return a function that tells whether labels match: `a=b,c!=d,e in (f,g),h notin (i),j,!k`; empty matches all.
 
-    An object without a label matches `!=` and `notin` of it. Raises ProviderError for an invalid selector; `<` and `>`
+    An object without the label matches `!=` and `notin`. Raises ProviderError for an invalid selector; `<` and `>`
     are not supported.
     """
     if not selector.strip():
@@ -37,16 +37,16 @@ def _requirement(part: str, selector: str) -> Matches:
         absent, key = bool(found[1]), found[2]
         return lambda labels: (key not in labels) is absent
     if found := _EQUALS.fullmatch(part):
-        return _among(found[1], frozenset({found[3]}), wanted=found[2] != "!=")
+        return _value_in(found[1], frozenset({found[3]}), wanted=found[2] != "!=")
     if found := _AMONG.fullmatch(part):
         values = frozenset(value.strip() for value in found[3].split(","))
         if found[3].strip() and all(re.fullmatch(_VALUE, value) for value in values):
-            return _among(found[1], values, wanted=found[2] == "in")
+            return _value_in(found[1], values, wanted=found[2] == "in")
     raise ProviderError(
         f"{part!r} in the label selector {selector!r} cannot be read: write key=value, key!=value, key in (a,b),"
         " key notin (a,b), key or !key"
     )
 
 
-def _among(key: str, values: frozenset[str], *, wanted: bool) -> Matches:
+def _value_in(key: str, values: frozenset[str], *, wanted: bool) -> Matches:
     return lambda labels: (labels.get(key) in values) is wanted

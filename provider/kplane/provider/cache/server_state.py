@@ -1,4 +1,4 @@
-"""What the feeds of one API server learn of it, and share."""
+"""State of an API server that all its feeds share."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _RETRIES_PER_SECOND: Final = 100
 _SPREAD_SECONDS: Final = 0.2
 _SCOUT_SECONDS: Final = 4.0
 _SCOUT_SHARE: Final = 1 / 75
-"""Share of an outage that may pass until its end is noticed: 4 s of 300 s."""
+"""Maximum delay until the end of an outage is noticed, as a share of its length: 4 s of 300 s."""
 
 
 class ServerState:
-    """Remembers whether a server can be reached, and whether it refuses to stream objects.
+    """Remembers whether a server can be reached, and whether the server refuses to stream objects.
 
-    A server is unreachable while the last request of each feed failed for a reason that concerns the whole server. One
-    of the feeds that wait for such a server is the scout. It retries every 4 s, or less often in a long outage. When
-    the server answers it, the waits of the other feeds end.
+    A server is unreachable while the last request of each feed failed for a reason that concerns the whole server. The
+    first feed that waits for such a server is the scout, and retries every 4 s, or less often in a long outage. When
+    the server answers the scout, the waits of the other feeds end.
     """
 
     __slots__ = ("_answers", "_down_since", "_listeners", "_scouted", "_waiting", "reachable", "refuses_streams")
@@ -30,7 +30,7 @@ class ServerState:
         self.reachable = True
         """Whether the server answers a feed. A server without feeds counts as reachable."""
         self.refuses_streams = False
-        """Whether it refused to stream objects, so that no other feed asks."""
+        """Whether the server refused to stream objects, so that no other feed tries."""
         self._answers: dict[object, bool] = {}
         """Whether the server answered the last request of each feed."""
         self._down_since = 0.0
@@ -39,38 +39,38 @@ class ServerState:
         self._waiting: set[asyncio.Future[float]] = set()
 
     def observe(self, feed: object, *, answers: bool) -> None:
-        """Take note of how the last request of a feed ended."""
+        """Record the result of the last request of a feed."""
         if self._answers.get(feed) is not answers:
             self._answers[feed] = answers
             self._update()
 
     def forget(self, feed: object) -> None:
-        """Forget a feed that has ended."""
+        """Forget a feed that has stopped."""
         if self._answers.pop(feed, None) is not None:
             self._update()
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` whenever `reachable` changes. Returns the function that ends this."""
-        # A new list, because a listener may be called now.
+        """Call `listener` whenever `reachable` changes. Returns a function that ends the calls."""
+        # Replace the list, because `_update` may be iterating over it.
         self._listeners = [*self._listeners, listener]
 
         def unsubscribe() -> None:
-            self._listeners = [each for each in self._listeners if each is not listener]
+            self._listeners = [other for other in self._listeners if other is not listener]
 
         return unsubscribe
 
     def answered(self) -> None:
-        """Let the feeds in `wait` retry: the server has answered another one. Many are spread over some seconds."""
+        """Let all feeds in `wait` retry, because the server answered another feed. Spreads many over some seconds."""
         waiting, self._waiting = self._waiting, set()
         spread_seconds = max(_SPREAD_SECONDS, len(waiting) / _RETRIES_PER_SECOND)
-        for each in waiting:
-            if not each.done():
-                each.set_result(spread_seconds)
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(spread_seconds)
 
     async def wait(self, seconds: float) -> bool:
-        """Wait so long, or until the server answers another feed. Return whether it has.
+        """Wait until the server answers another feed, at most `seconds`. Return whether it has answered.
 
-        The scout of a server that cannot be reached waits no longer than its interval.
+        The scout of an unreachable server waits no longer than its interval.
         """
         if scouts := not self.reachable and not self._scouted:
             seconds = min(seconds, self._scout_seconds())

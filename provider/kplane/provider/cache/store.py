@@ -1,4 +1,4 @@
-"""Objects of one kind, as bytes until they are read, and their indexes."""
+"""Store of the objects of a kind, as undecoded JSON, with indexes of their fields."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ __all__ = ["Extract", "FieldIndexes", "Store", "extract_of", "require_same"]
 log: Final = logging.getLogger(__name__)
 
 Extract = Callable[[dict[str, Any]], Iterable[str]]
-"""Gives the values by which an object is found; it gets the object without managedFields."""
+"""Returns the index values of an object, which has no managedFields."""
 
 
 class FieldIndexes:
-    """Finds the entries of one kind by values of their fields."""
+    """Finds the entries of a kind by values of their fields."""
 
-    __slots__ = ("_decode", "_extracts", "_found", "_resource")
+    __slots__ = ("_decode", "_entries_by_value", "_extracts", "_resource")
 
     def __init__(self, resource: Resource, *, decode: Callable[[Entry], dict[str, Any]]) -> None:
         self._resource = resource
         self._decode = decode
         self._extracts: dict[str, Extract] = {}
-        self._found: dict[tuple[str, str], dict[Key, Entry]] = {}
+        self._entries_by_value: dict[tuple[str, str], dict[Key, Entry]] = {}
 
     def add(self, field: str, extract: Extract, entries: Iterable[Entry]) -> None:
-        """Index a field of all entries; the same function may be added twice.
+        """Index a field of all entries. Adding the same function twice has no effect.
 
         Raises ProviderError if another function indexes the field.
         """
-        known = self._extracts.get(field)
-        require_same(known, extract, kind=self._resource, field=field)
-        if known is None:
+        existing = self._extracts.get(field)
+        require_same(existing, extract, kind=self._resource, field=field)
+        if existing is None:
             self._extracts[field] = extract
             for entry in entries:
                 self._index(entry, {field: extract})
@@ -53,17 +53,17 @@ class FieldIndexes:
     def remove(self, entry: Entry) -> None:
         """Remove an entry."""
         for pair in entry.indexed:
-            found = self._found[pair]
-            del found[entry.key]
-            if not found:
-                del self._found[pair]
+            entries = self._entries_by_value[pair]
+            del entries[entry.key]
+            if not entries:
+                del self._entries_by_value[pair]
 
     def find(self, wanted: Mapping[str, str]) -> list[Entry]:
-        """Return the entries that have all of these values. Raises ProviderError for a field without index."""
+        """Return the entries that match all of these values. Raises ProviderError for a field without index."""
         for field in wanted:
             if field not in self._extracts:
                 raise ProviderError(f"{self._resource} has no index {field!r}: call index_field for it before")
-        by_size = sorted((self._found.get(pair, {}) for pair in wanted.items()), key=len)
+        by_size = sorted((self._entries_by_value.get(pair, {}) for pair in wanted.items()), key=len)
         if not by_size:
             return []
         first, *others = by_size
@@ -71,37 +71,37 @@ class FieldIndexes:
 
     def _index(self, entry: Entry, extracts: Mapping[str, Extract]) -> None:
         try:
-            found = self._decode(entry)
+            obj = self._decode(entry)
         except ProviderError as error:
             log.warning("failed to index %s %s: %s", self._resource, "/".join(entry.key), error)
             return
         pairs: dict[tuple[str, str], None] = {}
         for field, extract in extracts.items():
             try:
-                values = extract(found)
+                values = extract(obj)
                 pairs |= dict.fromkeys((field, value) for value in ([values] if isinstance(values, str) else values))
             except DecodeFailed as error:
                 log.warning("failed to index %s %s by %r: %s", self._resource, "/".join(entry.key), field, error)
             except Exception:
                 log.exception("failed to index %s %s by %r", self._resource, "/".join(entry.key), field)
         for pair in pairs:
-            self._found.setdefault(pair, {})[entry.key] = entry
+            self._entries_by_value.setdefault(pair, {})[entry.key] = entry
         entry.indexed = (*entry.indexed, *pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class _TypedExtract(Generic[ObjectT]):
-    """Extracts from an instance of a class. Equal for equal functions, so that a field may be indexed twice."""
+    """Extracts values from an instance of a class. Equal functions compare equal, so a field may be added twice."""
 
     kind: TypedKind[ObjectT]
     extract: Callable[[ObjectT], Iterable[str]]
 
-    def __call__(self, found: dict[str, Any]) -> Iterable[str]:
-        return self.extract(self.kind.decode(found, source="the cache"))
+    def __call__(self, obj: dict[str, Any]) -> Iterable[str]:
+        return self.extract(self.kind.decode(obj, source="the cache"))
 
 
 def extract_of(kind: Kind[ObjectT], extract: Callable[[ObjectT], Iterable[str]]) -> Extract:
-    """Return an extract function that takes a dict, for one that takes what stands for the kind."""
+    """Adapt an extract function for a class to a function for dicts; other functions are returned as they are."""
     typed = typed_of(kind)
     return cast("Extract", extract) if typed is None else _TypedExtract(typed, extract)
 
@@ -120,35 +120,35 @@ class Store:
     def __init__(self, reader: EntryReader) -> None:
         self.reader: Final = reader
         self.size_bytes = 0
-        """Bytes of all objects; what Python needs for each of them, about half a kilobyte, comes on top."""
+        """Size of the JSON of all objects. Python needs about half a kilobyte more for each object."""
         self._namespaces: dict[str, dict[str, Entry]] = {}
         self._indexes = FieldIndexes(reader.resource, decode=reader.decode)
 
     def __iter__(self) -> Iterator[Entry]:
         """Return all entries."""
-        return itertools.chain.from_iterable(each.values() for each in self._namespaces.values())
+        return itertools.chain.from_iterable(entries.values() for entries in self._namespaces.values())
 
     def get(self, key: Key) -> Entry | None:
-        """Return an entry."""
-        found = self._namespaces.get(key[0])
-        return None if found is None else found.get(key[1])
+        """Return an entry, or None."""
+        entries = self._namespaces.get(key[0])
+        return None if entries is None else entries.get(key[1])
 
     def put(self, entry: Entry) -> None:
         """Add or replace an entry."""
         namespace, name = entry.key
-        found = self._namespaces.setdefault(namespace, {})
-        self._forget(found.get(name))
-        found[name] = entry
+        entries = self._namespaces.setdefault(namespace, {})
+        self._forget(entries.get(name))
+        entries[name] = entry
         self.size_bytes += len(entry.raw)
         self._indexes.insert(entry)
 
     def pop(self, key: Key) -> Entry | None:
         """Remove and return an entry."""
         namespace, name = key
-        found = self._namespaces.get(namespace)
-        entry = None if found is None else found.pop(name, None)
+        entries = self._namespaces.get(namespace)
+        entry = None if entries is None else entries.pop(name, None)
         self._forget(entry)
-        if not found:
+        if not entries:
             self._namespaces.pop(namespace, None)
         return entry
 
@@ -168,18 +168,18 @@ class Store:
         label_selector: str | None = None,
         field: Mapping[str, str] | None = None,
     ) -> list[Entry]:
-        """Return the entries of a namespace (None: of all) that match a selector and values of fields."""
-        found: list[Entry]
+        """Return the entries of a namespace (None: of all) that match the selector and the values of fields."""
+        entries: list[Entry]
         if field:
-            found = [entry for entry in self._indexes.find(field) if namespace in {None, entry.namespace}]
+            entries = [entry for entry in self._indexes.find(field) if namespace in {None, entry.namespace}]
         elif namespace is None:
-            found = list(self)
+            entries = list(self)
         else:
-            found = list(self._namespaces.get(namespace, {}).values())
+            entries = list(self._namespaces.get(namespace, {}).values())
         if not label_selector:
-            return found
+            return entries
         matches = parse_label_selector(label_selector)
-        return [entry for entry in found if matches(entry.labels)]
+        return [entry for entry in entries if matches(entry.labels)]
 
     def _forget(self, entry: Entry | None) -> None:
         if entry is not None:

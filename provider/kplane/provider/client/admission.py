@@ -1,11 +1,11 @@
-"""Admission webhooks and policies of a cluster that refuse a write, or hold it up.
+"""Admission webhooks and policies of a cluster that refuse or delay a write.
 
-An API server names the webhook that failed, and not the object that has it. It never names a webhook whose failures are
-ignored (`failurePolicy: Ignore`). The write waits for `timeoutSeconds` of that webhook, up to 30 s. An API server gives
-up a write after 34 s (`requestTimeoutUpperBound` of k8s.io/apiserver/pkg/endpoints/handlers). So the webhooks on a slow
-write are read from the cluster.
+An API server names the webhook that failed, but not its configuration object. It never names a webhook with
+`failurePolicy: Ignore`, although the write waits for its `timeoutSeconds`, up to 30 s. An API server gives up a write
+after 34 s (`requestTimeoutUpperBound` of k8s.io/apiserver/pkg/endpoints/handlers). So this module reads the webhooks
+that judge a slow write from the cluster.
 
-An API server asks no webhook about a read, or about a write of these objects themselves
+An API server calls no webhook for a read, or for a write of the configuration objects themselves
 (`IsExemptAdmissionConfigurationResource` of k8s.io/apiserver/pkg/admission/plugin/webhook/predicates/rules). So an
 administrator can always delete them.
 """
@@ -40,50 +40,50 @@ CONFIGURATIONS: Final = (
     VALIDATING_ADMISSION_POLICIES,
     MUTATING_ADMISSION_POLICIES,
 )
-"""Kinds of the objects that have webhooks and policies. No webhook and no policy judges a write of theirs."""
+"""Kinds of the configuration objects. API servers call no webhook and no policy for writes of these kinds."""
 _WEBHOOKS: Final = CONFIGURATIONS[:2]
 _WEBHOOK: Final = re.compile(r"(?:failed calling webhook|admission webhook) \"(?P<name>[-.a-zA-Z0-9]{1,253})\"")
-"""In messages of API servers, see ErrCallingWebhook and ToStatusErr of k8s.io/apiserver."""
+"""Matches messages of API servers: ErrCallingWebhook and ToStatusErr of k8s.io/apiserver."""
 _POLICY: Final = re.compile(
     r"\b(?P<word>ValidatingAdmissionPolicy|policy) (?P<quote>['\"])(?P<name>[-.a-z0-9]{1,253})(?P=quote)"
     r"(?: with binding '[-.a-z0-9]{1,253}')? denied request"
 )
-"""Likewise, see validating/dispatcher.go of k8s.io/apiserver/pkg/admission/plugin/policy. A MutatingAdmissionPolicy has
-the text of PolicyError in generic/policy_dispatcher.go, without its kind.
+"""Matches messages of validating/dispatcher.go in k8s.io/apiserver/pkg/admission/plugin/policy. Messages about a
+MutatingAdmissionPolicy come from PolicyError in generic/policy_dispatcher.go, which leaves out the kind.
 """
 _GATEWAY_TIMEOUT: Final = 504
 _DEFAULT_TIMEOUT_SECONDS: Final = 10
-_LOOK_SECONDS: Final = 5.0
+_LOOKUP_SECONDS: Final = 5.0
 _NAME_LABEL: Final = "kubernetes.io/metadata.name"
-_NAMED: Final = 3
+_MAX_NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """An admission webhook or policy, and the object that has it."""
+    """An admission webhook or policy, with its configuration object."""
 
     kind: str = ""
-    """Kind of that object; empty if it is not known."""
+    """Kind of the configuration object; empty if unknown."""
     configuration: str = ""
-    """Name of that object; empty if it is not known."""
+    """Name of the configuration object; empty if unknown."""
     webhook: str = ""
-    """Name of the webhook in it; empty for a policy."""
+    """Name of the webhook in the configuration; empty for a policy."""
     failure_policy: str = ""
-    """Fail or Ignore; empty if it is not known."""
+    """Fail or Ignore; empty if unknown."""
     timeout_seconds: int | None = None
-    """How long an API server waits for the webhook; None if it is not known."""
+    """Time that an API server waits for the webhook; None if unknown."""
 
     @override
     def __str__(self) -> str:
         place = f"{self.kind} {self.configuration}" if self.configuration else ""
         webhook = f"webhook {self.webhook!r}" if self.webhook else ""
         facts = [self.failure_policy, f"{self.timeout_seconds} s" if self.timeout_seconds is not None else ""]
-        told = ", ".join(filter(None, facts))
-        return " of ".join(filter(None, (webhook, place))) + (f" ({told})" if told else "")
+        details = ", ".join(filter(None, facts))
+        return " of ".join(filter(None, (webhook, place))) + (f" ({details})" if details else "")
 
     @property
     def deletion(self) -> str:
-        """The command that deletes the object; empty if the object is not known."""
+        """The command that deletes the configuration object; empty if the object is unknown."""
         return f"kubectl delete {self.kind.lower()} {self.configuration}" if self.configuration else ""
 
 
@@ -95,14 +95,14 @@ class Write:
     namespace: str | None = None
     """None for a cluster-scoped kind."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Of the written object."""
+    """Labels of the written object."""
     operations: frozenset[str] = frozenset({"CREATE", "UPDATE"})
 
 
 def refusing_guard(error: ProviderError) -> Guard | None:
-    """Return the webhook or policy that an error names: it refused the write, or did not answer. None if none did.
+    """Return the webhook or policy that an error names because it refused the write or did not answer, else None.
 
-    The object that has the webhook is not in the error; see `blamed_guards`.
+    The error does not name the configuration object; see `blamed_guards`.
     """
     if not isinstance(error, ApiError):
         return None
@@ -116,14 +116,14 @@ def refusing_guard(error: ProviderError) -> Guard | None:
 
 
 async def blamed_guards(
-    client: Client, error: ProviderError, *writes: Write, seconds: float = _LOOK_SECONDS
+    client: Client, error: ProviderError, *writes: Write, seconds: float = _LOOKUP_SECONDS
 ) -> list[Guard]:
-    """Return the webhooks and policies that may have caused an error of one of the `writes`; empty if none did.
+    """Return the webhooks and policies that may have caused an error of one of the `writes`, or an empty list.
 
-    They are the one that the error names, with its object. If the write was sent and ran out of time, they are all
-    webhooks that judge such a write: each of them may be slow, and none has to be. A read, or a connection that did not
-    stand, waits for no webhook. It raises nothing: if the cluster does not tell within `seconds`, the result has what
-    the error says.
+    If the error names a webhook or policy, the result has it with its configuration object. If the write was sent and
+    timed out, the result has all webhooks that judge such a write, and any of them may be slow. A read or a failed
+    connection waits for no webhook. The function raises no error: if the cluster does not answer within `seconds`, the
+    result is limited to the names in the error.
     """
     named = refusing_guard(error)
     if named is None and not (writes and _ran_out_of_time(error)):
@@ -142,10 +142,10 @@ async def blamed_guards(
 async def guards_of(client: Client, *writes: Write) -> list[Guard]:
     """Return the webhooks that judge at least one of the `writes`; raises what `Client.list` raises.
 
-    `matchConditions` are not evaluated, and versions of a resource count as equivalent: a webhook that is returned may
-    let the write pass unseen.
+    `matchConditions` are not evaluated, and versions of a resource count as equivalent. So the result may contain a
+    webhook that the API server does not call for the write.
     """
-    found, namespaces = list[Guard](), dict[str, Mapping[str, str]]()
+    guards, namespaces = list[Guard](), dict[str, Mapping[str, str]]()
     async for guard, webhook in _webhooks(client):
         for write in writes:
             if not any(_is_ruled(rule, write) for rule in _mappings(webhook.get("rules"))):
@@ -158,15 +158,15 @@ async def guards_of(client: Client, *writes: Write) -> list[Guard]:
                     namespaces[namespace] = await _labels_of(client, namespace)
                 if not _selects(selector, namespaces[namespace]):
                     continue
-            found.append(guard)
+            guards.append(guard)
             break
-    return found
+    return guards
 
 
 def name_guards(guards: Sequence[Guard]) -> str:
-    """Name webhooks and policies in a sentence: the first ones, and how many more."""
-    more = f" and {len(guards) - _NAMED} more" if len(guards) > _NAMED else ""
-    return ", ".join(map(str, guards[:_NAMED])) + more
+    """Name the first webhooks and policies for a sentence, with the number of further ones."""
+    more = f" and {len(guards) - _MAX_NAMED} more" if len(guards) > _MAX_NAMED else ""
+    return ", ".join(map(str, guards[:_MAX_NAMED])) + more
 
 
 def _ran_out_of_time(error: ProviderError) -> bool:
@@ -180,7 +180,7 @@ async def _webhooks(client: Client) -> AsyncIterator[tuple[Guard, Object]]:
     for resource in _WEBHOOKS:
         for configuration in (await client.list(resource)).items:
             name = configuration["metadata"].get("name", "")
-            # The API server may be hostile, and this name becomes a part of a command.
+            # The API server may be hostile, and this name becomes part of a shell command.
             if not DNS_SUBDOMAIN.fullmatch(name):
                 continue
             for webhook in _mappings(configuration.get("webhooks")):
@@ -214,13 +214,13 @@ def _is_ruled(rule: Mapping[str, Any], write: Write) -> bool:
 
 
 def _selects(selector: object, labels: Mapping[str, str]) -> bool:
-    """Tell whether a LabelSelector selects labels. One that cannot be read selects them all."""
+    """Tell whether a LabelSelector matches labels. An invalid selector matches all labels."""
     if not isinstance(selector, Mapping):
         return True
     wanted = selector.get("matchLabels")
     if isinstance(wanted, Mapping) and any(labels.get(key) != value for key, value in wanted.items()):
         return False
-    return all(_meets(each, labels) for each in _mappings(selector.get("matchExpressions")))
+    return all(_meets(requirement, labels) for requirement in _mappings(selector.get("matchExpressions")))
 
 
 def _meets(requirement: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
@@ -240,7 +240,7 @@ def _meets(requirement: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 
 async def _labels_of(client: Client, namespace: str) -> Mapping[str, str]:
-    """Return the labels of a namespace; one that does not exist yet gets its name."""
+    """Return the labels of a namespace; before it exists, only the label with its name."""
     try:
         labels = (await client.get(NAMESPACES, namespace))["metadata"].get("labels")
     except NotFound:
@@ -249,9 +249,9 @@ async def _labels_of(client: Client, namespace: str) -> Mapping[str, str]:
 
 
 def _mappings(value: object) -> Iterator[Object]:
-    yield from (each for each in (value if isinstance(value, list) else ()) if isinstance(each, dict))
+    yield from (item for item in (value if isinstance(value, list) else ()) if isinstance(item, dict))
 
 
 def _strings(value: object) -> set[str]:
-    found: Iterable[object] = value if isinstance(value, list) else ()
-    return {each for each in found if isinstance(each, str)}
+    items: Iterable[object] = value if isinstance(value, list) else ()
+    return {item for item in items if isinstance(item, str)}

@@ -11,13 +11,13 @@ from kplane.provider.errors import ProviderError
 __all__ = ["require_name", "user_agent"]
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""A field manager that is a product of a User-Agent too; API servers allow 128 characters."""
+"""Pattern of names that are valid as field manager and as product of a User-Agent, at most 128 characters."""
 _DISTRIBUTIONS: Final = ("kplane-provider", "kplane")
 """The distributions that ship this package."""
 
 
 def require_name(name: str, *, version: str) -> None:
-    """Raise ProviderError unless a program can be named so to API servers."""
+    """Raise ProviderError unless name and version are valid as field manager and User-Agent."""
     if not name:
         raise ProviderError(
             "failed to make a manager: it has no name; give one, such as Manager(config, provider, name='my-operator')."
@@ -34,7 +34,7 @@ def require_name(name: str, *, version: str) -> None:
 def user_agent(name: str | None, *, version: str = "") -> str:
     """Return the User-Agent of a program, such as `my-operator/1.2 kplane-provider/0.1.0`.
 
-    API servers take all before the first slash for the field manager of a write that names none.
+    Without a field manager in the request, API servers use the text before the first slash.
     """
     library = f"kplane-provider/{_library_version()}"
     return f"{name}/{version or 'unknown'} {library}" if name else library
@@ -42,7 +42,7 @@ def user_agent(name: str | None, *, version: str = "") -> str:
 
 @functools.cache
 def _library_version() -> str:
-    # On first use: importlib.metadata is slow to import, and a program that makes no client needs no version.
+    # Imported on first use: importlib.metadata is slow, and a program without a client needs no version.
     from importlib.metadata import PackageNotFoundError, version
 
     for distribution in _DISTRIBUTIONS:

@@ -29,7 +29,7 @@ def encode(body: Any) -> bytes:
 
 
 def query_of(params: Mapping[str, str | int | bool | None]) -> str:
-    """Return a query string; leaves out None."""
+    """Return a query string without parameters that are None."""
     plain = tuple(
         (key, str(value).lower() if isinstance(value, bool) else str(value))
         for key, value in params.items()
@@ -40,7 +40,7 @@ def query_of(params: Mapping[str, str | int | bool | None]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _encoded(params: tuple[tuple[str, str], ...]) -> str:
-    # Most requests have one of a few query strings.
+    # Most requests share a few query strings.
     return urlencode(params, quote_via=quote)
 
 

@@ -1,4 +1,4 @@
-"""Calls of one API server: a deadline for each, and retries of 429."""
+"""Calls of an API server, each with a deadline and with retries of 429."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class _Sent:
-    """Whether the connection of a write stood, so that its body was sent."""
+    """Records whether the body of a write was sent, after its connection was made."""
 
     def __init__(self) -> None:
         self.is_write = False
@@ -35,7 +35,7 @@ class _Sent:
 
 
 class Calls:
-    """Sends requests and reads their answers; see `Client`, whose arguments these are.
+    """Sends requests and reads their answers. The arguments are those of `Client`.
 
     `answered` is called with the headers of each answer.
     """
@@ -64,8 +64,8 @@ class Calls:
         async def read(response: aiohttp.ClientResponse) -> bytes:
             return await read_body(response, intake=intake)
 
-        found = await self._call(request, read, timeout_seconds=timeout_seconds)
-        return found if request.received is None else request.received(found)
+        content = await self._call(request, read, timeout_seconds=timeout_seconds)
+        return content if request.received is None else request.received(content)
 
     async def drop(self, request: HttpRequest, *, timeout_seconds: float | None = None) -> None:
         """Send a request and read only the status of the answer."""
@@ -94,7 +94,7 @@ class Calls:
                 while True:
                     sent.is_write = False
                     try:
-                        return await self._once(request, read, sent)
+                        return await self._attempt(request, read, sent)
                     except TooManyRequests as error:
                         pause = (error.retry_after_seconds or 1.0) * random.uniform(1.0, 1.3)  # noqa: S311
                         left = (deadline.when() or 0.0) - asyncio.get_running_loop().time()
@@ -102,29 +102,29 @@ class Calls:
                             raise
                         await asyncio.sleep(pause)
 
-    async def _once(
+    async def _attempt(
         self, request: HttpRequest, read: Callable[[aiohttp.ClientResponse], Awaitable[T]], sent: _Sent
     ) -> T:
-        ask = self._before_write
+        check = self._before_write
         if request.method == "GET":
             return await self._exchange(request, read, seconds=None)
-        if ask is None:
+        if check is None:
             return await self._exchange(replace(request, before_sending=sent.note_write), read, seconds=None)
-        seconds, refusals = ask(), list[Exception]()
+        seconds, refusals = check(), list[Exception]()
         if seconds is not None:
             request = request.within(seconds)
 
-        def ask_again() -> None:
-            # A connection was waited for, and the process may have been stopped meanwhile.
+        def check_again() -> None:
+            # Since the first check, the request has waited for a connection, or the process was suspended.
             try:
-                ask()
+                check()
             except Exception as refusal:
                 refusals.append(refusal)
                 raise
             sent.note_write()
 
         try:
-            return await self._exchange(replace(request, before_sending=ask_again), read, seconds=seconds)
+            return await self._exchange(replace(request, before_sending=check_again), read, seconds=seconds)
         except Unreachable:
             for refusal in refusals:
                 raise refusal from None

@@ -35,7 +35,7 @@ _PLUGIN_PATIENCE_SECONDS: Final = 5.0
 
 
 class _Key(NamedTuple):
-    """What two clients must have in common to share connections."""
+    """Key of a peer: clients with equal keys share connections."""
 
     host: str | None
     port: int | None
@@ -68,7 +68,7 @@ class Peer:
             from yarl import URL
 
             proxy = URL(key.proxy)
-            # Who we are is said apart from the proxy's URL, which errors show.
+            # The credentials go into a header, because errors show the URL of the proxy.
             self.proxy = proxy.with_user(None)
             if proxy.user:
                 credentials = aiohttp.encode_basic_auth(proxy.user, proxy.password or "")
@@ -91,14 +91,14 @@ class _NotUpgraded(Exception):
 
 
 _peer: Final[ContextVar[Peer | None]] = ContextVar("provider_peer", default=None)
-"""Whom the current task asks for a connection."""
+"""The peer for which the current task needs a connection."""
 
 _upgrades: Final[ContextVar[list[Upgrade] | None]] = ContextVar("provider_upgrades", default=None)
 """Collects the answers to the current task's requests for a WebSocket."""
 
 
 async def _keep_answer(response: aiohttp.ClientResponse) -> None:
-    """Keep the answer to a request for a WebSocket: `ws_connect` drops the body, which tells why it was refused."""
+    """Keep the answer to a request for a WebSocket: `ws_connect` drops the body with the reason of a refusal."""
     answers = _upgrades.get()
     if answers is None:
         return
@@ -119,13 +119,13 @@ class Connections:
 
     Clients share a TLS context if CA, client certificate and key are equal, and a connection if host, port, server name
     and proxy are equal too. So a certificate is never used for another identity; tokens are sent with each request.
-    After `lifetime_seconds` a new context is made for new connections, which check the server's certificate and address
-    again. A connection closes when it was idle for `linger_seconds`, and so long after the last client of its server;
-    with 0 the end of the client awaits that.
+    After `lifetime_seconds`, new connections get a new context, and check the server's certificate and address again. A
+    connection closes after `linger_seconds` without a request, and `linger_seconds` after the last client of its server
+    was closed. With 0, closing the client awaits the end of its connections.
 
-    `attempts` connections are made at once, 16 to one server; those that take longer than 0.25 s count only for their
-    server. Eight credential plugins run at once likewise, with 5 s. The object belongs to the loop that first uses it.
-    Close it with `aclose()`, after the clients.
+    At most `attempts` connections are made at once, and 16 for each server. An attempt longer than 0.25 s counts only
+    for its server. Likewise at most eight credential plugins run at once, where a run longer than 5 s does not count.
+    The object belongs to the event loop of its first use. Close it with `aclose()`, after the clients.
     """
 
     def __init__(self, *, lifetime_seconds: float = 60.0, linger_seconds: float = 15.0, attempts: int = 32) -> None:
@@ -136,7 +136,7 @@ class Connections:
         """Logs the warnings of all servers."""
         self._lifetime_seconds = lifetime_seconds
         self._linger_seconds = linger_seconds
-        # aiohttp takes 0.2 s to load. That is here, and not in the loop while a request waits.
+        # aiohttp takes 0.2 s to import: do this here, and not in the event loop during a request.
         from kplane.provider.client.http import Connector
 
         self._connector: Callable[[], Connector] = functools.partial(
@@ -179,9 +179,9 @@ class Connections:
             self._forget(peer)
 
     async def ended(self, peer: Peer) -> None:
-        """Return when closing connections are gone; at once if they have users."""
+        """Wait until the connections of a peer are closed; return at once if the peer has users."""
         if self._peers.get(peer.key) is not peer:
-            await _ended(peer.open)
+            await _wait_closed(peer.open)
 
     async def request(
         self, peer: Peer, method: str, url: Any, *, timeout: aiohttp.ClientTimeout, **options: Any
@@ -243,15 +243,15 @@ class Connections:
             _peer.reset(token)
 
     async def aclose(self) -> None:
-        """Close every connection, those in use included."""
+        """Close every connection, including connections in use."""
         self._closed = True
-        left: set[ResponseHandler] = set()
+        closing: set[ResponseHandler] = set()
         for peer in tuple(self._peers.values()):
-            left |= peer.open
+            closing |= peer.open
             self._forget(peer)
         if self._session is not None:
             await self._session.close()
-        await _ended(left)
+        await _wait_closed(closing)
         if self._making:
             await asyncio.wait(tuple(self._making))
 
@@ -272,15 +272,15 @@ class Connections:
         return self._session, context
 
     async def _context(self, peer: Peer) -> ssl.SSLContext:
-        known = peer.context
-        if known.made is not None and time.monotonic() - known.made_at <= self._lifetime_seconds:
-            return known.made
-        if known.making is None:
-            # The CAs of the system take long to read. It cannot be cancelled: if a caller gives up, others use it.
-            known.making = asyncio.get_running_loop().run_in_executor(None, ssl_context, peer.config)
-            self._making.add(known.making)
-            known.making.add_done_callback(functools.partial(self._made, known))
-        return await asyncio.shield(known.making)
+        context = peer.context
+        if context.made is not None and time.monotonic() - context.made_at <= self._lifetime_seconds:
+            return context.made
+        if context.making is None:
+            # Reading the CAs of the system is slow, and a thread cannot be cancelled. So all callers share its result.
+            context.making = asyncio.get_running_loop().run_in_executor(None, ssl_context, peer.config)
+            self._making.add(context.making)
+            context.making.add_done_callback(functools.partial(self._made, context))
+        return await asyncio.shield(context.making)
 
     def _made(self, context: _Context, future: asyncio.Future[ssl.SSLContext]) -> None:
         self._making.discard(future)
@@ -297,11 +297,11 @@ class Connections:
         if not peer.context.users:
             del self._contexts[peer.key.tls]
         for connection in tuple(peer.open):
-            # A TLS transport that is closed politely stays open for as long as the server likes.
+            # Abort: after a graceful close, TLS waits for the server, which may never answer.
             connection.abort()
 
 
-async def _ended(connections: set[ResponseHandler]) -> None:
+async def _wait_closed(connections: set[ResponseHandler]) -> None:
     waiting = [closed for connection in tuple(connections) if (closed := connection.closed) is not None]
     if waiting:
         await asyncio.wait(waiting)

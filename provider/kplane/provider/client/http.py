@@ -1,4 +1,4 @@
-"""What the client adds to aiohttp. It loads aiohttp, so it is imported when a client is made, and not before."""
+"""Extensions of aiohttp for the client. Import this module only with the first client: aiohttp is slow to load."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = ["CheckedBody", "Connector"]
 
 
 class Connector(aiohttp.TCPConnector):
-    """Bounds how many connections are made at once, and records whose they are.
+    """Bounds the number of connections that are made at once, and records the peer of each connection.
 
     aiohttp's pool keeps connections with different TLS contexts, server names or proxies apart (its ConnectionKey).
     """
 
     def __init__(self, attempts: Turns, *, peer: ContextVar[Peer | None], idle_seconds: float) -> None:
-        """`attempts` are the turns of those who connect; `peer` is whom the current task asks for a connection."""
+        """`attempts` bounds connection attempts; `peer` is the server for which the current task connects."""
         super().__init__(limit=0, resolver=Resolver(), keepalive_timeout=idle_seconds)
         self._attempts = attempts
         self._peer = peer
@@ -41,7 +41,7 @@ class Connector(aiohttp.TCPConnector):
         self, req: ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
     ) -> ResponseHandler:
         peer = self._peer.get()
-        # The time for connecting begins when it is this one's turn.
+        # The time-out for connecting begins with the turn of this attempt.
         async with self._attempts.turn((req.url.host, req.url.port)), asyncio.timeout(timeout.sock_connect):
             made = await super()._create_connection(req, traces, timeout)
         if peer is not None and (closed := made.closed) is not None:
@@ -49,7 +49,7 @@ class Connector(aiohttp.TCPConnector):
 
             def ended(future: asyncio.Future[None]) -> None:
                 peer.open.discard(made)
-                # The user of the connection got the failure.
+                # The user of the connection gets the failure itself; this read avoids a warning of asyncio.
                 if not future.cancelled():
                     future.exception()
 
@@ -58,7 +58,7 @@ class Connector(aiohttp.TCPConnector):
 
 
 class CheckedBody(aiohttp.BytesPayload):
-    """A body with a last check before it is sent."""
+    """A body that runs a check right before it is sent."""
 
     def __init__(self, body: bytes, *, check: Callable[[], object]) -> None:
         super().__init__(body)

@@ -22,7 +22,7 @@ class Named(Protocol):
 
 
 def locate(key: str | Named, *, namespace: str | None) -> tuple[str, str | None]:
-    """Return name and namespace of an object; an empty namespace is none. Raises ProviderError for two namespaces."""
+    """Return name and namespace of an object; an empty namespace becomes None. Raises ProviderError for two."""
     if isinstance(key, str):
         return key, namespace or None
     if namespace is not None:

@@ -20,8 +20,8 @@ __all__ = ["KindName", "discover", "parse_kind", "resource_of", "typed_kind"]
 
 C = TypeVar("C")
 
-# What a kube-apiserver of Kubernetes 1.36 serves by default and can be watched. Plurals are the lower-case kind and an
-# s if nothing else is said.
+# Kinds that a kube-apiserver of Kubernetes 1.36 serves by default and that support watch. The default plural is the
+# kind in lower case with an s.
 _NAMESPACED: Final = """
 v1: ConfigMap Endpoints=endpoints Event LimitRange PersistentVolumeClaim Pod PodTemplate ReplicationController
 v1: ResourceQuota Secret Service ServiceAccount
@@ -60,8 +60,8 @@ storage.k8s.io/v1: VolumeAttributesClass=volumeattributesclasses
 def _read(table: str, *, namespaced: bool) -> Iterator[tuple[str, Resource]]:
     for line in table.strip().splitlines():
         api_version, _, kinds = line.partition(": ")
-        for each in kinds.split():
-            kind, _, plural = each.partition("=")
+        for entry in kinds.split():
+            kind, _, plural = entry.partition("=")
             yield f"{api_version}/{kind}", Resource(api_version, kind, plural or f"{kind.lower()}s", namespaced)
 
 
@@ -69,13 +69,13 @@ BUILT_IN: Final[dict[str, Resource]] = {
     **dict(_read(_NAMESPACED, namespaced=True)),
     **dict(_read(_CLUSTER_SCOPED, namespaced=False)),
 }
-"""The kinds that need no discovery, by name."""
+"""Kinds that need no discovery, by name."""
 
 _NAME: Final = re.compile(r"(?P<api_version>(?:[a-z0-9.-]{1,253}/)?[a-z0-9]{1,63})/(?P<kind>[A-Za-z][A-Za-z0-9]{0,62})")
 
 
 class KindName(NamedTuple):
-    """What a kind is called in every cluster: upstream's GroupVersionKind."""
+    """Name of a kind: upstream's GroupVersionKind."""
 
     api_version: str
     kind: str
@@ -111,11 +111,11 @@ def typed_kind(
     decode: Callable[[dict[str, Any]], Any] | None = None,
     encode: Callable[[Any], dict[str, Any]] | None = None,
 ) -> Callable[[type[C]], type[C]]:
-    """Decorate a class that stands for a kind, such as `"example.com/v1/Widget"`: give it wherever a kind is accepted.
+    """Declare a class for a kind, such as `"example.com/v1/Widget"`; calls accept the class in place of the name.
 
-    pydantic models, msgspec Structs, dataclasses and attrs classes need no functions. For other classes `decode` makes
-    an instance of a dict, and `encode` a dict of an instance. With `plural` and `namespaced`, no cluster is asked how
-    it serves the kind. Raises ProviderError for what is no name of a kind, and a class that cannot be read.
+    pydantic models, msgspec Structs, dataclasses and attrs classes need no functions. For other classes, `decode`
+    turns a dict into an instance, and `encode` an instance into a dict. `plural` and `namespaced` together save the
+    discovery in each cluster. Raises ProviderError for an invalid name of a kind, and for an unsupported class.
     """
     api_version, kind = parse_kind(name)
     if (plural is None) != (namespaced is None):
@@ -127,9 +127,9 @@ def typed_kind(
 
 
 def parse_kind(kind: Kind[Any]) -> KindName:
-    """Return the name of a kind, which need not be served anywhere. Raises ProviderError for what is no such name.
+    """Return the name of a kind, which need not exist in a cluster. Raises ProviderError for an invalid name.
 
-    That includes Kubernetes' own kinds in another spelling, such as `v1/configmaps`: no cluster serves them.
+    A misspelled kind of Kubernetes, such as `v1/configmaps`, is invalid too, because no cluster serves it.
     """
     if isinstance(kind, Resource):
         return KindName(kind.api_version, kind.kind)
@@ -147,8 +147,8 @@ def parse_kind(kind: Kind[Any]) -> KindName:
 
 @functools.cache
 def _spellings() -> Mapping[str, str]:
-    """Return Kubernetes' own kinds by what they are taken for: plurals, and names in lower case."""
-    plurals = {f"{each.api_version}/{each.plural}": name for name, each in BUILT_IN.items()}
+    """Return the built-in kinds by their common misspellings: plurals, and names in lower case."""
+    plurals = {f"{resource.api_version}/{resource.plural}": name for name, resource in BUILT_IN.items()}
     return plurals | {name.lower(): name for name in BUILT_IN}
 
 
@@ -162,20 +162,20 @@ def resource_of(kind: Kind[Any]) -> Resource:
     if (typed := typed_of(kind)) is not None and typed.resource is not None:
         return typed.resource
     name = str(parse_kind(kind))
-    found = BUILT_IN.get(name)
-    if found is None:
+    resource = BUILT_IN.get(name)
+    if resource is None:
         raise ProviderError(
             f"{name!r} is none of Kubernetes' own kinds: give a Resource instead, or let a cluster tell by "
             f"`await client.resource({name!r})`"
         )
-    return found
+    return resource
 
 
 async def discover(client: Rest, kind: str) -> Resource:
-    """Ask a cluster for a kind, such as `"example.com/v1/Widget"`; `Client.resource` asks only once.
+    """Look a kind up in a cluster, such as `"example.com/v1/Widget"`; `Client.resource` keeps the result.
 
-    Raises NotServed if the cluster does not serve it, KindMisspelled if it serves it under another spelling, and
-    ProviderError if `kind` is no name of a kind.
+    Raises NotServed if the cluster does not serve the kind, KindMisspelled if the cluster spells it in another way, and
+    ProviderError for an invalid name.
     """
     api_version, name = parse_kind(kind)
     misspelled = ""
@@ -184,14 +184,14 @@ async def discover(client: Rest, kind: str) -> Resource:
         answer = await client.request("GET", path)
     except NotFound:
         answer = None
-    for each in _listed(answer):
-        plural, namespaced, served = each.get("name"), each.get("namespaced"), each.get("kind")
-        # Subresources are listed as well: `widgets/status`.
+    for entry in _listed(answer):
+        plural, namespaced, served = entry.get("name"), entry.get("namespaced"), entry.get("kind")
+        # The list contains subresources too, such as `widgets/status`.
         if not (isinstance(plural, str) and isinstance(namespaced, bool) and isinstance(served, str)) or "/" in plural:
             continue
         if served == name:
             return Resource(api_version, name, plural, namespaced)
-        if name.lower() in {plural, each.get("singularName"), served.lower()}:
+        if name.lower() in {plural, entry.get("singularName"), served.lower()}:
             misspelled = f"{api_version}/{served}"
     if misspelled:
         raise KindMisspelled(f"{client.config.server} serves no {kind}: the kind is written {misspelled!r}")
@@ -200,4 +200,4 @@ async def discover(client: Rest, kind: str) -> Resource:
 
 def _listed(answer: Any) -> list[dict[str, Any]]:
     resources = answer.get("resources") if isinstance(answer, dict) else None
-    return [each for each in resources if isinstance(each, dict)] if isinstance(resources, list) else []
+    return [entry for entry in resources if isinstance(entry, dict)] if isinstance(resources, list) else []

@@ -14,17 +14,17 @@ __all__ = ["Allowance", "AnswerLimits", "Intake"]
 
 _MIB: Final = 1024**2
 _VALUE_BYTES: Final = 100
-"""What a parsed value takes; measured with orjson: 64 bytes for a nested list, and 100 for a key with its value."""
+"""Memory of a parsed value, measured with orjson: 64 bytes for a nested list, 100 for a key with its value."""
 _SMALL_BYTES: Final = 64 * 1024
-"""An answer of this much memory is always let in: the answers that large ones crowd out are large ones."""
+"""Memory up to which an answer is always accepted, so that large answers delay only other large answers."""
 _OPENING: Final = (b",", b"[", b"{")
 
 
 class Allowance:
-    """Bounds the memory that answers of many servers take at once; answers of up to 64 KiB do not count.
+    """Bounds the memory of concurrent answers of many servers; answers of up to 64 KiB do not count.
 
-    An answer counts from its first byte until it is returned: its bytes, and 100 for each value. So N concurrent calls
-    take at most `size_bytes` and N times 64 KiB.
+    An answer takes its own bytes, and 100 more for each value, from its first byte until it is returned. So N
+    concurrent calls take at most `size_bytes` plus N times 64 KiB.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -37,7 +37,7 @@ class Allowance:
         return self._taken_bytes
 
     def take(self, amount: int, *, server: str) -> None:
-        """Take memory. Raises AnswerTooLarge if so much is not left; the caller retries later."""
+        """Reserve memory. Raises AnswerTooLarge if too little is left; the caller retries later."""
         if self._taken_bytes + amount > self.size_bytes:
             raise AnswerTooLarge(
                 f"{server}: the answer was not taken in, because large answers of many servers are under way: together"
@@ -52,7 +52,7 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True)
 class AnswerLimits:
-    """Bounds what a `Client` accepts. A larger answer raises AnswerTooLarge, and is dropped at once.
+    """Bounds the answers that a `Client` accepts. A larger answer raises AnswerTooLarge, and is dropped at once.
 
     `answer_bytes` bounds one decompressed answer, `list_bytes` all pages of a list (None: no bound but the deadline).
     `values` bounds the number of values in an answer or a list, because four megabytes of brackets take 400 MiB once
@@ -66,7 +66,7 @@ class AnswerLimits:
     together: Allowance | None = None
 
     def within(self, calls: CallLimits) -> AnswerLimits:
-        """Return these limits with those that are set for one cluster in their place."""
+        """Return these limits, overridden by the limits of a cluster."""
         if (calls.answer_bytes, calls.list_bytes, calls.values) == (None, None, None):
             return self
         return replace(
@@ -78,7 +78,7 @@ class AnswerLimits:
 
     @contextlib.contextmanager
     def intake(self, *, server: str, is_list: bool = False) -> Iterator[Intake]:
-        """Count what one call receives; releases its part of `together` at the end."""
+        """Count the bytes and values of a call, and release its part of `together` at the end."""
         intake = Intake(self, server=server, bytes_at_most=self.list_bytes if is_list else self.answer_bytes)
         try:
             yield intake

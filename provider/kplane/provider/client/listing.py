@@ -14,7 +14,7 @@ from kplane.provider.errors import AnswerTooLarge, Unreachable
 __all__ = ["JSON", "METADATA", "METADATA_LIST", "Listing", "ObjectList", "Pages", "listed"]
 
 JSON: Final = "application/json"
-# As upstream's metadata client asks; a server that cannot leave the rest out sends it, and it is dropped here.
+# As in upstream's metadata client. A server without PartialObjectMetadata sends whole objects, which are cut here.
 METADATA: Final = f"{JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1,{JSON}"
 METADATA_LIST: Final = f"{JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,{JSON}"
 
@@ -32,10 +32,10 @@ class Pages(Protocol):
 
     @property
     def accept(self) -> str:
-        """The media type to ask for."""
+        """Media type for the Accept header."""
 
     def add(self, body: bytes, *, intake: Intake) -> str | None:
-        """Add a page, and return the token of the next one. Raises Unreachable if the body is no page."""
+        """Add a page, and return the token of the next page. Raises Unreachable if the body is no page."""
 
 
 @dataclass(slots=True)
@@ -51,11 +51,11 @@ class Listing:
 
     @property
     def accept(self) -> str:
-        """The media type to ask for."""
+        """Media type for the Accept header."""
         return METADATA_LIST if self.metadata_only else JSON
 
     def add(self, body: bytes, *, intake: Intake) -> str | None:
-        """Add a page, and return the token of the next one. Raises Unreachable if the body is no page."""
+        """Add a page, and return the token of the next page. Raises Unreachable if the body is no page."""
         intake.parse(body)
         page = decode(body, server=self.server)
         metadata = page.get("metadata") if isinstance(page, dict) else None

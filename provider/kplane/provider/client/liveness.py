@@ -1,4 +1,4 @@
-"""Notices an API server that hangs: its connections stay open, and it sends nothing."""
+"""Detects an API server that hangs: its connections stay open, but carry no data."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from kplane.provider.errors import ProviderError, Unreachable
 __all__ = ["IDLE_SECONDS", "PROBE_SECONDS", "Liveness"]
 
 IDLE_SECONDS: Final = 30.0
-"""Time without a byte of the server after which it is probed; that of client-go's HTTP/2 pings (ReadIdleTimeout)."""
+"""Time without data after which the server is probed, equal to ReadIdleTimeout of client-go's HTTP/2 pings."""
 PROBE_SECONDS: Final = 15.0
-"""Deadline of a probe, as PingTimeout there."""
+"""Deadline of a probe, equal to PingTimeout of client-go."""
 
 
 class Liveness:
-    """Remembers when the server of a client was heard last, and probes a silent one; its watches share it.
+    """Remembers when the server last sent data, and probes a silent server. All watches of a client share the object.
 
-    `probe` asks the server by another connection than those of the watches, and raises Unreachable if there is no
-    answer. An answer of any kind is a sign of life.
+    `probe` sends a request by another connection than the watches, and raises Unreachable without an answer. Any answer
+    counts, also an error.
     """
 
     def __init__(self, probe: Callable[[], Awaitable[None]]) -> None:
@@ -31,7 +31,7 @@ class Liveness:
         self._failure = ""
 
     def heard(self) -> None:
-        """Note bytes of the server."""
+        """Note that the server has sent data."""
         self._heard_at = asyncio.get_running_loop().time()
 
     async def check(self) -> float:
@@ -55,7 +55,7 @@ class Liveness:
                     self._failed_at, self._failure = loop.time(), str(error)
                     raise
             except ProviderError:
-                # A refusal is an answer, and credentials that cannot be used say nothing of the server.
+                # A refusal is an answer, and unusable credentials are no failure of the server.
                 pass
             self.heard()
             return IDLE_SECONDS

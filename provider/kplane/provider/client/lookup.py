@@ -1,8 +1,8 @@
 """Looks host names up, so that silent name servers block no other lookups.
 
-getaddrinfo blocks its thread for as long as name servers are silent, and cannot be cancelled. Event loops run it in
-small pools (four threads with uvloop). A handful of dead names would stop every new connection there. Here each name
-has a thread of its own, and one at a time, however many callers ask for it and give up.
+getaddrinfo blocks its thread while name servers are silent, and cannot be cancelled. Event loops run it in small pools
+(four threads with uvloop), so a handful of dead names would stop every new connection. Here each lookup has a thread of
+its own, which all callers for the same name share.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing_extensions import override
 
 __all__ = ["Resolver"]
 
-_AT_ONCE: Final = 256
-"""Names that are looked up at the same time in one process: a thread that waits costs little, but not nothing."""
+_MAX_LOOKUPS: Final = 256
+"""Maximum number of concurrent lookups, and of their threads, in a process."""
 
 _Found = list[tuple[Any, ...]]
 _Name = tuple[str, socket.AddressFamily]
 
 _guard: Final = threading.Lock()
-_under_way: Final[dict[_Name, Future[_Found]]] = {}
+_pending: Final[dict[_Name, Future[_Found]]] = {}
 
 
 class Resolver(AbstractResolver):
@@ -49,20 +49,20 @@ class Resolver(AbstractResolver):
 
     @override
     async def close(self) -> None:
-        """Do nothing."""
+        """Keep everything: lookups end by themselves."""
 
 
 def _begin(name: _Name) -> Future[_Found]:
     with _guard:
-        known = _under_way.get(name)
-        if known is not None:
-            return known
-        if len(_under_way) >= _AT_ONCE:
-            raise OSError(f"{_AT_ONCE} other host names are being looked up; are the name servers silent?")
+        pending = _pending.get(name)
+        if pending is not None:
+            return pending
+        if len(_pending) >= _MAX_LOOKUPS:
+            raise OSError(f"{_MAX_LOOKUPS} other host names are being looked up; are the name servers silent?")
         future: Future[_Found] = Future()
         future.set_running_or_notify_cancel()
-        _under_way[name] = future
-    # A daemon: the end of the program waits for no name server.
+        _pending[name] = future
+    # A daemon thread, so that the exit of the program does not wait for name servers.
     threading.Thread(target=_look_up, args=(name, future), name=f"look up {name[0]}", daemon=True).start()
     return future
 
@@ -71,19 +71,19 @@ def _look_up(name: _Name, future: Future[_Found]) -> None:
     host, family = name
     try:
         found = socket.getaddrinfo(host, None, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)
-    except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told
+    except Exception as error:  # noqa: BLE001 - waiting callers get any error
         with _guard:
-            del _under_way[name]
+            del _pending[name]
         future.set_exception(error)
     else:
         with _guard:
-            del _under_way[name]
+            del _pending[name]
         future.set_result(found)
 
 
 def _settle(waiting: asyncio.Future[_Found], done: Future[_Found]) -> None:
     if waiting.done():
-        return  # who waited has given up
+        return  # the caller has given up
     error = done.exception()
     if error is not None:
         waiting.set_exception(error)
@@ -93,7 +93,7 @@ def _settle(waiting: asyncio.Future[_Found], done: Future[_Found]) -> None:
 
 def _result(host: str, port: int, found: tuple[Any, ...]) -> ResolveResult:
     family, _, protocol, _, address = found
-    # An IPv6 address that is good on one link only needs to be told which.
+    # A link-local IPv6 address needs its scope: the network interface.
     scope = f"%{address[3]}" if family == socket.AF_INET6 and address[3] else ""
     return ResolveResult(
         hostname=host,

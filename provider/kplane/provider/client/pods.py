@@ -33,8 +33,8 @@ _TEXT: Final = "text/plain, */*"
 class Pods:
     """Reads logs of pods, runs commands in them, and forwards ports to them; see `Client.pods`.
 
-    A pod is named by its name and `namespace`, or by something that has both, such as a `Request`. `container` may be
-    left out if the pod has one container, or the annotation `kubectl.kubernetes.io/default-container`. Each method
+    A pod is given by name and `namespace`, or by an object that has both, such as a `Request`. `container` may be left
+    out if the pod has a single container, or the annotation `kubectl.kubernetes.io/default-container`. Each method
     raises as the methods of `Client`.
     """
 
@@ -57,8 +57,8 @@ class Pods:
     ) -> str:
         """Return the log of a container: all of it, or the last `tail_lines`, or the lines of the last `since_seconds`.
 
-        `previous` is the container before its last restart. Bytes that are no UTF-8 are replaced. Raises AnswerTooLarge
-        for a log of more than `limits.answer_bytes`.
+        `previous` selects the container before its last restart. Bytes that are no UTF-8 are replaced. Raises
+        AnswerTooLarge for a log of more than `limits.answer_bytes`.
         """
         query = _log_query(container, tail_lines, since_seconds, timestamps=timestamps) | {"previous": previous or None}
         request = self._request(pod, "log", namespace, query_of(query), accept=_TEXT)
@@ -78,7 +78,7 @@ class Pods:
     ) -> Lines:
         """Read a log line by line: `async with client.pods.log_lines(...) as lines: async for line in lines`.
 
-        With `follow` it ends when the container ends; until then it waits for new lines without a deadline.
+        With `follow`, the iteration waits for new lines without a deadline, until the container ends.
         """
         query = _log_query(container, tail_lines, since_seconds, timestamps=timestamps) | {"follow": follow or None}
         return Lines(
@@ -106,7 +106,7 @@ class Pods:
         AnswerTooLarge for an output of more than `limits.answer_bytes`, and ApiError if the command cannot be run.
         """
         seconds = self._client.timeout_seconds if timeout_seconds is None else timeout_seconds
-        found: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+        received: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
         limit = asyncio.timeout(seconds)
         try:
             with self._calls.waiting(), self._client.limits.intake(server=self._client.config.server) as intake:
@@ -123,7 +123,7 @@ class Pods:
                         if size_bytes > intake.answer_bytes:
                             raise intake.too_large(intake.answer_bytes)
                         intake.read(len(output.data))
-                        found[output.stream].append(output.data)
+                        received[output.stream].append(output.data)
                     code = await running.wait()
         except TimeoutError:
             if not limit.expired():
@@ -135,7 +135,7 @@ class Pods:
                 kind="timeout",
                 write_sent=True,
             ) from None
-        return ExecResult(code, b"".join(found["stdout"]), b"".join(found["stderr"]))
+        return ExecResult(code, b"".join(received["stdout"]), b"".join(received["stderr"]))
 
     @contextlib.asynccontextmanager
     async def open_exec(
@@ -147,10 +147,10 @@ class Pods:
         container: str | None = None,
         stdin: bool = False,
     ) -> AsyncIterator[Process]:
-        """Run a command in a container within the context, to read while it writes; see `Process`.
+        """Run a command in a container within the context, and read its output meanwhile; see `Process`.
 
-        With `stdin`, `write` and `close_stdin` are possible. The deadline of the client is for the start. Raises
-        ProviderError for a text in place of a list of arguments, or an empty list.
+        `write` and `close_stdin` need `stdin`. The deadline of the client applies to the start. Raises ProviderError
+        for a string in place of a list of arguments, and for an empty list.
         """
         if isinstance(command, str) or not command:
             raise ProviderError(f"failed to run {command!r}: it is no list of arguments; write ['sh', '-c', '...']")
@@ -179,8 +179,8 @@ class Pods:
         pod, ProviderError if it does not run, and ListenFailed if the local port is taken.
         """
         name, _ = locate(pod, namespace=namespace)
-        found = await self._client.get(PODS, pod, namespace=namespace)
-        phase = (found.get("status") or {}).get("phase")
+        target_pod = await self._client.get(PODS, pod, namespace=namespace)
+        phase = (target_pod.get("status") or {}).get("phase")
         if phase != "Running":
             raise ProviderError(f"failed to forward to pod {name}: it is {phase or 'Pending'}; wait until it runs")
         request = self._request(pod, "portforward", namespace, query_of({"ports": port}))
@@ -199,7 +199,7 @@ class Pods:
     ) -> HttpRequest:
         name, namespace = locate(pod, namespace=namespace)
         path = PODS.path(name, namespace=namespace, subresource=subresource)
-        # What is received is no object, so that its namespace is left alone.
+        # The answer is no object, so `received` must not change its namespace.
         return replace(self._adapted(HttpRequest("GET", path, query, accept=accept)), received=None)
 
 
@@ -216,7 +216,7 @@ def _log_query(
 
 @contextlib.asynccontextmanager
 async def _writing(running: Process, stdin: bytes | None) -> AsyncIterator[None]:
-    """Write to stdin while the output is read; a command may wait for the one before it continues with the other."""
+    """Write to stdin while the caller reads the output, because a command may block on either of them."""
     if stdin is None:
         yield
         return
@@ -224,7 +224,7 @@ async def _writing(running: Process, stdin: bytes | None) -> AsyncIterator[None]
     running.require_closing()
 
     async def write() -> None:
-        # A command may end before it has read all. A connection that fails is reported by the reader.
+        # A command may end before it has read its input. The reader reports a failed connection.
         with contextlib.suppress(Unreachable):
             await running.write(stdin)
             await running.close_stdin()

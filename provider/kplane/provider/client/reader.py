@@ -1,4 +1,4 @@
-"""Reads of one API server: objects, collections, watches."""
+"""Reads from an API server: objects, collections, watches."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Reader(Rest):
         """Read an object or its subresource, such as `scale`. Raises NotFound."""
         resource, name, namespace = await self._locate(kind, key, namespace)
         path = self._path(resource, name, namespace=namespace, subresource=subresource)
-        found = await self._object("GET", path, resource, key=display_key(name, namespace=namespace))
-        return as_kind(kind, found, source=self.config.server)
+        obj = await self._object("GET", path, resource, key=display_key(name, namespace=namespace))
+        return as_kind(kind, obj, source=self.config.server)
 
     async def exists(self, kind: Kind[Any], key: str | Named, *, namespace: str | None = None) -> bool:
         """Tell whether an object exists, without keeping the answer."""
@@ -59,10 +59,10 @@ class Reader(Rest):
         max_items: int | None = None,
         metadata_only: bool = False,
     ) -> ObjectList[ObjectT]:
-        """Read a collection in pages, all of one resourceVersion; `namespace=None` means all namespaces.
+        """Read a collection in pages of the same resourceVersion; `namespace=None` selects all namespaces.
 
         `page_size` counts objects. Raises AnswerTooLarge if there are more than `max_items`. With `metadata_only`,
-        objects have only apiVersion, kind and metadata, and the server sends no more.
+        the server sends only apiVersion, kind and metadata.
         """
         resource = await self.resource(kind)
         listing = await self.collect(
@@ -85,16 +85,16 @@ class Reader(Rest):
         field_selector: str | None = None,
         page_size: int = 500,
     ) -> P:
-        """Read a collection as `list` does, into the object that `pages` makes."""
+        """Read a collection as `list` does, into a new object of `pages`."""
         path = self._path(resource, namespace=namespace)
         selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
-        # A server that hands out pages without end must not hold the caller for ever.
+        # A deadline for all pages, because a server may send pages without end.
         with translated(server=self.config.server, asked=f"list of {resource.plural}"):
             async with asyncio.timeout(_LIST_DEADLINES * self._timeout_seconds):
                 try:
                     return await self._pages(resource, path, pages(), {**selectors, "limit": page_size})
                 except Expired:
-                    # The pages outlived their snapshot; one request cannot.
+                    # The snapshot expired between two pages. A single request for all objects cannot expire.
                     return await self._pages(resource, path, pages(), selectors)
 
     def watch(
@@ -110,15 +110,15 @@ class Reader(Rest):
         metadata_only: bool = False,
         initial_events: bool = False,
     ) -> Watch[ObjectT]:
-        """Follow a collection from a resourceVersion; with None it starts with the present objects as ADDED.
+        """Watch a collection from a resourceVersion; with None, the watch begins with all objects as ADDED.
 
         The server ends the watch after `timeout_seconds`. The client gives up after `idle_timeout_seconds` without even
-        a bookmark, which a server sends about every minute. If the server sends nothing to this client for 30 s, the
-        watch asks for its version by another connection, and gives up if no answer comes within 15 s.
+        a bookmark, which a server sends about every minute. If this client gets no data from the server for 30 s, the
+        watch requests the version by another connection, and gives up without an answer within 15 s.
 
         With `metadata_only`, the server sends only apiVersion, kind and metadata. With `initial_events`, a bookmark
-        annotated `k8s.io/initial-events-end` ends the present objects (KEP-3157); a server without support raises
-        Invalid. The watch raises as `resource` when it is opened.
+        annotated `k8s.io/initial-events-end` follows the initial objects (KEP-3157). Opening the watch raises Invalid
+        if the server does not support this, and raises as `resource`.
         """
         query = query_of(
             {

@@ -1,4 +1,4 @@
-"""Kinds of objects, and where the API server serves them."""
+"""Kinds of objects, and their URL paths on an API server."""
 
 from __future__ import annotations
 
@@ -68,17 +68,17 @@ class Resource:
         return f"{self.api_version}/{self.kind}"
 
     def require_namespace(self, namespace: str | None, *, name: str | None) -> None:
-        """Raise ProviderError for a namespace that the kind cannot have, and if an object lacks the one it needs."""
+        """Raise ProviderError if a cluster-scoped kind gets a namespace, or a namespaced object has none."""
         if namespace is not None and not self.namespaced:
             raise ProviderError(f"{self.kind} is cluster-scoped: it cannot be asked for in namespace {namespace!r}")
         if self.namespaced and name is not None and namespace is None:
             raise ProviderError(f"{self.kind} {name!r} is namespaced: a namespace is needed")
 
     def path(self, name: str | None = None, *, namespace: str | None = None, subresource: str | None = None) -> str:
-        """URL path of the collection, of one object, or of its subresource.
+        """Return the URL path of the collection, of an object, or of its subresource.
 
-        A namespaced kind without namespace is the collection over all namespaces. Raises ProviderError for names that
-        cannot be a path segment: an empty one would turn the call for one object into one for all.
+        For a namespaced kind without namespace, the path is that of all namespaces. Raises ProviderError for names that
+        cannot be a path segment: an empty name would turn a call for an object into a call for the collection.
         """
         self.require_namespace(namespace, name=name)
         parts = ["/api" if "/" not in self.api_version else "/apis", self.api_version]
@@ -93,7 +93,7 @@ class Resource:
 
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
-"""What a path can hold as it is: nearly all names."""
+"""Pattern of names that need no escaping in a path: nearly all names."""
 
 
 def _segment(value: str, *, what: str) -> str:

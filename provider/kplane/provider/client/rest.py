@@ -96,17 +96,17 @@ class Rest:
 
     @property
     def transport(self) -> Transport:
-        """What sends the requests, with the credentials."""
+        """The transport, which sends the requests with the credentials."""
         return self._transport
 
     @property
     def field_manager(self) -> str | None:
-        """Under this name the API server notes which fields were written; a call can name another one."""
+        """Name under which the API server records the written fields; a call can override the name."""
         return self._field_manager
 
     @property
     def field_validation(self) -> FieldValidation:
-        """How the API server treats unknown and duplicate fields in what is written."""
+        """Treatment of unknown and duplicate fields in writes by the API server."""
         return self._field_validation
 
     @property
@@ -128,7 +128,7 @@ class Rest:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close every connection, open watches included; connections of another client stay open."""
+        """Close every connection, including open watches. Connections of other clients stay open."""
         if self._owns_transport:
             await self._transport.aclose()
 
@@ -143,18 +143,18 @@ class Rest:
             await self._transport.update(config)
 
     def observe_writes(self, observer: WriteObserver) -> None:
-        """Call `observer` with what each write makes of its object; a `Cache` does so for its cluster's client.
+        """Call `observer` with the object that each write returns; a `Cache` observes the client of its cluster.
 
-        Not called for `delete_all` and `request`, for dry runs, and for answers that are no objects.
+        `delete_all`, `request`, dry runs and answers without an object do not call the observer.
         """
         self._write_observers += (observer,)
 
     def ignore_writes(self, observer: WriteObserver) -> None:
-        """End `observe_writes`."""
-        self._write_observers = tuple(known for known in self._write_observers if known != observer)
+        """Remove an observer of `observe_writes`."""
+        self._write_observers = tuple(other for other in self._write_observers if other != observer)
 
     def note_write(self, written: Written | None) -> None:
-        """Tell the observers of a write, also of one that another client made in the place of this one."""
+        """Notify the observers of a write, which another client may have made on behalf of this one."""
         if written is not None:
             for observe in self._write_observers:
                 observe(written)
@@ -162,17 +162,17 @@ class Rest:
     async def resource(self, kind: Kind[Any]) -> Resource:
         """Return a kind by its name, such as `"apps/v1/Deployment"`, or its class; a Resource is returned as it is.
 
-        Kubernetes' own kinds are known. For others, such as `"example.com/v1/Widget"`, the server is asked once. Raises
-        NotServed if it does not serve the kind, and ProviderError if `kind` is no name of a kind.
+        Built-in kinds need no request. Other kinds, such as `"example.com/v1/Widget"`, are discovered once.
+        Raises NotServed if the server does not serve the kind, and ProviderError for an invalid name.
         """
-        found = self.known_resource(kind)
-        if found is None:
+        resource = self.known_resource(kind)
+        if resource is None:
             name = str(parse_kind(kind))
-            found = self._discovered[name] = await discover(self, name)
-        return found
+            resource = self._discovered[name] = await discover(self, name)
+        return resource
 
     def known_resource(self, kind: Kind[Any]) -> Resource | None:
-        """Return what `resource` would return without a question to the server; None if it would ask."""
+        """Return the result of `resource` if it needs no request, else None."""
         if isinstance(kind, Resource):
             return kind
         if (typed := typed_of(kind)) is not None:
@@ -235,10 +235,10 @@ class Rest:
         answer = await self._request(
             method, path, body=body, params=params, content_type=content_type, kind=resource.name, key=key
         )
-        found = read_object(answer, server=self.config.server, api_version=resource.api_version, kind=resource.kind)
+        obj = read_object(answer, server=self.config.server, api_version=resource.api_version, kind=resource.kind)
         if method not in {"GET", "DELETE"}:
-            self.note_write(read_write(resource, found))
-        return found
+            self.note_write(read_write(resource, obj))
+        return obj
 
     async def _request(
         self,
@@ -261,7 +261,7 @@ class Rest:
             return decode(answer, server=self.config.server)
 
     def _answered(self, request: HttpRequest, headers: Headers) -> None:
-        """Note an answer, and log and hand on its warnings."""
+        """Record a sign of life, and log the warnings of an answer and pass them to `on_warning`."""
         self._liveness.heard()
         for text in warnings_of(headers):
             warning = ApiWarning(text, request.kind or request.path, request.key, self._cluster or self.config.server)
@@ -283,5 +283,5 @@ class Rest:
         return resource.path(name, namespace=namespace, subresource=subresource)
 
     def _adapted(self, request: HttpRequest) -> HttpRequest:
-        """Return what is sent instead of this; for clients that see less than the server has."""
+        """Return the request to send in place of this; overridden by clients with a restricted view of the server."""
         return request

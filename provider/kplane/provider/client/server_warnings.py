@@ -1,4 +1,4 @@
-"""Warnings of API servers: unknown fields, deprecated kinds, and what admission webhooks say."""
+"""Warnings of API servers: unknown fields, deprecated kinds, and messages of admission webhooks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Headers(Protocol):
 
 
 class WarningLog:
-    """Logs each text once for a kind, with the first object and cluster. It remembers the last 1000 of them."""
+    """Logs each text once for a kind, with the first object and cluster. Remembers the last 1000 texts."""
 
     def __init__(self) -> None:
         self._logged: Final[OrderedDict[tuple[str, str], None]] = OrderedDict()
@@ -64,8 +64,8 @@ class WarningLog:
 
 def warnings_of(headers: Headers) -> Iterator[str]:
     """Yield the texts of the warnings in the headers of an answer; long ones are cut."""
-    found = (match[1] for value in headers.getall("Warning", []) for match in _WARNING.finditer(value))
-    for text, _ in zip(found, range(_MAX_PER_ANSWER), strict=False):
+    texts = (match[1] for value in headers.getall("Warning", []) for match in _WARNING.finditer(value))
+    for text, _ in zip(texts, range(_MAX_PER_ANSWER), strict=False):
         plain = re.sub(r"\\(.)", r"\1", text)[:_MAX_TEXT]
-        # An API server may be hostile.
-        yield "".join(each if each.isprintable() else " " for each in plain)
+        # A hostile API server may send control characters.
+        yield "".join(char if char.isprintable() else " " for char in plain)

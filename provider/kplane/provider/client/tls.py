@@ -1,4 +1,4 @@
-"""TLS contexts that trust one cluster's CA; on Linux, keys are never written to a disk."""
+"""TLS contexts that trust the CA of a cluster. On Linux, keys are never written to a disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fingerprint(config: ClusterConfig) -> bytes:
     """Return a digest of CA, client certificate and key: equal only for the same trust and identity."""
     digest = hashlib.sha256(b"unverified" if config.insecure_skip_tls_verify else b"")
     for part in (config.ca_data, config.client_certificate, config.client_key):
-        # Lengths keep what one part ends with apart from what the next one begins with; nothing is not empty.
+        # The length before each part keeps the digest unambiguous, and None differs from an empty part.
         digest.update(b"-" if part is None else b"%d:" % len(part) + part)
     return digest.digest()
 
@@ -34,8 +34,8 @@ def fingerprint(config: ClusterConfig) -> bytes:
 def ssl_context(config: ClusterConfig) -> ssl.SSLContext:
     """Return the client's TLS context: it verifies peer and host name, and uses TLS 1.2 or later.
 
-    With `insecure_skip_tls_verify` it verifies neither. It takes about a millisecond. Raises KubeconfigError if CA,
-    certificate or key cannot be used.
+    With `insecure_skip_tls_verify`, the context verifies neither. The call takes about a millisecond. Raises
+    KubeconfigError if CA, certificate or key cannot be used.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -52,10 +52,10 @@ def ssl_context(config: ClusterConfig) -> ssl.SSLContext:
 
 
 async def beginning_of_certificate(config: ClusterConfig, *, timeout_seconds: float | None) -> datetime | None:
-    """Return when the certificate of a server begins to be valid; None if that has passed, or cannot be found out.
+    """Return the future time at which a server's certificate becomes valid; None if it is valid now, or unknown.
 
-    For messages only: OpenSSL does not tell the certificate that it refused. A second handshake, in which times alone
-    are not checked, sends neither a request nor a token. It does not go through proxies.
+    The result is for messages only: OpenSSL does not expose the certificate that it refused. A second handshake ignores
+    only the validity period, and sends neither a request nor a token. The handshake does not go through proxies.
     """
     if config.proxy is not None:
         return None
@@ -93,7 +93,7 @@ def _load(context: ssl.SSLContext, config: ClusterConfig) -> None:
 def _load_identity(context: ssl.SSLContext, *, certificate: bytes, key: bytes, server: str) -> None:
     try:
         with as_file(certificate + b"\n" + key) as path:
-            # Without a password an encrypted key would make OpenSSL ask for it on the terminal.
+            # An empty password keeps OpenSSL from prompting on the terminal for an encrypted key.
             context.load_cert_chain(path, password="")
     except (ssl.SSLError, ValueError, OSError) as error:
         raise KubeconfigError(
@@ -115,7 +115,7 @@ def as_file(content: bytes) -> Iterator[str]:
         return
     import tempfile
 
-    # Only its owner can read it.
+    # The mode of the file lets only its owner read it.
     with tempfile.NamedTemporaryFile(prefix="client-identity-", buffering=0) as file:
         file.write(content)
         yield file.name

@@ -32,7 +32,7 @@ _MESSAGE_BYTES: Final = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """One request. `path`, which is below the server's own path, and `query` are encoded."""
+    """A request. `path`, which is relative to the path of the server, and `query` are encoded."""
 
     method: str
     path: str
@@ -43,9 +43,9 @@ class HttpRequest:
     before_sending: Callable[[], object] | None = None
     """Called right before the body is sent. If it raises, the request is not sent, and fails as Unreachable."""
     protocols: tuple[str, ...] = ()
-    """Subprotocols of the WebSocket that it asks for; see `Transport.websocket`."""
+    """Subprotocols of the requested WebSocket; see `Transport.websocket`."""
     received: Callable[[bytes], bytes] | None = None
-    """Changes what is received: the body of an answer, or each event of a watch."""
+    """Changes received data: the body of an answer, or each event of a watch."""
     kind: str = ""
     """Name of the kind, such as `apps/v1/Deployment`, for warnings about the answer."""
     key: str = ""
@@ -62,7 +62,7 @@ class HttpRequest:
 
 
 class _Exchange:
-    """A running request, until its answer was read."""
+    """A request in flight, until its answer is read."""
 
     def __init__(self) -> None:
         self.closing = asyncio.timeout(None)
@@ -71,7 +71,7 @@ class _Exchange:
         self.peers: list[Peer] = []
 
     def end(self) -> None:
-        """Tell the waiting caller that the connection is closed."""
+        """Close the connection, and wake the waiting caller."""
         if self.response is not None:
             _drop(self.response)
         elif self.closing.when() is None:
@@ -89,12 +89,12 @@ class Transport:
         user_agent: str,
         connections: Connections | None = None,
     ) -> None:
-        """`connections` replace connections of its own."""
+        """Use the shared `connections`, or connections of its own by default."""
         import aiohttp
 
         self._config = config
         self.user_agent: Final = user_agent
-        """How the program names itself to API servers."""
+        """User-Agent of the program."""
         self._owned = connections is None
         self._connections = Connections() if connections is None else connections
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_seconds)
@@ -116,18 +116,18 @@ class Transport:
 
     @contextlib.asynccontextmanager
     async def exchange(self, request: HttpRequest) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request and yield the head of the answer; at the end the connection is freed, or closed if unread.
+        """Send a request and yield the head of the answer. At the end, free the connection, or close it if unread.
 
-        It sets no deadline but that for connecting. Raises Unreachable, or KubeconfigError for unusable credentials.
+        Only connecting has a deadline. Raises Unreachable, or KubeconfigError for unusable credentials.
         """
         async with self._exchanging(request) as exchange:
             assert exchange.response is not None  # noqa: S101 - it has begun
             yield exchange.response
 
     def websocket(self, request: HttpRequest) -> contextlib.AbstractAsyncContextManager[Upgrade]:
-        """Ask for a WebSocket with one of the protocols of a request; at the end the connection is closed.
+        """Request a WebSocket with one of the protocols of a request, and close the connection at the end.
 
-        Raises as `exchange`. A refusal is yielded too.
+        Raises as `exchange`. If the server refuses, the context yields the refusal.
         """
         return self._upgrading(request)
 
@@ -151,7 +151,7 @@ class Transport:
                 finally:
                     _drop(response)
                     if exchange.upgrade is not None and exchange.upgrade.websocket is not None:
-                        # Its connection is aborted, so this waits for no answer.
+                        # The connection is aborted, so closing does not wait for the server.
                         await exchange.upgrade.websocket.close()
         finally:
             self._exchanges.discard(exchange)
@@ -176,7 +176,7 @@ class Transport:
         if self._owned:
             await self._connections.aclose()
         await self._credentials.aclose()
-        # Transports of connections that were closed unread finish in the loop's next rounds.
+        # Transports of connections that were closed unread finish in the next iterations of the event loop.
         for _ in range(3):
             await asyncio.sleep(0)
 
@@ -253,7 +253,7 @@ class Transport:
             begins = await beginning_of_certificate(shown, timeout_seconds=self._timeout.sock_connect)
             if begins is None:
                 raise
-            # To the minute: a message that differs each time makes each probe write a status.
+            # Minutes only: with seconds, each probe would have a new message, and write a status.
             raise Unreachable(
                 f"{request}: {shown.server}: certificate is valid from {begins:{_TIME}} only, and the clock of this"
                 f" machine says {datetime.now(UTC):{_TIME}}; compare the clocks of both machines",
@@ -262,7 +262,7 @@ class Transport:
             ) from error
 
     def _join(self, exchange: _Exchange, *, shown: ClusterConfig) -> Peer:
-        """Add an exchange to the users of the server's connections; the client itself is one, so that they stay."""
+        """Add an exchange to the users of the connections. The client is a user too, and so keeps them open."""
         self._require_open()
         peer = self._peer
         if peer is None or shown is not self._shown:
@@ -284,7 +284,7 @@ def _payload(request: HttpRequest) -> bytes | aiohttp.BytesPayload | None:
 
 
 def _drop(response: aiohttp.ClientResponse) -> None:
-    """Free the connection of a response that was read, else close it."""
+    """Free the connection of a response if its body was read, else close the connection."""
     connection = response.connection
     if connection is not None and connection.transport is not None:
         # A TLS transport that is closed politely stays open for as long as the server likes.

@@ -1,6 +1,6 @@
 """Kinds as classes: pydantic models, msgspec Structs, dataclasses, or a class with functions to decode and encode it.
 
-Nothing here imports pydantic: a model is told by its method `model_validate`.
+This module does not import pydantic: it recognizes a model by the method `model_validate`.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ Calls return dicts for the first two, and instances for a class.
 """
 
 _ATTRIBUTE: Final = "__kplane_kind__"
-_NAMED: Final = 3
+_MAX_NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class TypedKind(Generic[ObjectT]):
-    """A class that stands for a kind, with the one decoder that all paths use."""
+    """A class for a kind, with the decoder and the encoder that client, caches and webhooks share."""
 
     type: type[ObjectT]
     name: str
-    """Of the kind, such as `example.com/v1/Widget`."""
+    """Name of the kind, such as `example.com/v1/Widget`."""
     resource: Resource | None
-    """How clusters serve the kind; None: each is asked."""
+    """Resource of the kind; None needs discovery in each cluster."""
     read: Callable[[Object], ObjectT]
     write: Callable[[ObjectT], Object]
 
@@ -63,8 +63,8 @@ class TypedKind(Generic[ObjectT]):
             return self.read(found)
         except Exception as error:
             metadata = found.get("metadata")
-            named = metadata if isinstance(metadata, dict) else {}
-            where = "/".join(str(named[key]) for key in ("namespace", "name") if named.get(key))
+            names = metadata if isinstance(metadata, dict) else {}
+            where = "/".join(str(names[key]) for key in ("namespace", "name") if names.get(key))
             kind = self.name.rpartition("/")[2]
             raise DecodeFailed(
                 f"failed to decode {kind} {where or 'without a name'} of {source} as {self.type.__name__}:"
@@ -74,13 +74,13 @@ class TypedKind(Generic[ObjectT]):
     def encode(self, instance: ObjectT) -> Object:
         """Make an object of an instance, without fields that are None. Raises ProviderError if it cannot be encoded."""
         try:
-            made = without_none(self.write(instance))
+            encoded = without_none(self.write(instance))
         except Exception as error:
             raise ProviderError(f"failed to encode a {self.type.__name__}: {cause_of(error)}") from error
-        if not isinstance(made, dict):
+        if not isinstance(encoded, dict):
             raise ProviderError(f"failed to encode a {self.type.__name__}: its encode function returned no dict")
         api_version, _, kind = self.name.rpartition("/")
-        return {**made, "apiVersion": api_version, "kind": kind}
+        return {**encoded, "apiVersion": api_version, "kind": kind}
 
 
 def class_of(
@@ -91,7 +91,7 @@ def class_of(
     decode: Callable[[Object], ObjectT] | None,
     encode: Callable[[ObjectT], Object] | None,
 ) -> type[ObjectT]:
-    """Note on a class which kind it stands for; `typed_kind` documents the arguments."""
+    """Record the kind on its class; `typed_kind` documents the arguments."""
     read, write = decode or _reader(cls), encode or _writer(cls)
     if read is None or write is None:
         raise ProviderError(
@@ -107,35 +107,35 @@ def class_of(
 
 
 def typed_of(kind: Kind[ObjectT]) -> TypedKind[ObjectT] | None:
-    """Return what a class is as a kind; None for a Resource and a name.
+    """Return the declared kind of a class; None for a Resource and a name.
 
-    Raises ProviderError for a class that is not declared: a subclass is another class than its base.
+    Raises ProviderError for a class that was not declared. A subclass does not inherit the declaration of its base.
     """
     if not isinstance(kind, type):
         return None
-    found = vars(kind).get(_ATTRIBUTE)
-    if found is None:
+    typed = vars(kind).get(_ATTRIBUTE)
+    if typed is None:
         raise ProviderError(
             f"class {kind.__name__} stands for no kind: decorate it with typed_kind('example.com/v1/{kind.__name__}')"
         )
-    return cast("TypedKind[ObjectT]", found)
+    return cast("TypedKind[ObjectT]", typed)
 
 
 def title_of(kind: Kind[Any]) -> str:
-    """Return what people call a kind."""
+    """Return the name of a kind for messages."""
     return kind.__name__ if isinstance(kind, type) else str(kind)
 
 
 def as_kind(kind: Kind[ObjectT], found: Object, *, source: str) -> ObjectT:
-    """Return an object as an instance of the class, or as it is for a Resource or a name. Raises DecodeFailed."""
+    """Return an object as an instance of the class, or unchanged for a Resource or a name. Raises DecodeFailed."""
     typed = typed_of(kind)
     return cast("ObjectT", found) if typed is None else typed.decode(found, source=source)
 
 
 def kind_and_body(kind: Kind[ObjectT] | ObjectT, body: Object | ObjectT | None) -> tuple[Kind[ObjectT], Object]:
-    """Return the kind and the object of a write, which may be given as an instance alone.
+    """Return the kind and the object of a write, whose caller may give only an instance.
 
-    Raises ProviderError if there is no object, and if the instance is of another class than the kind.
+    Raises ProviderError without an object, and for an instance of another class than the kind.
     """
     if body is None:
         if isinstance(kind, (Resource, str, type)):
@@ -156,13 +156,13 @@ def _body_of(instance: object) -> Object:
 
 
 def cause_of(error: Exception) -> str:
-    """Return why a decoder failed, with the fields: without their values, which may be secret."""
-    told = getattr(error, "errors", None)
-    if callable(told):  # pydantic.ValidationError
-        found: list[dict[str, Any]] = told(include_url=False, include_input=False, include_context=False)
-        causes = [f"{'.'.join(map(str, each['loc'])) or 'the object'}: {each['msg']}" for each in found]
-        more = f"; and {len(causes) - _NAMED} more" if len(causes) > _NAMED else ""
-        return "; ".join(causes[:_NAMED]) + more
+    """Return the reason why a decoder failed, with field names but without values, which may be secret."""
+    list_errors = getattr(error, "errors", None)
+    if callable(list_errors):  # pydantic.ValidationError
+        details: list[dict[str, Any]] = list_errors(include_url=False, include_input=False, include_context=False)
+        causes = [f"{'.'.join(map(str, detail['loc'])) or 'the object'}: {detail['msg']}" for detail in details]
+        more = f"; and {len(causes) - _MAX_NAMED} more" if len(causes) > _MAX_NAMED else ""
+        return "; ".join(causes[:_MAX_NAMED]) + more
     if isinstance(error, msgspec.ValidationError):
         cause, _, field = str(error).partition(" - at `$.")
         return f"{field.removesuffix('`')}: {cause}" if field else cause
@@ -189,9 +189,9 @@ def _is_plain(cls: type[Any]) -> bool:
 
 
 def without_none(value: Any) -> Any:
-    """Leave out None: to an API server it is the same as an absent field, and a patch would delete by it."""
+    """Leave out None, which an API server treats as an absent field, and a patch as a deletion."""
     if isinstance(value, dict):
-        return {key: without_none(each) for key, each in value.items() if each is not None}
+        return {key: without_none(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
-        return [without_none(each) for each in value]
+        return [without_none(item) for item in value]
     return value

@@ -1,4 +1,4 @@
-"""One watch: the stream of changes of a collection."""
+"""A watch: the stream of changes of a collection."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class WatchEvent(Generic[ObjectT]):
     raw: dict[str, Any]
     """The object as a dict."""
     kind: TypedKind[ObjectT] | None = field(default=None, compare=False, repr=False)
-    """The class that the watch was asked for."""
+    """Class of the objects, if the caller gave a class."""
     source: str = field(default="", compare=False, repr=False)
 
     @property
     def object(self) -> ObjectT:
-        """The object: of a watch by a class an instance, except in a bookmark.
+        """The object; an instance if the watch has a class, except in a bookmark.
 
-        Raises DecodeFailed if the class cannot decode it; the watch goes on.
+        Raises DecodeFailed if the class cannot decode the object. The watch continues.
         """
         if self.kind is None or self.type == "BOOKMARK":
             return cast("ObjectT", self.raw)
@@ -60,11 +60,11 @@ class Asked(NamedTuple):
 
 
 class Watch(Generic[ObjectT]):
-    """Yields events (`async for event in watch`); use it inside of `async with watch`, which closes its connection.
+    """Yields events (`async for event in watch`) inside of `async with watch`, which closes its connection.
 
-    It ends when the server ends it. Raises Expired if the resourceVersion is too old, other ApiErrors, and Unreachable
-    if the connection fails, an event is cut off, or nothing comes for `idle_timeout_seconds`. `open_timeout_seconds`
-    bounds the time until the server begins, once the kind is known.
+    The iteration ends when the server ends the watch. Raises Expired if the resourceVersion is too old, other ApiErrors,
+    and Unreachable if the connection fails, an event is cut off, or no data comes for `idle_timeout_seconds`.
+    `open_timeout_seconds` bounds the time until the server answers, once the kind is known.
     """
 
     def __init__(
@@ -78,10 +78,9 @@ class Watch(Generic[ObjectT]):
         answered: Callable[[HttpRequest, Headers], None],
         liveness: Liveness,
     ) -> None:
-        """`asking` makes the request, when the watch is opened. `limits.answer_bytes` bounds one event.
+        """`asking` makes the request when the watch is opened. `limits.answer_bytes` bounds an event.
 
-        `answered` is called with the headers of the answer, and
-        `liveness` notices a server that hangs.
+        `answered` is called with the headers of the answer. `liveness` detects a server that hangs.
         """
         self._limits = limits
         self._answered = answered
@@ -102,8 +101,8 @@ class Watch(Generic[ObjectT]):
         self._partial: list[bytes] = []
         self._partial_size = 0
 
-    def _was_closed(self) -> bool:
-        # A call, because type checkers take the attribute for what it was before an await.
+    def _is_closed(self) -> bool:
+        # A method, because type checkers assume that an await does not change the attribute.
         return self._closed
 
     @property
@@ -111,14 +110,14 @@ class Watch(Generic[ObjectT]):
         return f"watch of {self._asked.resource.plural}" if self._asked is not None else "watch"
 
     async def open(self) -> None:
-        """Send the request and wait until the server begins; iteration does so by itself."""
+        """Send the request and wait for the head of the answer. Iteration opens the watch by itself."""
         if self._response is not None or self._closed:
             return
         server = self._transport.config.server
         refusal: Exception | None = None
         try:
             self._asked = await self._asking()
-            if self._was_closed():
+            if self._is_closed():
                 return
             with translated(server=server, asked=self._what):
                 async with asyncio.timeout(self._open_timeout_seconds):
@@ -133,11 +132,11 @@ class Watch(Generic[ObjectT]):
         if refusal is not None:
             await self.aclose()
             raise refusal
-        if self._was_closed():  # while it was opened
+        if self._is_closed():  # while it was opened
             await self._stack.aclose()
             return
         self._response = response
-        self._look_again(min(self._idle_timeout_seconds, IDLE_SECONDS))
+        self._schedule_check(min(self._idle_timeout_seconds, IDLE_SECONDS))
 
     async def aclose(self) -> None:
         """End the watch and close its connection."""
@@ -174,9 +173,9 @@ class Watch(Generic[ObjectT]):
         raise StopAsyncIteration
 
     async def read(self) -> list[bytes]:
-        """Return all events that have come, each as it was sent; an empty list means that the server ended the watch.
+        """Return all received events as raw lines; an empty list means that the server ended the watch.
 
-        For callers that decode events themselves. Raises as iteration does, except for ERROR events.
+        This method is for callers that decode events themselves. Raises as iteration does, except for ERROR events.
         """
         try:
             await self.open()
@@ -208,11 +207,11 @@ class Watch(Generic[ObjectT]):
             return None
         return self._split(chunk, server=server)
 
-    def _look_again(self, seconds: float) -> None:
-        # One timer for the whole watch: to start and stop one for each read takes longer than to read.
-        self._watchdog = asyncio.get_running_loop().call_later(seconds, self._look)
+    def _schedule_check(self, seconds: float) -> None:
+        # A single timer for the whole watch, because a timer for each read costs more than the read.
+        self._watchdog = asyncio.get_running_loop().call_later(seconds, self._check_idle)
 
-    def _look(self) -> None:
+    def _check_idle(self) -> None:
         """Fail the pending read if it takes too long, and check a silent server."""
         now, idle_seconds = asyncio.get_running_loop().time(), self._idle_timeout_seconds
         waited = 0.0 if self._waiting_since is None else now - self._waiting_since
@@ -220,12 +219,12 @@ class Watch(Generic[ObjectT]):
             self._fail(f"sent nothing for {idle_seconds:g} s")
             return
         if waited >= IDLE_SECONDS and now >= self._probe_at and self._probe is None:
-            self._probe = asyncio.create_task(self._check(waited), name=f"probe for the {self._what}")
+            self._probe = asyncio.create_task(self._probe_server(waited), name=f"probe for the {self._what}")
         due = max(IDLE_SECONDS - waited, self._probe_at - now)
-        # A probe that is under way looks again by itself.
-        self._look_again(min(idle_seconds - waited, due) if due > 0 else idle_seconds - waited)
+        # A running probe schedules the next look itself.
+        self._schedule_check(min(idle_seconds - waited, due) if due > 0 else idle_seconds - waited)
 
-    async def _check(self, waited: float) -> None:
+    async def _probe_server(self, waited: float) -> None:
         try:
             seconds = await self._liveness.check()
         except Unreachable as error:
@@ -235,7 +234,7 @@ class Watch(Generic[ObjectT]):
             self._probe = None
             if self._watchdog is not None and self._response is not None:
                 self._watchdog.cancel()
-                self._look()
+                self._check_idle()
 
     def _fail(self, why: str) -> None:
         if self._response is not None:
@@ -272,5 +271,5 @@ class Watch(Generic[ObjectT]):
             raise Unreachable(f"{server} sent something that is no watch event", kind="protocol")
         assert self._asked is not None  # noqa: S101 - it was opened
         resource = self._asked.resource
-        found = read_object(content, server=server, api_version=resource.api_version, kind=resource.kind)
-        return WatchEvent(str(kind), found, self._asked.typed, server)
+        obj = read_object(content, server=server, api_version=resource.api_version, kind=resource.kind)
+        return WatchEvent(str(kind), obj, self._asked.typed, server)

@@ -1,4 +1,4 @@
-"""JSON bodies with bounds, Status objects as errors, and transport failures in words."""
+"""Bounded JSON bodies, and exceptions for Status objects and transport failures."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ def decode(body: bytes, *, server: str) -> Any:
 
 
 def read_object(value: object, *, server: str, api_version: str, kind: str) -> dict[str, Any]:
-    """Check that a value is a Kubernetes object, fill in what lists leave out, and drop managedFields."""
+    """Check that a value is a Kubernetes object, fill in apiVersion and kind, and drop managedFields."""
     metadata = value.get("metadata") if isinstance(value, dict) else None
     if not isinstance(metadata, dict) or not all(
         isinstance(metadata.get(key, ""), str) for key in ("name", "namespace", "uid", "resourceVersion")
     ):
         raise Unreachable(f"{server} answered with something that is no {kind} object", kind="protocol")
-    found = cast("dict[str, Any]", value)
+    obj = cast("dict[str, Any]", value)
     metadata.pop("managedFields", None)
-    found.setdefault("apiVersion", api_version)
-    found.setdefault("kind", kind)
-    return found
+    obj.setdefault("apiVersion", api_version)
+    obj.setdefault("kind", kind)
+    return obj
 
 
 async def read_body(response: aiohttp.ClientResponse, *, intake: Intake) -> bytes:
@@ -76,7 +76,7 @@ async def read_body(response: aiohttp.ClientResponse, *, intake: Intake) -> byte
 
 
 async def drop_body(response: aiohttp.ClientResponse, *, size_bytes: int) -> None:
-    """Read a body without keeping it, so that its connection can be reused; a larger one closes it."""
+    """Read and drop a body, so that its connection can be reused. A body over `size_bytes` closes the connection."""
     async for chunk in response.content.iter_any():
         size_bytes -= len(chunk)
         if size_bytes < 0:
@@ -84,14 +84,14 @@ async def drop_body(response: aiohttp.ClientResponse, *, size_bytes: int) -> Non
 
 
 async def error_of(response: aiohttp.ClientResponse, *, intake: Intake, asked: str) -> ApiError | Unreachable:
-    """Return the exception for an answer that is no success."""
+    """Return the exception for an unsuccessful answer."""
     body = b"" if response.status < 400 else await read_body(response, intake=intake)
     intake.parse(body)
     return refusal_of(response, body, server=intake.server, asked=asked)
 
 
 def refusal_of(response: aiohttp.ClientResponse, body: bytes, *, server: str, asked: str) -> ApiError | Unreachable:
-    """Return the exception for the head and the body of an answer that is no success."""
+    """Return the exception for the head and the body of an unsuccessful answer."""
     status = response.status
     if status < 400:
         where = response.headers.get("Location", "")
@@ -138,8 +138,8 @@ def translated(
 ) -> Iterator[None]:
     """Raise every transport failure inside of this context as Unreachable.
 
-    `has_ca` tells whether the kubeconfig has a CA; without one, the system's CAs are trusted. `is_write_sent` is asked
-    about a failure, see `Unreachable`.
+    `has_ca` tells whether the kubeconfig has a CA; otherwise the system's CAs are trusted. `is_write_sent` is called
+    after a failure, see `Unreachable`.
     """
     import aiohttp
 
@@ -152,7 +152,7 @@ def translated(
     except aiohttp.ConnectionTimeoutError as error:
         raise Unreachable(f"{asked}: no connection to {server} in time", kind="timeout") from error
     except (aiohttp.ClientError, OSError, ValueError, EOFError) as error:
-        # OSError holds TimeoutError and ssl.SSLError as well.
+        # OSError covers TimeoutError and ssl.SSLError as well.
         raise _failure(error, server=server, asked=asked, has_ca=has_ca, write_sent=is_write_sent()) from error
 
 
@@ -169,7 +169,7 @@ def _failure(error: Exception, *, server: str, asked: str, has_ca: bool, write_s
     if isinstance(error, (aiohttp.ClientResponseError, aiohttp.InvalidURL, ValueError)):
         return Unreachable(f"{asked}: {server} does not speak HTTP as expected: {error}", kind="protocol")
     if isinstance(error, aiohttp.ClientConnectorError):
-        # Its own words have the address of a TLS context in them, so that no two are the same.
+        # The message of aiohttp contains the address of a TLS context, and so differs each time.
         error = error.os_error
     what = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     return Unreachable(f"{asked}: {server} cannot be reached: {what}", kind="connect")

@@ -1,4 +1,4 @@
-"""Writes to one API server: create, replace, patch, apply, delete."""
+"""Writes to an API server: create, replace, patch, apply, delete."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["Writer"]
 
 _MERGE_PATCH: Final = "application/merge-patch+json"
 _JSON_PATCH: Final = "application/json-patch+json"
-# JSON is YAML, and the API server knows server-side apply under this name in every version.
+# JSON is valid YAML, and every version of the API server accepts this media type for server-side apply.
 _APPLY_PATCH: Final = "application/apply-patch+yaml"
 
 
 class Writer(Rest):
-    """The write methods of a `Client`; `field_manager` is by default that of the client."""
+    """The write methods of a `Client`; `field_manager` defaults to that of the client."""
 
     @overload
     async def create(
@@ -47,10 +47,10 @@ class Writer(Rest):
         namespace: str | None = None,
         field_manager: str | None = None,
     ) -> ObjectT:
-        """Create an object, or the one of an instance.
+        """Create an object, given as dict or as instance of a class.
 
-        Fills in apiVersion and kind; the default namespace is the body's. Raises AlreadyExists, and ProviderError
-        before anything is sent if a namespaced object has no namespace.
+        Fills in apiVersion and kind. `namespace` defaults to that of the body. Raises AlreadyExists. Raises
+        ProviderError before the request if a namespaced object has no namespace.
         """
         kind, body = kind_and_body(kind, body)
         resource = await self.resource(kind)
@@ -64,8 +64,8 @@ class Writer(Rest):
                 " metadata.namespace, or give namespace=..."
             )
         key = display_key(name, namespace=namespace)
-        found = await self._write("POST", path, resource, typed(resource, body), key=key, field_manager=field_manager)
-        return as_kind(kind, found, source=self.config.server)
+        obj = await self._write("POST", path, resource, typed(resource, body), key=key, field_manager=field_manager)
+        return as_kind(kind, obj, source=self.config.server)
 
     @overload
     async def replace(
@@ -95,7 +95,7 @@ class Writer(Rest):
         subresource: str | None = None,
         field_manager: str | None = None,
     ) -> ObjectT:
-        """Replace an object, or the one of an instance. Raises Conflict if its resourceVersion is not the present one.
+        """Replace an object, given as dict or as instance. Raises Conflict if the object has changed since it was read.
 
         Fields that the class of an instance does not keep are removed.
         """
@@ -104,8 +104,8 @@ class Writer(Rest):
         name, namespace = name_of(body), namespace if namespace is not None else namespace_of(body)
         path = self._path(resource, name, namespace=namespace, subresource=subresource, write=True)
         key = display_key(name, namespace=namespace)
-        found = await self._write("PUT", path, resource, typed(resource, body), key=key, field_manager=field_manager)
-        return as_kind(kind, found, source=self.config.server)
+        obj = await self._write("PUT", path, resource, typed(resource, body), key=key, field_manager=field_manager)
+        return as_kind(kind, obj, source=self.config.server)
 
     async def patch(
         self,
@@ -118,7 +118,7 @@ class Writer(Rest):
         field_manager: str | None = None,
     ) -> ObjectT:
         """Change an object with a JSON merge patch (RFC 7386). Raises NotFound, and Invalid for a bad result."""
-        found = await self._patch(
+        obj = await self._patch(
             kind,
             key,
             body,
@@ -127,7 +127,7 @@ class Writer(Rest):
             field_manager=field_manager,
             content_type=_MERGE_PATCH,
         )
-        return as_kind(kind, found, source=self.config.server)
+        return as_kind(kind, obj, source=self.config.server)
 
     async def json_patch(
         self,
@@ -139,8 +139,8 @@ class Writer(Rest):
         subresource: str | None = None,
         field_manager: str | None = None,
     ) -> ObjectT:
-        """Change an object with a JSON patch (RFC 6902). Raises as `patch`; a failed `test` is Invalid too."""
-        found = await self._patch(
+        """Change an object with a JSON patch (RFC 6902). Raises as `patch`; a failed `test` raises Invalid too."""
+        obj = await self._patch(
             kind,
             key,
             operations,
@@ -149,7 +149,7 @@ class Writer(Rest):
             field_manager=field_manager,
             content_type=_JSON_PATCH,
         )
-        return as_kind(kind, found, source=self.config.server)
+        return as_kind(kind, obj, source=self.config.server)
 
     @overload
     async def apply(
@@ -182,10 +182,11 @@ class Writer(Rest):
         force: bool = False,
         field_manager: str | None = None,
     ) -> ObjectT:
-        """Apply an object server-side, or the one of an instance: create it, or own exactly these fields.
+        """Apply an object server-side, given as dict or as instance: create it, or own exactly these fields.
 
-        Fills in apiVersion and kind; name and namespace are the body's. Raises FieldConflict if another manager owns a
-        field; `force` takes such fields from it. Raises ProviderError if neither client nor call has a field manager.
+        Fills in apiVersion and kind; name and namespace are those of the body. Raises FieldConflict if another manager
+        owns a field; `force` takes over such fields. Raises ProviderError without a field
+        manager of client or call.
         """
         kind, body = kind_and_body(kind, body)
         if not (field_manager or self.field_manager):
@@ -195,7 +196,7 @@ class Writer(Rest):
             )
         resource = await self.resource(kind)
         namespace = namespace if namespace is not None else namespace_of(body)
-        found = await self._patch(
+        obj = await self._patch(
             resource,
             name_of(body),
             typed(resource, body),
@@ -205,7 +206,7 @@ class Writer(Rest):
             content_type=_APPLY_PATCH,
             params={"force": force},
         )
-        return as_kind(kind, found, source=self.config.server)
+        return as_kind(kind, obj, source=self.config.server)
 
     async def delete(
         self,
@@ -219,10 +220,10 @@ class Writer(Rest):
         grace_period_seconds: int | None = None,
         dry_run: bool = False,
     ) -> Object:
-        """Delete an object. Raises NotFound, and Conflict if it has another `uid` or `resource_version`.
+        """Delete an object. Raises NotFound, and Conflict if `uid` or `resource_version` differ.
 
         `propagation` is Background, Foreground or Orphan. `grace_period_seconds` is the time that a Pod has to end.
-        With `dry_run` the server answers as if it deleted the object, and keeps it. Returns the object if finalizers
+        With `dry_run`, the server answers as usual, but keeps the object. Returns the object if finalizers
         or the grace period hold it, else a Status.
         """
         resource, name, namespace = await self._locate(kind, key, namespace)
@@ -246,7 +247,7 @@ class Writer(Rest):
     async def delete_all(self, kind: Kind[Any], *, namespace: str | None = None, label_selector: str) -> None:
         """Delete all objects with a label in one call; a namespaced kind needs a `namespace`.
 
-        The answer, which repeats all objects, is not kept. Raises ProviderError if the selector is empty.
+        The answer, which repeats all objects, is dropped. Raises ProviderError for an empty selector.
         """
         resource = await self.resource(kind)
         if not label_selector:

@@ -1,4 +1,4 @@
-"""What the answer to a write says of the object that was written."""
+"""Reads the state of a written object from the answer to the write."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One object as a write left it. `object` is None if the write removed it.
+    """The state of an object after a write. `object` is None if the write removed the object.
 
-    `resource_version` is that of the object; after a removal that of its last state, or empty if the answer lacks it.
+    After a removal, `resource_version` is that of the last state, or empty if the answer does not contain it.
     """
 
     resource: Resource
@@ -29,11 +29,11 @@ class Written:
 
 
 WriteObserver = Callable[[Written], None]
-"""Is called in the loop before the write returns. It must not block, raise, or change the object."""
+"""A callback that the event loop runs before the write returns. It must not block, raise, or change the object."""
 
 
 def read_write(resource: Resource, answer: Object) -> Written | None:
-    """Return what a create, update or patch made of an object; None if the answer is another kind, such as a Scale."""
+    """Return the result of a create, update or patch; None for an answer of another kind, such as a Scale."""
     if not _is_object(resource, answer):
         return None
     metadata = answer["metadata"]
@@ -43,43 +43,43 @@ def read_write(resource: Resource, answer: Object) -> Written | None:
 def read_removal(
     resource: Resource, answer: Object, *, name: str, namespace: str | None, uid: str | None
 ) -> Written | None:
-    """Return what a delete made of an object; None if the answer does not tell. `uid` is the precondition, if given.
+    """Return the result of a delete; None if the answer lacks it. `uid` is the precondition, if given.
 
-    A server answers with a Status if the object is gone. It answers with the object if finalizers or a grace period
-    hold it. Some kinds answer with the object although it is gone. Such an object has no deletionTimestamp, or the
-    watch removes it.
+    A server answers with a Status if the object is gone, and with the object if finalizers or a grace period hold it.
+    Some kinds answer with the object although it is gone. Such an object has no deletionTimestamp, or the watch removes
+    it.
     """
     if _is_object(resource, answer):
         metadata = answer["metadata"]
         return _written(resource, metadata, answer if metadata.get("deletionTimestamp") else None)
     details = answer.get("details")
-    told = details.get("uid") if isinstance(details, Mapping) else None
-    found = told if isinstance(told, str) and told else uid
-    if not found or answer.get("kind") != "Status":
-        # By its name alone, a later object of that name would be taken for the one that is gone.
+    status_uid = details.get("uid") if isinstance(details, Mapping) else None
+    removed_uid = status_uid if isinstance(status_uid, str) and status_uid else uid
+    if not removed_uid or answer.get("kind") != "Status":
+        # Without a uid, a new object of the same name would look as if it were removed.
         return None
-    return Written(resource, namespace or "", name, found, "", None)
+    return Written(resource, namespace or "", name, removed_uid, "", None)
 
 
 def _is_object(resource: Resource, answer: Object) -> bool:
     return (answer.get("apiVersion"), answer.get("kind")) == (resource.api_version, resource.kind)
 
 
-def _written(resource: Resource, metadata: Mapping[str, Any], found: Object | None) -> Written:
+def _written(resource: Resource, metadata: Mapping[str, Any], obj: Object | None) -> Written:
     return Written(
         resource,
         namespace=str(metadata.get("namespace", "")),
         name=str(metadata.get("name", "")),
         uid=str(metadata.get("uid", "")),
         resource_version=str(metadata.get("resourceVersion", "")),
-        object=found,
+        object=obj,
     )
 
 
 def _is_last_finalizer_gone(answer: Object) -> bool:
     """Tell whether an update removed the object, as the generic registry of an API server decides.
 
-    The answer has the resourceVersion of before, because this last state is never stored. A Namespace has more
+    The answer has the previous resourceVersion, because the last state is never stored. A Namespace has further
     finalizers in its spec.
     """
     metadata, spec = answer["metadata"], answer.get("spec")

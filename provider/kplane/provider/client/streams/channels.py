@@ -17,8 +17,8 @@ from kplane.provider.errors import Unreachable
 __all__ = ["Channels", "open_channels"]
 
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
-"""Options by which the kernel notices within a minute that the other machine is gone. WebSocket pings would also end
-streams whose reader is slow, because a kubelet does not answer pings while it waits for the container."""
+"""Socket options that let the kernel detect a lost peer within a minute. WebSocket pings would also end streams with a
+slow reader, because a kubelet does not answer pings while it waits for the container."""
 
 
 class Channels:
@@ -80,7 +80,7 @@ async def open_channels(
         _keep_alive(websocket)
         yield Channels(websocket, server=server, asked=asked)
     finally:
-        # Not `async with`: the transport would take an OSError or ValueError of the caller for a failure of its own.
+        # Not `async with`: the transport would report an OSError or ValueError of the caller as its own failure.
         await stack.aclose()
 
 

@@ -1,4 +1,4 @@
-"""Lines of an answer that is text, as they come."""
+"""Lines of a text answer, while the server sends them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local ports that are the same for all addresses of a name."""
+"""Listens on the same local port for all addresses of a host name."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["listen"]
 _ATTEMPTS: Final = 20
 _BACKLOG: Final = 128
 _ABSENT: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
-"""The machine has no such address, for example no IPv6."""
+"""Errors that mean that the machine does not have the address, for example no IPv6."""
 
 
 async def listen(host: str, port: int) -> list[socket.socket]:
-    """Listen on every address of `host` at one port; 0 takes a port that is free on all of them.
+    """Listen on every address of `host` at the same port; 0 selects a port that is free on all addresses.
 
     A program that connects to `localhost` may take 127.0.0.1 or ::1, so both must lead to the same place. The sockets
     do not block. Raises ListenFailed if the port is taken, or the machine has no address of that name.
@@ -34,7 +34,7 @@ async def listen(host: str, port: int) -> list[socket.socket]:
         try:
             return _listen(addresses, port)
         except OSError as error:
-            # The port that was free on the first address is taken on another one.
+            # The port is free on the first address, but taken on another address.
             if port == 0 and error.errno == errno.EADDRINUSE and attempt < _ATTEMPTS:
                 continue
             raise ListenFailed(
@@ -49,7 +49,7 @@ def _listen(addresses: Sequence[tuple[socket.AddressFamily, tuple[Any, ...]]], p
         absent: OSError | None = None
         for family, address in addresses:
             try:
-                # An address of IPv6 has a scope at its end.
+                # An IPv6 address ends with flow information and scope.
                 bound = socket.create_server((address[0], port, *address[2:]), family=family, backlog=_BACKLOG)
             except OSError as error:
                 if error.errno not in _ABSENT:
