@@ -26,7 +26,7 @@ def profile(*access, old=()):
     return {"status": {"accessProviders": list(access), "credentialProviders": list(old)}}
 
 
-def test_the_first_provider_that_is_configured_and_offered_is_taken():
+def test_profile_uses_first_access_provider_configured_and_offered():
     access = AccessProviders([AccessProvider("a", EXEC), AccessProvider("b", {**EXEC, "command": "b"})])
     assert access.config_of(profile(offer("b"), offer("a"))).server == "https://a.test"
     found = access.config_of(profile(offer("c"), offer("b")))
@@ -39,13 +39,13 @@ def test_the_first_provider_that_is_configured_and_offered_is_taken():
         access.config_of(profile(offer("c")))
 
 
-def test_a_profile_tells_the_plugin_of_its_cluster():
+def test_plugin_of_a_profile_gets_cluster_info():
     access = AccessProviders([AccessProvider("files", EXEC)])
     extension = {"name": "client.authentication.k8s.io/exec", "extension": {"id": 7}}
     assert access.config_of(profile(offer(extensions=[extension]))).exec_plugin.cluster_config == {"id": 7}
 
 
-def test_a_profile_adds_arguments_and_variables_only_where_it_may():
+def test_profile_adds_arguments_and_variables_only_if_allowed():
     more = offer(
         extensions=[{"name": ARGS, "extension": ["--now"]}, {"name": VARIABLES, "extension": {"A": "p", "B": "p"}}]
     )
@@ -75,7 +75,7 @@ def test_a_profile_adds_arguments_and_variables_only_where_it_may():
         ({"extensions": [{"name": VARIABLES, "extension": ["A=b"]}]}, "mapping of texts"),
     ],
 )
-def test_what_a_profile_may_not_say_is_refused(cluster, why):
+def test_profile_with_forbidden_fields_is_refused(cluster, why):
     access = AccessProviders([AccessProvider("files", EXEC, args_policy="Append", env_policy="Replace")])
     with pytest.raises(KubeconfigError, match=why):
         access.config_of(profile(offer(**cluster)))
@@ -92,7 +92,7 @@ json_values = st.recursive(
 
 
 @given(json_values)
-def test_no_status_is_too_odd(status):
+def test_profile_with_arbitrary_status_raises_kubeconfig_error(status):
     access = AccessProviders([AccessProvider("files", EXEC, args_policy="Append", env_policy="Replace")])
     named = {"name": "files", "cluster": status}
     for found in (status, {"status": status}, {"status": {"accessProviders": status}}, profile(named)):
@@ -100,7 +100,7 @@ def test_no_status_is_too_odd(status):
             access.config_of(found if isinstance(found, dict) else {})
 
 
-def test_a_file_of_access_providers_is_read_and_its_commands_are_relative_to_it(tmp_path):
+def test_access_provider_file_resolves_commands_relative_to_itself(tmp_path):
     path = tmp_path / "access.json"
     entry = {"name": "files", "execConfig": {**EXEC, "command": "./bin/plugin", "args": None, "env": None}}
     path.write_text(json.dumps({"providers": [{**entry, "profileSourcedCLIArgsPolicy": "Append"}]}))
@@ -126,7 +126,7 @@ def test_a_file_of_access_providers_is_read_and_its_commands_are_relative_to_it(
         ),
     ],
 )
-def test_a_file_that_is_none_is_refused_with_the_reason(tmp_path, content, why):
+def test_invalid_access_provider_file_is_refused_with_reason(tmp_path, content, why):
     path = tmp_path / "access.json"
     path.write_text(content)
     with pytest.raises(KubeconfigError, match=why):
@@ -135,7 +135,7 @@ def test_a_file_that_is_none_is_refused_with_the_reason(tmp_path, content, why):
         AccessProviders.load(tmp_path / "absent.json")
 
 
-def test_exactly_one_strategy_has_to_be_given():
+def test_provider_without_exactly_one_strategy_is_refused():
     """Criterion 49: none or two strategies are refused, and so is one that is empty."""
     client = Client(ClusterConfig("https://hub.test", token="t"))
     access = AccessProviders([AccessProvider("files", EXEC)])

@@ -112,7 +112,7 @@ async def test_guards_of_asks_no_namespace_for_a_cluster_scoped_write(fake: Fake
     assert await judged(fake, BINDING_WRITE, rule=everything, namespaceSelector={"matchLabels": {"never": "there"}})
 
 
-async def test_blamed_guards_of_a_slow_write_are_all_webhooks_on_it(fake: FakeCluster) -> None:
+async def test_blamed_guards_of_slow_write_are_all_its_webhooks(fake: FakeCluster) -> None:
     ignoring = configuration("slow", failurePolicy="Ignore", timeoutSeconds=30)
     await fake.client.create(MUTATING_WEBHOOK_CONFIGURATIONS, ignoring)
     await fake.client.create(VALIDATING_WEBHOOK_CONFIGURATIONS, configuration("pods", rule={"apiGroups": [""]}))
@@ -124,14 +124,14 @@ async def test_blamed_guards_of_a_slow_write_are_all_webhooks_on_it(fake: FakeCl
     assert await blamed_guards(fake.client, ServerError(500, "InternalError", "etcd is away"), LEASE_WRITE) == []
 
 
-async def test_blamed_guards_of_a_slow_read_or_connection_are_none(fake: FakeCluster) -> None:
+async def test_blamed_guards_of_slow_read_or_connection_are_empty(fake: FakeCluster) -> None:
     await fake.client.create(VALIDATING_WEBHOOK_CONFIGURATIONS, configuration("slow", failurePolicy="Ignore"))
     read = Unreachable("GET /version: no answer in time", kind="timeout")
     assert await blamed_guards(fake.client, read, LEASE_WRITE) == []
     assert await blamed_guards(fake.client, SLOW) == []
 
 
-async def test_blamed_guards_of_a_refusal_have_the_configuration_of_the_webhook(fake: FakeCluster) -> None:
+async def test_blamed_guards_of_refusal_name_the_webhook_configuration(fake: FakeCluster) -> None:
     # The rules may have changed since the refusal.
     await fake.client.create(VALIDATING_WEBHOOK_CONFIGURATIONS, configuration("guard", rule={"apiGroups": [""]}))
     refused = ApiError(400, "BadRequest", 'admission webhook "guard.example.com" denied the request: no')
@@ -141,7 +141,7 @@ async def test_blamed_guards_of_a_refusal_have_the_configuration_of_the_webhook(
     assert await blamed_guards(fake.client, gone, LEASE_WRITE) == [Guard(webhook="gone.example.com")]
 
 
-async def test_blamed_guards_of_a_cluster_that_cannot_be_asked_are_those_of_the_error(fake: FakeCluster) -> None:
+async def test_blamed_guards_of_unreachable_cluster_come_from_the_error(fake: FakeCluster) -> None:
     kind = "admissionregistration.k8s.io/v1/ValidatingWebhookConfiguration"
     fake.fail(Forbidden(403, "Forbidden", "you may not"), verb="list", kind=kind, times=2)
     refused = ApiError(400, "BadRequest", 'admission webhook "a.b" denied the request: no')

@@ -74,7 +74,7 @@ def names(found):
     return sorted((each["metadata"]["namespace"], each["metadata"]["name"]) for each in found)
 
 
-async def test_objects_are_found_by_name_namespace_and_labels(cache, collection):
+async def test_cache_finds_objects_by_name_namespace_and_labels(cache, collection):
     collection.objects = [
         config_map("x", "a", labels={"app": "web"}),
         config_map("x", "b"),
@@ -97,7 +97,7 @@ async def test_objects_are_found_by_name_namespace_and_labels(cache, collection)
     assert collection.asked == ["/api/v1/configmaps"]
 
 
-async def test_whoever_changes_what_was_read_harms_nobody(cache, collection):
+async def test_change_of_a_returned_object_leaves_cache_unchanged(cache, collection):
     collection.objects = [config_map("x", "a", labels={"app": "web"}, k="v")]
     events = []
     cache.informer(CONFIG_MAPS).add_handler(events.append)
@@ -110,7 +110,7 @@ async def test_whoever_changes_what_was_read_harms_nobody(cache, collection):
     assert names(await cache.list(CONFIG_MAPS, label_selector="app=web")) == [("x", "a")]
 
 
-async def test_an_index_follows_its_objects(cache, collection, eventually):
+async def test_index_follows_changes_of_objects(cache, collection, eventually):
     """Criterion 36: the same index may be added twice; it follows what changes and goes."""
     collection.objects = [config_map("x", "a", owner="me"), config_map("x", "b", owner="you", third="gone")]
 
@@ -142,7 +142,7 @@ async def test_an_index_follows_its_objects(cache, collection, eventually):
     assert abs(cache.size_bytes()["ConfigMap"] - len(json.dumps(kept))) < 50
 
 
-async def test_an_index_that_cannot_be_is_refused_and_one_that_fails_harms_no_other(cache, collection, caplog):
+async def test_invalid_index_is_refused_and_failing_index_is_isolated(cache, collection, caplog):
     unhashable = {"metadata": {"name": "odder", "uid": "p"}, "data": {"owner": ["me"]}}
     collection.objects = [{"metadata": {"name": "odd", "uid": "o"}}, unhashable, config_map("x", "a", owner="me")]
     cache.index_field(CONFIG_MAPS, "owner", lambda found: [found["data"]["owner"]])
@@ -162,7 +162,7 @@ async def test_an_index_that_cannot_be_is_refused_and_one_that_fails_harms_no_ot
     assert "failed to index ConfigMap /odder by 'owner'" in caplog.text
 
 
-async def test_a_cache_that_cannot_be_filled_says_why(client, eventually):
+async def test_cache_that_cannot_sync_raises_with_cause(client, eventually):
     cache = Cache(client, sync_timeout_seconds=0.3)
     assert cache.state == "ready"
     cache.informer(SERVICES)
@@ -178,7 +178,7 @@ async def test_a_cache_that_cannot_be_filled_says_why(client, eventually):
     await cache.aclose()
 
 
-async def test_whoever_waits_for_a_cache_keeps_no_worker(client):
+async def test_wait_for_cache_sync_releases_worker_slot(client):
     cache = Cache(client, sync_timeout_seconds=60)
     freed = asyncio.Event()
     place = WorkerSlot(OverflowSlots(1), freed.set)
@@ -195,7 +195,7 @@ async def test_whoever_waits_for_a_cache_keeps_no_worker(client):
         await task
 
 
-async def test_a_cache_that_was_paused_knows_nothing_and_begins_anew(cache, collection):
+async def test_paused_cache_is_empty_and_lists_again_after_resume(cache, collection):
     collection.objects = [config_map("x", "a", owner="me")]
     cache.index_field(CONFIG_MAPS, "owner", lambda found: [found["data"]["owner"]])
     informer = cache.informer(CONFIG_MAPS)
@@ -219,7 +219,7 @@ async def test_a_cache_that_was_paused_knows_nothing_and_begins_anew(cache, coll
         await cache.get(CONFIG_MAPS, "b", namespace="x")
 
 
-async def test_handlers_outlive_a_pause_and_get_what_is_there_after_it(cache, collection, eventually):
+async def test_handler_survives_pause_and_gets_objects_after_resume(cache, collection, eventually):
     collection.objects = [config_map("x", "stays"), config_map("x", "goes")]
     events, removed = [], []
     informer = cache.informer(CONFIG_MAPS)
@@ -252,7 +252,7 @@ async def test_handlers_outlive_a_pause_and_get_what_is_there_after_it(cache, co
     assert cache._informers == {}
 
 
-async def test_who_waits_for_an_informer_is_woken_by_a_pause_and_not_taken_for_served(cache, eventually):
+async def test_pause_raises_not_ready_for_waiting_reader(cache, eventually):
     informer = cache.informer(PODS)
     _ = informer.add_handler(lambda _event: None)
     waiting = asyncio.create_task(cache.list(PODS))
@@ -263,7 +263,7 @@ async def test_who_waits_for_an_informer_is_woken_by_a_pause_and_not_taken_for_s
     await pausing
 
 
-async def test_an_informer_belongs_to_no_reconcile_that_needed_it_first(cache, collection, eventually, caplog):
+async def test_informer_does_not_inherit_context_of_first_reconcile(cache, collection, eventually, caplog):
     seen = []
 
     def handler(event):
@@ -280,7 +280,7 @@ async def test_an_informer_belongs_to_no_reconcile_that_needed_it_first(cache, c
     assert seen == [None]
 
 
-async def test_whoever_waits_while_the_cache_is_stopped_is_not_told_that_nothing_is_there(cache, collection):
+async def test_informer_stop_raises_not_ready_for_waiting_get(cache, collection):
     collection.objects = [config_map("x", "a")]
     informer = cache.informer(CONFIG_MAPS)
     waiting = asyncio.create_task(cache.get(CONFIG_MAPS, "a", namespace="x"))
@@ -295,7 +295,7 @@ async def test_whoever_waits_while_the_cache_is_stopped_is_not_told_that_nothing
     await stopping[0]
 
 
-async def test_a_transform_changes_what_is_kept_and_not_what_it_is(client, collection, caplog):
+async def test_transform_changes_content_but_not_identity_of_object(client, collection, caplog):
     def forget(found):
         if found["metadata"]["name"] == "odd":
             raise ValueError("odd")
@@ -322,7 +322,7 @@ async def test_a_transform_changes_what_is_kept_and_not_what_it_is(client, colle
     assert caplog.text.count("failed to transform") >= 4
 
 
-async def test_a_transform_runs_once_for_each_state_that_is_kept(client, collection, eventually):
+async def test_transform_runs_once_for_each_stored_version(client, collection, eventually):
     seen, events = [], []
 
     def mark(found):
@@ -344,7 +344,7 @@ async def test_a_transform_runs_once_for_each_state_that_is_kept(client, collect
     await cache.aclose()
 
 
-async def test_sizes_are_those_of_the_bytes_that_are_kept(fault_server, collection):
+async def test_cache_size_counts_stored_bytes(fault_server, collection):
     collection.objects = [{**config_map("x", "a", k="v" * 5000)}]
     collection.objects[0]["metadata"]["managedFields"] = [{"manager": "m" * 5000}]
     server = await fault_server(collection.answer)

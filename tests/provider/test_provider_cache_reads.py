@@ -64,7 +64,7 @@ async def cache(fault_server, server):
 
 
 @pytest.mark.parametrize("key", [Request("acme", "y", "a"), ObjectKey("y", "a")], ids=["request", "key"])
-async def test_an_object_is_found_by_whatever_names_it(cache, key):
+async def test_get_accepts_each_form_of_object_reference(cache, key):
     assert (await cache.get(CONFIG_MAPS, key))["data"] == {"k": "2"}
     with pytest.raises(ProviderError, match="has a namespace of its own"):
         await cache.get(CONFIG_MAPS, key, namespace="x")
@@ -72,7 +72,7 @@ async def test_an_object_is_found_by_whatever_names_it(cache, key):
         await cache.get(NODES, key)
 
 
-async def test_a_key_of_a_cluster_scoped_kind_has_no_namespace(cache):
+async def test_key_of_cluster_scoped_kind_has_no_namespace(cache):
     assert (await cache.get(NODES, Request("acme", "", "a")))["metadata"]["name"] == "a"
     assert (await cache.get(NODES, "a"))["metadata"]["name"] == "a"
     with pytest.raises(NotFound, match=r"Node b is not in Cache\('acme'\)$"):
@@ -81,7 +81,7 @@ async def test_a_key_of_a_cluster_scoped_kind_has_no_namespace(cache):
         await cache.get(CONFIG_MAPS, Request("acme", "", "a"))
 
 
-async def test_kinds_are_found_by_name_and_others_by_discovery_of_the_cluster(cache, server):
+async def test_kind_is_resolved_by_name_or_by_discovery(cache, server):
     assert (await cache.get("v1/ConfigMap", "a", namespace="x"))["data"] == {"k": "1"}
     assert (await cache.get("example.com/v1/Widget", "a", namespace="x"))["spec"] == {"size": 3}
     assert len(await cache.list("example.com/v1/Widget")) == 1
@@ -93,7 +93,7 @@ async def test_kinds_are_found_by_name_and_others_by_discovery_of_the_cluster(ca
     assert cache.informer(WIDGETS).keys() == [("x", "a")]
 
 
-async def test_a_kind_of_a_cluster_is_indexed_by_its_name_before_it_is_known(cache):
+async def test_index_by_kind_name_is_accepted_before_discovery(cache):
     cache.index_field("example.com/v1/Widget", "size", lambda found: [str(found["spec"]["size"])])
     assert len(await cache.list("example.com/v1/Widget", field={"size": "3"})) == 1
     assert await cache.list(WIDGETS, field={"size": "4"}) == []
@@ -120,7 +120,7 @@ class Widget(pydantic.BaseModel):
     spec: Spec
 
 
-async def test_objects_are_read_as_the_types_of_a_decoder(cache):
+async def test_decoder_returns_objects_of_its_type(cache):
     decode = msgspec.json.Decoder(ConfigMap).decode
     one: ConfigMap = await cache.get(CONFIG_MAPS, Request("acme", "x", "a"), decoder=decode)
     assert one == ConfigMap("v1", "ConfigMap", Metadata("a", "x"), {"k": "1"})
@@ -132,14 +132,14 @@ async def test_objects_are_read_as_the_types_of_a_decoder(cache):
     assert partial == ConfigMap("v1", "ConfigMap", Metadata("a", "x"))
 
 
-async def test_a_decoder_gets_the_bytes_that_are_kept(cache, server):
+async def test_decoder_gets_stored_bytes(cache, server):
     server.objects["configmaps"] = [{"apiVersion": "v1", "kind": "ConfigMap", **found("x", "a", data={"ü": "\n"})}]
     raw = await cache.get(CONFIG_MAPS, "a", namespace="x", decoder=bytes)
     assert json.loads(raw) == await cache.get(CONFIG_MAPS, "a", namespace="x")
     assert raw is cache.informer(CONFIG_MAPS).entry("a", namespace="x").raw
 
 
-async def test_an_object_that_does_not_fit_is_named(cache, server):
+async def test_decode_error_names_the_object(cache, server):
     server.objects["widgets"].append(found("x", "odd", spec={"size": "large"}))
     named = r"failed to decode Widget x/odd of Cache\('acme'\): spec\.size: Input should be"
     with pytest.raises(DecodeFailed, match=named):

@@ -43,7 +43,7 @@ async def test_removed_kind_has_no_watch_and_no_objects(cluster):
     assert informer() is None
 
 
-async def test_removed_kind_is_read_anew_and_its_handlers_are_not_called(cluster, eventually):
+async def test_removed_kind_is_listed_again_without_old_handlers(cluster, eventually):
     seen, index = [], []
     cluster.cache.index_field(MAPS, "data.key", lambda found: [found["data"]["key"]])
     registration = cluster.cache.informer(MAPS).add_handler(lambda event: seen.append(event.name))
@@ -61,7 +61,7 @@ async def test_removal_of_a_kind_without_informers_does_nothing(cluster):
     assert await cluster.cache.list(MAPS)
 
 
-async def test_reader_that_waits_for_a_removed_kind_is_told(cluster, eventually):
+async def test_wait_for_removed_kind_raises(cluster, eventually):
     with cluster.outage():
         waiting = asyncio.create_task(cluster.cache.list(SECRETS))
         await eventually(lambda: cluster.health.state == "Unreachable")
@@ -70,7 +70,7 @@ async def test_reader_that_waits_for_a_removed_kind_is_told(cluster, eventually)
             await asyncio.wait_for(waiting, 60)
 
 
-async def test_wait_for_a_namespace_ends_with_its_cluster_while_the_host_is_not_synced():
+async def test_wait_for_namespace_ends_with_cluster_while_host_is_unsynced():
     async with Client(ClusterConfig("https://127.0.0.1:1")) as client:
         host = Cache(client)
         zoo = NamespaceCache(host, client, view=NamespaceView("zoo"))

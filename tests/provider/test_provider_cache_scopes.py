@@ -95,7 +95,7 @@ def names(found):
     return sorted((each["metadata"]["namespace"], each["metadata"]["name"]) for each in found)
 
 
-async def test_each_namespace_is_watched_alone_and_nothing_else_is_asked_for(client, caches, server, eventually):
+async def test_scope_watches_each_namespace_and_sends_no_other_request(client, caches, server, eventually):
     server.objects = {"x": [secret("x", "a"), secret("x", "b")], "y": [secret("y", "a")]}
     cache = caches(client, scope_of=lambda _resource: CacheScope(namespaces=("y", "x")))
     assert names(await cache.list(SECRETS)) == [("x", "a"), ("x", "b"), ("y", "a")]
@@ -121,7 +121,7 @@ async def test_each_namespace_is_watched_alone_and_nothing_else_is_asked_for(cli
     assert cache.state == "ready"
 
 
-async def test_reads_outside_of_the_scope_are_refused_and_not_empty(client, caches):
+async def test_read_outside_scope_is_refused(client, caches):
     cache = caches(client, scope_of=lambda _resource: CacheScope(namespaces=("x",), name="mine"))
     for read in (
         cache.get(SECRETS, "mine", namespace="y"),
@@ -143,7 +143,7 @@ async def test_reads_outside_of_the_scope_are_refused_and_not_empty(client, cach
             call()
 
 
-async def test_one_namespace_that_is_forbidden_is_named_soon(client, caches, server):
+async def test_forbidden_namespace_is_named_before_timeout(client, caches, server):
     server.objects, server.forbidden = {"x": [secret("x", "a")]}, {"y"}
     cache = caches(client, scope_of=lambda _resource: CacheScope(namespaces=("x", "y")))
     async with asyncio.timeout(30):
@@ -151,7 +151,7 @@ async def test_one_namespace_that_is_forbidden_is_named_soon(client, caches, ser
             await cache.list(SECRETS)
 
 
-async def test_an_object_by_its_name_must_match_the_labels(fault_server, server, client, eventually):
+async def test_get_by_name_requires_matching_labels(fault_server, server, client, eventually):
     server.objects = {"x": [secret("x", "mine", version=9, app="other")]}
     events = []
     informer = Informer(client, SECRETS, namespace="x", name="mine", label_selector="app=web", watch_seconds=60)
@@ -187,14 +187,14 @@ async def test_an_object_by_its_name_must_match_the_labels(fault_server, server,
         (CacheScope(label_selector="app", field_selector="type=Opaque"), ("watch", "", "app", "type=Opaque")),
     ],
 )
-async def test_what_only_the_server_can_select_is_read_as_a_collection(client, caches, server, scope, asked):
+async def test_selector_of_server_only_fields_reads_as_collection(client, caches, server, scope, asked):
     server.objects = {"": [secret("x", "a", app="web")], "x": [secret("x", "a", app="web")]}
     cache = caches(client, scope_of=lambda _resource: scope)
     assert names(await cache.list(SECRETS)) == [("x", "a")]
     assert server.asked == [asked]
 
 
-async def test_informers_with_the_same_scope_are_one(client, caches, server):
+async def test_informers_with_equal_scope_are_shared(client, caches, server):
     server.objects = {"x": [secret("x", "mine")], "": [secret("x", "mine"), secret("y", "a")]}
     cache = caches(client)
     scope = CacheScope(namespaces=("x",), name="mine")
@@ -208,7 +208,7 @@ async def test_informers_with_the_same_scope_are_one(client, caches, server):
     assert len(await cache.list(SECRETS, namespace="y")) == 1
 
 
-async def test_scopes_are_chosen_by_kind_and_by_cluster():
+async def test_scope_is_chosen_by_kind_and_cluster():
     both, rest = CacheScope(namespaces=("b", "a", "a")), CacheScope(namespaces=("z",), label_selector="app")
     assert both == CacheScope(namespaces=("a", "b"))
     config = ClusterConfig("https://127.0.0.1:1")
@@ -230,7 +230,7 @@ async def test_scopes_are_chosen_by_kind_and_by_cluster():
         await each.aclose()
 
 
-async def test_scopes_that_cannot_be_are_refused_at_once(client, caches):
+async def test_invalid_scope_is_refused_at_construction(client, caches):
     with pytest.raises(ProviderError, match=r"write namespaces=\('x',\)"):
         CacheScope(namespaces="x")
     for empty in ({"namespaces": ("",)}, {"name": ""}):
@@ -252,7 +252,7 @@ async def test_scopes_that_cannot_be_are_refused_at_once(client, caches):
         await cache.list(NODES)
 
 
-async def test_feeds_of_several_namespaces_share_no_backoff(client):
+async def test_feeds_of_namespaces_have_separate_backoff(client):
     backoff = Backoff(initial_seconds=1, maximum_seconds=2)
     informer = Informer(client, SECRETS, namespace=("x", "y"), backoff=backoff)
     assert len({id(feed._backoff) for feed in informer.feeds} | {id(backoff)}) == 3

@@ -61,7 +61,7 @@ async def create(client, resource, namespace, name, **more):
     await client.create(resource, {"metadata": {"name": name}, **more}, namespace=namespace)
 
 
-async def test_a_role_in_two_namespaces_is_enough(client, namespace, service_account, second, eventually):
+async def test_scope_of_two_namespaces_needs_only_roles_in_both(client, namespace, service_account, second, eventually):
     config = await service_account([READ_CONFIG_MAPS])
     other = await second(READ_CONFIG_MAPS)
     for each in (namespace, other):
@@ -89,7 +89,7 @@ async def test_a_role_in_two_namespaces_is_enough(client, namespace, service_acc
         assert manager.local.health == ("Ready", "", {})
 
 
-async def test_namespaces_join_and_leave_while_a_controller_runs(
+async def test_controller_follows_namespaces_that_join_and_leave(
     client, namespace, service_account, second, eventually
 ):
     config = await service_account([READ_CONFIG_MAPS])
@@ -125,7 +125,7 @@ async def test_namespaces_join_and_leave_while_a_controller_runs(
         assert await manager.local.cache.list(CONFIG_MAPS, namespace=namespace)
 
 
-async def test_without_a_scope_the_same_identity_is_told_what_it_lacks(namespace, service_account):
+async def test_unscoped_cache_error_names_missing_permission(namespace, service_account):
     cluster = Cluster("acme", config=await service_account([READ_CONFIG_MAPS]))
     async with asyncio.timeout(25):
         with pytest.raises(Forbidden, match=r"cluster 'acme' does not let configmaps be read: .*at the cluster scope"):
@@ -138,7 +138,9 @@ async def test_without_a_scope_the_same_identity_is_told_what_it_lacks(namespace
 @pytest.mark.parametrize(
     ("verbs", "field_selector"), [(["get", "watch"], None), (["list", "watch"], "type=Opaque")], ids=["get", "list"]
 )
-async def test_the_right_on_one_name_is_enough(client, namespace, service_account, eventually, verbs, field_selector):
+async def test_scope_of_one_name_needs_permission_for_it(
+    client, namespace, service_account, eventually, verbs, field_selector
+):
     rule = {"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["mine"], "verbs": verbs}
     for name in ("mine", "other"):
         await create(client, SECRETS, namespace, name)
@@ -154,7 +156,7 @@ async def test_the_right_on_one_name_is_enough(client, namespace, service_accoun
         await cache.aclose()
 
 
-async def test_selectors_select_what_is_kept(client, namespace, service_account, eventually):
+async def test_selectors_limit_stored_objects(client, namespace, service_account, eventually):
     rule = {"apiGroups": [""], "resources": ["secrets"], "verbs": ["list", "watch"]}
     await create(client, SECRETS, namespace, "typed", type="example.com/typed")
     await create(client, SECRETS, namespace, "plain")
@@ -169,7 +171,7 @@ async def test_selectors_select_what_is_kept(client, namespace, service_account,
         await cache.aclose()
 
 
-async def test_an_object_by_its_name_comes_and_goes_with_its_labels(client, namespace, eventually):
+async def test_scope_by_name_follows_labels_of_object(client, namespace, eventually):
     await client.create(CONFIG_MAPS, {"metadata": {"name": "one", "labels": {"app": "db"}}}, namespace=namespace)
     cache = Cache(client)
     scope = CacheScope(namespaces=(namespace,), name="one", label_selector="app=web")
@@ -182,7 +184,7 @@ async def test_an_object_by_its_name_comes_and_goes_with_its_labels(client, name
     await cache.aclose()
 
 
-async def test_a_kind_that_is_installed_later_is_read_then(client, install, eventually):
+async def test_kind_installed_later_is_read(client, install, eventually):
     gadgets = Resource("late.example.com/v1", "Gadget", "gadgets", namespaced=True)
     cluster = Cluster("acme", config=client.config)
     async with asyncio.timeout(25):

@@ -26,7 +26,7 @@ def test_call_limits_not_above_zero_are_refused(bound, value):
         CallLimits(**{bound: value})
 
 
-async def test_client_takes_bounds_of_its_cluster_unless_it_has_its_own():
+async def test_client_uses_limits_of_cluster_unless_it_has_its_own():
     config = ClusterConfig("https://127.0.0.1:1", calls=CALLS)
     async with Client(config) as client, Client(config, timeout_seconds=9, limits=AnswerLimits()) as own:
         assert (client.timeout_seconds, client.limits) == (2.5, AnswerLimits(100, 200, 50))
@@ -35,7 +35,7 @@ async def test_client_takes_bounds_of_its_cluster_unless_it_has_its_own():
         assert (client.timeout_seconds, client.limits) == (30, AnswerLimits())
 
 
-async def test_bounds_of_a_cluster_replace_those_of_its_manager():
+async def test_limits_of_cluster_override_limits_of_manager():
     config = ClusterConfig("https://127.0.0.1:1", calls=CallLimits(timeout_seconds=2.5, answer_bytes=100))
     limits = AnswerLimits(list_bytes=1000)
     manager = Manager(config, name="test", timeout_seconds=60, limits=limits)
@@ -45,7 +45,7 @@ async def test_bounds_of_a_cluster_replace_those_of_its_manager():
     assert (other.local.client.timeout_seconds, other.local.client.limits) == (60, limits)
 
 
-async def test_connection_is_given_up_after_the_time_of_the_cluster():
+async def test_connection_attempt_ends_at_timeout_of_cluster():
     with silent_server() as silent:
         config = ClusterConfig(silent.url, calls=CallLimits(connect_timeout_seconds=0.2))
         began = time.monotonic()
@@ -55,7 +55,7 @@ async def test_connection_is_given_up_after_the_time_of_the_cluster():
     assert time.monotonic() - began < 4
 
 
-async def test_answer_beyond_the_limit_of_the_cluster_is_refused(fault_server, tools):
+async def test_answer_above_limit_of_cluster_is_refused(fault_server, tools):
     async def answer(_, writer):
         writer.write(tools.http({"a": "b" * 200}))
 
@@ -65,7 +65,7 @@ async def test_answer_beyond_the_limit_of_the_cluster_is_refused(fault_server, t
             await client.request("GET", "/version")
 
 
-def test_cluster_with_other_bounds_is_another_cluster():
+def test_cluster_with_other_limits_does_not_continue_the_old_one():
     before = ClusterConfig("https://127.0.0.1:1", token="a")
     assert replace(before, token="b").continues(before)
     assert not Cluster("a", config=replace(before, calls=CALLS)).continues(Cluster("a", config=before))

@@ -40,7 +40,7 @@ class Careless:
         self.undone.append("first")
 
 
-async def test_a_careless_callback_keeps_nothing_from_being_undone(eventually):
+async def test_callback_with_stray_cancellation_does_not_stop_others(eventually):
     careless = Careless()
     clusters = Clusters(awares=[careless], coordinated=True)
     await clusters.add_or_replace(cluster())
@@ -59,7 +59,7 @@ async def test_a_careless_callback_keeps_nothing_from_being_undone(eventually):
     await clusters.aclose()
 
 
-async def test_an_aware_that_lets_one_out_is_tried_again_and_that_is_told(eventually):
+async def test_aware_with_stray_cancellation_is_retried_and_reported(eventually):
     careless, told = Careless(), []
     careless.strays = 1
     clusters = Clusters(
@@ -74,7 +74,7 @@ async def test_an_aware_that_lets_one_out_is_tried_again_and_that_is_told(eventu
     await clusters.aclose()
 
 
-async def test_what_lets_one_out_is_run_again():
+async def test_keep_running_restarts_after_stray_cancellation():
     runs = []
 
     async def run():
@@ -86,7 +86,7 @@ async def test_what_lets_one_out_is_run_again():
     assert runs == [0, 1]
 
 
-async def test_what_is_really_cancelled_ends():
+async def test_keep_running_ends_when_its_task_is_cancelled():
     began = asyncio.Event()
 
     async def run():
@@ -100,7 +100,7 @@ async def test_what_is_really_cancelled_ends():
         await task
 
 
-async def test_all_are_awaited_before_one_of_their_errors_is_raised():
+async def test_complete_awaits_all_coroutines_before_raising():
     ended = []
 
     async def slow():
@@ -112,7 +112,7 @@ async def test_all_are_awaited_before_one_of_their_errors_is_raised():
     assert ended == ["slow"]
 
 
-async def test_tasks_have_ended_whatever_becomes_of_them_and_one_that_does_not_is_told_of(monkeypatch, caplog):
+async def test_end_tasks_awaits_all_tasks_and_logs_a_task_still_running(monkeypatch, caplog):
     monkeypatch.setattr("kplane.provider.aio.cancellation._REMIND_SECONDS", 0.01)
     began, again = asyncio.Event(), asyncio.Event()
 
@@ -139,7 +139,7 @@ async def test_tasks_have_ended_whatever_becomes_of_them_and_one_that_does_not_i
     assert "task 'deaf' is still running; cancelling it again" in caplog.text
 
 
-async def test_who_is_cancelled_while_it_ends_a_task_has_cancelled_it():
+async def test_end_tasks_cancelled_midway_has_cancelled_the_task():
     began, go = asyncio.Event(), asyncio.Event()
 
     async def slow():

@@ -104,7 +104,7 @@ async def test_added_namespace_delivers_later_changes(watched, cluster, eventual
     await eventually(lambda: watched.events == [("ADDED", "c", "two", False)])
 
 
-async def test_removed_namespace_leaves_with_deleted_events(watched, cluster, eventually):
+async def test_removed_namespace_sends_deleted_events(watched, cluster, eventually):
     watched.namespaces.remove("b")
     assert watched.take() == [("DELETED", "b", "one", False)]
     assert names(watched.informer.list()) == [("a", "one")]
@@ -117,7 +117,7 @@ async def test_removed_namespace_leaves_with_deleted_events(watched, cluster, ev
     assert watched.take() == [("ADDED", "a", "two", False)]
 
 
-async def test_namespace_that_comes_back_is_read_anew(watched, cluster):
+async def test_namespace_added_again_is_listed_again(watched, cluster):
     watched.namespaces.remove("b")
     watched.namespaces.add("b")
     assert watched.take() == [("DELETED", "b", "one", False)]
@@ -125,7 +125,7 @@ async def test_namespace_that_comes_back_is_read_anew(watched, cluster):
     assert watched.take() == [("ADDED", "b", "one", True)]
 
 
-async def test_all_namespaces_may_leave(watched):
+async def test_scope_allows_removal_of_all_namespaces(watched):
     watched.namespaces.remove("a", "b", "unknown")
     assert watched.informer.list() == []
     assert str(watched.informer) == "secrets in no namespace"
@@ -138,7 +138,7 @@ async def test_scope_without_namespaces_is_synced_and_empty(cluster):
     assert informer.list() == []
 
 
-async def test_others_do_not_wait_for_an_added_namespace(watched, cluster, monkeypatch):
+async def test_reads_of_other_namespaces_do_not_wait_for_added_namespace(watched, cluster, monkeypatch):
     gate = Gate(cluster, "c", monkeypatch)
     watched.namespaces.add("c")
     assert watched.informer.synced.is_set()
@@ -154,7 +154,7 @@ async def test_others_do_not_wait_for_an_added_namespace(watched, cluster, monke
     await asyncio.wait_for(watched.informer.wait_synced(namespace="c"), 30)
 
 
-async def test_refusal_concerns_the_added_namespace_alone(watched, cluster, monkeypatch):
+async def test_refusal_of_added_namespace_leaves_others_readable(watched, cluster, monkeypatch):
     Gate(cluster, "c", monkeypatch).refused = True
     watched.namespaces.add("c")
     with pytest.raises(Forbidden, match="does not let secrets in c be read: not for you"):
@@ -163,7 +163,7 @@ async def test_refusal_concerns_the_added_namespace_alone(watched, cluster, monk
     assert names(watched.informer.list()) == [("a", "one"), ("b", "one")]
 
 
-async def test_waiting_for_a_namespace_that_leaves_raises(watched, cluster, monkeypatch):
+async def test_wait_for_removed_namespace_raises(watched, cluster, monkeypatch):
     Gate(cluster, "c", monkeypatch)
     watched.namespaces.add("c")
     waiting = asyncio.ensure_future(watched.informer.wait_synced(namespace="c"))
@@ -173,7 +173,7 @@ async def test_waiting_for_a_namespace_that_leaves_raises(watched, cluster, monk
         await asyncio.wait_for(waiting, 30)
 
 
-async def test_changes_while_it_is_stopped_are_in_force_after_the_start(watched, cluster):
+async def test_scope_changes_while_stopped_apply_after_start(watched, cluster):
     await watched.informer.stop()
     watched.namespaces.add("c")
     watched.namespaces.remove("a")
@@ -184,7 +184,7 @@ async def test_changes_while_it_is_stopped_are_in_force_after_the_start(watched,
     assert names(watched.informer.list()) == [("b", "one"), ("c", "one")]
 
 
-async def test_end_leaves_no_task_and_no_follower(watched, cluster):
+async def test_closed_cache_leaves_no_task_and_no_follower(watched, cluster):
     await watched.informer.aclose()
     assert watched.watches() == []
     watched.namespaces.add("c")
@@ -200,7 +200,7 @@ class TestCacheReads:
         cluster.cache._scope_of = lambda _resource: CacheScope(namespaces=namespaces)
         return namespaces
 
-    async def test_list_of_an_added_namespace_waits_until_it_is_read(self, cluster, namespaces, monkeypatch):
+    async def test_list_of_added_namespace_waits_for_sync(self, cluster, namespaces, monkeypatch):
         gate = Gate(cluster, "b", monkeypatch)
         assert names(await cluster.cache.list(SECRETS)) == [("a", "one")]
         namespaces.add("b")
@@ -215,7 +215,7 @@ class TestCacheReads:
         assert (await getting)["metadata"]["namespace"] == "b"
         assert names(await cluster.cache.list(SECRETS)) == [("a", "one"), ("b", "one")]
 
-    async def test_list_of_an_added_namespace_ends_at_the_deadline(self, cluster, namespaces, monkeypatch):
+    async def test_list_of_added_namespace_ends_at_deadline(self, cluster, namespaces, monkeypatch):
         Gate(cluster, "b", monkeypatch)
         await cluster.cache.list(SECRETS)
         namespaces.add("b")
@@ -228,14 +228,14 @@ class TestCacheReads:
 
 
 class TestNamespaces:
-    def test_names_are_sorted_and_unique(self):
+    def test_scope_names_are_sorted_and_unique(self):
         namespaces = Namespaces("b", "a", "b")
         assert [*namespaces] == ["a", "b"]
         assert len(namespaces) == 2
         assert "a" in namespaces
         assert repr(namespaces) == "Namespaces('a', 'b')"
 
-    def test_add_and_remove_tell_followers_each_change_once(self):
+    def test_scope_notifies_followers_of_each_change_once(self):
         namespaces, told = Namespaces("a"), []
         unfollow = namespaces.follow(lambda name: told.append(f"+{name}"), lambda name: told.append(f"-{name}"))
         namespaces.add("a", "b")
@@ -244,6 +244,6 @@ class TestNamespaces:
         namespaces.add("d")
         assert told == ["+b", "-a"]
 
-    def test_empty_name_is_refused(self):
+    def test_scope_refuses_empty_namespace_name(self):
         with pytest.raises(ProviderError, match="its name is empty"):
             Namespaces("")

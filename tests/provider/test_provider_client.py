@@ -59,14 +59,14 @@ async def failure(server, *, error=Unreachable, timeout_seconds=20.0):
         (b"HTTP/1.1 302 Found\r\nLocation: https://elsewhere.test/\r\nContent-Length: 0\r\n\r\n", "protocol"),
     ],
 )
-async def test_answers_that_are_none(fault_server, content, kind):
+async def test_invalid_answer_raises_unreachable_with_kind(fault_server, content, kind):
     server = await fault_server(always(content))
     error = await failure(server)
     assert (error.kind, error.reason) == (kind, "EndpointUnreachable")
     assert server.config.server in str(error)
 
 
-async def test_a_redirect_is_not_followed_with_the_token(fault_server, tools):
+async def test_client_does_not_follow_redirect_with_token(fault_server, tools):
     other = await fault_server(always(tools.http(OBJECT)))
     moved = f"Location: {other.config.server}/\r\n"
     server = await fault_server(always(tools.http(b"", status=307, headers=moved)))
@@ -76,7 +76,7 @@ async def test_a_redirect_is_not_followed_with_the_token(fault_server, tools):
     assert server.asked[0].headers["authorization"] == "Bearer secret"
 
 
-async def test_an_answer_that_ends_in_the_middle(fault_server):
+async def test_truncated_answer_raises_unreachable(fault_server):
     async def answer(asked, writer):
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{")
         await writer.drain()
@@ -85,7 +85,7 @@ async def test_an_answer_that_ends_in_the_middle(fault_server):
     assert (await failure(await fault_server(answer))).kind == "connect"
 
 
-async def test_an_endless_answer_is_refused_in_time(fault_server, tools):
+async def test_answer_above_size_limit_is_refused(fault_server, tools):
     bomb = gzip.compress(bytes(64 * 1024**2 + 1))
     head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(bomb)}\r\n\r\n"
     server = await fault_server(always(head.encode() + bomb))
@@ -95,7 +95,7 @@ async def test_an_endless_answer_is_refused_in_time(fault_server, tools):
     assert caught.value.kind == "protocol"
 
 
-async def test_a_silent_server_costs_the_deadline_and_no_more(fault_server):
+async def test_call_of_silent_server_ends_at_deadline(fault_server):
     async def answer(asked, writer):
         await asyncio.Event().wait()
 
@@ -106,7 +106,7 @@ async def test_a_silent_server_costs_the_deadline_and_no_more(fault_server):
     assert error.timed_out
 
 
-async def test_unreachable_tells_whether_a_write_was_sent(fault_server):
+async def test_unreachable_reports_whether_write_was_sent(fault_server):
     async def answer(asked, writer):
         await asyncio.Event().wait()
 
@@ -121,7 +121,7 @@ async def test_unreachable_tells_whether_a_write_was_sent(fault_server):
                 assert caught.value.write_sent
 
 
-async def test_unreachable_of_a_connection_that_never_stood_has_sent_no_write():
+async def test_unreachable_before_connection_reports_no_write_sent():
     silent = socket.create_server(("127.0.0.1", 0))
     config = ClusterConfig(f"https://127.0.0.1:{silent.getsockname()[1]}")
     for patience in ({"timeout_seconds": 0.3}, {"timeout_seconds": 3600.0, "connect_timeout_seconds": 0.3}):
@@ -133,7 +133,7 @@ async def test_unreachable_of_a_connection_that_never_stood_has_sent_no_write():
     silent.close()
 
 
-async def test_a_server_that_never_ends_its_handshake_costs_the_connect_deadline():
+async def test_unfinished_tls_handshake_ends_at_connect_timeout():
     silent = socket.create_server(("127.0.0.1", 0))
     port = silent.getsockname()[1]
     # A call may take longer than this test, so it is the other deadline that ends it.
@@ -145,14 +145,14 @@ async def test_a_server_that_never_ends_its_handshake_costs_the_connect_deadline
     silent.close()
 
 
-async def test_nobody_listens(fault_server):
+async def test_closed_port_raises_unreachable(fault_server):
     async with Client(ClusterConfig("https://127.0.0.1:1")) as client:
         with pytest.raises(Unreachable) as caught:
             await client.probe()
     assert caught.value.kind == "connect"
 
 
-async def test_certificates_are_verified(fault_server, tools):
+async def test_client_verifies_ca_host_and_expiry_of_certificate(fault_server, tools):
     good = await fault_server(always(tools.http(OBJECT)))
     stranger = dataclasses.replace(good.config, ca_data=tools.Authority().pem)
     wrong_ca = await failure(dataclasses.replace(good, config=stranger))
@@ -200,13 +200,13 @@ async def test_certificate_from_the_future_names_both_clocks(fault_server, tools
     assert "not signed" in str(await failure(dataclasses.replace(server, config=stranger)))
 
 
-async def test_a_server_without_tls_is_not_mistaken_for_a_wrong_certificate(fault_server):
+async def test_server_without_tls_is_not_reported_as_bad_certificate(fault_server):
     server = await fault_server(always(b""), plain=b"HTTP/1.1 400 Bad Request\r\n\r\n")
     error = await failure(server)
     assert (error.kind, error.reason) == ("tls", "EndpointUnreachable")
 
 
-async def test_retries_429_when_the_server_says_so(fault_server, tools):
+async def test_client_retries_429_with_retry_after(fault_server, tools):
     async def answer(asked, writer):
         busy = tools.http({"kind": "Status", "message": "busy"}, status=429, headers="Retry-After: 0\r\n")
         writer.write(busy if len(server.asked) < 2 else tools.http(OBJECT))
@@ -217,7 +217,7 @@ async def test_retries_429_when_the_server_says_so(fault_server, tools):
     assert len(server.asked) == 2
 
 
-async def test_429_beyond_the_deadline_is_told_at_once(fault_server, tools):
+async def test_retry_after_beyond_deadline_raises_at_once(fault_server, tools):
     server = await fault_server(always(tools.http({"kind": "Status"}, status=429, headers="Retry-After: 9999\r\n")))
     # Whoever waited for one of the two would do so for longer than a test may take.
     error = await failure(server, error=TooManyRequests, timeout_seconds=3600.0)
@@ -228,14 +228,14 @@ async def test_429_beyond_the_deadline_is_told_at_once(fault_server, tools):
 @pytest.mark.parametrize(
     "body", [b"<html>bad gateway</html>", b"", b'{"kind":"Status","message":7,"details":[]}', b"[1]"]
 )
-async def test_errors_of_proxies_are_api_errors(fault_server, tools, body):
+async def test_error_page_of_proxy_raises_api_error(fault_server, tools, body):
     server = await fault_server(always(tools.http(body, status=502)))
     error = await failure(server, error=ServerError)
     assert error.status == 502
     assert isinstance(error, ApiError)
 
 
-async def test_the_path_of_the_server_comes_first(fault_server, tools):
+async def test_request_path_begins_with_path_of_server(fault_server, tools):
     server = await fault_server(always(tools.http(OBJECT)))
     below = server.config.with_server(f"{server.config.server}/clusters/x/control-plane/")
     async with Client(below) as client:
@@ -247,7 +247,7 @@ async def test_the_path_of_the_server_comes_first(fault_server, tools):
     ]
 
 
-async def test_a_renewed_token_file_is_read_again_on_401(fault_server, tools, tmp_path):
+async def test_client_reads_token_file_again_on_401(fault_server, tools, tmp_path):
     file = tmp_path / "token"
     file.write_text("old\n")
 
@@ -269,7 +269,7 @@ async def test_a_renewed_token_file_is_read_again_on_401(fault_server, tools, tm
             await client.get(NAMESPACES, "a")
 
 
-async def test_renewed_credentials_leave_open_watches_alone(fault_server, tools):
+async def test_renewed_credentials_keep_open_watches(fault_server, tools):
     issued = tools.Authority().issue("client-a")
     renewed = tools.Authority().issue("client-a")
     more = asyncio.Event()
@@ -296,7 +296,7 @@ async def test_renewed_credentials_leave_open_watches_alone(fault_server, tools)
             await client.update(dataclasses.replace(second, token="x"))
 
 
-async def test_an_exchanged_ca_is_what_the_next_connection_goes_by(fault_server, tools):
+async def test_updated_ca_applies_to_next_connection(fault_server, tools):
     server = await fault_server(always(tools.http(OBJECT)))
     new = tools.Authority("another-ca").pem
     async with Client(server.config) as client:
@@ -309,7 +309,7 @@ async def test_an_exchanged_ca_is_what_the_next_connection_goes_by(fault_server,
         assert caught.value.reason == "CertificateInvalid"
 
 
-async def test_closing_leaves_no_socket(fault_server, tools, eventually):
+async def test_closed_client_leaves_no_socket(fault_server, tools, eventually):
     async def answer(asked, writer):
         if "watch=true" in asked.target:
             writer.write(tools.stream_head())
@@ -338,7 +338,7 @@ async def test_closing_leaves_no_socket(fault_server, tools, eventually):
     await eventually(lambda: sockets() - before, lambda left: not left)
 
 
-async def test_whoever_waits_for_credentials_when_a_client_ends_is_told(fault_server, tools, monkeypatch, eventually):
+async def test_closed_client_raises_for_call_waiting_for_credentials(fault_server, tools, monkeypatch, eventually):
     server, waiting = await fault_server(always(tools.http(OBJECT))), asyncio.Event()
 
     async def current(self):
@@ -362,7 +362,7 @@ async def test_whoever_waits_for_credentials_when_a_client_ends_is_told(fault_se
     assert len(server.asked) == 1
 
 
-async def test_an_endless_list_ends_at_a_deadline(fault_server, tools):
+async def test_endless_list_ends_at_deadline(fault_server, tools):
     page = tools.http({"metadata": {"continue": "more"}, "items": []})
     server = await fault_server(always(page))
     async with Client(server.config, timeout_seconds=0.1) as client:
@@ -371,7 +371,7 @@ async def test_an_endless_list_ends_at_a_deadline(fault_server, tools):
     assert caught.value.timed_out
 
 
-async def test_pages_that_expire_become_one_request(fault_server, tools):
+async def test_expired_pages_are_listed_in_one_request(fault_server, tools):
     async def answer(asked, writer):
         if "continue=" in asked.target:
             writer.write(tools.http({"kind": "Status", "reason": "Expired"}, status=410))
@@ -387,7 +387,7 @@ async def test_pages_that_expire_become_one_request(fault_server, tools):
 
 
 @pytest.mark.parametrize("call", ["create", "delete"])
-async def test_what_may_no_longer_be_written_is_not_sent_however_far_it_got(fault_server, tools, call):
+async def test_write_is_not_sent_when_check_before_sending_fails(fault_server, tools, call):
     """As where the process is stopped while a connection is made, and goes on when its Lease is somebody else's."""
     server, asked = await fault_server(always(tools.http(OBJECT))), []
 
@@ -403,13 +403,13 @@ async def test_what_may_no_longer_be_written_is_not_sent_however_far_it_got(faul
     assert [request.method for request in server.asked] == ["GET"]
 
 
-async def test_bodies_that_are_no_json_are_refused_here(fault_server, tools):
+async def test_body_that_is_not_json_is_refused_before_sending(fault_server, tools):
     async with Client((await fault_server(always(tools.http(OBJECT)))).config) as client:
         with pytest.raises(ProviderError, match="cannot be sent"):
             await client.create(NAMESPACES, {"metadata": {"name": object()}})
 
 
-async def test_a_failure_is_told_in_the_same_words_each_time(tools):
+async def test_repeated_failure_has_equal_message(tools):
     """It goes into conditions, which two processes write: words that differ would be written again and again."""
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))

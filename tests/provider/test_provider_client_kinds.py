@@ -30,7 +30,7 @@ async def calls(tools, fault_server):
         yield client, asked
 
 
-async def test_every_call_takes_the_name_of_a_kind_which_is_asked_for_once(calls):
+async def test_calls_accept_kind_name_and_discover_it_once(calls):
     client, asked = calls
     body = {"metadata": {"name": "w", "namespace": "ns"}}
     await client.get(WIDGET, "w", namespace="ns")
@@ -60,7 +60,7 @@ async def test_every_call_takes_the_name_of_a_kind_which_is_asked_for_once(calls
 
 
 @pytest.mark.parametrize("key", [Request("acme", "ns", "w"), ObjectKey("ns", "w")], ids=["request", "key"])
-async def test_an_object_is_named_by_whatever_has_its_namespace_and_name(calls, key):
+async def test_calls_accept_references_with_namespace_and_name(calls, key):
     client, asked = calls
     await client.get("v1/ConfigMap", key)
     await client.patch("v1/ConfigMap", key, {})
@@ -70,7 +70,7 @@ async def test_an_object_is_named_by_whatever_has_its_namespace_and_name(calls, 
         await client.get("v1/ConfigMap", key, namespace="ns")
 
 
-async def test_a_key_of_a_cluster_scoped_kind_has_an_empty_namespace(calls):
+async def test_key_of_cluster_scoped_kind_has_empty_namespace(calls):
     client, asked = calls
     await client.get("v1/Node", Request("acme", "", "w"))
     assert asked == ["GET /api/v1/nodes/w"]

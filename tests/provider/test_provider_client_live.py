@@ -61,7 +61,7 @@ async def test_server_side_apply_owns_fields_by_manager(client, namespace):
     assert forced["data"] == {"x": "2"}
 
 
-async def test_unknown_field_is_warned_about_refused_or_ignored(client, namespace):
+async def test_unknown_field_follows_field_validation(client, namespace):
     body = config_map("a", x="1") | {"data2": {}}
     for validation, expected in (("Warn", ['unknown field "data2"']), ("Ignore", [])):
         seen = []
@@ -75,7 +75,7 @@ async def test_unknown_field_is_warned_about_refused_or_ignored(client, namespac
     assert caught.value.status == 400
 
 
-async def test_refusals_have_their_own_exceptions(client, namespace):
+async def test_refusals_raise_their_own_exceptions(client, namespace):
     first = await client.create(CONFIG_MAPS, config_map("a", x="1"), namespace=namespace)
     with pytest.raises(AlreadyExists):
         await client.create(CONFIG_MAPS, config_map("a"), namespace=namespace)
@@ -91,14 +91,14 @@ async def test_refusals_have_their_own_exceptions(client, namespace):
     assert "metadata.name" in str(invalid.value)
 
 
-async def test_an_empty_name_never_becomes_a_call_for_the_whole_collection(client, namespace):
+async def test_empty_name_is_refused_before_calling_the_collection(client, namespace):
     await client.create(CONFIG_MAPS, config_map("a"), namespace=namespace)
     with pytest.raises(ProviderError, match="empty"):
         await client.delete(CONFIG_MAPS, "", namespace=namespace)
     assert await client.get(CONFIG_MAPS, "a", namespace=namespace)
 
 
-async def test_lists_are_whole_over_several_pages(client, namespace):
+async def test_list_returns_all_pages(client, namespace):
     for number in range(7):
         await client.create(CONFIG_MAPS, config_map(f"{'ab'[number % 2]}-{number}"), namespace=namespace)
     found = await client.list(CONFIG_MAPS, namespace=namespace, label_selector="app in (a,b)", page_size=3)
@@ -111,7 +111,7 @@ async def test_lists_are_whole_over_several_pages(client, namespace):
     assert len(everywhere.items) >= 3
 
 
-async def test_a_watch_goes_on_where_a_list_ended(client, namespace):
+async def test_watch_continues_at_version_of_list(client, namespace):
     await client.create(CONFIG_MAPS, config_map("old"), namespace=namespace)
     listed = await client.list(CONFIG_MAPS, namespace=namespace)
     await client.create(CONFIG_MAPS, config_map("new", x="1"), namespace=namespace)
@@ -127,13 +127,13 @@ async def test_a_watch_goes_on_where_a_list_ended(client, namespace):
     assert seen == ["ADDED", "MODIFIED", "DELETED"]
 
 
-async def test_the_server_ends_a_watch_in_time(client, namespace):
+async def test_watch_is_ended_by_server_at_timeout(client, namespace):
     async with asyncio.timeout(60):
         async with client.watch(SECRETS, namespace=namespace, resource_version=None, timeout_seconds=1) as watch:
             assert {event.type async for event in watch} <= {"BOOKMARK"}
 
 
-async def test_unknown_credentials_and_missing_permissions_differ(client, service_account):
+async def test_unknown_credentials_and_missing_permissions_raise_differently(client, service_account):
     nobody = ClusterConfig(client.config.server, ca_data=client.config.ca_data, token="wrong")
     async with Client(nobody, field_manager="kplane") as stranger:
         with pytest.raises(Unauthorized):
@@ -143,12 +143,12 @@ async def test_unknown_credentials_and_missing_permissions_differ(client, servic
             await powerless.get(NAMESPACES, "default")
 
 
-async def test_probe_and_version(client):
+async def test_probe_succeeds_and_version_is_returned(client):
     await client.probe()
     assert (await client.request("GET", "/version"))["gitVersion"].startswith("v1.")
 
 
-async def test_another_ca_is_a_refused_certificate(client, tools):
+async def test_server_of_unknown_ca_raises_certificate_error(client, tools):
     stranger = dataclasses.replace(client.config, ca_data=tools.Authority().pem)
     async with Client(stranger, field_manager="kplane") as misled:
         with pytest.raises(Unreachable, match="certificate not signed by the CA of the kubeconfig") as caught:

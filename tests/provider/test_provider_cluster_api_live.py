@@ -61,7 +61,7 @@ async def capi(client, namespace, install, service_account, telling):
         yield Capi(client, namespace, config, reader, telling)
 
 
-async def test_a_cluster_from_its_control_plane_to_its_deletion(capi, eventually, caplog):
+async def test_cluster_is_engaged_when_initialized_until_deletion(capi, eventually, caplog):
     """Criterion 50: not initialised is not engaged, an equal kubeconfig is the same instance, deletion disengages."""
     client, name = capi.client, capi.name("a")
     provider = ClusterApiProvider(capi.reader, namespace=capi.namespace)
@@ -106,7 +106,7 @@ async def test_a_cluster_from_its_control_plane_to_its_deletion(capi, eventually
         await eventually(fleet.names, lambda names: names == [])
 
 
-async def test_a_rotated_secret_swaps_credentials_and_another_server_makes_another_cluster(capi, eventually):
+async def test_rotated_secret_keeps_engagement_and_new_server_replaces_it(capi, eventually):
     """Criterion 50: a renewed token goes into the engagement and its client; only another server makes a new one."""
     name = capi.name("a")
     await capi.create("a")
@@ -128,7 +128,7 @@ async def test_a_rotated_secret_swaps_credentials_and_another_server_makes_anoth
 @pytest.mark.parametrize(
     "status", [{"controlPlaneReady": True}, {"conditions": [{"type": "ControlPlaneInitialized", "status": "True"}]}]
 )
-async def test_older_clusters_are_ready_by_their_own_fields(capi, eventually, status):
+async def test_older_cluster_versions_are_ready_by_their_own_fields(capi, eventually, status):
     await capi.create("a")
     await capi.kubeconfig("a")
     async with capi.run(version="v1beta1") as fleet:
@@ -136,7 +136,7 @@ async def test_older_clusters_are_ready_by_their_own_fields(capi, eventually, st
         await eventually(lambda: fleet.get(capi.name("a")))
 
 
-async def test_readiness_and_labels_are_the_callers(capi, eventually):
+async def test_caller_decides_readiness_and_labels(capi, eventually):
     """Criterion 48, for Cluster API: what counts as ready can be decided by the caller."""
     for name in ("a", "b", "c"):
         await capi.create(name, labels={"infrastructure": "yes" if name != "c" else "no"})
@@ -152,6 +152,6 @@ async def test_readiness_and_labels_are_the_callers(capi, eventually):
         await eventually(fleet.names, lambda names: names == [capi.name("b")])
 
 
-async def test_what_is_not_served_is_refused(client):
+async def test_api_version_that_is_not_served_is_refused(client):
     with pytest.raises(ProviderError, match="'v1alpha4' is not supported"):
         ClusterApiProvider(client, version="v1alpha4")

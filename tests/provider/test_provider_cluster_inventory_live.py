@@ -116,7 +116,7 @@ async def everywhere(client, hub, allowed):
 
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("way", ["secret", "accessProviders", "credentialProviders"])
-async def test_objects_of_a_profiles_cluster_are_reconciled_by_each_strategy(hub, eventually, way):
+async def test_each_strategy_reconciles_objects_of_the_cluster(hub, eventually, way):
     """Criterion 46: existing, new and updated objects, by a Secret and by a plugin, from both fields of the status."""
     await hub.say("existing", "one")
     await hub.profile("a")
@@ -148,7 +148,7 @@ async def test_objects_of_a_profiles_cluster_are_reconciled_by_each_strategy(hub
         assert {cluster for cluster, _ in texts} == {name}
 
 
-async def test_another_server_for_a_profile_makes_another_engagement(hub, eventually):
+async def test_profile_with_new_server_is_engaged_again(hub, eventually):
     """Criterion 47: a kubeconfig that changes re-engages, by a Secret; a renewed token goes into the engagement."""
     name, moved = hub.name("a"), "https://127.0.0.1:1"
     await hub.profile("a")
@@ -167,7 +167,7 @@ async def test_another_server_for_a_profile_makes_another_engagement(hub, eventu
         assert engagement.closed
 
 
-async def test_another_access_of_a_profile_makes_another_engagement(hub, eventually, caplog):
+async def test_profile_with_new_access_is_engaged_again(hub, eventually, caplog):
     """Criterion 47: a kubeconfig that changes re-engages, by access providers."""
     name, moved = hub.name("a"), "https://127.0.0.1:1"
     await hub.profile("a")
@@ -182,7 +182,7 @@ async def test_another_access_of_a_profile_makes_another_engagement(hub, eventua
         assert engagement.closed
 
 
-async def test_readiness_is_the_callers_where_it_is_given(hub, eventually):
+async def test_caller_readiness_replaces_condition(hub, eventually):
     """Criterion 48: readiness of the caller's own replaces the condition."""
     for name in ("healthy", "ready"):
         await hub.profile(name)
@@ -199,7 +199,7 @@ async def test_readiness_is_the_callers_where_it_is_given(hub, eventually):
         await eventually(fleet.names, lambda names: names == [hub.name("ready")])
 
 
-async def test_exactly_one_secret_counts_and_a_deleted_profile_is_disengaged(hub, eventually, caplog):
+async def test_profile_needs_exactly_one_secret_and_disengages_on_deletion(hub, eventually, caplog):
     client, name = hub.client, hub.name("a")
     await hub.profile("a", finalizers=["test.example/held"])
     await hub.status("a")
@@ -225,7 +225,7 @@ async def test_exactly_one_secret_counts_and_a_deleted_profile_is_disengaged(hub
         await client.patch(CLUSTER_PROFILES, "a", {"metadata": {"finalizers": None}}, namespace=hub.namespace)
 
 
-async def test_the_ids_of_a_profile_are_attributes_of_its_cluster(hub, eventually):
+async def test_cluster_has_ids_of_profile_as_attributes(hub, eventually):
     ids = [{"name": "cluster.clusterset.k8s.io", "value": "one"}, {"name": "clusterset.k8s.io", "value": "all"}]
     await hub.profile("a")
     async with hub.run(access=hub.access(), properties=("clusterset.k8s.io", "region")) as clusters:

@@ -41,7 +41,7 @@ class Recorder:
         self.log.append(("close", name, engagement.generation))
 
 
-async def test_add_replace_update_remove(eventually):
+async def test_fleet_adds_replaces_updates_and_removes_clusters(eventually):
     recorder = Recorder()
     clusters = Clusters(awares=[recorder])
     with pytest.raises(ClusterNotFound):
@@ -74,7 +74,7 @@ async def test_add_replace_update_remove(eventually):
         await clusters.add_or_replace(cluster())
 
 
-async def test_a_slow_end_blocks_its_own_name_only_and_the_latest_wish_wins(eventually):
+async def test_slow_close_blocks_only_its_name_and_latest_cluster_wins(eventually):
     recorder = Recorder()
     clusters = Clusters(awares=[recorder])
     go = asyncio.Event()
@@ -98,7 +98,7 @@ async def test_a_slow_end_blocks_its_own_name_only_and_the_latest_wish_wins(even
     assert recorder.live == {}
 
 
-async def test_an_aware_that_comes_late_gets_what_is_there(eventually):
+async def test_late_aware_engages_existing_clusters(eventually):
     clusters = Clusters()
     await clusters.add_or_replace(cluster("a"))
     await clusters.add_or_replace(cluster("b"))
@@ -128,7 +128,7 @@ class Failing:
         self.undone.append("callback")
 
 
-async def test_an_aware_that_fails_is_undone_and_tried_again_and_others_do_not_notice(eventually):
+async def test_failing_aware_is_undone_and_retried_without_affecting_others(eventually):
     recorder, failing = Recorder(), Failing("bad", 2)
     clusters = Clusters(awares=[failing, recorder], retry_initial_seconds=0.2)
     await clusters.add_or_replace(cluster("bad"))
@@ -142,7 +142,7 @@ async def test_an_aware_that_fails_is_undone_and_tried_again_and_others_do_not_n
     assert failing.undone == ["task", "callback"] * 3
 
 
-async def test_an_aware_that_hangs_is_given_up(eventually):
+async def test_hanging_aware_fails_at_engage_timeout(eventually):
     class Hanging:
         async def engage(self, engagement):
             await asyncio.sleep(3600)
@@ -202,7 +202,7 @@ actions = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(actions)
-def test_in_any_order_a_name_has_one_engagement_and_the_last_wish_comes_true(taken):
+def test_random_calls_keep_one_engagement_and_apply_the_last_call(taken):
     async def play():
         recorder = Recorder(close_seconds=0.0005)
         clusters = Clusters(awares=[recorder])

@@ -30,7 +30,7 @@ class Slow:
         engagement.on_close(self.allowed.wait)
 
 
-async def test_what_is_added_is_got_and_what_is_removed_is_gone_at_once(eventually):
+async def test_added_cluster_is_returned_and_removed_cluster_is_gone(eventually):
     """Criterion 44: add -> get returns the same object; remove -> names are empty at once."""
     provider = ClustersProvider()
     early, late = cluster("early"), cluster("late")
@@ -47,7 +47,7 @@ async def test_what_is_added_is_got_and_what_is_removed_is_gone_at_once(eventual
         await provider.remove("unknown")
 
 
-async def test_a_name_is_given_away_once(eventually):
+async def test_add_of_existing_name_is_refused(eventually):
     provider = ClustersProvider()
     await provider.add(cluster("a"))
     with pytest.raises(ProviderError, match="already"):
@@ -59,7 +59,7 @@ async def test_a_name_is_given_away_once(eventually):
         assert manager.get_cluster("a").config.server.endswith(":1")
 
 
-async def test_a_replacement_stays(eventually):
+async def test_replacement_stays_after_old_engagement_closes(eventually):
     """Criterion 62: after a replacement the new cluster is there, and goes on being there."""
     slow = Slow(allowed=True)
     provider = ClustersProvider()
@@ -83,7 +83,7 @@ async def test_a_replacement_stays(eventually):
         assert len(manager.clusters.engagements()) == 1
 
 
-async def test_what_is_being_removed_does_not_come_back(eventually):
+async def test_cluster_does_not_return_while_being_removed(eventually):
     slow = Slow(allowed=False)
     provider = ClustersProvider()
     async with Manager(None, provider, awares=[slow], name="test") as manager:
@@ -100,7 +100,7 @@ async def test_what_is_being_removed_does_not_come_back(eventually):
         assert manager.clusters.engagements() == []
 
 
-async def test_it_serves_one_fleet(eventually):
+async def test_provider_refuses_second_run(eventually):
     provider = ClustersProvider()
     async with Manager(None, provider, name="test") as manager:
         await eventually(lambda: provider._fleet)
@@ -110,7 +110,7 @@ async def test_it_serves_one_fleet(eventually):
         assert manager.cluster_names() == ["a"]
 
 
-async def test_the_fixed_cluster_is_the_one_that_was_given(eventually):
+async def test_single_provider_serves_given_cluster(eventually):
     fixed = cluster("only")
     provider = SingleProvider(fixed)
     async with Manager(None, provider, name="test") as manager:
@@ -119,7 +119,7 @@ async def test_the_fixed_cluster_is_the_one_that_was_given(eventually):
         assert fixed.came_from(provider)
 
 
-async def test_no_cluster_is_known_where_there_are_none():
+async def test_nop_provider_has_no_clusters():
     async with Manager(None, NopProvider(), name="test") as manager:
         assert manager.cluster_names() == []
         with pytest.raises(ClusterNotFound):

@@ -21,7 +21,7 @@ def found(*conditions):
     return {"status": {"conditions": list(conditions)}}
 
 
-def test_only_the_status_true_of_that_type_counts():
+def test_condition_is_met_only_by_status_true_of_its_type():
     assert is_true(found({"type": "Other", "status": "False"}, {"type": "Ready", "status": "True"}), "Ready")
     for status in ("False", "Unknown", True, None):
         assert not is_true(found({"type": "Ready", "status": status}), "Ready")
@@ -29,13 +29,13 @@ def test_only_the_status_true_of_that_type_counts():
     assert not is_true({}, "Ready")
 
 
-def test_a_section_is_what_is_there_or_empty():
+def test_missing_section_is_empty():
     assert section({"a": {"b": {"c": 1}}}, "a", "b") == {"c": 1}
     assert section({"a": {"b": [1]}}, "a", "b") == {}
     assert section({"a": "text"}, "a", "b") == {}
 
 
 @given(json_values)
-def test_no_status_is_too_odd(status):
+def test_condition_of_arbitrary_status_does_not_raise(status):
     assert is_true({"status": status}, "Ready") is False
     assert is_true({"status": {"conditions": status}}, "Ready") is False

@@ -47,7 +47,7 @@ async def connections():
     await made.aclose()
 
 
-async def test_clients_of_one_address_share_a_connection_and_each_says_who_it_is(fault_server, tools, connections):
+async def test_clients_of_one_address_share_connection_with_own_tokens(fault_server, tools, connections):
     server = await fault_server(always(tools.http(OBJECT)))
     for token in ("one", "two", "three"):
         await read(dataclasses.replace(server.config, token=token), connections)
@@ -55,7 +55,7 @@ async def test_clients_of_one_address_share_a_connection_and_each_says_who_it_is
     assert server.connections == 1
 
 
-async def test_connections_of_one_certificate_are_used_for_no_other(fault_server, tools, connections):
+async def test_connection_is_not_shared_across_client_certificates(fault_server, tools, connections):
     server = await fault_server(always(tools.http(OBJECT)))
     one, other = (tools.Authority().issue(name) for name in ("one", "other"))
     for issued in (one, other, one, None):
@@ -64,14 +64,14 @@ async def test_connections_of_one_certificate_are_used_for_no_other(fault_server
     assert server.connections == 3, "one for each identity, and one for whoever has none"
 
 
-async def test_connections_for_one_name_are_used_for_no_other(fault_server, tools, connections):
+async def test_connection_is_not_shared_across_server_names(fault_server, tools, connections):
     server = await fault_server(always(tools.http(OBJECT)))
     await read(dataclasses.replace(server.config, tls_server_name="served.test"), connections)
     with pytest.raises(Unreachable, match="not valid for this host name"):
         await read(dataclasses.replace(server.config, tls_server_name="other.test"), connections)
 
 
-async def test_a_server_is_trusted_only_by_whom_its_ca_is_named(fault_server, tools, connections):
+async def test_connection_is_not_shared_across_cas(fault_server, tools, connections):
     server = await fault_server(always(tools.http(OBJECT)))
     await read(server.config, connections)
     other = dataclasses.replace(server.config, ca_data=tools.Authority("other").pem)
@@ -79,7 +79,7 @@ async def test_a_server_is_trusted_only_by_whom_its_ca_is_named(fault_server, to
         await read(other, connections)
 
 
-async def test_connections_are_made_anew_after_their_time(fault_server, tools, eventually, monkeypatch):
+async def test_connection_is_renewed_after_its_lifetime(fault_server, tools, eventually, monkeypatch):
     answering, made, now = asyncio.Event(), set(), 1000.0
     monkeypatch.setattr("kplane.provider.client.connections.time", SimpleNamespace(monotonic=lambda: now))
 
@@ -108,7 +108,7 @@ async def test_connections_are_made_anew_after_their_time(fault_server, tools, e
     await eventually(lambda: server.connections, lambda left: left == 0)
 
 
-async def test_without_lingering_the_end_of_the_last_client_is_that_of_its_connections(fault_server, tools):
+async def test_connection_without_linger_closes_with_last_client(fault_server, tools):
     server = await fault_server(always(tools.http(OBJECT)))
     connections = Connections(linger_seconds=0)
     try:
@@ -134,9 +134,7 @@ async def test_idle_connection_of_a_client_closes_after_the_lingering_time(fault
         await connections.aclose()
 
 
-async def test_a_client_that_ends_tells_whoever_still_waits_and_leaves_other_clients_alone(
-    fault_server, tools, eventually
-):
+async def test_closed_client_fails_its_calls_and_keeps_other_clients(fault_server, tools, eventually):
     answering = asyncio.Event()
 
     async def answer(_, writer):
@@ -157,7 +155,7 @@ async def test_a_client_that_ends_tells_whoever_still_waits_and_leaves_other_cli
     await connections.aclose()
 
 
-async def test_a_healthy_cluster_is_reached_at_once_while_many_others_hang(fault_server, tools):
+async def test_healthy_cluster_is_reached_while_many_others_hang(fault_server, tools):
     """Criterion 63: a hundred servers that take a connection and say nothing do not keep a healthy one waiting."""
     server = await fault_server(always(tools.http(OBJECT)))
     silent = [socket.create_server(("127.0.0.1", 0)) for _ in range(100)]
@@ -181,7 +179,7 @@ async def test_a_healthy_cluster_is_reached_at_once_while_many_others_hang(fault
             each.close()
 
 
-async def test_a_server_is_connected_to_by_so_many_at_once(fault_server, tools):
+async def test_connection_attempts_to_a_server_are_limited(fault_server, tools):
     most = 0
 
     async def answer(_, writer):
@@ -199,7 +197,7 @@ async def test_a_server_is_connected_to_by_so_many_at_once(fault_server, tools):
     await connections.aclose()
 
 
-async def test_closed_connections_are_lent_to_nobody(fault_server, tools, eventually):
+async def test_closed_connection_is_not_reused(fault_server, tools, eventually):
     server = await fault_server(always(tools.http(OBJECT)))
     connections = Connections()
     await read(server.config, connections)

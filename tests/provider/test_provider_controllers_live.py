@@ -65,7 +65,7 @@ def config_map(name, **metadata):
     return {"metadata": {"name": name, **metadata}, "data": {"key": "value"}}
 
 
-async def test_what_is_there_and_what_comes_is_reconciled_once_for_each_cluster(client, namespace, manager, eventually):
+async def test_existing_and_new_objects_are_reconciled_once_per_cluster(client, namespace, manager, eventually):
     """Criteria 25, 26: existing, new and updated objects of every engaged cluster are reconciled, once an event."""
     work = Work()
     controller(manager).for_(CONFIG_MAPS, predicates(mine(namespace))).build(work.reconcile)
@@ -86,7 +86,7 @@ async def test_what_is_there_and_what_comes_is_reconciled_once_for_each_cluster(
         await eventually(lambda: work.counts, lambda counts: counts == expected)
 
 
-async def test_owners_are_reconciled_for_what_they_own(client, namespace, manager, eventually):
+async def test_owner_is_reconciled_for_event_of_owned_object(client, namespace, manager, eventually):
     """Criteria 15, 16: events of owned objects reconcile their owners, also by a watch without For."""
     one, every, plain = Work(), Work(), Work()
     of_test = predicates(mine(namespace))
@@ -114,7 +114,7 @@ async def test_owners_are_reconciled_for_what_they_own(client, namespace, manage
         await eventually(lambda: of_a(plain), lambda counts: counts == {"controls": 1})
 
 
-async def test_each_predicate_sees_its_kind_and_the_filter_all(client, namespace, manager, eventually):
+async def test_predicate_sees_its_kind_and_global_filter_sees_all(client, namespace, manager, eventually):
     """Criterion 17: a per-input predicate sees only its kind; the global filter sees all; both must pass."""
     work, of_all, of_secrets = Work(), set(), set()
 
@@ -142,7 +142,7 @@ async def test_each_predicate_sees_its_kind_and_the_filter_all(client, namespace
     assert (of_all, of_secrets) == ({"ConfigMap", "Secret"}, {"Secret"})
 
 
-async def test_metadata_is_all_that_metadata_watches_give_and_they_share_it(client, namespace, manager, eventually):
+async def test_metadata_watches_deliver_metadata_and_share_an_informer(client, namespace, manager, eventually):
     """Criterion 18: objects have apiVersion, kind and metadata only; two controllers share one metadata informer."""
     seen, of_test = {"one": {}, "two": {}}, mine(namespace)
 
@@ -172,7 +172,7 @@ async def test_metadata_is_all_that_metadata_watches_give_and_they_share_it(clie
         assert found["metadata"]["uid"] == created["metadata"]["uid"]
 
 
-async def test_a_cluster_whose_server_says_nothing_delays_no_other(client, namespace, eventually, monkeypatch):
+async def test_cluster_with_silent_server_does_not_delay_others(client, namespace, eventually, monkeypatch):
     """Criterion 63: healthy clusters engage and are reconciled while the API of another one hangs."""
     # The silent ones are given up long after this test has ended.
     monkeypatch.setitem(Client.__init__.__kwdefaults__, "connect_timeout_seconds", 600.0)
@@ -191,7 +191,7 @@ async def test_a_cluster_whose_server_says_nothing_delays_no_other(client, names
             assert len(built.clusters) == 23
 
 
-async def test_the_reconciler_reads_what_the_event_was_about(client, namespace, manager, eventually):
+async def test_reconciler_reads_object_of_the_event(client, namespace, manager, eventually):
     read = []
 
     async def reconcile(request):
@@ -206,7 +206,7 @@ async def test_the_reconciler_reads_what_the_event_was_about(client, namespace, 
         await eventually(lambda: sorted(read), lambda found: found == expected)
 
 
-async def test_the_kinds_that_have_names_are_those_that_an_api_server_serves(client):
+async def test_named_kinds_equal_kinds_of_an_api_server(client):
     groups = {kind.split("/")[0] for kind in BUILT_IN}
     found = (await client.request("GET", "/apis"))["groups"]
     # Kinds of other tests come and go.
@@ -221,7 +221,7 @@ async def test_the_kinds_that_have_names_are_those_that_an_api_server_serves(cli
     assert served == BUILT_IN
 
 
-async def test_a_cluster_tells_how_it_serves_a_kind(client, install, eventually):
+async def test_cluster_reports_how_a_kind_is_served(client, install, eventually):
     widgets = Resource("discovered.example/v1", "Widget", "widgets", namespaced=True)
     await install(widgets)
     # What is served is told of a little later.

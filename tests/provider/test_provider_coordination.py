@@ -64,7 +64,7 @@ class Providing:
         await asyncio.Event().wait()
 
 
-async def test_work_begins_when_it_is_allowed_and_its_withdrawal_is_awaited(eventually):
+async def test_work_begins_when_allowed_and_withdraw_awaits_its_end(eventually):
     working = Working()
     clusters = Clusters(awares=[working], coordinated=True)
     await clusters.add_or_replace(cluster("a"))
@@ -97,7 +97,7 @@ async def test_work_begins_when_it_is_allowed_and_its_withdrawal_is_awaited(even
     assert working.live == late.live == set()
 
 
-async def test_work_goes_on_with_a_replaced_cluster_and_not_with_one_that_comes_again(eventually):
+async def test_work_continues_for_replaced_but_not_for_readded_cluster(eventually):
     working = Working()
     clusters = Clusters(awares=[working], coordinated=True)
     await clusters.add_or_replace(cluster())
@@ -119,7 +119,7 @@ class Odd(Cluster):
         raise ValueError("what a tenant wrote cannot be read")
 
 
-async def test_a_withdrawal_goes_by_nothing_that_is_wished_for_besides(eventually):
+async def test_withdraw_ends_work_despite_failed_replacement(eventually):
     working = Working()
     clusters = Clusters(awares=[working], coordinated=True)
     odd = Odd("a", config=ClusterConfig("https://127.0.0.1:2"))
@@ -133,7 +133,7 @@ async def test_a_withdrawal_goes_by_nothing_that_is_wished_for_besides(eventuall
     await clusters.aclose()
 
 
-async def test_work_that_is_allowed_again_while_it_ends_begins_anew(eventually):
+async def test_work_allowed_again_while_ending_restarts(eventually):
     working = Working()
     clusters = Clusters(awares=[working], coordinated=True)
     await clusters.add_or_replace(cluster())
@@ -150,7 +150,7 @@ async def test_work_that_is_allowed_again_while_it_ends_begins_anew(eventually):
     await clusters.aclose()
 
 
-async def test_an_abandoned_withdrawal_can_be_taken_up_again(eventually):
+async def test_withdraw_that_timed_out_can_be_repeated(eventually):
     working = Working()
     clusters = Clusters(awares=[working], coordinated=True)
     await clusters.add_or_replace(cluster())
@@ -168,7 +168,7 @@ async def test_an_abandoned_withdrawal_can_be_taken_up_again(eventually):
     await clusters.aclose()
 
 
-async def test_removing_a_cluster_ends_the_work_on_no_other(eventually):
+async def test_removal_of_cluster_keeps_work_on_others(eventually):
     """Criterion 64: as upstream does not (D3)."""
     working = Working()
     provider = Providing("a", "b", "c")
@@ -182,7 +182,7 @@ async def test_removing_a_cluster_ends_the_work_on_no_other(eventually):
         assert working.begun == ["a", "b", "c", "a"]
 
 
-async def test_the_local_cluster_is_for_those_who_say_so(eventually):
+async def test_local_cluster_is_engaged_only_by_awares_that_opt_in(eventually):
     plain, local = Working(), WorkingEverywhere()
     manager = Manager(ClusterConfig("https://127.0.0.1:1"), Providing("a"), awares=[plain, local], name="test")
     async with manager:
@@ -221,7 +221,7 @@ class Voting:
             self.lease.held = False
 
 
-async def test_a_replica_that_does_not_lead_knows_the_clusters(eventually):
+async def test_replica_without_lease_looks_up_clusters_and_does_no_work(eventually):
     """Criterion 72: lookups are everywhere, work is the leader's."""
     working, voting = WorkingEverywhere(), Voting()
     leader = Leader(voting)
@@ -265,7 +265,7 @@ class Refusing(Basic):
         raise ClusterNotOwned(f"{cluster} is not ours")
 
 
-async def test_a_client_that_is_older_than_its_fleet_is_fenced_too(eventually):
+async def test_client_older_than_its_fleet_is_fenced(eventually):
     early = cluster("a")
     client = early.client
     config = ClusterConfig("https://127.0.0.1:1")
@@ -280,7 +280,7 @@ async def test_a_client_that_is_older_than_its_fleet_is_fenced_too(eventually):
                 await writer.create(CONFIG_MAPS, {"metadata": {"name": "x", "namespace": "default"}})
 
 
-async def test_a_client_is_made_with_what_the_manager_says_and_the_latest_credentials(eventually):
+async def test_client_has_options_of_manager_and_latest_credentials(eventually):
     limits = AnswerLimits(answer_bytes=1000)
     async with Manager(None, provider := Providing(), limits=limits, timeout_seconds=7.0, name="test") as manager:
         await eventually(lambda: provider.fleet is not None)
@@ -296,7 +296,7 @@ async def test_a_client_is_made_with_what_the_manager_says_and_the_latest_creden
         assert first.client.timeout_seconds == 7.0
 
 
-async def test_a_name_that_is_taken_is_not_added():
+async def test_add_of_taken_name_is_refused():
     clusters = Clusters()
     await clusters.add(cluster())
     with pytest.raises(ProviderError, match="already: remove it first"):
@@ -304,7 +304,7 @@ async def test_a_name_that_is_taken_is_not_added():
     await clusters.aclose()
 
 
-async def test_two_functions_for_one_field_are_refused_before_there_are_clusters():
+async def test_second_index_function_of_a_field_is_refused():
     manager = Manager(None, Providing(), name="test")
     manager.index_field("v1/ConfigMap", "kind", lambda found: ["x"])
     with pytest.raises(ProviderError, match="already indexed by another function"):
@@ -325,7 +325,7 @@ class WatchingTheHub(WorkingEverywhere):
         self.watched.append(engagement)
 
 
-async def test_the_local_cluster_is_watched_without_being_worked_on(eventually):
+async def test_local_cluster_is_watched_without_work(eventually):
     early, late = WatchingTheHub(), WatchingTheHub()
     clusters = Clusters(awares=[early], coordinated=True)
     await clusters.add_or_replace(cluster(""))
@@ -353,7 +353,7 @@ async def test_the_local_cluster_is_watched_without_being_worked_on(eventually):
     await clusters.aclose()
 
 
-async def test_a_local_cluster_that_comes_after_the_wish_to_watch_it_is_watched(eventually):
+async def test_local_cluster_added_after_observe_local_is_watched(eventually):
     aware = WatchingTheHub()
     clusters = Clusters(awares=[aware], coordinated=True)
     clusters.observe_local()
@@ -365,7 +365,7 @@ async def test_a_local_cluster_that_comes_after_the_wish_to_watch_it_is_watched(
     await clusters.aclose()
 
 
-async def test_the_leader_keeps_its_lease_until_the_work_on_a_cluster_that_left_has_ended(eventually):
+async def test_leader_keeps_lease_until_work_on_removed_cluster_ends(eventually):
     """The fleet does not know the cluster any more when the leader goes; its work is still ending."""
     working, voting = Working(), Voting()
     clusters = Clusters(awares=[working], coordinated=True)

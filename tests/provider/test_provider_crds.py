@@ -106,11 +106,11 @@ def spec_of(annotation: Any, **field: Any) -> dict[str, Any]:
         (int | str, {"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}),
     ],
 )  # fmt: skip
-def test_translated(annotation: Any, schema: dict[str, Any]) -> None:
+def test_schema_translates_python_type(annotation: Any, schema: dict[str, Any]) -> None:
     assert spec_of(annotation) == schema
 
 
-def test_a_model_is_put_where_it_is_used_with_its_docstring_on_one_line() -> None:
+def test_schema_inlines_model_with_docstring_on_one_line() -> None:
     assert spec_of(Leaf) == {
         "type": "object",
         "description": "What grows on a tree.",
@@ -118,7 +118,7 @@ def test_a_model_is_put_where_it_is_used_with_its_docstring_on_one_line() -> Non
     }
 
 
-def test_what_a_field_says_wins_over_its_model() -> None:
+def test_schema_of_field_overrides_its_model() -> None:
     assert spec_of(Leaf, description="Mine.", default=Leaf())["description"] == "Mine."
 
 
@@ -126,11 +126,11 @@ class Closed(BaseModel, extra="forbid"):
     name: str
 
 
-def test_a_model_that_forbids_other_fields_leaves_that_to_the_api_server() -> None:
+def test_schema_of_model_that_forbids_extra_fields_has_no_marker() -> None:
     assert spec_of(Closed) == {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 
 
-def test_a_default_of_none_is_no_default() -> None:
+def test_schema_omits_default_of_none() -> None:
     assert spec_of(str | None, default=None) == {"type": "string"}
 
 
@@ -139,13 +139,13 @@ class Optional(BaseModel):
     owner: str | None = None
 
 
-def test_default_of_a_model_has_no_null() -> None:
+def test_schema_default_of_model_has_no_null() -> None:
     schema = spec_of(Optional, default=Optional())
     assert schema["default"] == {"size": 3}
     assert schema["properties"]["size"] == {"type": "integer", "format": "int64", "default": 3}
 
 
-def test_a_property_may_be_called_like_a_keyword() -> None:
+def test_schema_accepts_property_named_like_a_keyword() -> None:
     schema = to_structural({"type": "object", "properties": {"title": {"type": "string", "title": "Title"}}})
     assert schema == {"type": "object", "properties": {"title": {"type": "string"}}}
 
@@ -171,7 +171,7 @@ class Kept(BaseModel):
     name: str
 
 
-def test_model_that_allows_other_fields_says_that_the_api_server_keeps_them() -> None:
+def test_schema_of_model_with_extra_fields_preserves_unknown_fields() -> None:
     expected = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
     assert spec_of(Kept) == {**expected, **PRESERVE_UNKNOWN_FIELDS}
 
@@ -193,7 +193,7 @@ def test_model_that_allows_other_fields_says_that_the_api_server_keeps_them() ->
         (dict[Colour, int], "propertyNames"),
     ],
 )
-def test_refused_with_the_place(annotation: Any, because: str) -> None:
+def test_schema_error_names_the_field(annotation: Any, because: str) -> None:
     with pytest.raises(SchemaError, match=rf"^\.spec.*{because}"):
         spec_of(annotation)
 
@@ -214,7 +214,7 @@ def test_refused_with_the_place(annotation: Any, because: str) -> None:
     ],
     ids=lambda schema: "-".join(schema),
 )
-def test_a_keyword_that_would_be_lost_is_refused(schema: dict[str, Any]) -> None:
+def test_schema_refuses_keyword_that_would_be_dropped(schema: dict[str, Any]) -> None:
     with pytest.raises(SchemaError):
         to_structural({"type": "object", "properties": {"field": schema}})
 
@@ -314,7 +314,7 @@ class Tool:
 
 
 @pytest.mark.parametrize("cls", [Gadget, Tool])
-def test_manifest_of_a_struct_or_a_dataclass_is_like_that_of_a_model(cls: type[Any]) -> None:
+def test_manifest_of_struct_or_dataclass_equals_manifest_of_model(cls: type[Any]) -> None:
     manifest = crd_manifest(cls)
     (version,) = manifest["spec"]["versions"]
     assert manifest["spec"]["scope"] == "Cluster"
@@ -328,7 +328,7 @@ def test_manifest_of_a_struct_or_a_dataclass_is_like_that_of_a_model(cls: type[A
     assert fields["tags"]["x-kubernetes-list-type"] == "set"
 
 
-def test_class_without_a_plural_or_of_a_kind_of_kubernetes_has_no_manifest() -> None:
+def test_manifest_of_class_without_plural_or_builtin_kind_is_refused() -> None:
     @typed_kind("example.com/v1/Asked")
     class Asked(msgspec.Struct):
         spec: StructSpec

@@ -7,7 +7,7 @@ import asyncio
 from kplane.provider.controllers.workers import Deadlines
 
 
-async def test_tells_of_those_whose_time_is_up_and_of_no_others(eventually):
+async def test_deadlines_report_only_expired_names(eventually):
     over = []
     deadlines = Deadlines(0.02, over.append)
     for name in ("a", "ended", "b"):
@@ -24,7 +24,7 @@ async def test_tells_of_those_whose_time_is_up_and_of_no_others(eventually):
     assert len(over) == 4
 
 
-async def test_one_that_begins_later_has_its_whole_time(eventually):
+async def test_deadline_begun_later_keeps_its_full_time(eventually):
     now = asyncio.get_running_loop().time
     over = {}
     deadlines = Deadlines(0.05, lambda name: over.setdefault(name, now()))
@@ -37,7 +37,7 @@ async def test_one_that_begins_later_has_its_whole_time(eventually):
     assert all(over[name] - began[name] >= 0.045 for name in over)
 
 
-async def test_who_is_told_may_begin_again(eventually):
+async def test_deadline_may_begin_again_in_its_callback(eventually):
     over = []
 
     def again(name):

@@ -42,7 +42,7 @@ class Fleet:
         return sorted(self.clusters)
 
 
-async def test_a_name_that_waits_or_is_refused_delays_no_other(eventually, caplog):
+async def test_waiting_or_refused_cluster_does_not_delay_others(eventually, caplog):
     fleet = Fleet()
     fleet.held["slow"] = asyncio.Event()
     fleet.refused["bad"] = 1
@@ -55,7 +55,7 @@ async def test_a_name_that_waits_or_is_refused_delays_no_other(eventually, caplo
     assert fleet.names() == ["bad", "good", "slow"]
 
 
-async def test_only_the_last_wish_is_brought_about(eventually):
+async def test_only_latest_wanted_cluster_is_added(eventually):
     fleet = Fleet()
     fleet.held["a"] = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
@@ -71,7 +71,7 @@ async def test_only_the_last_wish_is_brought_about(eventually):
     assert len(fleet.log) <= 2
 
 
-async def test_what_is_the_same_is_not_told_again():
+async def test_unchanged_cluster_is_not_added_again():
     fleet = Fleet()
     async with asyncio.TaskGroup() as tasks:
         roster = DesiredClusters(fleet, tasks, what="x")
@@ -83,7 +83,7 @@ async def test_what_is_the_same_is_not_told_again():
     assert fleet.log == [("add", "a")]
 
 
-async def test_what_an_earlier_run_left_goes():
+async def test_cluster_of_earlier_run_is_removed():
     fleet = Fleet("stranger", "kept")
     async with asyncio.TaskGroup() as tasks:
         DesiredClusters(fleet, tasks, what="x").want_only([cluster("kept")])
@@ -91,7 +91,7 @@ async def test_what_an_earlier_run_left_goes():
     assert ("remove", "stranger") in fleet.log
 
 
-async def test_a_wish_that_came_back_while_it_was_refused_is_heard(eventually):
+async def test_drop_during_refused_add_skips_retry_delay(eventually):
     fleet = Fleet()
     fleet.refused["a"] = 1000
     async with asyncio.TaskGroup() as tasks:

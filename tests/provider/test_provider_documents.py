@@ -26,12 +26,12 @@ class WithoutAliases(yaml.SafeDumper):
 
 
 @given(PLAIN)
-def test_what_was_written_is_read(value: object) -> None:
+def test_written_document_is_read_unchanged(value: object) -> None:
     assert read_yaml(yaml.dump(value, Dumper=WithoutAliases)) == value
 
 
 @given(st.text(alphabet="ab:-?[]{},&*!|>'\"#% \n\t0"))
-def test_it_reads_what_libyaml_reads_and_refuses_what_that_refuses(text: str) -> None:
+def test_reader_accepts_and_refuses_the_same_as_libyaml(text: str) -> None:
     # PyYAML's own scanner differs, in tabs for one.
     errors = (yaml.YAMLError, ValueError, RecursionError, TypeError)
     try:
@@ -48,7 +48,7 @@ def test_it_reads_what_libyaml_reads_and_refuses_what_that_refuses(text: str) ->
 
 
 @pytest.mark.parametrize("document", ["[" * 200_000, "{a: " * 100_000, "- " * 100_000, "? " * 100_000])
-def test_a_document_that_is_too_deep_is_an_error_and_not_the_end_of_the_process(document: str) -> None:
+def test_document_nested_too_deeply_raises_error(document: str) -> None:
     program = (
         "import sys, yaml; from kplane.provider.access.documents import read_yaml\ntry: read_yaml(sys.stdin.read())\n"
     )
@@ -83,18 +83,18 @@ MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{at}: &a{at} {{<<: [*a{at - 1}, *a{at -
         "flat",
     ],
 )
-def test_little_text_is_little_work(document: str, sentence: str) -> None:
+def test_short_document_that_expands_too_far_is_refused(document: str, sentence: str) -> None:
     with pytest.raises(DocumentError, match=sentence):
         read_yaml(document, most_nodes=10_000)
 
 
 @pytest.mark.parametrize("document", ["!!bool x", "!!timestamp x", "!!int ''", "2000-99-99", "[1]: 2", "? {}\n: 1"])
-def test_what_does_not_fit_its_tag_is_an_error_of_the_document(document: str) -> None:
+def test_value_that_does_not_fit_its_tag_raises_document_error(document: str) -> None:
     with pytest.raises(DocumentError, match="no YAML document"):
         read_yaml(document)
 
 
-def test_without_libyaml_the_same_is_read_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_without_libyaml_accepts_and_refuses_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml._yaml", None)
     monkeypatch.setattr(documents, "_LOADER", documents._loader())
     assert issubclass(documents._LOADER, yaml.SafeLoader)
@@ -105,11 +105,11 @@ def test_without_libyaml_the_same_is_read_and_refused(monkeypatch: pytest.Monkey
             read_yaml(text, most_nodes=20)
 
 
-def test_a_plain_value_may_be_written_once_for_several() -> None:
+def test_alias_of_plain_value_is_accepted() -> None:
     text = "clusters: [{ca: &ca AAAA, server: one}, {ca: *ca, server: two}]"
     assert read_yaml(text) == {"clusters": [{"ca": "AAAA", "server": "one"}, {"ca": "AAAA", "server": "two"}]}
 
 
-def test_no_object_is_made_of_a_tag() -> None:
+def test_python_tag_creates_no_object() -> None:
     with pytest.raises(yaml.YAMLError):
         read_yaml("!!python/object/apply:os.getcwd []")

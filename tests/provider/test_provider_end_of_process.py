@@ -18,13 +18,13 @@ def run(program: str, *, stderr: int) -> subprocess.CompletedProcess[bytes]:
     )
 
 
-def test_it_says_why_where_somebody_reads() -> None:
+def test_last_resort_logs_reason_to_stderr() -> None:
     ended = run(END, stderr=subprocess.PIPE)
     assert ended.returncode == 1
     assert b'"level": "critical"' in ended.stderr
 
 
-def test_nobody_has_to_read() -> None:
+def test_last_resort_exits_when_stderr_pipe_is_full() -> None:
     reads, writes = os.pipe()
     try:
         os.set_blocking(writes, False)
@@ -38,7 +38,7 @@ def test_nobody_has_to_read() -> None:
         os.close(writes)
 
 
-def test_what_cannot_be_written_keeps_it_from_nothing() -> None:
+def test_last_resort_exits_when_stderr_write_fails() -> None:
     with Path("/dev/full").open("wb") as full:
         # Without an end of its own it would come to the next line.
         program = f"import os\ntry:\n    {END}\nfinally:\n    os._exit(0)\n"

@@ -8,7 +8,7 @@ from kplane.provider.errors import ProviderError
 from kplane.provider.providers.kplane import SecretTemplate
 
 
-def test_a_template_names_a_namespace_and_a_secret():
+def test_template_yields_namespace_and_secret_name():
     assert SecretTemplate("kplane-cp-{name}/cp-{name}").secret_of("a") == ("kplane-cp-a", "cp-a")
     assert SecretTemplate("fleet/all.{name}").secret_of("a.b") == ("fleet", "all.a.b")
     assert SecretTemplate("fleet/shared").secret_of("a") == ("fleet", "shared")
@@ -16,7 +16,7 @@ def test_a_template_names_a_namespace_and_a_secret():
         assert SecretTemplate(template, namespace_scope="fleet").secret_of("a") == ("fleet", "a-kubeconfig")
 
 
-def test_names_that_can_be_none_are_told():
+def test_template_that_yields_invalid_name_is_reported():
     template = SecretTemplate("kplane-cp-{name}/cp-{name}")
     assert template.secret_of("a.b") is None
     assert template.secret_of("a" * 60) is None
@@ -42,6 +42,6 @@ def test_names_that_can_be_none_are_told():
         ("{name}", "../x", "cannot be the name of a namespace"),
     ],
 )
-def test_what_is_no_template_is_refused_with_the_reason(template, scope, why):
+def test_invalid_template_is_refused_with_reason(template, scope, why):
     with pytest.raises(ProviderError, match=why):
         SecretTemplate(template, namespace_scope=scope)

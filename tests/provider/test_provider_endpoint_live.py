@@ -35,7 +35,7 @@ async def endpoints(client, namespace):
                 await client.delete(ENDPOINTS, name)
 
 
-async def test_an_endpoint_with_its_secret_from_beginning_to_end(
+async def test_endpoint_is_engaged_with_its_secret_until_deletion(
     client, namespace, endpoints, service_account, eventually, caplog, telling
 ):
     config = await service_account([{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list"]}])

@@ -14,7 +14,7 @@ def cluster(name="a", **attributes):
     return Cluster(name, config=ClusterConfig("https://127.0.0.1:1"), attributes=attributes)
 
 
-async def test_the_end_cancels_tasks_then_runs_callbacks_last_first():
+async def test_close_cancels_tasks_then_runs_callbacks_in_reverse():
     engagement = Engagement(cluster(), generation=1)
     order = []
 
@@ -44,7 +44,7 @@ async def test_the_end_cancels_tasks_then_runs_callbacks_last_first():
         engagement.on_close(lambda: callback("late"))
 
 
-async def test_inner_engagements_end_before_the_outer_one_and_may_end_alone():
+async def test_inner_engagement_closes_before_outer_or_alone():
     outer = Engagement(cluster(), generation=1)
     order = []
 
@@ -62,7 +62,7 @@ async def test_inner_engagements_end_before_the_outer_one_and_may_end_alone():
     assert order == ["alone", "inner", "outer"]
 
 
-async def test_a_task_may_end_its_own_engagement():
+async def test_task_may_close_its_own_engagement():
     engagement = Engagement(cluster(), generation=1)
     task = engagement.spawn(engagement.aclose(), name="end")
     await asyncio.wait([task], timeout=5)
@@ -70,7 +70,7 @@ async def test_a_task_may_end_its_own_engagement():
     assert engagement.closed
 
 
-async def test_the_end_goes_on_where_its_caller_is_cancelled(eventually):
+async def test_close_continues_when_its_caller_is_cancelled(eventually):
     engagement = Engagement(cluster(), generation=1)
     go = asyncio.Event()
     engagement.on_close(go.wait)
@@ -84,7 +84,7 @@ async def test_the_end_goes_on_where_its_caller_is_cancelled(eventually):
 
 
 @pytest.mark.parametrize(("name", "title"), [("a", "cluster a"), (LOCAL, "local cluster")])
-async def test_failures_are_logged_and_harm_nothing_else(caplog, name, title):
+async def test_failure_of_task_or_callback_is_logged_and_isolated(caplog, name, title):
     engagement = Engagement(cluster(name), generation=1)
 
     async def fail():
@@ -105,7 +105,7 @@ async def test_failures_are_logged_and_harm_nothing_else(caplog, name, title):
     assert messages == [f"task '{title}: failing' failed", f"{title}: a callback failed at the end of its engagement"]
 
 
-async def test_changes_give_the_latest_cluster_and_miss_none():
+async def test_changes_yield_latest_cluster_without_gaps():
     engagement = Engagement(cluster(), generation=1)
     inner = engagement.inner()
     one, two, three = cluster(v="1"), cluster(v="2"), cluster(v="3")
@@ -122,7 +122,7 @@ async def test_changes_give_the_latest_cluster_and_miss_none():
     await engagement.aclose()
 
 
-async def test_an_update_keeps_the_client_and_the_end_closes_it():
+async def test_client_survives_update_and_closes_with_engagement():
     engagement = Engagement(cluster(), generation=1)
     client = engagement.cluster.client
     assert isinstance(client, Client)
@@ -133,6 +133,6 @@ async def test_an_update_keeps_the_client_and_the_end_closes_it():
         await client.probe()
 
 
-def test_a_cluster_shows_no_credentials():
+def test_repr_of_cluster_has_no_credentials():
     shown = repr(Cluster("a", config=ClusterConfig("https://h", token="s3cret"), credentials={"sa.key": b"s3cret"}))
     assert "s3cret" not in shown

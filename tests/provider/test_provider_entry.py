@@ -49,7 +49,7 @@ def line(kind, found, *, spaces=False):
 
 
 @given(objects, st.booleans(), st.booleans())
-def test_nothing_is_lost_but_managed_fields(found, spaces, raw_text):
+def test_entry_keeps_everything_but_managed_fields(found, spaces, raw_text):
     text = line("MODIFIED", found, spaces=spaces) if raw_text else orjson.dumps({"type": "MODIFIED", "object": found})
     kept = {key: value for key, value in found["metadata"].items() if key != "managedFields"}
     whole = {"apiVersion": "v1", "kind": "ConfigMap", **found, "metadata": kept}
@@ -67,7 +67,7 @@ def test_nothing_is_lost_but_managed_fields(found, spaces, raw_text):
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_managed_fields_of_the_metadata_are_meant_and_no_others(before):
+def test_entry_drops_managed_fields_of_metadata_only(before):
     managed = [{"manager": "m"}]
     other = {"spec": {"a": 1, "managedFields": managed}}
     own = {"metadata": {"name": "a", "managedFields": managed}}
@@ -76,7 +76,7 @@ def test_managed_fields_of_the_metadata_are_meant_and_no_others(before):
 
 
 @given(objects, st.data())
-def test_whatever_is_sent_is_an_entry_or_an_error_of_ours(found, data):
+def test_corrupt_event_yields_entry_or_provider_error(found, data):
     text = bytearray(line("ADDED", found))
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(text) - 1))
@@ -110,7 +110,7 @@ def test_whatever_is_sent_is_an_entry_or_an_error_of_ours(found, data):
         b"[" * 100_000,
     ],
 )
-def test_metadata_that_is_none_is_refused(found):
+def test_invalid_metadata_is_refused(found):
     for reader in (FULL, METADATA):
         with pytest.raises(Unreachable) as caught:
             reader.change(b'{"type":"ADDED","object":{"metadata":%s}}' % found)
@@ -128,24 +128,24 @@ def test_metadata_that_is_none_is_refused(found):
         b'{"metadata":5}',
     ],
 )
-def test_what_is_no_page_is_refused(body):
+def test_invalid_page_is_refused(body):
     for reader in (FULL, METADATA):
         with pytest.raises(Unreachable):
             reader.page(body)
 
 
-def test_a_page_without_items_is_one():
+def test_page_with_null_items_is_empty():
     assert FULL.page(b'{"metadata":{"resourceVersion":"5","continue":""},"items":null}') == ([], "5", None)
 
 
-def test_text_that_nobody_looked_at_before_is_refused_when_it_is_read():
+def test_invalid_utf8_is_refused_on_decode():
     entry = FULL.change(b'{"type":"ADDED","object":{"metadata":{"name":"a"},"data":{"a":"\xff"}}}').entry
     with pytest.raises(Unreachable):
         FULL.decode(entry)
     assert FULL.decode_metadata(entry) == {"name": "a"}
 
 
-def test_errors_and_the_end_of_what_was_there_are_told_apart():
+def test_error_event_raises_and_initial_end_bookmark_is_marked():
     with pytest.raises(Expired):
         FULL.change(line("ERROR", {"kind": "Status", "code": 410}))
     for notes, ends in (({"k8s.io/initial-events-end": "true"}, True), ({"a": "b"}, False), (None, False)):
@@ -156,7 +156,7 @@ def test_errors_and_the_end_of_what_was_there_are_told_apart():
             assert not reader.change(line("ADDED", bookmark)).initial_end
 
 
-def test_what_many_objects_say_alike_is_kept_once_and_not_for_ever():
+def test_repeated_texts_are_interned_up_to_a_limit():
     one, other = (
         FULL.change(line("ADDED", {"metadata": {"namespace": "some-ns", "labels": {"a": "value"}}})).entry,
     ) * 2
@@ -167,7 +167,7 @@ def test_what_many_objects_say_alike_is_kept_once_and_not_for_ever():
     assert len(FULL._texts) <= 2048
 
 
-def test_labels_cannot_be_changed():
+def test_labels_of_entry_are_read_only():
     entry = FULL.change(line("ADDED", {"metadata": {"labels": {"a": "b"}}})).entry
     with pytest.raises(TypeError):
         entry.labels["a"] = "c"

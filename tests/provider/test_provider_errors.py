@@ -24,18 +24,18 @@ from kplane.provider.errors import api_error
         (418, errors.ApiError),
     ],
 )
-def test_the_status_decides(status, kind):
+def test_api_error_has_class_of_its_status(status, kind):
     error = api_error(status, "Reason", "a sentence")
     assert type(error) is kind
     assert isinstance(error, errors.ProviderError)
     assert (error.status, error.reason, str(error)) == (status, "Reason", "a sentence")
 
 
-def test_a_taken_name_is_a_conflict_of_its_own():
+def test_api_error_of_taken_name_is_already_exists():
     assert type(api_error(409, "AlreadyExists", "")) is errors.AlreadyExists
 
 
-def test_everything_public_is_there_and_fits_on_a_screen():
+def test_public_names_exist_and_are_few():
     assert len(provider.__all__) <= 45
     assert len(provider.__all__) == len(set(provider.__all__))
     for name in provider.__all__:

@@ -59,7 +59,7 @@ def refusing(tools, *, good):
     return answer
 
 
-async def test_its_token_is_used_until_it_expires(fault_server, tools, plugin, runs):
+async def test_plugin_token_is_used_until_it_expires(fault_server, tools, plugin, runs):
     server = await fault_server(refusing(tools, good="one"))
     later = (dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)).isoformat()
     async with Client(config_of(server, plugin(prints(token="one", expirationTimestamp=later)))) as client:
@@ -73,7 +73,7 @@ async def test_its_token_is_used_until_it_expires(fault_server, tools, plugin, r
     assert runs() == 3
 
 
-async def test_it_is_run_again_where_its_token_is_refused(fault_server, tools, plugin, runs, monkeypatch):
+async def test_plugin_runs_again_when_its_token_is_refused(fault_server, tools, plugin, runs, monkeypatch):
     monkeypatch.setattr("kplane.provider.access.credentials._RUN_AGAIN_SECONDS", 0.0)
     server = await fault_server(refusing(tools, good="two"))
     script = f'if [ -e "$0.ran" ]; then {prints(token="two")}\nelse {prints(token="one")}\nfi; touch "$0.ran"'
@@ -84,9 +84,7 @@ async def test_it_is_run_again_where_its_token_is_refused(fault_server, tools, p
     assert runs() == 2
 
 
-async def test_a_server_that_refuses_everything_does_not_have_it_run_all_the_time(
-    fault_server, tools, plugin, runs, monkeypatch
-):
+async def test_plugin_runs_once_for_server_that_refuses_each_token(fault_server, tools, plugin, runs, monkeypatch):
     monkeypatch.setattr("kplane.provider.access.credentials._RUN_AGAIN_SECONDS", 600.0)
     server = await fault_server(refusing(tools, good="none"))
     async with Client(config_of(server, plugin(prints(token="one")))) as client:
@@ -96,7 +94,7 @@ async def test_a_server_that_refuses_everything_does_not_have_it_run_all_the_tim
     assert runs() == 1
 
 
-async def test_its_certificate_is_shown_to_the_server(fault_server, tools, plugin):
+async def test_plugin_certificate_is_presented_to_the_server(fault_server, tools, plugin):
     authority = tools.Authority()
     issued = authority.issue("somebody")
     given = prints(clientCertificateData=issued.certificate.decode(), clientKeyData=issued.key.decode())
@@ -111,7 +109,7 @@ async def test_its_certificate_is_shown_to_the_server(fault_server, tools, plugi
 
 
 @pytest.mark.parametrize("version", [V1, "client.authentication.k8s.io/v1beta1"])
-async def test_it_is_told_of_the_cluster_where_it_wants_to_know(plugin, tmp_path, version):
+async def test_plugin_gets_cluster_info_if_requested(plugin, tmp_path, version):
     script = f'printf "%s" "$KUBERNETES_EXEC_INFO" > {tmp_path}/told; printf "%s" "$EXTRA" > {tmp_path}/extra\n'
     script += prints(version, token="t")
     wants = plugin(
@@ -146,7 +144,7 @@ async def test_it_is_told_of_the_cluster_where_it_wants_to_know(plugin, tmp_path
         ("head -c 3000000 /dev/zero", "more than 1048576 bytes"),
     ],
 )
-async def test_what_is_no_credential_is_said_without_what_was_printed(plugin, script, sentence):
+async def test_invalid_credential_error_hides_plugin_output(plugin, script, sentence):
     with pytest.raises(KubeconfigError, match=sentence) as caught:
         await plugin(script).run(cluster={})
     error = caught.value
@@ -155,7 +153,7 @@ async def test_what_is_no_credential_is_said_without_what_was_printed(plugin, sc
         error = error.__cause__
 
 
-async def test_one_that_hangs_is_ended_with_all_that_it_started(plugin, tmp_path, eventually, monkeypatch):
+async def test_plugin_that_hangs_is_killed_with_its_children(plugin, tmp_path, eventually, monkeypatch):
     scopes, timeout = [], asyncio.timeout
 
     def note(seconds):
@@ -181,7 +179,7 @@ async def test_one_that_hangs_is_ended_with_all_that_it_started(plugin, tmp_path
     await eventually(gone)
 
 
-async def test_one_that_fails_is_not_run_by_each_of_those_who_wait(fault_server, tools, plugin, runs, monkeypatch):
+async def test_failing_plugin_runs_once_for_concurrent_calls(fault_server, tools, plugin, runs, monkeypatch):
     monkeypatch.setattr("kplane.provider.access.credentials._FAILED_SECONDS", 600.0)
     server = await fault_server(refusing(tools, good="none"))
     async with Client(config_of(server, plugin("exit 1"))) as client:
@@ -190,13 +188,13 @@ async def test_one_that_fails_is_not_run_by_each_of_those_who_wait(fault_server,
     assert runs() == 1
 
 
-async def test_one_that_is_not_there_comes_with_its_hint():
+async def test_missing_plugin_error_has_install_hint():
     missing = ExecPlugin("/no/such/plugin", install_hint="brew install plugin\x1b[31m")
     with pytest.raises(KubeconfigError, match=r"No such file or directory: brew install plugin \[31m"):
         await missing.run(cluster={})
 
 
-async def test_nothing_secret_is_logged_or_shown(fault_server, tools, plugin, caplog):
+async def test_plugin_secrets_are_not_in_logs_or_repr(fault_server, tools, plugin, caplog):
     caplog.set_level(logging.DEBUG)
     server = await fault_server(refusing(tools, good=SECRET))
     shown = plugin(prints(token=SECRET), args=("--password", SECRET), env={"KEY": SECRET})
@@ -224,7 +222,7 @@ def kubeconfig(server="https://10.0.0.1", **exec_section):
     }
 
 
-def test_a_kubeconfig_has_nothing_run_unless_its_reader_allowed_it():
+def test_kubeconfig_with_plugin_is_refused_unless_allowed():
     with pytest.raises(KubeconfigError, match="if you trust its author"):
         ClusterConfig.from_kubeconfig(kubeconfig())
     with pytest.raises(KubeconfigError, match="not one of those that are allowed"):
@@ -237,7 +235,7 @@ def test_a_kubeconfig_has_nothing_run_unless_its_reader_allowed_it():
         assert ClusterConfig.from_kubeconfig(found.to_kubeconfig(), exec_plugins=True) == found
 
 
-def test_a_command_with_a_slash_is_one_below_the_kubeconfig(tmp_path):
+def test_plugin_command_with_slash_is_relative_to_kubeconfig(tmp_path):
     document = kubeconfig(command="bin/get-token")
     found = ClusterConfig.from_kubeconfig(document, exec_plugins=True, directory=tmp_path)
     assert found.exec_plugin is not None
@@ -259,12 +257,12 @@ def test_a_command_with_a_slash_is_one_below_the_kubeconfig(tmp_path):
         ({"interactiveMode": "Sometimes"}, "unknown interactiveMode"),
     ],
 )
-def test_plugins_that_cannot_be_run_are_refused_when_they_are_read(change, sentence):
+def test_invalid_plugin_is_refused_when_kubeconfig_is_read(change, sentence):
     with pytest.raises(KubeconfigError, match=sentence):
         ClusterConfig.from_kubeconfig(kubeconfig(**change), exec_plugins=True)
 
 
-def test_another_plugin_is_another_identity():
+def test_config_with_other_plugin_does_not_continue_the_old_one():
     one, same, other = (
         ClusterConfig("https://10.0.0.1", exec_plugin=ExecPlugin(command)) for command in ("a", "a", "b")
     )

@@ -39,7 +39,7 @@ def plugin(**status):
     )
 
 
-async def test_tokens_and_certificates_of_plugins_say_who_it_is(client, namespace, service_account):
+async def test_api_server_accepts_token_and_certificate_of_plugin(client, namespace, service_account):
     account = await service_account([])
     bare = ClusterConfig(client.config.server, ca_data=client.config.ca_data)
     token = dataclasses.replace(bare, exec_plugin=plugin(token=account.token))

@@ -30,7 +30,7 @@ def drain(queue, *, count=1 << 30):
     return taken
 
 
-def test_in_a_flood_of_one_cluster_the_first_of_another_is_next():
+def test_queue_takes_other_cluster_next_during_flood():
     """Criterion 70: 10,000 requests of A wait, and the first one of B is taken within one worker slot."""
     queue = FairQueue()
     for number in range(10_000):
@@ -43,7 +43,7 @@ def test_in_a_flood_of_one_cluster_the_first_of_another_is_next():
     assert sorted(taken) == ["a", "b", "b"]
 
 
-def test_one_that_always_has_just_one_request_does_not_starve_the_others():
+def test_cluster_with_one_request_at_a_time_does_not_starve_others():
     queue, taken = FairQueue(), []
     for number in range(1000):
         queue.add(request("a", number))
@@ -64,7 +64,7 @@ async def test_hasten_adds_a_delayed_request_once_and_no_other():
     assert (drain(queue), queue.idle) == ([], True)
 
 
-def test_those_at_their_cap_do_not_keep_their_slots_from_others():
+def test_clusters_at_their_cap_leave_slots_to_others():
     queue, counts = FairQueue(per_cluster=1), collections.Counter()
     for cluster, number in itertools.product("abcd", range(100)):
         queue.add(request(cluster, number))
@@ -76,7 +76,7 @@ def test_those_at_their_cap_do_not_keep_their_slots_from_others():
     assert counts == {"a": 25, "b": 25, "c": 25, "d": 25}
 
 
-def test_equal_requests_are_one_and_the_same_object_in_two_clusters_is_two():
+def test_equal_requests_are_deduplicated_per_cluster():
     """Criterion 31: equal requests dedupe, the same key in two clusters does not."""
     queue = FairQueue()
     for cluster in ("a", "b", "a", ""):
@@ -95,7 +95,7 @@ def test_weights_divide_the_turns():
 
 
 @pytest.mark.parametrize("weight", [0, -1, float("inf"), 1e9, "heavy", None])
-def test_a_weight_that_is_none_starves_nobody(weight):
+def test_invalid_weight_starves_no_cluster(weight):
     queue = FairQueue(weights=lambda cluster: weight if cluster == "odd" else 1.0)
     for cluster, number in itertools.product(("odd", "b"), range(300)):
         queue.add(request(cluster, number))
@@ -104,7 +104,7 @@ def test_a_weight_that_is_none_starves_nobody(weight):
     assert counts["b"] > 0
 
 
-def test_weights_that_cannot_be_told_are_complained_of_once(caplog):
+def test_failing_weights_function_is_logged_once(caplog):
     queue = FairQueue(weights={}.__getitem__)
     for number in range(10):
         queue.add(request(str(number)))
@@ -112,7 +112,7 @@ def test_weights_that_cannot_be_told_are_complained_of_once(caplog):
     assert len(caplog.records) == 1
 
 
-def test_no_more_than_so_many_of_a_cluster_are_worked_on_at_once():
+def test_per_cluster_limits_concurrent_requests():
     queue = FairQueue(per_cluster=2)
     for cluster, number in itertools.product("ab", range(5)):
         queue.add(request(cluster, number))
@@ -124,7 +124,7 @@ def test_no_more_than_so_many_of_a_cluster_are_worked_on_at_once():
     assert queue.take() is None
 
 
-def test_what_is_added_while_worked_on_is_given_once_more_after_done():
+def test_request_added_while_processing_is_taken_again_after_done():
     queue = FairQueue()
     queue.add(request("a"))
     assert queue.take() == request("a")
@@ -136,7 +136,7 @@ def test_what_is_added_while_worked_on_is_given_once_more_after_done():
     assert queue.idle
 
 
-async def test_of_several_delays_the_earliest_counts(eventually):
+async def test_request_with_several_delays_uses_the_earliest(eventually):
     queue = FairQueue()
     queue.add_after(request("a"), 60)
     queue.add_after(request("a"), 0.01)
@@ -146,7 +146,7 @@ async def test_of_several_delays_the_earliest_counts(eventually):
     assert queue.idle
 
 
-async def test_delays_that_are_shortened_again_and_again_fill_no_memory():
+async def test_repeatedly_shortened_delay_keeps_heap_small():
     queue = FairQueue()
     for tenths in range(10_000, 0, -1):
         queue.add_after(request("a"), 100 + tenths / 10)
@@ -154,7 +154,7 @@ async def test_delays_that_are_shortened_again_and_again_fill_no_memory():
     queue.close()
 
 
-def test_a_delay_below_the_resolution_of_uvloop_is_a_delay_like_others():
+def test_delay_below_uvloop_resolution_is_delivered():
     """uvloop returns no timer for those: the next delay must not ask for its time."""
 
     async def add() -> list[str]:
@@ -173,7 +173,7 @@ def test_a_delay_below_the_resolution_of_uvloop_is_a_delay_like_others():
         assert sorted(runner.run(add())) == ["later", "sooner"]
 
 
-async def test_retries_come_later_and_later_until_forgotten():
+async def test_retry_delay_grows_until_request_is_forgotten():
     queue = FairQueue(rate_limiter=ItemBackoff(initial_seconds=1, maximum_seconds=10))
     queue.add(request("a"))
     queue.take()
@@ -186,7 +186,7 @@ async def test_retries_come_later_and_later_until_forgotten():
     queue.close()
 
 
-async def test_a_dropped_cluster_leaves_nothing_and_who_works_for_it_can_ask_for_no_more():
+async def test_dropped_cluster_loses_requests_and_refuses_late_retries():
     """Criterion 27: nothing of a cluster that was dropped is in the queue, whatever a late reconcile asks for."""
     queue = FairQueue()
     for cluster in ("a", "b"):
@@ -207,7 +207,7 @@ async def test_a_dropped_cluster_leaves_nothing_and_who_works_for_it_can_ask_for
     assert dict(queue.depths()) == {"b": 0}
 
 
-async def test_a_request_of_a_cluster_that_comes_again_waits_for_the_one_still_under_way():
+async def test_request_of_readded_cluster_waits_for_its_predecessor():
     queue = FairQueue()
     queue.add(request("a"))
     under_way = queue.take()
@@ -218,7 +218,7 @@ async def test_a_request_of_a_cluster_that_comes_again_waits_for_the_one_still_u
     assert queue.take() == request("a")
 
 
-def test_dropping_takes_no_longer_for_many_requests_than_for_few():
+def test_drop_takes_constant_time():
     def steps(count):
         queue, taken = FairQueue(), collections.Counter()
         for number in range(count):
@@ -244,7 +244,7 @@ def test_dropping_takes_no_longer_for_many_requests_than_for_few():
     assert steps(10)["line"] > 0
 
 
-async def test_requests_of_a_parked_cluster_wait_and_are_bounded(eventually):
+async def test_requests_of_parked_cluster_wait_up_to_a_limit(eventually):
     """Criterion 71: what is asked of a cluster that is not ready waits until it is."""
     queue = FairQueue(parked_limit=3)
     queue.park("a")
@@ -263,7 +263,7 @@ async def test_requests_of_a_parked_cluster_wait_and_are_bounded(eventually):
     assert (queue.depth("a"), queue.refused, queue.parked()) == (5, 3, ["a"])
 
 
-def test_names_that_nobody_knows_leave_nothing():
+def test_unknown_cluster_names_leave_no_lanes():
     queue = FairQueue()
     for number in range(1000):
         queue.add(request(f"stranger-{number}"))
@@ -271,7 +271,7 @@ def test_names_that_nobody_knows_leave_nothing():
     assert queue.depths() == {}
 
 
-async def test_closing_gives_what_waits_drops_delays_and_tells():
+async def test_close_yields_waiting_requests_and_drops_delayed():
     told = []
     queue = FairQueue()
     queue.on_ready(lambda: told.append(len(queue)))
@@ -288,7 +288,7 @@ async def test_closing_gives_what_waits_drops_delays_and_tells():
     assert queue.idle
 
 
-def test_what_has_changed_comes_before_what_was_there_and_does_not_starve_it():
+def test_low_priority_requests_come_later_without_starving():
     queue, taken = FairQueue(), []
     for name in range(3):
         queue.add(request("a", name), low_priority=True)
@@ -302,7 +302,7 @@ def test_what_has_changed_comes_before_what_was_there_and_does_not_starve_it():
     assert taken == [*range(3, 19), 0, *range(19, 35), 1, *range(35, 40), 2]
 
 
-async def test_a_retry_keeps_its_low_priority_until_the_object_changes(eventually):
+async def test_retry_keeps_low_priority_until_object_changes(eventually):
     queue = FairQueue(rate_limiter=ItemBackoff(initial_seconds=0.001, maximum_seconds=0.001))
     queue.add(request("a", 1), low_priority=True)
     assert queue.take() == request("a", 1)
@@ -479,7 +479,7 @@ class Counting(collections.deque):
         return super().popleft()
 
 
-def test_light_clusters_do_not_hold_the_loop():
+def test_many_light_clusters_do_not_block_the_loop():
     """A hundred rounds until the first of them has its turn are made at once, and the shares stay."""
     queue = FairQueue(weights=lambda cluster: 0.02 if cluster == "double" else 0.01)
     names = [f"light-{number}" for number in range(500)] + ["double"]
@@ -514,7 +514,7 @@ class Nonsense(ItemBackoff):
 
 
 @pytest.mark.parametrize("limiter", [Odd(), Nonsense()], ids=["raises", "nonsense"])
-async def test_a_rate_limiter_that_fails_ends_nothing(limiter, caplog):
+async def test_failing_rate_limiter_falls_back_to_default_delay(limiter, caplog):
     queue = FairQueue(rate_limiter=limiter)
     queue.add(request("a"))
     for failures in (1, 2):

@@ -40,7 +40,7 @@ def owners(client):
     return read
 
 
-async def test_it_makes_an_object_and_removes_what_is_applied_no_more(client, owners):
+async def test_apply_creates_object_and_removes_unapplied_fields(client, owners):
     made = await client.apply(MAPS, body(data={"a": "1", "b": "1"}), field_manager="one", force=True)
     assert made["data"] == {"a": "1", "b": "1"}
     await client.patch(MAPS, "m", {"data": {"c": "1"}}, namespace="default")
@@ -52,7 +52,7 @@ async def test_it_makes_an_object_and_removes_what_is_applied_no_more(client, ow
     }
 
 
-async def test_two_managers_share_what_they_agree_on(client):
+async def test_apply_of_equal_value_shares_ownership(client):
     await client.apply(MAPS, body(data={"a": "1", "b": "1"}), field_manager="one", force=True)
     await client.apply(MAPS, body(data={"a": "1"}), field_manager="two", force=False)
     left = await client.apply(MAPS, body(), field_manager="one", force=True)
@@ -61,7 +61,7 @@ async def test_two_managers_share_what_they_agree_on(client):
     assert "data" not in await client.get(MAPS, "m", namespace="default")
 
 
-async def test_a_conflict_names_each_manager_and_field_until_it_is_forced(client, owners):
+async def test_apply_conflict_names_managers_and_fields_unless_forced(client, owners):
     await client.apply(MAPS, body(data={"a": "1"}, metadata={"labels": {"app": "x"}}), field_manager="one", force=True)
     await client.patch(MAPS, "m", {"data": {"b": "1"}}, namespace="default")
     wanted = body(data={"a": "2", "b": "2"}, metadata={"labels": {"app": "y"}})
@@ -77,7 +77,7 @@ async def test_a_conflict_names_each_manager_and_field_until_it_is_forced(client
     assert list(await owners()) == [("two", "Apply")]
 
 
-async def test_an_update_takes_what_it_changes(client, owners):
+async def test_update_takes_ownership_of_changed_fields(client, owners):
     await client.apply(MAPS, body(data={"a": "1", "b": "1"}), field_manager="one", force=True)
     await client.replace(MAPS, body(data={"a": "2", "b": "1"}))
     assert await owners() == {
@@ -86,12 +86,12 @@ async def test_an_update_takes_what_it_changes(client, owners):
     }
 
 
-async def test_applying_the_same_changes_nothing(client):
+async def test_apply_of_equal_object_keeps_resource_version(client):
     first = await client.apply(MAPS, body(data={"a": "1"}), field_manager="one", force=True)
     assert await client.apply(MAPS, body(data={"a": "1"}), field_manager="one", force=True) == first
 
 
-async def test_an_old_version_is_a_conflict_also_when_forced(client):
+async def test_apply_of_old_version_conflicts_even_if_forced(client):
     first = await client.apply(MAPS, body(data={"a": "1"}), force=True)
     await client.patch(MAPS, "m", {"data": {"b": "1"}}, namespace="default")
     with pytest.raises(Conflict, match="has been modified"):
@@ -100,7 +100,7 @@ async def test_an_old_version_is_a_conflict_also_when_forced(client):
         )
 
 
-async def test_status_is_applied_to_its_subresource_alone(client):
+async def test_apply_to_status_changes_only_the_status(client):
     with pytest.raises(NotFound):
         await client.apply(WIDGETS, body(status={"ok": True}), subresource="status", force=True)
     await client.apply(WIDGETS, body(spec={"n": 1}, status={"ok": False}), force=True)
@@ -108,7 +108,7 @@ async def test_status_is_applied_to_its_subresource_alone(client):
     assert (found["spec"], found["status"], found["metadata"]["generation"]) == ({"n": 1}, {"ok": True}, 1)
 
 
-async def test_lists_merge_as_the_types_of_kubernetes_say(client):
+async def test_apply_merges_lists_by_kubernetes_types(client):
     def deployment(*containers, **metadata):
         return body(spec={"template": {"spec": {"containers": list(containers)}}}, metadata=metadata)
 
@@ -131,13 +131,13 @@ async def test_lists_merge_as_the_types_of_kubernetes_say(client):
     assert kept == {"name": "app", "image": "app:1", "ports": [{"containerPort": 80}]}
 
 
-async def test_lists_of_custom_kinds_have_one_owner(client):
+async def test_apply_treats_lists_of_custom_kinds_as_atomic(client):
     await client.apply(WIDGETS, body(spec={"items": [{"name": "a"}]}), field_manager="one", force=True)
     with pytest.raises(Conflict, match=r"\.spec\.items"):
         await client.apply(WIDGETS, body(spec={"items": [{"name": "b"}]}), field_manager="two", force=False)
 
 
-async def test_of_many_updaters_the_oldest_become_one(client, owners):
+async def test_apply_merges_oldest_of_many_update_managers(client, owners):
     await client.create(MAPS, body(data={"first": "1"}))
     for number in range(12):
         params = {"fieldManager": f"writer-{number:02}"}
@@ -157,7 +157,7 @@ async def test_of_many_updaters_the_oldest_become_one(client, owners):
         ({}, {}, 422),
     ],
 )
-async def test_what_cannot_be_applied_is_refused(client, change, params, status):
+async def test_invalid_apply_is_refused(client, change, params, status):
     config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m"}} | change
     with pytest.raises(ApiError) as refused:
         await client.request("PATCH", SERVER, body=config, params=params, content_type="application/apply-patch+yaml")
@@ -165,7 +165,7 @@ async def test_what_cannot_be_applied_is_refused(client, change, params, status)
     assert not await client.exists(MAPS, "m", namespace="default")
 
 
-async def test_force_is_for_apply_alone(client):
+async def test_force_is_refused_for_other_patches(client):
     await client.create(MAPS, body())
     with pytest.raises(Invalid, match="force"):
         await client.request(
@@ -173,7 +173,7 @@ async def test_force_is_for_apply_alone(client):
         )
 
 
-async def test_other_patches_name_those_that_there_are(client):
+async def test_unknown_patch_type_error_lists_known_types(client):
     await client.create(MAPS, body())
     with pytest.raises(ApiError, match=r"send application/apply-patch\+yaml") as refused:
         await client.request("PATCH", SERVER, body={}, content_type="application/strategic-merge-patch+json")

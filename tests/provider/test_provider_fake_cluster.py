@@ -39,7 +39,7 @@ async def fake():
     await cluster.aclose()
 
 
-async def test_writes_conflict_and_miss_as_on_a_server(fake):
+async def test_fake_writes_raise_conflict_and_not_found(fake):
     client = fake.client
     first = await client.create(MAPS, body("m", data={"a": "1"}))
     with pytest.raises(AlreadyExists):
@@ -56,7 +56,7 @@ async def test_writes_conflict_and_miss_as_on_a_server(fake):
         await client.get(MAPS, "m", namespace="default")
 
 
-async def test_json_patches_change_an_object_or_nothing(fake):
+async def test_fake_json_patch_is_atomic(fake):
     client = fake.client
     await client.create(MAPS, body("m", data={"a": "1"}, metadata={"finalizers": ["x/one", "x/two"]}))
     moved = [
@@ -78,7 +78,7 @@ async def test_json_patches_change_an_object_or_nothing(fake):
     assert await client.get(MAPS, "m", namespace="default") == changed
 
 
-async def test_status_generation_and_finalizers(fake):
+async def test_fake_handles_status_generation_and_finalizers(fake):
     client = fake.client
     made = await client.create("example.com/v1/Widget", body("w", spec={"n": 1}, metadata={"finalizers": ["x/y"]}))
     status = await client.patch(WIDGETS, "w", {"status": {"ok": True}}, namespace="default", subresource="status")
@@ -91,7 +91,7 @@ async def test_status_generation_and_finalizers(fake):
     assert not await client.exists(WIDGETS, "w", namespace="default")
 
 
-async def test_selectors_and_watch(fake):
+async def test_fake_selects_and_watches_objects(fake):
     client = fake.client
     await client.create(MAPS, body("in", metadata={"labels": {"a": "b"}}))
     await client.create(MAPS, body("out"))
@@ -107,7 +107,7 @@ async def test_selectors_and_watch(fake):
         assert [(await anext(watch)).type for _ in range(3)] == ["ADDED", "MODIFIED", "DELETED"]
 
 
-async def test_a_fault_comes_as_often_as_asked_for_and_a_write_may_have_taken_effect(fake):
+async def test_fake_fault_repeats_as_requested_before_or_after_write(fake):
     client = fake.client
     fake.fail(Conflict(409, "Conflict", "it has changed"), verb="create", kind=MAPS)
     with pytest.raises(Conflict, match="it has changed"):
@@ -125,7 +125,7 @@ async def test_a_fault_comes_as_often_as_asked_for_and_a_write_may_have_taken_ef
         await client.get("v1/Secret", "m", namespace="default")
 
 
-async def test_a_watch_ends_with_its_client(fake):
+async def test_fake_watch_ends_with_its_client(fake):
     client = fake.client
     listed = await client.list(MAPS)
     async with client.watch(CONFIG_MAPS, resource_version=listed.resource_version, idle_timeout_seconds=10) as watch:
@@ -139,7 +139,7 @@ async def test_a_watch_ends_with_its_client(fake):
         await client.list(MAPS)
 
 
-async def test_metadata_alone_is_sent_where_it_was_asked_for(fake):
+async def test_fake_sends_metadata_only_on_request(fake):
     await fake.client.create(MAPS, body("m", data={"a": "1"}))
     [listed] = (await fake.client.list(MAPS, metadata_only=True)).items
     cached = await fake.cache.get(MAPS, "m", namespace="default", metadata_only=True)
@@ -148,7 +148,7 @@ async def test_metadata_alone_is_sent_where_it_was_asked_for(fake):
     assert cached["metadata"]["name"] == "m"
 
 
-async def test_a_deletion_of_another_version_is_a_conflict(fake):
+async def test_fake_delete_of_other_version_conflicts(fake):
     made = await fake.client.create(MAPS, body("m"))
     await fake.client.patch(MAPS, "m", {"data": {"a": "1"}}, namespace="default")
     old = made["metadata"]["resourceVersion"]
@@ -156,19 +156,19 @@ async def test_a_deletion_of_another_version_is_a_conflict(fake):
         await fake.client.delete(MAPS, "m", namespace="default", resource_version=old)
 
 
-async def test_eventually_shows_the_last_answer(fake):
+async def test_eventually_timeout_shows_last_value(fake):
     with pytest.raises(AssertionError, match="the last answer is 7"):
         await eventually(lambda: 7, lambda found: found == 8, timeout_seconds=0.05)
     with pytest.raises(AssertionError, match="not found"):
         await eventually(lambda: fake.client.get(MAPS, "m", namespace="default"), timeout_seconds=0.05)
 
 
-async def test_a_kind_that_it_does_not_serve_is_not_served(fake):
+async def test_fake_raises_not_served_for_unknown_kind(fake):
     with pytest.raises(NotServed):
         await fake.client.resource("example.com/v1/Gadget")
 
 
-async def test_a_lease_has_one_holder_as_on_a_server(fake):
+async def test_fake_lease_has_one_holder(fake):
     """By the code of Lease itself, which needs an update that makes the object, and refuses one without a version."""
     now = 0.0
 
@@ -186,13 +186,13 @@ async def test_a_lease_has_one_holder_as_on_a_server(fake):
     assert await other.try_acquire()
 
 
-async def test_the_text_of_a_secret_becomes_its_data(fake):
+async def test_fake_turns_string_data_of_secret_into_data(fake):
     made = await fake.client.create("v1/Secret", body("s", stringData={"a": "b"}))
     assert made["data"] == {"a": "Yg=="}
     assert "stringData" not in made
 
 
-async def test_a_watch_finds_its_kind_by_name(fake):
+async def test_fake_watch_resolves_kind_by_name(fake):
     await fake.client.create(WIDGETS, body("w"))
     async with fake.client.watch("example.com/v1/Widget", namespace="default") as watch:
         event = await anext(watch)
@@ -201,7 +201,7 @@ async def test_a_watch_finds_its_kind_by_name(fake):
         await anext(fake.client.watch("example.com/v1/Gadget"))
 
 
-async def test_what_changes_is_reconciled_before_what_was_there(fake):
+async def test_changed_object_is_reconciled_before_initial_objects(fake):
     provider, seen, hold = ClustersProvider(), [], asyncio.Event()
     await provider.add(fake)
     for number in range(20):

@@ -378,14 +378,14 @@ at_both = settings(
 
 @at_both
 @given(st.lists(calls, min_size=1, max_size=14), st.sampled_from([None, "app=x", "app in (x, y)"]))
-def test_it_answers_as_a_real_server(api_server, served_widgets, told, selector):
+def test_fake_answers_like_a_real_server(api_server, served_widgets, told, selector):
     found = compared(api_server, told, selector)
     assert not found, found
 
 
 @at_both
 @given(kinds, labels, finalizers, st.lists(json_patches.map(lambda call: call[3]), min_size=1, max_size=8))
-def test_it_applies_json_patches_as_a_real_server(api_server, served_widgets, kind, labels, finalizers, patches):
+def test_fake_applies_json_patches_like_a_real_server(api_server, served_widgets, kind, labels, finalizers, patches):
     told = [("create", kind, "a", "1", labels, finalizers), *(("json_patch", kind, "a", patch) for patch in patches)]
     found = compared(api_server, told)
     assert not found, found
@@ -393,12 +393,12 @@ def test_it_applies_json_patches_as_a_real_server(api_server, served_widgets, ki
 
 @at_both
 @given(kinds.flatmap(lambda kind: st.lists(writes_of[kind], min_size=1, max_size=8)))
-def test_it_tells_managers_as_a_real_server(api_server, served_widgets, told):
+def test_fake_reports_managers_like_a_real_server(api_server, served_widgets, told):
     found = compared(api_server, told)
     assert not found, found
 
 
-def test_it_makes_old_updaters_one_as_a_real_server(api_server, served_widgets):
+def test_fake_merges_old_update_managers_like_a_real_server(api_server, served_widgets):
     writers = [("patch_by", CONFIG_MAPS, "a", f"writer-{n:02}", {}, {"data": {str(n): "1"}}) for n in range(14)]
     found = compared(api_server, [("create", CONFIG_MAPS, "a", "1", None, None), *writers])
     assert not found, found
@@ -409,7 +409,7 @@ async def served_widgets(install):
     await install(WIDGETS)
 
 
-async def test_it_has_the_status_subresources_of_a_real_server(client):
+async def test_fake_has_status_subresources_of_a_real_server(client):
     """Every kind that needs no discovery, in the version in which it is named."""
     real = set()
     for version in {kind.rpartition("/")[0] for kind in BUILT_IN}:
@@ -422,7 +422,7 @@ async def test_it_has_the_status_subresources_of_a_real_server(client):
     assert fake == {(each.api_version, each.plural) for each in BUILT_IN.values()} & real
 
 
-async def test_it_knows_how_the_kinds_of_a_real_server_merge(client):
+async def test_fake_merges_kinds_like_a_real_server(client):
     """Every list and map of every kind that needs no discovery, as server-side apply reads the OpenAPI document."""
     types = (await client.request("GET", "/openapi/v2"))["definitions"]
     kinds = {}

@@ -50,7 +50,7 @@ def test_manager_without_usable_name_is_refused(name):
         Manager(None) if name is None else Manager(None, name=name)
 
 
-def test_manager_without_name_says_what_to_give():
+def test_manager_without_name_error_names_the_remedy():
     with pytest.raises(ProviderError, match=r"name='my-operator'"):
         Manager(None)
 
@@ -84,7 +84,7 @@ async def test_clusters_of_a_manager_write_under_its_name(eventually):
 
 
 @pytest.mark.parametrize("write", ["create", "replace", "patch", "json_patch"])
-async def test_each_write_takes_another_field_manager(write):
+async def test_each_write_accepts_a_field_manager(write):
     cluster = FakeCluster("a")
     async with cluster.client as client:
         if write != "create":

@@ -41,7 +41,7 @@ async def names_of(provider):
     return names
 
 
-async def test_contexts_of_files_and_directories_come_and_go_with_them(tmp_path, eventually):
+async def test_clusters_follow_contexts_of_files_and_directories(tmp_path, eventually):
     """Criterion 43: nothing at first, a cluster for each context, gone with its file, rewritten with it."""
     file, directory = tmp_path / "any-name", tmp_path / "discovered"
     provider = FileProvider(files=[file], directories=[directory], interval_seconds=0.02)
@@ -72,7 +72,7 @@ async def test_contexts_of_files_and_directories_come_and_go_with_them(tmp_path,
     ["", "apiVersion: v1\ncontexts:\n- context: {cluster: [", "- a list\n", "\x00", "just words"],
     ids=["empty", "cut off", "no mapping", "no text", "no YAML mapping"],
 )
-async def test_a_half_written_file_keeps_its_clusters(tmp_path, eventually, caplog, half, telling):
+async def test_half_written_file_keeps_its_clusters(tmp_path, eventually, caplog, half, telling):
     """Criterion 69: a half-written file keeps the cluster, and says so once."""
     file, other = tmp_path / "a", tmp_path / "b"
     write(file, "kept")
@@ -95,7 +95,7 @@ async def test_a_half_written_file_keeps_its_clusters(tmp_path, eventually, capl
         assert not engagement.closed
 
 
-async def test_what_cannot_be_read_keeps_its_clusters(tmp_path, eventually, caplog, telling):
+async def test_unreadable_file_keeps_its_clusters(tmp_path, eventually, caplog, telling):
     file = tmp_path / "a.kubeconfig"
     write(file, "kept")
     async with telling(FileProvider(directories=[tmp_path], interval_seconds=0.01)) as clusters:
@@ -106,7 +106,7 @@ async def test_what_cannot_be_read_keeps_its_clusters(tmp_path, eventually, capl
         assert clusters.names() == ["a"]
 
 
-async def test_what_was_never_read_is_told_of_once(tmp_path, eventually, caplog, telling):
+async def test_file_never_read_is_logged_once(tmp_path, eventually, caplog, telling):
     other = tmp_path / "other"
     async with telling(FileProvider(files=[tmp_path, other], interval_seconds=0.01)) as clusters:
         for port in (1, 2, 3):
@@ -116,7 +116,7 @@ async def test_what_was_never_read_is_told_of_once(tmp_path, eventually, caplog,
         assert caplog.text.count("it cannot be read: Is a directory") == 1
 
 
-async def test_a_context_that_cannot_be_used_concerns_no_other(tmp_path, eventually, caplog, telling):
+async def test_invalid_context_does_not_affect_others(tmp_path, eventually, caplog, telling):
     file = tmp_path / "a"
     text = document("good")
     text["contexts"].append({"name": "bad", "context": {"cluster": "elsewhere", "user": "u"}})
@@ -129,7 +129,7 @@ async def test_a_context_that_cannot_be_used_concerns_no_other(tmp_path, eventua
         assert "failed to read context 'bad': the kubeconfig has no cluster 'elsewhere'" in caplog.text
 
 
-async def test_another_server_makes_another_cluster(tmp_path, eventually, telling):
+async def test_file_with_new_server_replaces_the_cluster(tmp_path, eventually, telling):
     file = tmp_path / "a"
     write(file, "c", port=1)
     async with telling(FileProvider(files=[file], interval_seconds=0.01)) as clusters:
@@ -139,7 +139,7 @@ async def test_another_server_makes_another_cluster(tmp_path, eventually, tellin
         assert first.closed
 
 
-async def test_bringing_a_fleet_in_line_once(tmp_path):
+async def test_run_once_adds_and_removes_clusters(tmp_path):
     file = tmp_path / "a"
     write(file, "x", "y")
     provider, clusters = FileProvider(files=[file]), Clusters()
@@ -152,7 +152,7 @@ async def test_bringing_a_fleet_in_line_once(tmp_path):
     await clusters.aclose()
 
 
-async def test_defaults_are_those_of_kubectl_then_the_working_directory(tmp_path, monkeypatch):
+async def test_default_files_are_those_of_kubectl_then_working_directory(tmp_path, monkeypatch):
     home, work = tmp_path / "home", tmp_path / "work"
     (home / ".kube").mkdir(parents=True)
     work.mkdir()
@@ -235,7 +235,7 @@ async def test_file_that_becomes_a_kubeconfig_joins(tmp_path, caplog):
     await clusters.aclose()
 
 
-async def test_pipe_that_is_named_is_not_waited_for(tmp_path, caplog):
+async def test_file_provider_skips_named_pipe_with_warning(tmp_path, caplog):
     os.mkfifo(tmp_path / "pipe")
     assert await names_of(FileProvider(files=[tmp_path / "pipe"])) == []
     assert "it is a pipe, which can be read only once" in caplog.text
@@ -252,7 +252,7 @@ def test_file_provider_refuses_an_interval_of_zero():
         FileProvider(interval_seconds=0)
 
 
-def test_a_file_is_read_again_only_where_something_changed(tmp_path, monkeypatch, tools):
+def test_file_is_read_again_only_after_a_change(tmp_path, monkeypatch, tools):
     monkeypatch.setattr(kubeconfig_file, "_YOUNG_NANOSECONDS", 0)
     (tmp_path / "ca.pem").write_bytes(tools.Authority("one").pem)
     path = tmp_path / "a"
@@ -278,7 +278,7 @@ def test_a_file_is_read_again_only_where_something_changed(tmp_path, monkeypatch
     assert (len(reads), file.contexts["c"].server) == (3, "https://127.0.0.1:2")
 
 
-def test_a_file_that_was_just_written_is_read_once_more(tmp_path, monkeypatch):
+def test_file_just_written_is_read_once_more(tmp_path, monkeypatch):
     path = tmp_path / "a"
     write(path, "c")
     reads = []
@@ -289,7 +289,7 @@ def test_a_file_that_was_just_written_is_read_once_more(tmp_path, monkeypatch):
     assert len(reads) == 2
 
 
-def test_what_is_missing_is_gone_in_the_second_look(tmp_path):
+def test_missing_file_or_context_is_dropped_at_second_look(tmp_path):
     path = tmp_path / "a"
     write(path, "x", "y")
     file = KubeconfigFile(str(path))
@@ -333,9 +333,7 @@ async def test_unverified_servers_are_refused_unless_allowed(tmp_path, caplog):
     assert "context 'c' has insecure-skip-tls-verify: its server is not verified" in caplog.text
 
 
-async def test_what_is_wrong_with_one_file_or_context_stops_no_other(
-    tmp_path, eventually, caplog, monkeypatch, telling
-):
+async def test_invalid_file_or_context_does_not_stop_others(tmp_path, eventually, caplog, monkeypatch, telling):
     files = [tmp_path / name for name in ("a", "b", "c")]
     odd = document("odd", "good")
     odd["contexts"][0]["context"]["user"] = "runs"
@@ -350,7 +348,7 @@ async def test_what_is_wrong_with_one_file_or_context_stops_no_other(
             await eventually(lambda told=told: told in caplog.text)
 
 
-def test_not_even_an_error_that_nobody_thought_of_stops_a_file(tmp_path, caplog, monkeypatch):
+def test_unexpected_error_of_a_context_does_not_stop_the_file(tmp_path, caplog, monkeypatch):
     write(tmp_path / "a", "odd", "good")
     read = kubeconfig_file.ClusterConfig.from_kubeconfig
 

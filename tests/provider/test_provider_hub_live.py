@@ -50,7 +50,7 @@ def replicas(api_server, namespace, tmp_path):
         each.wait()
 
 
-async def test_each_member_gets_what_the_hub_wants_from_its_own_peer(client, namespace, replicas, eventually):
+async def test_member_gets_hub_object_from_its_peer_after_kill(client, namespace, replicas, eventually):
     async def want(value):
         await client.apply(
             CONFIG_MAPS, {"metadata": {"name": "wanted", "namespace": namespace}, "data": {"value": value}}, force=True

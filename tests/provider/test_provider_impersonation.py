@@ -16,7 +16,7 @@ from kplane.provider.client.resources import NAMESPACES
 OBJECT = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "a"}}
 
 
-def test_a_kubeconfig_says_whom_to_impersonate():
+def test_impersonation_of_kubeconfig_sets_headers():
     user = {
         "as": "jane",
         "as-uid": "7",
@@ -41,7 +41,7 @@ def test_a_kubeconfig_says_whom_to_impersonate():
 
 
 @pytest.mark.integration
-async def test_the_api_server_takes_requests_as_those_of_who_is_impersonated(client):
+async def test_api_server_sees_impersonated_user(client):
     someone = Impersonation("jane", None, ("dev", "ops"), {"acme.com/project": ("one",)})
     async with Client(dataclasses.replace(client.config, impersonation=someone)) as jane:
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
@@ -88,7 +88,7 @@ async def proxy():
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_a_proxy_connects_and_sees_no_request(fault_server, tools, proxy):
+async def test_proxy_gets_connect_and_no_request(fault_server, tools, proxy):
     async def answer(_, writer):
         writer.write(tools.http(OBJECT))
 
@@ -107,7 +107,7 @@ async def test_a_proxy_connects_and_sees_no_request(fault_server, tools, proxy):
     assert "proxy-authorization" not in server.asked[0].headers
 
 
-async def test_a_server_behind_a_proxy_is_verified_as_any_other(fault_server, tools, proxy):
+async def test_server_behind_proxy_is_verified(fault_server, tools, proxy):
     async def answer(_, writer):
         writer.write(tools.http(OBJECT))
 
@@ -120,7 +120,7 @@ async def test_a_server_behind_a_proxy_is_verified_as_any_other(fault_server, to
     assert server.asked == []
 
 
-async def test_a_proxy_that_refuses_is_said_to(proxy):
+async def test_proxy_refusal_raises_unreachable_with_status(proxy):
     address, _ = proxy
     async with Client(ClusterConfig("https://refuse.test", proxy=f"http://me:word@{address}")) as client:
         with pytest.raises(Unreachable, match="407") as caught:

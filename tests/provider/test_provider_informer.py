@@ -105,7 +105,7 @@ def play(fault_server, tools):
     return run
 
 
-async def test_one_request_is_enough_for_what_is_there_and_what_changes(play, eventually):
+async def test_informer_syncs_and_watches_with_one_request(play, eventually):
     stream = [event("ADDED", item("a", 1)), event("ADDED", item("b", 2)) + end(), event("MODIFIED", item("a", 6))]
     seen, olds = Seen(), []
     async with play(streams=[[*stream, "stall"]]) as (informer, script):
@@ -126,9 +126,7 @@ async def test_one_request_is_enough_for_what_is_there_and_what_changes(play, ev
     [(400, 30.0), (422, 30.0), ([event("ADDED", item("a", 1)), "stall"], 1.0)],
     ids=["400", "422", "without an end"],
 )
-async def test_a_server_that_cannot_stream_what_is_there_is_asked_for_pages_and_not_for_a_stream_again(
-    play, eventually, refusal, patience
-):
+async def test_informer_lists_pages_when_server_cannot_stream(play, eventually, refusal, patience):
     seen = Seen()
     gone = event("ERROR", {"kind": "Status", "code": 410})
     lists = [(5, [item("a", 1)]), (9, [item("b", 8)])]
@@ -142,7 +140,7 @@ async def test_a_server_that_cannot_stream_what_is_there_is_asked_for_pages_and_
     assert script.asked == ["stream", "list", ("watch", "5"), "list", ("watch", "9")]
 
 
-async def test_410_asks_for_all_again_and_tells_what_went_meanwhile(play, eventually):
+async def test_informer_relists_after_410_and_sends_deleted_events(play, eventually):
     gone = event("ERROR", {"kind": "Status", "code": 410})
     seen = Seen()
     async with play(
@@ -168,7 +166,7 @@ async def test_410_asks_for_all_again_and_tells_what_went_meanwhile(play, eventu
 
 
 @pytest.mark.parametrize("cut", [["reset"], [b'{"type":"ADDED","obj'], [], [b"<html>\n"]])
-async def test_a_lost_connection_goes_on_where_it_was(play, eventually, cut):
+async def test_informer_resumes_watch_after_lost_connection(play, eventually, cut):
     seen = Seen()
     begin = [end(), event("ADDED", item("a", 6)), event("BOOKMARK", {"metadata": {"resourceVersion": "7"}}), *cut]
     async with play(streams=[begin], watches=[503, 401, [event("ADDED", item("b", 8)), "stall"]]) as (informer, script):
@@ -180,7 +178,7 @@ async def test_a_lost_connection_goes_on_where_it_was(play, eventually, cut):
     assert script.asked == ["stream", ("watch", "7"), ("watch", "7"), ("watch", "7")]
 
 
-async def test_a_server_that_goes_on_failing_is_asked_for_all_again_and_nothing_is_forgotten(play, eventually):
+async def test_informer_relists_and_keeps_objects_when_watches_fail(play, eventually):
     seen = Seen()
     begin = [event("ADDED", item("a", 1)) + end(), "reset"]
     async with play(streams=[begin], watches=[500] * 3, lists=[(9, [item("a", 1)])]) as (informer, script):
@@ -191,7 +189,7 @@ async def test_a_server_that_goes_on_failing_is_asked_for_all_again_and_nothing_
     assert seen == [("ADDED", "a", "1", True)]
 
 
-async def test_a_stream_that_breaks_before_its_end_deletes_nothing(play, eventually):
+async def test_informer_keeps_objects_when_initial_stream_breaks(play, eventually):
     seen = Seen()
     gone = event("ERROR", {"kind": "Status", "code": 410})
     async with play(
@@ -206,14 +204,14 @@ async def test_a_stream_that_breaks_before_its_end_deletes_nothing(play, eventua
     assert seen[2] == ("MODIFIED", "b", "3", False)
 
 
-async def test_a_stalled_watch_is_left_and_gone_on_with(play, eventually):
+async def test_informer_replaces_stalled_watch_at_same_version(play, eventually):
     async with play(streams=[[end(), "stall"]], options={"idle_timeout_seconds": 0.2}) as (informer, script):
         await eventually(lambda: len(script.asked) > 1)
         assert set(script.asked[1:]) == {("watch", "5")}
         assert informer.restarts.keys() == {"unreachable"}
 
 
-async def test_an_object_made_anew_is_deleted_and_added(play, eventually):
+async def test_informer_sends_deleted_and_added_for_recreated_object(play, eventually):
     seen = Seen()
     async with play(
         streams=[[event("ADDED", item("a", 1)) + end(), event("MODIFIED", item("a", 6, uid="new")), "stall"]]
@@ -223,7 +221,7 @@ async def test_an_object_made_anew_is_deleted_and_added(play, eventually):
     assert [each[:3] for each in seen] == [("ADDED", "a", "1"), ("DELETED", "a", "1"), ("ADDED", "a", "6")]
 
 
-async def test_a_handler_that_comes_late_misses_nothing_and_gets_nothing_twice(play, eventually):
+async def test_late_handler_gets_each_object_exactly_once(play, eventually):
     go = asyncio.Event()
     present = b"".join(event("ADDED", item(f"o{number}", number + 1)) for number in range(350))
     changes = (
@@ -263,7 +261,7 @@ async def test_a_handler_that_comes_late_misses_nothing_and_gets_nothing_twice(p
     assert len(by_name) == 347
 
 
-async def test_a_handler_that_is_removed_is_not_called_again_not_even_for_what_has_come(play, eventually):
+async def test_removed_handler_gets_no_pending_event(play, eventually):
     seen = Seen()
     async with play(
         streams=[[end(), event("ADDED", item("a", 6)) + event("ADDED", item("b", 7)) + event("ADDED", item("c", 8))]]
@@ -283,7 +281,7 @@ async def test_a_handler_that_is_removed_is_not_called_again_not_even_for_what_h
     assert never == []
 
 
-async def test_a_handler_that_raises_ends_nothing(play, eventually, caplog):
+async def test_failing_handler_is_logged_and_isolated(play, eventually, caplog):
     seen = Seen()
 
     def handler(event):
@@ -296,7 +294,7 @@ async def test_a_handler_that_raises_ends_nothing(play, eventually, caplog):
     assert "failed to handle Event(ADDED ConfigMap ns/a)" in caplog.text
 
 
-async def test_what_a_closed_informer_forgot_is_not_taken_for_gone(play):
+async def test_closed_informer_raises_not_ready(play):
     async with play(streams=[[end(), "stall"]]) as (informer, _script):
         await informer.wait_synced()
         registration = informer.add_handler(Seen())
@@ -314,7 +312,7 @@ async def test_what_a_closed_informer_forgot_is_not_taken_for_gone(play):
             await informer.wait_synced()
 
 
-async def test_a_handler_of_one_namespace_is_told_of_no_other(play, eventually):
+async def test_handler_of_a_namespace_gets_only_its_events(play, eventually):
     other = {"metadata": {**item("a", 2)["metadata"], "namespace": "other"}}
     more = asyncio.Event()
     stream = [event("ADDED", item("a", 1)), event("ADDED", other) + end(), more.wait]
@@ -339,7 +337,7 @@ async def test_a_handler_of_one_namespace_is_told_of_no_other(play, eventually):
         assert elsewhere == []
 
 
-async def test_a_renewed_token_takes_no_new_list(play, eventually):
+async def test_informer_keeps_watch_after_token_renewal(play, eventually):
     """Criterion 74: credentials are swapped under a running watch, which goes on at its resourceVersion."""
     renewed, cut = asyncio.Event(), asyncio.Event()
     seen = Seen()
@@ -360,7 +358,7 @@ async def test_a_renewed_token_takes_no_new_list(play, eventually):
     assert script.headers[-1]["authorization"] == "Bearer new"
 
 
-async def test_a_flood_lets_others_have_their_turn(play, eventually):
+async def test_informer_yields_to_other_tasks_during_flood(play, eventually):
     flood = b"".join(event("MODIFIED", item("a", number)) for number in range(10, 2000))
     seen, turns = Seen(), 0
     async with play(streams=[[event("ADDED", item("a", 1)) + end(), "stall"]]) as (informer, _script):
@@ -380,7 +378,7 @@ async def test_a_flood_lets_others_have_their_turn(play, eventually):
     assert turns >= 19
 
 
-async def test_what_is_there_is_bounded_like_a_list(play, eventually):
+async def test_initial_stream_above_list_limit_is_refused(play, eventually):
     limits = AnswerLimits(list_bytes=10_000)
     endless = b"".join(event("ADDED", item(f"o{number}", number + 1)) for number in range(200))
     async with play(streams=[[endless, "stall"]], limits=limits) as (informer, _script):
@@ -389,7 +387,7 @@ async def test_what_is_there_is_bounded_like_a_list(play, eventually):
         assert informer.size_bytes == 0
 
 
-async def test_what_comes_later_is_bounded_as_well_and_what_is_known_stays(play, eventually):
+async def test_watch_above_list_limit_restarts_informer(play, eventually):
     limits = AnswerLimits(list_bytes=10_000)
     endless = [event("ADDED", item(f"o{number}", number + 10)) for number in range(200)]
     async with play(
@@ -401,7 +399,7 @@ async def test_what_comes_later_is_bounded_as_well_and_what_is_known_stays(play,
         assert informer.restarts == {"unreachable": 1}
 
 
-async def test_an_event_has_as_many_values_as_it_may(play, eventually):
+async def test_event_above_value_limit_is_refused(play, eventually):
     brackets = {**item("a", 1), "spec": [[[]]] * 1000}
     for stream in ([event("ADDED", brackets) + end()], [end(), event("ADDED", brackets)]):
         async with play(streams=[[*stream, "stall"]], limits=AnswerLimits(values=1000)) as (informer, _script):
@@ -409,7 +407,7 @@ async def test_an_event_has_as_many_values_as_it_may(play, eventually):
             assert informer.keys() == []
 
 
-async def test_all_are_asked_for_again_now_and_then(play, eventually):
+async def test_informer_relists_periodically(play, eventually):
     first, second = [event("ADDED", item("ghost", 1)) + end(), "stall"], [end(9), "stall"]
     seen = Seen()
     async with play(streams=[first, second], options={"relist_seconds": 0.2, "idle_timeout_seconds": 0.3}) as (

@@ -42,7 +42,7 @@ async def cache(counting):
     await cache.aclose()
 
 
-async def test_a_kind_is_mirrored_by_one_request(client, counting, cache, namespace, eventually):
+async def test_informer_mirrors_kind_with_one_request(client, counting, cache, namespace, eventually):
     await client.create(CONFIG_MAPS, {"metadata": {"name": "old"}, "data": {"a": "1"}}, namespace=namespace)
     found = await cache.get(CONFIG_MAPS, "old", namespace=namespace)
     assert found["kind"] == "ConfigMap"
@@ -70,9 +70,7 @@ async def test_a_kind_is_mirrored_by_one_request(client, counting, cache, namesp
     assert cache.size_bytes()["ConfigMap"] > 100
 
 
-async def test_metadata_only_objects_have_apiversion_kind_and_metadata_and_two_users_share_them(
-    client, counting, cache, namespace, eventually
-):
+async def test_metadata_informer_is_shared_and_has_only_metadata(client, counting, cache, namespace, eventually):
     """Criterion 18: metadata-only watches deliver metadata with apiVersion and kind set, by one shared informer."""
     body = {"metadata": {"name": "old", "labels": {"a": "b"}}, "data": {"a": "1"}}
     await client.create(CONFIG_MAPS, body, namespace=namespace)
@@ -91,7 +89,7 @@ async def test_metadata_only_objects_have_apiversion_kind_and_metadata_and_two_u
     assert counting.watches == ["initial"]
 
 
-async def test_pages_do_where_nothing_can_be_streamed(client, cache, namespace, eventually):
+async def test_informer_lists_pages_when_server_cannot_stream(client, cache, namespace, eventually):
     for number in range(5):
         await client.create(CONFIG_MAPS, {"metadata": {"name": f"c{number}"}}, namespace=namespace)
     cache._server.refuses_streams = True
@@ -103,7 +101,7 @@ async def test_pages_do_where_nothing_can_be_streamed(client, cache, namespace, 
         assert {name for _, name in names.keys(namespace=namespace)} >= {each["metadata"]["name"] for each in found}
 
 
-async def test_objects_are_found_by_their_fields(client, cache, namespace):
+async def test_field_index_finds_objects(client, cache, namespace):
     """Criterion 34: an index that is added early or late finds the objects that match, in one namespace or all."""
     other = f"{namespace}-other"
     await client.create(NAMESPACES, {"metadata": {"name": other}})
@@ -128,9 +126,7 @@ async def test_objects_are_found_by_their_fields(client, cache, namespace):
         assert await names(field, "green") == []
 
 
-async def test_a_rotated_token_is_used_by_the_next_watch_which_goes_on_where_the_last_one_ended(
-    client, namespace, eventually, allowed
-):
+async def test_next_watch_uses_rotated_token_at_last_version(client, namespace, eventually, allowed):
     """Criterion 74: a renewed token takes no new list; the watch goes on at its resourceVersion."""
     await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "reader"}}, namespace=namespace)
     subject = {"kind": "ServiceAccount", "name": "reader", "namespace": namespace}

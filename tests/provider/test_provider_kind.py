@@ -54,7 +54,7 @@ def machine(tmp_path):
     return Machine(tmp_path)
 
 
-async def test_clusters_come_and_go_with_those_of_kind(machine, eventually):
+async def test_provider_follows_clusters_of_kind(machine, eventually):
     machine.create("fleet-a", port=1)
     machine.create("other", port=2)
     provider = machine.provider(prefix="fleet-")
@@ -72,7 +72,7 @@ async def test_clusters_come_and_go_with_those_of_kind(machine, eventually):
         await eventually(manager.cluster_names, lambda names: names == [])
 
 
-async def test_a_cluster_that_was_created_anew_replaces_the_old_one(machine, eventually, telling):
+async def test_recreated_cluster_replaces_the_old_one(machine, eventually, telling):
     machine.create("a", port=1)
     async with telling(machine.provider()) as clusters:
         (first,) = await eventually(clusters.engagements)
@@ -81,7 +81,7 @@ async def test_a_cluster_that_was_created_anew_replaces_the_old_one(machine, eve
         assert first.closed
 
 
-async def test_a_cluster_that_hangs_or_is_broken_stops_no_other(machine, eventually, caplog, telling):
+async def test_hanging_or_broken_cluster_does_not_stop_others(machine, eventually, caplog, telling):
     (machine.state / "a").write_text("hang")
     (machine.state / "b").write_text("no: kubeconfig")
     machine.create("c")
@@ -93,7 +93,7 @@ async def test_a_cluster_that_hangs_or_is_broken_stops_no_other(machine, eventua
         await eventually(clusters.names, lambda names: names == ["a", "c"])
 
 
-async def test_however_many_hang_the_others_are_found(machine, eventually, telling):
+async def test_many_hanging_clusters_do_not_delay_others(machine, eventually, telling):
     for number in range(8):
         (machine.state / f"a{number}").write_text("hang")
     machine.create("b")
@@ -103,7 +103,7 @@ async def test_however_many_hang_the_others_are_found(machine, eventually, telli
         await eventually(clusters.names, lambda names: names == ["b", "c"])
 
 
-async def test_a_failure_leaves_what_is_engaged(machine, eventually, caplog, telling):
+async def test_failure_of_kind_keeps_engaged_clusters(machine, eventually, caplog, telling):
     machine.create("a")
     async with telling(machine.provider()) as clusters:
         (engagement,) = await eventually(clusters.engagements)
@@ -118,7 +118,7 @@ async def test_a_failure_leaves_what_is_engaged(machine, eventually, caplog, tel
         await eventually(clusters.names, lambda names: names == ["a", "b"])
 
 
-async def test_nothing_that_was_started_is_left(machine, eventually, telling):
+async def test_provider_leaves_no_process_after_stop(machine, eventually, telling):
     (machine.state / "a").write_text("hang")
     async with telling(machine.provider()):
         await eventually(machine.hanging.read_text)
@@ -133,6 +133,6 @@ def runs(pid):
         return False
 
 
-def test_a_machine_without_kind_is_told_what_to_do():
+def test_missing_kind_program_error_names_the_remedy():
     with pytest.raises(ProviderError, match="'kind-of-nothing' is not on PATH: install kind"):
         KindProvider(program="kind-of-nothing")

@@ -71,7 +71,7 @@ async def following(client, resource, *, server_state=None, seconds=0.01):
         await informer.aclose()
 
 
-async def test_a_kind_that_is_refused_is_named_and_the_cluster_is_as_its_other_kinds_say(cluster, server, eventually):
+async def test_refused_kind_is_named_and_cluster_stays_ready(cluster, server, eventually):
     server.refusals = {"secrets": 403, "pods": 404}
     async with asyncio.timeout(20):
         assert await cluster.cache.list(CONFIG_MAPS) == []
@@ -96,7 +96,7 @@ async def test_a_kind_that_is_refused_is_named_and_the_cluster_is_as_its_other_k
     assert cluster.health.kinds.keys() == {"v1/Secret", "v1/Pod"}
 
 
-async def test_a_kind_that_is_served_later_is_found(config, server, eventually):
+async def test_kind_served_later_becomes_ready(config, server, eventually):
     server.refusals = {"pods": 404}
     async with Client(config) as client, following(client, PODS) as informer:
         await eventually(lambda: informer.state == "refused")
@@ -106,7 +106,7 @@ async def test_a_kind_that_is_served_later_is_found(config, server, eventually):
         assert (informer.state, informer.error, informer.refusal) == ("ready", "", None)
 
 
-async def test_objects_that_are_known_stay_readable(cluster, server, eventually):
+async def test_objects_of_kind_refused_later_stay_readable(cluster, server, eventually):
     assert await cluster.cache.list(PODS) == []
     server.refusals = {"pods": 403}
     server.ends.set()
@@ -114,7 +114,7 @@ async def test_objects_that_are_known_stay_readable(cluster, server, eventually)
     assert await cluster.cache.list(PODS) == []
 
 
-async def test_a_failure_that_repeats_is_logged_when_it_changes(config, server, eventually, caplog):
+async def test_repeated_failure_is_logged_only_when_it_changes(config, server, eventually, caplog):
     server.refusals = {"pods": 404}
 
     def warnings():
@@ -135,7 +135,7 @@ async def test_a_failure_that_repeats_is_logged_when_it_changes(config, server, 
 
 
 @pytest.mark.parametrize("answer", [None, 404, 403], ids=["objects", "404", "403"])
-async def test_a_wait_for_an_unreachable_server_ends_when_it_answers_another_feed(config, server, eventually, answer):
+async def test_feed_retries_when_server_answers_another_feed(config, server, eventually, answer):
     server.refusals = {"pods": 503, "services": 503}
     together = ServerState()
     async with (
@@ -148,7 +148,7 @@ async def test_a_wait_for_an_unreachable_server_ends_when_it_answers_another_fee
         await asyncio.wait_for(waiting.wait_synced(), 60)
 
 
-async def test_a_feed_that_still_fails_takes_its_full_time_again(config, server, eventually):
+async def test_feed_that_fails_again_waits_its_full_backoff(config, server, eventually):
     server.refusals = {"pods": 503, "services": 404}
     together = ServerState()
     async with (
@@ -162,7 +162,7 @@ async def test_a_feed_that_still_fails_takes_its_full_time_again(config, server,
         assert server.asked.count("pods") == 2
 
 
-async def test_many_feeds_are_spread(eventually):
+async def test_retries_of_many_feeds_are_spread(eventually):
     together = ServerState()
     waits = [asyncio.create_task(together.wait(3600)) for _ in range(200)]
     expired = await together.wait(0.01)
@@ -173,7 +173,7 @@ async def test_many_feeds_are_spread(eventually):
     assert not expired
 
 
-async def test_a_watch_that_ends_at_once_is_no_recovery(config, server, eventually, caplog):
+async def test_watch_that_ends_at_once_does_not_count_as_recovery(config, server, eventually, caplog):
     server.ends.set()
     with caplog.at_level(logging.INFO, logger="kplane.provider.cache.feed"):
         async with Client(config) as client, following(client, PODS):

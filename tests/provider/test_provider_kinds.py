@@ -10,7 +10,7 @@ from kplane.provider.client.kinds import BUILT_IN
 from kplane.provider.client.resources import CONFIG_MAPS, DEPLOYMENTS, NAMESPACES, NETWORK_POLICIES
 
 
-def test_names_stand_for_kinds():
+def test_resource_of_accepts_names_and_resources():
     assert [resource_of(kind) for kind in ("v1/ConfigMap", "apps/v1/Deployment", "v1/Namespace", NETWORK_POLICIES)] == [
         CONFIG_MAPS,
         DEPLOYMENTS,
@@ -19,18 +19,18 @@ def test_names_stand_for_kinds():
     ]
 
 
-def test_the_table_agrees_with_the_constants():
+def test_built_in_table_equals_constants():
     constants = [each for each in vars(resources).values() if isinstance(each, resources.Resource)]
     assert len(constants) > 15
     assert all(BUILT_IN[f"{each.api_version}/{each.kind}"] == each for each in constants)
 
 
-def test_of_a_kind_that_is_not_known_is_said_what_to_do():
+def test_unknown_kind_error_names_the_remedy():
     with pytest.raises(ProviderError, match=r"await client.resource\('example.com/v1/Widget'\)"):
         resource_of("example.com/v1/Widget")
 
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "", "v1/", "/ConfigMap", "a/b/c/d", "apps/v1/../x", "v1/Config Map"])
-def test_what_is_no_name_is_refused(kind):
+def test_invalid_kind_name_is_refused(kind):
     with pytest.raises(ProviderError, match="is written as"):
         resource_of(kind)

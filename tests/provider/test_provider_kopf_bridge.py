@@ -54,7 +54,7 @@ def kopf_ends_at_once(monkeypatch):
 
 
 @pytest.mark.usefixtures("kopf_ends_at_once")
-async def test_one_that_is_refused_does_not_ask_again_and_again(
+async def test_kopf_with_refused_credentials_sends_no_more_requests(
     fault_server, clusters, settings, eventually, monkeypatch, caplog
 ):
     monkeypatch.setattr("kplane.provider.contrib.kopf.bridge._LOGIN_SECONDS", 0.05)
@@ -80,7 +80,7 @@ async def test_one_that_is_refused_does_not_ask_again_and_again(
 
 @pytest.mark.collect_garbage
 @pytest.mark.usefixtures("kopf_ends_at_once")
-async def test_a_kopf_that_ends_is_started_again(fault_server, clusters, settings, eventually):
+async def test_kopf_that_ends_is_restarted(fault_server, clusters, settings, eventually):
     async def answer(_, writer):
         """Answer what has kopf try no more."""
         writer.write(b"HTTP/1.1 415 No\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
@@ -100,7 +100,7 @@ async def test_a_kopf_that_ends_is_started_again(fault_server, clusters, setting
     await eventually(lambda: starts[:2], lambda seen: seen == ["a", "a"])
 
 
-async def test_a_cluster_that_is_a_part_of_another_is_refused(clusters, settings, eventually):
+async def test_cluster_inside_another_is_refused(clusters, settings, eventually):
     class Part(Cluster):
         def make_client(self):
             return Client(self.config)
@@ -113,7 +113,7 @@ async def test_a_cluster_that_is_a_part_of_another_is_refused(clusters, settings
     await eventually(lambda: clusters.failure("proxied"), lambda why: why is not None and "with a password" in why)
 
 
-def test_without_kopf_it_says_what_to_install(monkeypatch):
+def test_missing_kopf_error_names_the_package(monkeypatch):
     real = builtins.__import__
 
     def without_kopf(name, *args, **options):

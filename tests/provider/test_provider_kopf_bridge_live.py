@@ -42,7 +42,7 @@ def config_map(client, namespace):
     return create
 
 
-async def test_handlers_follow_the_clusters_that_are_engaged(client, namespace, config_map, settings, eventually):
+async def test_handlers_see_objects_of_engaged_clusters_only(client, namespace, config_map, settings, eventually):
     registry, seen = kopf.OperatorRegistry(), []
 
     @kopf.on.login(registry=registry)
@@ -81,7 +81,7 @@ async def test_handlers_follow_the_clusters_that_are_engaged(client, namespace, 
         await clusters.aclose()
 
 
-async def test_nothing_is_left_of_an_operator_that_ended(client, config_map, settings, eventually):
+async def test_stopped_operator_leaves_no_tasks_threads_or_objects(client, config_map, settings, eventually):
     registry, alive = kopf.OperatorRegistry(), weakref.WeakSet()
 
     @kopf.on.event("v1", "configmaps", registry=registry)

@@ -46,7 +46,7 @@ def document(tools):
     }
 
 
-def test_text_bytes_and_documents_are_the_same(document):
+def test_kubeconfig_from_text_bytes_or_document_is_equal(document):
     config = ClusterConfig.from_kubeconfig(document)
     assert config.server == "https://10.0.0.1:6443/clusters/x"
     assert ClusterConfig.from_kubeconfig(yaml.safe_dump(document)) == config
@@ -54,7 +54,7 @@ def test_text_bytes_and_documents_are_the_same(document):
     assert ClusterConfig.from_kubeconfig(config.to_kubeconfig()) == config
 
 
-def test_files_are_relative_to_the_kubeconfig(document, tmp_path):
+def test_kubeconfig_resolves_files_relative_to_itself(document, tmp_path):
     user = document["users"][0]["user"]
     (tmp_path / "tls.crt").write_bytes(base64.b64decode(user.pop("client-certificate-data")))
     (tmp_path / "tls.key").write_bytes(base64.b64decode(user.pop("client-key-data")))
@@ -71,7 +71,7 @@ def test_files_are_relative_to_the_kubeconfig(document, tmp_path):
         {"client-key": "/etc/shadow", "client-key-data": None},
     ],
 )
-def test_a_kubeconfig_of_somebody_else_names_no_files_of_ours(document, change):
+def test_untrusted_kubeconfig_may_not_name_files(document, change):
     document["users"][0]["user"] |= change
     with pytest.raises(KubeconfigError, match="only inline data"):
         ClusterConfig.from_kubeconfig(document)
@@ -105,7 +105,7 @@ def test_a_kubeconfig_of_somebody_else_names_no_files_of_ours(document, change):
         ("user", {"token": "two\r\nlines"}, "no HTTP header"),
     ],
 )
-def test_refusals_say_what_is_wrong(document, section, change, sentence):
+def test_kubeconfig_refusal_names_the_cause(document, section, change, sentence):
     document[f"{section}s"][0][section] |= change
     with pytest.raises(KubeconfigError, match=sentence):
         ClusterConfig.from_kubeconfig(document)
@@ -127,14 +127,14 @@ def altered(pem, old, new):
     ],
     ids=["no UTF-8", "bits"],
 )
-def test_a_client_certificate_whose_subject_cannot_be_read_is_refused(document, old, new):
+def test_client_certificate_with_invalid_subject_is_refused(document, old, new):
     good = ClusterConfig.from_kubeconfig(document)
     with pytest.raises(KubeconfigError, match="subject of the client certificate cannot be read"):
         dataclasses.replace(good, client_certificate=altered(good.client_certificate, old, new))
 
 
 @pytest.mark.parametrize("field", ["ca_data", "client_certificate"])
-def test_a_certificate_of_a_version_that_there_is_not_is_refused(document, field):
+def test_certificate_of_unknown_version_is_refused(document, field):
     good = ClusterConfig.from_kubeconfig(document)
     changed = altered(getattr(good, field), b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x09")
     with pytest.raises(KubeconfigError, match="no certificate in PEM form"):
@@ -142,7 +142,7 @@ def test_a_certificate_of_a_version_that_there_is_not_is_refused(document, field
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "a: b", "current-context: x", "[" * 3000, b"\xff\xfe\x00"])
-def test_what_is_no_kubeconfig(text):
+def test_invalid_kubeconfig_is_refused(text):
     with pytest.raises(KubeconfigError):
         ClusterConfig.from_kubeconfig(text)
 
@@ -152,7 +152,7 @@ def test_what_is_no_kubeconfig(text):
     ["http://user:secretpw@h", "https://user:secretpw@h", "https://user:secretpw@h/../x", "user:secretpw@h",
      "https://user:secretpw", "https://user:secretpw@h:port", "//user:secretpw@", "https://[user:secretpw@h"],
 )  # fmt: skip
-def test_no_password_of_a_server_is_shown(document, server):
+def test_password_in_server_url_is_not_shown(document, server):
     document["clusters"][0]["cluster"]["server"] = server
     with pytest.raises(KubeconfigError, match="server") as refused:
         ClusterConfig.from_kubeconfig(document)
@@ -162,21 +162,21 @@ def test_no_password_of_a_server_is_shown(document, server):
 
 @pytest.mark.parametrize("command", [["ls"], {"ls": 1}, None, 3])
 @pytest.mark.parametrize("allowed", [{"ls"}, frozenset({"ls"}), ["ls"], True])
-def test_a_command_that_is_no_text_is_refused(document, command, allowed):
+def test_exec_command_that_is_not_text_is_refused(document, command, allowed):
     document["users"][0]["user"] = {"exec": {"command": command, "apiVersion": "client.authentication.k8s.io/v1"}}
     with pytest.raises(KubeconfigError, match="command"):
         ClusterConfig.from_kubeconfig(document, exec_plugins=allowed)
 
 
 @pytest.mark.parametrize("mode", [["Never"], {}, {"Never": 1}, 3])
-def test_an_interactive_mode_that_is_no_text_is_refused(document, mode):
+def test_interactive_mode_that_is_not_text_is_refused(document, mode):
     plugin = {"command": "ls", "apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": mode}
     document["users"][0]["user"] = {"exec": plugin}
     with pytest.raises(KubeconfigError, match="interactiveMode"):
         ClusterConfig.from_kubeconfig(document, exec_plugins={"ls"})
 
 
-def test_the_allowed_plugins_are_no_text_of_which_each_part_counts(document):
+def test_allowed_plugins_as_text_are_refused(document):
     document["users"][0]["user"] = {"exec": {"command": "aws", "apiVersion": "client.authentication.k8s.io/v1"}}
     with pytest.raises(KubeconfigError, match="give a collection of commands"):
         ClusterConfig.from_kubeconfig(document, exec_plugins="aws-iam-authenticator")
@@ -205,7 +205,7 @@ def with_contexts(document, count):
     return yaml.safe_dump(document)
 
 
-def test_a_kubeconfig_that_comes_from_elsewhere_has_a_size(document, tmp_path):
+def test_kubeconfig_above_size_limit_is_refused(document, tmp_path):
     assert ClusterConfig.from_kubeconfig(with_contexts(copy.deepcopy(document), 40)).client_key
     large = with_contexts(document, 200)
     with pytest.raises(KubeconfigError, match="more than 256 KiB; keep only"):
@@ -218,12 +218,12 @@ def test_a_kubeconfig_that_comes_from_elsewhere_has_a_size(document, tmp_path):
 
 
 @given(st.text() | st.binary())
-def test_any_text_is_a_kubeconfig_or_a_kubeconfig_error(text):
+def test_arbitrary_text_is_read_or_raises_kubeconfig_error(text):
     with pytest.raises(KubeconfigError):
         ClusterConfig.from_kubeconfig(text)
 
 
-def test_renewed_credentials_continue_a_cluster_and_others_do_not(document, tools):
+def test_config_continues_after_renewed_but_not_other_credentials(document, tools):
     config = ClusterConfig.from_kubeconfig(document)
     renewed = tools.Authority().issue("somebody")
     same = dataclasses.replace(config, client_certificate=renewed.certificate, client_key=renewed.key)
@@ -244,7 +244,7 @@ def test_renewed_credentials_continue_a_cluster_and_others_do_not(document, tool
     assert two.continues(one)
 
 
-def test_a_ca_that_is_being_exchanged_is_of_the_same_cluster(document, tools):
+def test_config_continues_during_ca_rotation(document, tools):
     old, new = tools.Authority().pem, tools.Authority().pem
     trusting = [
         dataclasses.replace(ClusterConfig.from_kubeconfig(document), ca_data=ca) for ca in (old, new + old, new)
@@ -254,7 +254,7 @@ def test_a_ca_that_is_being_exchanged_is_of_the_same_cluster(document, tools):
     assert not trusting[2].continues(trusting[0])
 
 
-def test_credentials_without_a_ca_of_their_own_go_to_no_other_host(document):
+def test_credentials_without_own_ca_are_refused_for_other_host(document):
     config = dataclasses.replace(ClusterConfig.from_kubeconfig(document), server="https://host", ca_data=None)
     assert config.with_server("https://host:443/clusters/a/control-plane").ca_data is None
     for elsewhere in ("https://host:6443", "https://evil.example", "https://host.evil.example"):
@@ -264,7 +264,7 @@ def test_credentials_without_a_ca_of_their_own_go_to_no_other_host(document):
     assert pinned.with_server("https://elsewhere").server == "https://elsewhere"
 
 
-def test_no_secret_is_shown(document):
+def test_repr_of_config_has_no_secrets(document):
     document = copy.deepcopy(document)
     config = dataclasses.replace(ClusterConfig.from_kubeconfig(document), token="s3cret")
     shown = repr(config)
@@ -273,7 +273,7 @@ def test_no_secret_is_shown(document):
     assert "PRIVATE" not in shown
 
 
-def test_the_identity_of_a_pod(tools, tmp_path):
+def test_in_cluster_config_has_identity_of_pod(tools, tmp_path):
     (tmp_path / "ca.crt").write_bytes(tools.Authority().pem)
     environment = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
     config = ClusterConfig.in_cluster(directory=tmp_path, environment=environment)
@@ -283,7 +283,7 @@ def test_the_identity_of_a_pod(tools, tmp_path):
         ClusterConfig.in_cluster(directory=tmp_path, environment={})
 
 
-def test_the_default_is_what_kubectl_would_use(document, tmp_path, monkeypatch):
+def test_default_config_is_that_of_kubectl(document, tmp_path, monkeypatch):
     """Of two files, the first counts for each name; a file's own files are beside it."""
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(KubeconfigError, match=r"there is no kubeconfig at .*/\.kube/config; set KUBECONFIG"):

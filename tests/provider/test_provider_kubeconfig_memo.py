@@ -23,7 +23,7 @@ def kubeconfig(token):
     return yaml.safe_dump(ClusterConfig("https://h", token=token).to_kubeconfig()).encode()
 
 
-def test_what_did_not_change_is_not_parsed_again(parsed):
+def test_memo_parses_unchanged_kubeconfig_once(parsed):
     memo = KubeconfigMemo()
     one, other = kubeconfig("one"), kubeconfig("other")
     for _ in range(3):
@@ -32,7 +32,7 @@ def test_what_did_not_change_is_not_parsed_again(parsed):
     assert parsed == [one, other]
 
 
-def test_what_is_wrong_is_told_again_without_another_look(parsed):
+def test_memo_repeats_error_without_parsing_again(parsed):
     memo = KubeconfigMemo()
     for _ in range(3):
         with pytest.raises(KubeconfigError, match="no YAML document"):
@@ -40,7 +40,7 @@ def test_what_is_wrong_is_told_again_without_another_look(parsed):
     assert parsed == [b"{"]
 
 
-def test_what_was_not_asked_for_longest_is_forgotten_first(parsed):
+def test_memo_evicts_least_recently_used(parsed):
     texts = [kubeconfig(f"token-{number}") for number in range(4)]
     memo = KubeconfigMemo(most_bytes=3 * len(texts[0]))
     for text in (*texts[:3], texts[0], texts[3], texts[0], texts[2], texts[1]):

@@ -63,9 +63,7 @@ async def managing(client, namespace):
         yield manager
 
 
-async def test_each_labelled_secret_is_a_cluster_and_each_change_has_its_effect(
-    client, namespace, secrets, eventually, caplog
-):
+async def test_clusters_follow_labelled_secrets(client, namespace, secrets, eventually, caplog):
     """Criterion 37: three labelled Secrets give three names, and other Secrets none. Criteria 39 and 40 as well."""
     for name in ("zoo", "jungle", "island"):
         await secrets.put(name, client.config)
@@ -98,7 +96,7 @@ async def test_each_labelled_secret_is_a_cluster_and_each_change_has_its_effect(
         await secrets.patch("zoo", {"metadata": {"finalizers": None}})
 
 
-async def test_a_label_that_is_removed_disengages(client, namespace, secrets, eventually):
+async def test_removed_label_disengages_the_cluster(client, namespace, secrets, eventually):
     """Criterion 69: without its label a Secret is none of ours, and its cluster is disengaged; with it, it is back."""
     await secrets.put("a", client.config)
     async with managing(client, namespace) as manager:
@@ -110,7 +108,7 @@ async def test_a_label_that_is_removed_disengages(client, namespace, secrets, ev
         await eventually(manager.cluster_names, lambda names: names == ["a"])
 
 
-async def test_another_api_server_is_followed_from_then_on(client, namespace, secrets, eventually):
+async def test_secret_with_new_server_moves_the_watches(client, namespace, secrets, eventually):
     """Criterion 38: a Secret changed to another API server has the objects of the new one seen."""
     other = dataclasses.replace(client.config, server=client.config.server.replace("127.0.0.1", "localhost"))
     await secrets.put("a", client.config)
@@ -128,7 +126,7 @@ async def test_another_api_server_is_followed_from_then_on(client, namespace, se
         assert manager.cluster_names() == ["a"]
 
 
-async def test_a_renewed_token_goes_on_with_the_engagement(client, namespace, secrets, service_account, eventually):
+async def test_renewed_token_keeps_the_engagement(client, namespace, secrets, service_account, eventually):
     one = await service_account([])
     two = dataclasses.replace(one, token=f"{one.token}x")
     await secrets.put("a", one)
@@ -139,7 +137,7 @@ async def test_a_renewed_token_goes_on_with_the_engagement(client, namespace, se
         assert not engagement.closing
 
 
-async def test_a_secret_without_a_kubeconfig_is_passed_over(client, namespace, secrets, eventually, caplog):
+async def test_secret_without_kubeconfig_is_skipped(client, namespace, secrets, eventually, caplog):
     """Criterion 41: a missing key and empty data are skipped, the count is stable, and others are not affected."""
     await secrets.put("empty", "")
     await secrets.put("elsewhere", client.config, key="config")
@@ -166,7 +164,7 @@ async def test_a_secret_without_a_kubeconfig_is_passed_over(client, namespace, s
     ],
     ids=["exec", "token file", "certificate file"],
 )
-async def test_a_bad_kubeconfig_keeps_the_old_cluster_and_says_why(
+async def test_invalid_kubeconfig_keeps_old_cluster_and_logs_cause(
     client, namespace, secrets, eventually, caplog, user, why
 ):
     await secrets.put("a", client.config)
@@ -191,7 +189,7 @@ def name_of(found):
     return [at_name(found)]
 
 
-async def test_forty_at_once_meet_no_error_but_not_found(client, namespace, secrets, eventually):
+async def test_forty_concurrent_calls_raise_only_not_found_or_not_ready(client, namespace, secrets, eventually):
     """Criterion 42: 40 concurrent get/list/index/remove, while Secrets come and go: no error but ClusterNotFound.
 
     And ClusterNotReady, of one that is engaged anew: upstream has no error for that.
@@ -244,6 +242,6 @@ async def test_forty_at_once_meet_no_error_but_not_found(client, namespace, secr
         assert refusals
 
 
-async def test_one_namespace_is_followed(client):
+async def test_provider_with_empty_namespace_is_refused(client):
     with pytest.raises(ProviderError, match="one namespace"):
         KubeconfigProvider(client, namespace="")
