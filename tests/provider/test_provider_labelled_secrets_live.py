@@ -20,7 +20,7 @@ def secret(name, namespace, value, labels=(("use", "yes"),)):
     return {"metadata": {"name": name, "namespace": namespace, "labels": dict(labels)}, "data": data}
 
 
-async def test_only_what_is_asked_for_is_read_and_only_where_it_changed(client, namespace, eventually):
+async def test_labelled_secrets_are_read_on_demand_and_once_per_change(client, namespace, eventually):
     read = []
 
     class Counting(Client):
@@ -55,7 +55,7 @@ async def test_only_what_is_asked_for_is_read_and_only_where_it_changed(client, 
         await asyncio.wait([task])
 
 
-async def test_an_informer_of_metadata_keeps_no_more(client, namespace, eventually):
+async def test_metadata_informer_stores_no_data(client, namespace, eventually):
     await client.create(SECRETS, secret("a", namespace, "one"))
     informer = Informer(client, SECRETS, namespace=namespace, label_selector="use=yes", metadata_only=True)
     task = asyncio.create_task(informer.run())

@@ -91,7 +91,7 @@ class Fleet:
 @pytest.mark.parametrize(
     ("count", "warm"), [(60, 40), pytest.param(1000, 200, marks=pytest.mark.slow)], ids=["a few", "a thousand"]
 )
-async def test_engagements_leave_no_task_no_socket_and_no_memory(
+async def test_engagements_leak_no_task_socket_or_memory(
     api_server: Any, caplog: pytest.LogCaptureFixture, count: int, warm: int
 ) -> None:
     """Criterion 68: a removal returns when nothing of the cluster lives, and a thousand of them cost nothing."""

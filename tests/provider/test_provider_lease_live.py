@@ -52,7 +52,7 @@ async def spec(client: Client, namespace: str) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("empty")
-async def test_an_empty_lease_is_held_at_once_and_given_back(
+async def test_lease_without_holder_is_acquired_at_once_and_released(
     client: Client, namespace: str, lease: Callable[..., Lease]
 ) -> None:
     first, second = lease("first"), lease("second")
@@ -69,14 +69,14 @@ async def test_an_empty_lease_is_held_at_once_and_given_back(
     assert (await spec(client, namespace))["leaseTransitions"] == 2
 
 
-async def test_absent_lease_is_created_and_held_at_once(lease: Callable[..., Lease]) -> None:
+async def test_missing_lease_is_created_and_acquired_at_once(lease: Callable[..., Lease]) -> None:
     first, second = lease("first"), lease("second")
     assert await first.try_acquire()
     assert not await second.try_acquire()
     assert second.obstacle.startswith(f"{second} is held by first since ")
 
 
-async def test_one_that_was_not_there_is_made_and_held_later(
+async def test_missing_strict_lease_is_acquired_after_its_duration(
     client: Client, namespace: str, lease: Callable[..., Lease], stepped_clock: Any
 ) -> None:
     first, second = lease("first", strict=True, now=stepped_clock), lease("second")
@@ -92,7 +92,7 @@ async def test_one_that_was_not_there_is_made_and_held_later(
     assert not await second.try_acquire()
 
 
-async def test_one_that_may_not_be_used_yet_is_not_made_free(lease: Callable[..., Lease]) -> None:
+async def test_release_keeps_strict_lease_that_was_not_acquired_yet(lease: Callable[..., Lease]) -> None:
     """Somebody may have been at work when it was deleted, and may be still."""
     first, second = lease("first", strict=True), lease("second")
     assert not await first.try_acquire()
@@ -102,7 +102,7 @@ async def test_one_that_may_not_be_used_yet_is_not_made_free(lease: Callable[...
 
 
 @pytest.mark.usefixtures("empty")
-async def test_a_lease_is_taken_as_soon_as_its_user_says(lease: Callable[..., Lease]) -> None:
+async def test_lease_is_taken_over_when_patience_ends(lease: Callable[..., Lease]) -> None:
     asked = []
 
     def patience(holder: str, duration_seconds: int) -> float:
@@ -119,7 +119,7 @@ async def test_a_lease_is_taken_as_soon_as_its_user_says(lease: Callable[..., Le
 
 
 @pytest.mark.usefixtures("empty")
-async def test_a_deleted_lease_is_made_again_by_its_holder(
+async def test_deleted_lease_is_recreated_by_its_holder(
     client: Client, namespace: str, lease: Callable[..., Lease]
 ) -> None:
     first = lease("first")
@@ -131,7 +131,7 @@ async def test_a_deleted_lease_is_made_again_by_its_holder(
 
 
 @pytest.mark.usefixtures("empty")
-async def test_what_others_write_beside_it_stays(client: Client, namespace: str, lease: Callable[..., Lease]) -> None:
+async def test_renewal_keeps_annotations_of_others(client: Client, namespace: str, lease: Callable[..., Lease]) -> None:
     first = lease("first")
     assert await first.try_acquire()
     await client.patch(LEASES, "mine", {"metadata": {"annotations": {"by": "somebody"}}}, namespace=namespace)
@@ -141,7 +141,9 @@ async def test_what_others_write_beside_it_stays(client: Client, namespace: str,
 
 
 @pytest.mark.usefixtures("empty")
-async def test_a_lease_that_names_another_is_lost(client: Client, namespace: str, lease: Callable[..., Lease]) -> None:
+async def test_lease_is_lost_when_its_holder_identity_changes(
+    client: Client, namespace: str, lease: Callable[..., Lease]
+) -> None:
     first, second = lease("first"), lease("second")
     assert await first.try_acquire()
     assert not await second.try_acquire()
@@ -153,7 +155,7 @@ async def test_a_lease_that_names_another_is_lost(client: Client, namespace: str
 
 
 @pytest.mark.usefixtures("empty")
-async def test_a_takeover_of_a_lease_that_was_just_deleted_makes_none(
+async def test_takeover_does_not_recreate_deleted_lease(
     client: Client, namespace: str, lease: Callable[..., Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would be held at once, though somebody may have had a newer one meanwhile."""
@@ -171,13 +173,13 @@ async def test_a_takeover_of_a_lease_that_was_just_deleted_makes_none(
         await client.get(LEASES, "mine", namespace=namespace)
 
 
-async def test_no_other_lease_may_be_touched(lease: Callable[..., Lease]) -> None:
+async def test_lease_of_another_name_is_forbidden(lease: Callable[..., Lease]) -> None:
     with pytest.raises(Forbidden):
         await lease("first", name="another").try_acquire()
 
 
 @pytest.mark.usefixtures("empty")
-async def test_work_ends_when_the_holder_is_edited_and_begins_at_once_after_a_graceful_end(
+async def test_election_moves_on_graceful_stop_and_ends_on_edited_holder(
     client: Client, limited: Client, namespace: str, lease: Callable[..., Lease]
 ) -> None:
     working: list[str] = []

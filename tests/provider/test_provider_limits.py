@@ -44,7 +44,7 @@ def large(size: int) -> bytes:
     return json.dumps({**OBJECT, "data": {"filler": "x" * (size - frame)}}).encode()
 
 
-async def test_an_answer_that_never_ends_is_dropped_at_its_limit(fault_server: FaultServer, tools: Any) -> None:
+async def test_endless_response_is_dropped_at_its_limit(fault_server: FaultServer, tools: Any) -> None:
     sent = 0
 
     async def answer(asked: Any, writer: asyncio.StreamWriter) -> None:
@@ -71,9 +71,7 @@ async def test_an_answer_that_never_ends_is_dropped_at_its_limit(fault_server: F
 
 
 @pytest.mark.parametrize("status", [200, 403])
-async def test_an_answer_of_the_limit_passes_and_one_byte_more_does_not(
-    fault_server: FaultServer, tools: Any, status: int
-) -> None:
+async def test_response_is_refused_one_byte_above_the_limit(fault_server: FaultServer, tools: Any, status: int) -> None:
     limits = AnswerLimits(answer_bytes=100 * KIB)
     server = await fault_server(always(tools.http(large(100 * KIB))))
     async with Client(server.config, limits=limits) as client:
@@ -84,7 +82,7 @@ async def test_an_answer_of_the_limit_passes_and_one_byte_more_does_not(
             await client.get(NAMESPACES, "a")
 
 
-async def test_pages_without_end_are_counted_together(fault_server: FaultServer, tools: Any) -> None:
+async def test_list_bytes_are_limited_over_all_pages(fault_server: FaultServer, tools: Any) -> None:
     body = json.dumps({"metadata": {"continue": "more"}, "items": [json.loads(large(100 * KIB))]}).encode()
     server = await fault_server(always(tools.http(body)))
     together = Watched(10_000 * KIB)
@@ -97,7 +95,7 @@ async def test_pages_without_end_are_counted_together(fault_server: FaultServer,
     assert together.taken_bytes == 0
 
 
-async def test_empty_pages_without_end_are_counted_as_well(fault_server: FaultServer, tools: Any) -> None:
+async def test_endless_empty_pages_are_refused(fault_server: FaultServer, tools: Any) -> None:
     server = await fault_server(always(tools.http({"metadata": {"continue": "more"}, "items": []})))
     async with Client(server.config, limits=AnswerLimits(list_bytes=2 * KIB)) as client:
         with pytest.raises(AnswerTooLarge):
@@ -105,7 +103,7 @@ async def test_empty_pages_without_end_are_counted_as_well(fault_server: FaultSe
     assert len(server.asked) < 60
 
 
-async def test_a_list_may_have_so_many_objects(fault_server: FaultServer, tools: Any) -> None:
+async def test_list_is_refused_above_max_items(fault_server: FaultServer, tools: Any) -> None:
     server = await fault_server(always(tools.http({"metadata": {"continue": "more"}, "items": [OBJECT] * 4})))
     async with Client(server.config) as client:
         with pytest.raises(AnswerTooLarge, match="has more namespaces of those asked for than 10"):
@@ -118,7 +116,9 @@ async def test_a_list_may_have_so_many_objects(fault_server: FaultServer, tools:
     [b'{"metadata":{},"x":' + b"[" * 500 + b"]" * 500 + b"}", b'{"metadata":{},"x":[' + b"0," * 500 + b"0]}"],
     ids=["nested", "flat"],
 )
-async def test_what_would_grow_when_it_is_parsed_is_not(fault_server: FaultServer, tools: Any, content: bytes) -> None:
+async def test_response_with_too_many_values_is_not_parsed(
+    fault_server: FaultServer, tools: Any, content: bytes
+) -> None:
     together = Watched(1000 * KIB)
     server = await fault_server(always(tools.http(content)))
     async with Client(server.config, limits=AnswerLimits(values=500, together=together)) as client:
@@ -128,7 +128,7 @@ async def test_what_would_grow_when_it_is_parsed_is_not(fault_server: FaultServe
         assert (await client.get(NAMESPACES, "a"))["x"]
 
 
-async def test_values_count_over_all_pages(fault_server: FaultServer, tools: Any) -> None:
+async def test_values_are_limited_over_all_pages(fault_server: FaultServer, tools: Any) -> None:
     server = await fault_server(always(tools.http({"metadata": {"continue": "more"}, "items": [OBJECT] * 100})))
     async with Client(server.config, limits=AnswerLimits(values=1000)) as client:
         with pytest.raises(AnswerTooLarge, match="more than 1000 values"):
@@ -136,7 +136,7 @@ async def test_values_count_over_all_pages(fault_server: FaultServer, tools: Any
     assert len(server.asked) < 6
 
 
-async def test_large_answers_of_many_servers_share_an_allowance_and_small_ones_pass(
+async def test_large_responses_share_an_allowance_and_small_ones_pass(
     fault_server: FaultServer, tools: Any, eventually: Callable[..., Awaitable[Any]]
 ) -> None:
     release, together = asyncio.Event(), Watched(300 * KIB)
@@ -164,7 +164,7 @@ async def test_large_answers_of_many_servers_share_an_allowance_and_small_ones_p
     assert together.most <= 300 * KIB
 
 
-async def test_what_is_not_needed_is_not_kept(fault_server: FaultServer, tools: Any) -> None:
+async def test_unused_response_bodies_are_not_buffered(fault_server: FaultServer, tools: Any) -> None:
     server = await fault_server(always(tools.http(large(500 * KIB))))
     together = Watched(10_000 * KIB)
     async with Client(server.config, limits=AnswerLimits(together=together)) as client:
@@ -180,14 +180,14 @@ async def test_what_is_not_needed_is_not_kept(fault_server: FaultServer, tools: 
     assert server.asked[0].headers["accept"].startswith("application/json;as=PartialObjectMetadata;")
 
 
-async def test_not_found_is_no_error_where_that_was_the_question(fault_server: FaultServer, tools: Any) -> None:
+async def test_exists_returns_false_for_not_found(fault_server: FaultServer, tools: Any) -> None:
     status = {"kind": "Status", "reason": "NotFound"}
     server = await fault_server(always(tools.http(status, status=404)))
     async with Client(server.config) as client:
         assert not await client.exists(NAMESPACES, "a")
 
 
-async def test_nothing_is_deleted_without_a_label_or_in_all_namespaces(fault_server: FaultServer, tools: Any) -> None:
+async def test_delete_all_requires_a_label_and_a_namespace(fault_server: FaultServer, tools: Any) -> None:
     server = await fault_server(always(tools.http({})))
     async with Client(server.config) as client:
         with pytest.raises(ProviderError, match="without a label"):
@@ -197,9 +197,7 @@ async def test_nothing_is_deleted_without_a_label_or_in_all_namespaces(fault_ser
     assert server.asked == []
 
 
-async def test_of_a_metadata_list_nothing_else_is_kept_also_where_the_server_sends_it(
-    fault_server: FaultServer, tools: Any
-) -> None:
+async def test_metadata_list_drops_other_fields_that_the_server_sends(fault_server: FaultServer, tools: Any) -> None:
     page = {"metadata": {"resourceVersion": "7"}, "items": [{**OBJECT, "kind": "Other", "data": {"b": "c"}}]}
     server = await fault_server(always(tools.http(page)))
     async with Client(server.config) as client:
@@ -208,7 +206,7 @@ async def test_of_a_metadata_list_nothing_else_is_kept_also_where_the_server_sen
     assert ";as=PartialObjectMetadataList;" in server.asked[0].headers["accept"]
 
 
-async def test_what_a_server_says_can_be_shown(fault_server: FaultServer, tools: Any) -> None:
+async def test_texts_of_the_server_are_printable_and_bounded(fault_server: FaultServer, tools: Any) -> None:
     said = "no\r\n\x1b[31mred\u202e" + "x" * 100_000
     refusal = {"kind": "Status", "reason": "Bad\nReason" + "y" * 1000, "message": said}
     server = await fault_server(always(tools.http(refusal, status=403)))
@@ -227,7 +225,7 @@ async def test_what_a_server_says_can_be_shown(fault_server: FaultServer, tools:
     assert len(str(unreachable.value)) <= 2000
 
 
-async def test_an_event_of_a_watch_is_bounded(fault_server: FaultServer, tools: Any) -> None:
+async def test_watch_event_above_the_limit_is_refused(fault_server: FaultServer, tools: Any) -> None:
     async def answer(asked: Any, writer: asyncio.StreamWriter) -> None:
         writer.write(tools.stream_head())
         while not writer.is_closing():

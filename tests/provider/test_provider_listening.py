@@ -10,7 +10,7 @@ from kplane.provider.errors import ListenFailed
 from kplane.provider.serving.listening import listening
 
 
-async def test_it_serves_while_within_and_frees_its_port(hold_port):
+async def test_listening_serves_in_its_block_and_frees_the_port(hold_port):
     port = hold_port()
     async with aiohttp.ClientSession() as session:
         async with listening(web.Application(), host="127.0.0.1", port=port) as address:
@@ -22,7 +22,7 @@ async def test_it_serves_while_within_and_frees_its_port(hold_port):
 
 
 @pytest.mark.parametrize(("flag", "named"), [(None, ""), ("--listen", " (--listen)")])
-async def test_a_port_that_is_taken_is_named(flag, named):
+async def test_listening_names_a_port_in_use(flag, named):
     async with listening(web.Application(), host="127.0.0.1", port=0) as (host, port):
         with pytest.raises(ListenFailed) as caught:
             async with listening(web.Application(), host=host, port=port, flag=flag):

@@ -10,7 +10,7 @@ import re
 from kplane.provider.logs import json_logging, log_fields, text_logging
 
 
-def test_each_record_is_one_json_line_with_what_was_worked_on():
+def test_json_logging_writes_one_line_with_the_log_fields():
     stream = io.StringIO()
     log = logging.getLogger("test.logs")
     with json_logging("INFO", stream=stream):
@@ -29,7 +29,7 @@ def test_each_record_is_one_json_line_with_what_was_worked_on():
     assert "ValueError: invalid literal" in second["message"]
 
 
-def test_on_a_terminal_lines_are_text_which_tenants_cannot_steer():
+def test_text_logging_escapes_control_characters_and_line_breaks():
     stream = io.StringIO()
     log = logging.getLogger("test.logs")
     with text_logging("INFO", stream=stream), log_fields(cluster="a", name="b"):

@@ -40,7 +40,7 @@ def name_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[NameServers]:
     servers.answer.set()
 
 
-async def test_silent_name_servers_keep_no_other_name_waiting(name_servers: NameServers) -> None:
+async def test_resolver_answers_while_other_name_servers_are_silent(name_servers: NameServers) -> None:
     resolver = Resolver()
     dead = [asyncio.create_task(resolver.resolve(f"host-{number}.dead")) for number in range(100)]
     found = await asyncio.wait_for(resolver.resolve("localhost", 6443), 60)
@@ -51,7 +51,7 @@ async def test_silent_name_servers_keep_no_other_name_waiting(name_servers: Name
         assert isinstance(failure, socket.gaierror)
 
 
-async def test_a_name_is_asked_for_once_at_a_time_however_often_one_gives_up(
+async def test_resolver_shares_a_pending_lookup_after_cancellation(
     name_servers: NameServers, eventually: Callable[..., Any]
 ) -> None:
     resolver = Resolver()
@@ -66,7 +66,9 @@ async def test_a_name_is_asked_for_once_at_a_time_however_often_one_gives_up(
     assert name_servers.asked == {"one.dead": 2}
 
 
-async def test_so_many_names_at_once_and_no_more(name_servers: NameServers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_resolver_refuses_lookups_above_its_limit(
+    name_servers: NameServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_MAX_LOOKUPS", 2)
     resolver = Resolver()
     waiting = [asyncio.create_task(resolver.resolve(f"full-{number}.dead")) for number in range(2)]
@@ -78,14 +80,14 @@ async def test_so_many_names_at_once_and_no_more(name_servers: NameServers, monk
     assert await resolver.resolve("localhost")
 
 
-async def test_ipv6_addresses_keep_their_scope(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_resolver_keeps_the_scope_of_ipv6_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fe80::1", 0, 0, 2))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: found)
     [result] = await Resolver().resolve("link.local", 1, socket.AF_INET6)
     assert result["host"] == "fe80::1%2"
 
 
-async def test_a_client_whose_host_has_silent_name_servers_gives_up_in_time(name_servers: NameServers) -> None:
+async def test_client_times_out_when_name_servers_are_silent(name_servers: NameServers) -> None:
     async with Client(ClusterConfig(server="https://api.dead"), timeout_seconds=1.0) as client:
         with pytest.raises(Unreachable) as failed:
             await client.probe()

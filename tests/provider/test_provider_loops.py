@@ -60,7 +60,7 @@ async def follow_a_fleet(config):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_a_fleet_blocks_no_loop_and_leaves_nothing(api_server, factory):
+def test_clusters_do_not_block_the_loop_and_leak_nothing(api_server, factory):
     config = ClusterConfig.load(api_server.admin_kubeconfig)
     with contextlib.ExitStack() as stack:
         runner = stack.enter_context(asyncio.Runner(loop_factory=factory))

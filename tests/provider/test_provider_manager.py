@@ -57,7 +57,7 @@ class Aware:
         engagement.spawn(asyncio.sleep(3600), name="work")
 
 
-async def test_engages_what_the_provider_tells_and_closes_it_at_the_end(eventually):
+async def test_manager_engages_clusters_and_closes_them_at_its_end(eventually):
     early, late = Aware(), Aware()
     manager = Manager(None, Fixed("a", "b"), awares=[early], name="test")
     stop = asyncio.Event()
@@ -77,7 +77,7 @@ async def test_engages_what_the_provider_tells_and_closes_it_at_the_end(eventual
         await manager.run(stop)
 
 
-async def test_a_provider_that_fails_is_run_again_and_engaged_clusters_stay(eventually):
+async def test_failed_provider_is_restarted_and_clusters_stay_engaged(eventually):
     aware = Aware()
     async with Manager(None, Fixed("a", "b", failures=1), awares=[aware], name="test") as manager:
         await eventually(manager.cluster_names, lambda names: names == ["a", "b"])
@@ -85,7 +85,7 @@ async def test_a_provider_that_fails_is_run_again_and_engaged_clusters_stay(even
         assert aware.log == [("open", "a"), ("open", "b")]
 
 
-async def test_a_manager_that_is_cancelled_closes_what_is_engaged(eventually):
+async def test_cancelled_manager_closes_engagements(eventually):
     aware = Aware()
     running = asyncio.create_task(Manager(None, Fixed("a"), awares=[aware], name="test").run(asyncio.Event()))
     await eventually(lambda: aware.log)
@@ -94,7 +94,7 @@ async def test_a_manager_that_is_cancelled_closes_what_is_engaged(eventually):
     assert aware.log == [("open", "a"), ("close", "a")]
 
 
-async def test_looks_up_by_name_and_says_what_is_missing(eventually):
+async def test_get_cluster_raises_by_cause_for_a_missing_cluster(eventually):
     """Criterion 29: "" is the local cluster; unknown, no provider and no context are three different things."""
     config = ClusterConfig("https://127.0.0.1:1")
     async with Manager(config, Fixed("a"), name="test") as manager:
@@ -115,7 +115,7 @@ async def test_looks_up_by_name_and_says_what_is_missing(eventually):
         Manager(None, Fixed("a"), name="test").get_cluster("")
 
 
-async def test_a_single_cluster_reconciler_gets_its_cluster_from_the_context(eventually):
+async def test_single_cluster_reconciler_reads_cluster_from_context(eventually):
     """Criterion 30: it is given namespace and name, and knows of no fleet."""
     seen = []
     async with Manager(None, Fixed("a", "b"), name="test") as manager:
@@ -129,7 +129,7 @@ async def test_a_single_cluster_reconciler_gets_its_cluster_from_the_context(eve
     assert seen == [("a", "ns", "x"), ("b", "ns", "x")]
 
 
-def test_requests_are_written_as_upstreams_and_equal_ones_are_one():
+def test_requests_print_as_upstream_and_compare_by_value():
     """Criterion 31: the same key in two clusters is two requests."""
     assert str(Request("a", "ns", "n")) == "cluster://a/ns/n"
     assert str(Request(LOCAL, "ns", "n")) == "ns/n"
@@ -153,7 +153,7 @@ class Endless:
             self.running = False
 
 
-async def test_a_scoped_manager_reads_the_member_and_adds_to_the_host(eventually):
+async def test_scoped_manager_reads_its_member_and_adds_to_the_host(eventually):
     """Criterion 33: what is added runs with the manager, also where it runs already, and is run again when it fails."""
     async with Manager(ClusterConfig("https://127.0.0.1:1"), Fixed("a"), name="test") as manager:
         await eventually(manager.cluster_names, lambda names: names == ["a"])
@@ -181,7 +181,7 @@ async def well():
     """Check nothing."""
 
 
-async def test_checks_answer_by_name():
+async def test_checks_return_the_failure_of_each_check():
     checks = Checks(timeout_seconds=0.05)
 
     async def unwell():
@@ -213,7 +213,7 @@ class Tidy:
         await asyncio.Event().wait()
 
 
-async def test_clusters_that_the_program_adds_stay_beside_those_of_a_provider(eventually):
+async def test_clusters_of_the_program_stay_beside_provider_clusters(eventually):
     provider = Tidy()
     manager = Manager(None, provider, name="test")
     await manager.clusters.add_or_replace(Cluster("mine", config=ClusterConfig("https://127.0.0.1:1")))

@@ -115,7 +115,7 @@ async def test_reconciles_are_counted_by_controller_and_by_cluster(at_work, even
     assert found["controller_runtime_reconcile_errors_total", (("controller", "builder"),)] >= 1, "totals stay"
 
 
-async def test_a_controller_that_is_added_by_hand_is_counted_too_and_has_a_name_of_its_own(at_work, eventually):
+async def test_controller_added_by_hand_has_metrics_and_a_unique_name(at_work, eventually):
     release = asyncio.Event()
     release.set()
 
@@ -167,14 +167,14 @@ async def test_clusters_are_counted_by_provider_and_state(at_work, eventually):
     await eventually(counted)
 
 
-async def test_cluster_labels_can_be_left_out(at_work):
+async def test_metrics_omit_cluster_labels_on_request(at_work):
     _ = at_work.manager.get_cluster("a").cache.informer(CONFIG_MAPS)
     found = await samples(ManagerMetrics(at_work.manager, cluster_labels=False))
     assert not [name for name, labels in found if dict(labels).get("cluster")]
     assert found["multicluster_cache_bytes", (("kind", "ConfigMap"),)] == 0
 
 
-async def test_what_a_coordinator_says_of_its_leases_is_shown():
+async def test_lease_statistics_of_a_coordinator_are_metrics():
     async with Client(ClusterConfig("https://127.0.0.1:1")) as client:
         found = await samples(
             ManagerMetrics(
@@ -190,7 +190,7 @@ async def test_what_a_coordinator_says_of_its_leases_is_shown():
         ] == 0
 
 
-async def test_a_manager_is_ready_once_its_provider_has_found_the_clusters(tmp_path, eventually):
+async def test_manager_is_ready_when_its_provider_has_synced(tmp_path, eventually):
     told = MultiProvider()
     told.add_provider("given", SingleProvider(Cluster("a", config=ClusterConfig("https://127.0.0.1:1"))))
     assert told.has_synced(), "one that does not tell is waited for"
@@ -204,7 +204,7 @@ async def test_a_manager_is_ready_once_its_provider_has_found_the_clusters(tmp_p
         assert await manager.ready_checks.run() == {"provider": None}, "what is added later makes it unready"
 
 
-async def test_health_readiness_and_metrics_are_answered_while_the_manager_runs(eventually):
+async def test_serving_answers_probes_and_metrics_while_manager_runs(eventually):
     manager = Manager(ClusterConfig("https://127.0.0.1:1"), name="test")
     serving = Serving(manager, port=0)
     well = asyncio.Event()
@@ -270,7 +270,7 @@ class Jobs(Collector):
         yield GaugeMetricFamily("multicluster_owned_clusters", "Of another meaning.", value=77)
 
 
-async def test_serving_shows_metrics_and_routes_of_the_program(caplog):
+async def test_serving_adds_metrics_and_routes_of_the_program(caplog):
     registry, jobs = CollectorRegistry(), Jobs()
     Counter("photos", "Photos that were stored.", registry=registry).inc(5)
     ProcessCollector(registry=registry)
@@ -300,12 +300,12 @@ async def test_serving_shows_metrics_and_routes_of_the_program(caplog):
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz/mine", "/readyz"])
-def test_serving_refuses_routes_that_are_its_own(path):
+def test_serving_refuses_reserved_routes(path):
     with pytest.raises(ProviderError, match=f"failed to add route '{path}'"):
         Serving(Manager(None, name="test"), routes=[web.get(path, None)])
 
 
-async def test_the_queue_and_what_runs_have_the_names_of_client_go(eventually):
+async def test_work_queue_metrics_have_client_go_names(eventually):
     gate, channel = asyncio.Event(), Channel()
     manager = Manager(None, Told(), name="test")
 
@@ -343,7 +343,7 @@ class Refusing:
         raise ValueError("odd")
 
 
-async def test_requests_refused_kinds_and_failed_engagements_are_counted(fault_server, tools, eventually):
+async def test_requests_kind_errors_and_failed_engagements_are_counted(fault_server, tools, eventually):
     async def answer(asked, writer):
         writer.write(tools.http({"kind": "Status", "code": 404, "reason": "NotFound"}, status=404))
 

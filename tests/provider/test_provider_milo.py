@@ -9,7 +9,7 @@ from kplane.provider.errors import KubeconfigError
 from kplane.provider.providers.milo import MiloProvider
 
 
-def test_credentials_are_not_sent_to_whoever_has_a_public_certificate():
+def test_milo_requires_a_ca_for_internal_service_discovery():
     client = Client(ClusterConfig("https://milo.test", token="t"))
     with pytest.raises(KubeconfigError, match="no CA of its own"):
         MiloProvider(client, internal_service_discovery=True)

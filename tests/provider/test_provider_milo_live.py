@@ -140,9 +140,7 @@ class Reader:
         return cluster in self.seen and self.seen[cluster].get(name, namespace=self.namespace)
 
 
-async def test_projects_that_are_ready_are_engaged_at_their_path_and_no_others(
-    client, namespace, milo, front, eventually
-):
+async def test_ready_projects_are_engaged_at_their_path(client, namespace, milo, front, eventually):
     """Criterion 51: NotReady is not engaged; Ready is, at the exact URL; the selector is the watch's."""
     milo = await milo()
     await milo.create("pending")
@@ -177,7 +175,7 @@ async def test_projects_that_are_ready_are_engaged_at_their_path_and_no_others(
         await client.delete(PROJECTS, milo.name("other"))
 
 
-async def test_a_project_that_is_no_longer_ready_or_gone_leaves_nothing(
+async def test_project_not_ready_or_deleted_leaves_no_task_or_socket(
     client, namespace, milo, front, eventually, telling
 ):
     """Criterion 52: Ready to NotReady, deletion, and a label that goes leave no entry, no task and no socket."""
@@ -233,7 +231,7 @@ async def test_internal_service_discovery_finds_project_control_planes(
     await fleet.aclose()
 
 
-async def test_one_silent_project_blocks_no_other_and_all_share_connections(client, namespace, milo, front, eventually):
+async def test_silent_project_delays_no_other_and_connections_are_shared(client, namespace, milo, front, eventually):
     """Criterion 63: a healthy project is engaged while another's API server hangs."""
     milo = await milo()
     names = [f"p{number}" for number in range(6)]

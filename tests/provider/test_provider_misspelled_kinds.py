@@ -29,13 +29,13 @@ async def reconcile(_):
 
 
 @pytest.mark.parametrize(("kind", "right"), MISSPELLED.items())
-def test_controller_of_misspelled_kind_is_refused_with_the_right_one(kind, right):
+def test_controller_of_misspelled_kind_is_refused_with_a_suggestion(kind, right):
     manager = Manager(LOCAL, name="test")
     with pytest.raises(ProviderError, match=re.escape(f"no cluster serves {kind!r}: the kind is written {right!r}")):
         controller(manager).for_(kind).build(reconcile)
 
 
-def test_parse_kind_takes_every_right_spelling():
+def test_parse_kind_accepts_every_correct_spelling():
     assert [str(parse_kind(kind)) for kind in BUILT_IN] == list(BUILT_IN)
     assert str(parse_kind("example.com/v1/configmaps")) == "example.com/v1/configmaps"
 

@@ -49,7 +49,7 @@ class Slow:
         engagement.on_close(end)
 
 
-async def test_clusters_of_one_name_are_distinct_and_members_join_while_it_runs(eventually):
+async def test_clusters_of_equal_names_are_distinct_by_member(eventually):
     """Criterion 45: `cloud1#island` and `cloud2#island` are distinct; a provider added after start works."""
     first, second, multi = ClustersProvider(), ClustersProvider(), MultiProvider()
     await first.add(cluster("island", port=1))
@@ -71,7 +71,7 @@ async def test_clusters_of_one_name_are_distinct_and_members_join_while_it_runs(
         assert manager.cluster_names() == ["cloud2#island"]
 
 
-async def test_a_name_is_split_at_its_first_separator_so_that_members_nest(eventually):
+async def test_name_is_split_at_its_first_separator(eventually):
     inner, outer, leaf = MultiProvider(), MultiProvider(), ClustersProvider()
     await leaf.add(cluster("a#b"))
     inner.add_provider("region", leaf)
@@ -85,7 +85,7 @@ async def test_a_name_is_split_at_its_first_separator_so_that_members_nest(event
         outer.split("cloud")
 
 
-async def test_a_removed_member_takes_its_clusters_along(eventually):
+async def test_removed_member_removes_its_clusters(eventually):
     first, second, multi, slow = ClustersProvider(), ClustersProvider(), MultiProvider(), Slow()
     await first.add(cluster("a"))
     await second.add(cluster("a"))
@@ -110,7 +110,7 @@ async def test_a_removed_member_takes_its_clusters_along(eventually):
         await multi.remove_provider("unknown")
 
 
-async def test_a_member_that_fails_is_run_again_and_disturbs_nobody(eventually, caplog):
+async def test_failed_member_is_restarted_and_others_stay(eventually, caplog):
     failing, steady, multi = Failing(failures=1), ClustersProvider(), MultiProvider()
     await steady.add(cluster("a"))
     multi.add_provider("bad", failing)
@@ -125,7 +125,7 @@ async def test_a_member_that_fails_is_run_again_and_disturbs_nobody(eventually, 
         assert multi.provider_names() == ["bad", "good"]
 
 
-async def test_a_member_that_has_told_all_stays(eventually):
+async def test_finished_member_keeps_its_clusters_until_removal(eventually):
     multi = MultiProvider(separator="/")
     multi.add_provider("fixed", SingleProvider(cluster("a")))
     async with Manager(None, multi, name="test") as manager:
@@ -137,12 +137,12 @@ async def test_a_member_that_has_told_all_stays(eventually):
 
 
 @pytest.mark.parametrize("name", ["", "a#b", "#"])
-def test_a_name_that_could_not_be_told_apart_is_refused(name):
+def test_ambiguous_member_name_is_refused(name):
     with pytest.raises(ProviderError, match="cannot be called"):
         MultiProvider().add_provider(name, ClustersProvider())
 
 
-def test_what_is_not_there_and_what_cannot_be_is_refused():
+def test_unknown_member_and_empty_separator_are_refused():
     multi = MultiProvider()
     with pytest.raises(ProviderError, match="no provider 'x'"):
         multi.get_provider("x")
@@ -150,7 +150,7 @@ def test_what_is_not_there_and_what_cannot_be_is_refused():
         MultiProvider(separator="")
 
 
-async def test_it_serves_one_fleet(eventually):
+async def test_multi_provider_refuses_a_second_run(eventually):
     multi = MultiProvider()
     async with Manager(None, multi, name="test") as manager:
         await eventually(lambda: multi._running)

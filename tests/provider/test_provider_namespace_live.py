@@ -108,7 +108,7 @@ async def managing(world, host):
         yield manager
 
 
-async def test_objects_appear_in_default_and_are_worked_on_there(world, host, eventually):
+async def test_namespace_objects_are_reconciled_in_default(world, host, eventually):
     """Criterion 53: objects appear in ns `default`; write to another ns is Invalid. Existing, new and updated ones."""
     async with managing(world, host) as manager:
         asked = feed(manager)
@@ -135,7 +135,7 @@ async def test_objects_appear_in_default_and_are_worked_on_there(world, host, ev
         assert len(host.cache._informers) == 1
 
 
-async def test_an_index_finds_in_one_namespace_and_in_all(world, host, eventually):
+async def test_index_finds_objects_of_a_namespace_and_of_the_host(world, host, eventually):
     """Criterion 35: a host-wide field query sees all three namespaces. Criterion 36: the same index twice is fine."""
     async with managing(world, host) as manager:
         await eventually(manager.cluster_names, lambda names: names == world.names())
@@ -161,7 +161,7 @@ async def test_an_index_finds_in_one_namespace_and_in_all(world, host, eventuall
         assert alone["metadata"]["namespace"] == world.name("island")
 
 
-async def test_every_way_of_writing_and_reading_is_translated(world, host, eventually):
+async def test_namespace_client_translates_every_read_and_write(world, host, eventually):
     async with managing(world, host) as manager:
         await eventually(manager.cluster_names, lambda names: names == world.names())
         client = manager.get_cluster(world.name("jungle")).client
@@ -200,7 +200,7 @@ async def test_every_way_of_writing_and_reading_is_translated(world, host, event
         await asyncio.wait([mirror])
 
 
-async def test_people_are_told_in_the_namespace_itself(world, host, eventually):
+async def test_recorder_writes_events_into_the_namespace(world, host, eventually):
     async with managing(world, host) as manager:
         cluster = await eventually(lambda: manager.get_cluster(world.name("zoo")))
         lion = await cluster.cache.get(CONFIG_MAPS, "lion", namespace="default")
@@ -215,9 +215,7 @@ async def test_people_are_told_in_the_namespace_itself(world, host, eventually):
         assert seen["involvedObject"]["namespace"] == "default"
 
 
-async def test_a_namespace_that_goes_takes_its_cluster_along_and_is_another_one_when_it_comes_back(
-    world, host, eventually
-):
+async def test_recreated_namespace_is_another_cluster(world, host, eventually):
     async with managing(world, host) as manager:
         await eventually(manager.cluster_names, lambda names: names == world.names())
         before = {each.cluster.name: each for each in manager.clusters.engagements()}
@@ -235,7 +233,7 @@ async def test_a_namespace_that_goes_takes_its_cluster_along_and_is_another_one_
         assert found["metadata"]["namespace"] == "default"
 
 
-async def test_namespaces_of_two_hosts_side_by_side(world, host, client, eventually):
+async def test_namespaces_of_two_hosts_are_distinct_clusters(world, host, client, eventually):
     """Criterion 45, with namespaces: `cloud1#island` and `cloud2#island` are distinct, indexes included."""
     other, multi = Cluster("other", config=client.config), MultiProvider()
     multi.add_provider("cloud1", NamespaceProvider(host, label_selector=f"world={world.mark}"))
@@ -255,7 +253,7 @@ async def test_namespaces_of_two_hosts_side_by_side(world, host, client, eventua
     await other.aclose()
 
 
-async def test_a_cache_that_is_paused_holds_its_own_handlers_and_begins_again(world, host, eventually):
+async def test_paused_cache_holds_its_handlers_until_resumed(world, host, eventually):
     async with managing(world, host) as manager:
         await eventually(manager.cluster_names, lambda names: names == world.names())
         zoo, jungle = (manager.get_cluster(world.name(name)).cache for name in ("zoo", "jungle"))
@@ -278,7 +276,7 @@ async def test_a_cache_that_is_paused_holds_its_own_handlers_and_begins_again(wo
         assert manager.get_cluster(world.name("zoo")).health.state == "Ready"
 
 
-async def test_what_a_manager_leaves_of_objects_is_left_in_the_hosts_cache(world, host, eventually):
+async def test_manager_transform_applies_to_the_host_cache(world, host, eventually):
     def without_labels(found):
         found["metadata"].pop("labels", None)
         return found
@@ -290,6 +288,6 @@ async def test_what_a_manager_leaves_of_objects_is_left_in_the_hosts_cache(world
         assert "labels" not in found["metadata"]
 
 
-async def test_the_local_cluster_cannot_be_the_host(client):
+async def test_local_cluster_is_refused_as_host(client):
     with pytest.raises(ProviderError, match="give a cluster of its own"):
         NamespaceProvider(Manager(client.config, name="test").local)

@@ -44,7 +44,7 @@ async def host(server):
         yield host
 
 
-def test_every_request_and_every_path_of_a_client_passes_the_seam():
+def test_client_requests_and_paths_all_pass_the_namespace_view():
     # Not inspect.getsource: it parses the file, which fails in Python 3.11 if a garbage collection logs meanwhile.
     modules = [Path(inspect.getfile(each)) for each in Client.__mro__ if each is not object]
     source = "".join("".join(module.read_text().split()) for module in modules)
@@ -56,7 +56,7 @@ def moved(resource, body):
     return json.loads(VIEW.outward_bytes(resource, json.dumps(body).encode()))
 
 
-def test_an_object_is_in_default_within_and_in_the_namespace_outside():
+def test_object_namespace_is_default_inward_and_real_outward():
     found = VIEW.inward(CONFIG_MAPS, {"metadata": {"name": "a", "namespace": "zoo"}, "data": {"namespace": "zoo"}})
     assert found == {"metadata": {"name": "a", "namespace": "default"}, "data": {"namespace": "zoo"}}
     body = {"metadata": {"name": "a", "namespace": "default"}, "involvedObject": {"namespace": "default"}}
@@ -64,7 +64,7 @@ def test_an_object_is_in_default_within_and_in_the_namespace_outside():
     assert moved(CONFIG_MAPS, body)["involvedObject"]["namespace"] == "default"
 
 
-def test_an_event_names_objects_of_its_own_namespace():
+def test_involved_object_of_an_event_is_translated():
     body = {"metadata": {"namespace": "default"}, "involvedObject": {"namespace": "default", "name": "a"}}
     outside = moved(EVENTS, body)
     assert outside["involvedObject"] == {"namespace": "zoo", "name": "a"}
@@ -85,13 +85,13 @@ def test_an_event_names_objects_of_its_own_namespace():
         ({"op": "remove", "path": "/data"}, None),
     ],
 )
-def test_a_json_patch_is_translated(operation, expected):
+def test_json_patch_is_translated(operation, expected):
     (found,) = moved(CONFIG_MAPS, [operation])
     assert found.get("value") == expected
     assert found["path"] == operation["path"]
 
 
-def test_only_default_can_be_read_and_written():
+def test_namespaces_other_than_default_are_refused():
     assert VIEW.to_read(CONFIG_MAPS, None) == VIEW.to_read(CONFIG_MAPS, "default") == "zoo"
     assert VIEW.to_write(CONFIG_MAPS, "default") == "zoo"
     with pytest.raises(NotFound, match="there is no namespace 'zoo' here"):
@@ -104,7 +104,7 @@ def test_only_default_can_be_read_and_written():
             refuse(CLUSTER_ROLES, "default")
 
 
-async def test_a_path_is_translated_with_what_is_sent_and_answered(server, host):
+async def test_raw_request_path_and_bodies_are_translated(server, host):
     server.answer = {"kind": "List", "items": [{"metadata": {"namespace": "zoo"}}, "odd"]}
     client = NamespaceClient(host, view=VIEW)
     assert (await client.request("GET", "/api/v1/namespaces/default/configmaps"))["items"][0] == {
@@ -123,7 +123,7 @@ async def test_a_path_is_translated_with_what_is_sent_and_answered(server, host)
 @pytest.mark.parametrize(
     "path", ["/version", "/api", "/api/v1", "/apis", "/apis/apps", "/apis/apps/v1", "/openapi/v3/x"]
 )
-async def test_what_a_cluster_says_of_itself_can_be_asked(server, host, path):
+async def test_discovery_paths_can_only_be_read(server, host, path):
     server.answer = "said"
     assert await NamespaceClient(host, view=VIEW).request("GET", path) == "said"
     with pytest.raises(NotFound):
@@ -147,7 +147,7 @@ async def test_what_a_cluster_says_of_itself_can_be_asked(server, host, path):
         "/",
     ],
 )
-async def test_what_is_elsewhere_cannot(server, host, path):
+async def test_paths_outside_the_namespace_are_refused(server, host, path):
     with pytest.raises(NotFound):
         await NamespaceClient(host, view=VIEW).request("GET", path)
     with pytest.raises((NotFound, Invalid)):
@@ -155,7 +155,7 @@ async def test_what_is_elsewhere_cannot(server, host, path):
     assert server.asked == []
 
 
-async def test_what_may_not_be_written_is_not_sent(server, host):
+async def test_fenced_client_sends_no_refused_write(server, host):
     def refuse():
         raise ProviderError("not ours")
 
@@ -178,7 +178,7 @@ async def test_what_may_not_be_written_is_not_sent(server, host):
     assert len(server.asked) == 1
 
 
-async def test_the_end_of_a_namespaces_client_leaves_the_hosts(server, host):
+async def test_closed_namespace_client_leaves_the_host_client_open(server, host):
     server.answer = {"major": "1"}
     client = NamespaceClient(host, view=VIEW)
     await client.update(host.config)
@@ -186,7 +186,7 @@ async def test_the_end_of_a_namespaces_client_leaves_the_hosts(server, host):
     assert await host.request("GET", "/version") == {"major": "1"}
 
 
-async def test_what_comes_and_goes_in_a_part_of_an_informer_leaves_nothing_there():
+async def test_informer_part_keeps_no_removed_handlers():
     client = Client(ClusterConfig("https://127.0.0.1:1"), field_manager="kplane")
     whole = Informer(client, CONFIG_MAPS)
     part = namespace_cache._Part(whole, client, VIEW, scope=CacheScope())

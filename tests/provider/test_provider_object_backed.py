@@ -151,7 +151,7 @@ OPERATIONS = st.one_of(
 
 
 @given(st.lists(OPERATIONS, max_size=20))
-def test_what_is_watched_is_what_is_held_whatever_the_order(operations: list[tuple[str, Any, int]]) -> None:
+def test_provider_watches_secrets_of_held_objects_in_any_order(operations: list[tuple[str, Any, int]]) -> None:
     assert {slot_of(name, SHARDS) for name in NAMES} == set(range(SHARDS))
 
     async def play() -> None:
@@ -174,7 +174,7 @@ def test_what_is_watched_is_what_is_held_whatever_the_order(operations: list[tup
     asyncio.run(play())
 
 
-async def test_keys_of_a_shard_that_was_lost_are_in_no_object_any_more() -> None:
+async def test_provider_keeps_no_credentials_of_lost_shards() -> None:
     def known() -> set[str | None]:
         gc.collect()
         return {each.token for each in gc.get_objects() if isinstance(each, ClusterConfig)} & {"a-first", "b-first"}

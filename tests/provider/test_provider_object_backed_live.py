@@ -85,7 +85,7 @@ def tasks_for(word):
     return [task for task in asyncio.all_tasks() if task.get_name().startswith(f"map {word}")]
 
 
-async def test_clusters_come_change_and_go_with_their_objects(place, fleet, eventually, caplog, telling):
+async def test_clusters_follow_changes_of_their_objects(place, fleet, eventually, caplog, telling):
     name = f"{place.namespace}/a"
     await place.put("a")
     async with telling(place.following(), fleet):
@@ -107,7 +107,7 @@ async def test_clusters_come_change_and_go_with_their_objects(place, fleet, even
         await eventually(fleet.names, lambda names: names == [])
 
 
-async def test_a_secret_is_watched_only_while_it_is_asked_for(place, fleet, eventually, telling):
+async def test_secret_is_watched_only_while_a_plan_requests_it(place, fleet, eventually, telling):
     name = f"{place.namespace}/a"
     await place.put("a", secret="one")
     async with telling(place.following(), fleet):
@@ -129,7 +129,7 @@ async def test_a_secret_is_watched_only_while_it_is_asked_for(place, fleet, even
     assert fleet.names() == [name]
 
 
-async def test_what_went_while_nobody_looked_is_forgotten_and_the_rest_goes_on(place, fleet, eventually, telling):
+async def test_restarted_provider_removes_clusters_of_deleted_objects(place, fleet, eventually, telling):
     await place.put("gone", server="https://gone.test")
     await place.put("stays", server="https://stays.test")
     async with telling(place.following(), fleet):
@@ -141,7 +141,7 @@ async def test_what_went_while_nobody_looked_is_forgotten_and_the_rest_goes_on(p
     assert fleet.engagements() == [engagement]
 
 
-async def test_a_slow_cluster_and_a_failing_plan_hold_up_no_other(place, fleet, eventually, caplog, telling):
+async def test_slow_engagement_and_failing_plan_delay_no_other_cluster(place, fleet, eventually, caplog, telling):
     slow = asyncio.Event()
 
     class Closing:
@@ -174,9 +174,7 @@ async def test_a_slow_cluster_and_a_failing_plan_hold_up_no_other(place, fleet, 
         await eventually(lambda: len(fleet.engagements()), lambda count: count == 3)
 
 
-async def test_a_plan_that_takes_long_holds_up_no_other_and_counts_only_while_its_object_is_there(
-    place, fleet, eventually, telling
-):
+async def test_slow_plan_delays_no_other_and_is_dropped_with_its_object(place, fleet, eventually, telling):
     asked, answered = asyncio.Event(), asyncio.Event()
 
     async def slow(found):
@@ -205,7 +203,7 @@ async def test_a_plan_that_takes_long_holds_up_no_other_and_counts_only_while_it
     assert f"{place.namespace}/slow" not in seen
 
 
-async def test_an_object_that_was_made_anew_is_another_one(place, fleet, eventually, telling):
+async def test_recreated_object_replaces_its_engagement(place, fleet, eventually, telling):
     await place.put("a", server="https://a.test")
     async with telling(place.following(), fleet):
         (engagement,) = await eventually(fleet.engagements)
@@ -214,9 +212,7 @@ async def test_an_object_that_was_made_anew_is_another_one(place, fleet, eventua
         await eventually(lambda: engagement.closed and fleet.engagements())
 
 
-async def test_what_is_not_ready_is_not_engaged_and_what_is_engaged_is_kept_up_to_date(
-    place, fleet, eventually, telling
-):
+async def test_object_is_engaged_when_ready_and_updated_afterwards(place, fleet, eventually, telling):
     name = f"{place.namespace}/a"
     following = place.following(ready=lambda found: "ready" in found["metadata"]["labels"])
     await place.put("a", server="https://a.test")
@@ -229,7 +225,7 @@ async def test_what_is_not_ready_is_not_engaged_and_what_is_engaged_is_kept_up_t
         assert fleet.names() == [name]
 
 
-async def test_wake_asks_again_about_objects_that_are_known(place, fleet, eventually, telling):
+async def test_wake_plans_known_objects_again(place, fleet, eventually, telling):
     wanted = []
     following = place.following(lambda found: plan(found) if found["metadata"]["name"] in wanted else None)
     await place.put("a", server="https://a.test")

@@ -20,7 +20,7 @@ LOWERED = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128)
 
 
 @pytest.mark.parametrize("operator", ["kplane.mcm.main", "kplane.controlplane_operator.main"])
-def test_both_operators_raise_the_soft_limit_to_the_hard_one(tmp_path: Path, operator: str) -> None:
+def test_operators_raise_the_soft_limit_to_the_hard_limit(tmp_path: Path, operator: str) -> None:
     """As each ends soon here, for want of what it needs, what counts is the limit that it leaves."""
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.touch()
@@ -44,7 +44,7 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE))
     assert ended.stdout.splitlines()[-1:] == ["(128, 128)"], ended.stderr
 
 
-def test_macos_gets_as_many_as_it_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raise_limit_retries_with_the_maximum_of_macos(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = [(256, 2**63 - 1)]
 
     def set_limit(_: int, wanted: tuple[int, int]) -> None:
@@ -58,7 +58,7 @@ def test_macos_gets_as_many_as_it_allows(monkeypatch: pytest.MonkeyPatch) -> Non
     assert limits[-1] == (10_240, 2**63 - 1)
 
 
-async def test_a_warning_follows_at_80_percent_once_until_use_was_below_70(
+async def test_watch_warns_once_at_80_percent_until_use_is_below_70(
     eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     looks = iter([79, 80, 95, 71, 90, 69, 85])
@@ -76,7 +76,7 @@ async def test_a_warning_follows_at_80_percent_once_until_use_was_below_70(
     ]
 
 
-def test_use_and_limit_are_metrics_of_the_process() -> None:
+def test_process_metrics_have_open_files_and_limit() -> None:
     values = {sample.name: sample.value for family in process_families() for sample in family.samples}
     found = OpenFiles.read()
     assert values["process_max_fds"] == found.limit

@@ -26,7 +26,7 @@ async def gate(client):
         yield gate
 
 
-async def test_all_requests_are_reconciled_soon_after_an_outage(gate, client, namespace, eventually):
+async def test_controller_reconciles_all_requests_soon_after_an_outage(gate, client, namespace, eventually):
     loop, done, failures = asyncio.get_running_loop(), {}, []
     cluster = Cluster("a", config=dataclasses.replace(client.config, server=gate.url))
     fleet = ClustersProvider()

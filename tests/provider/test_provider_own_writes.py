@@ -274,7 +274,7 @@ async def play(steps) -> None:
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(STEPS, max_size=40))
-def test_readers_see_their_writes_and_end_with_what_the_server_has(steps):
+def test_readers_see_own_writes_and_converge_to_the_server_state(steps):
     slice_size, mirror_module._SLICE = mirror_module._SLICE, 1
     try:
         asyncio.run(play(steps))
@@ -290,7 +290,7 @@ def names(world):
     return {entry.name: entry.resource_version for entry in world.store}
 
 
-async def test_a_write_survives_a_list_that_was_made_before_it():
+async def test_write_survives_a_list_of_an_earlier_version():
     world = World()
     world.mirror.begin()
     world.mirror.observe(world.entry(state("a", 9)), is_selected=True)
@@ -298,7 +298,7 @@ async def test_a_write_survives_a_list_that_was_made_before_it():
     assert names(world) == {"a": "9"}
 
 
-async def test_a_list_decides_over_the_writes_before_it_also_after_a_restore_of_etcd():
+async def test_list_drops_earlier_writes_after_a_restore_of_etcd():
     world = World()
     world.mirror.observe(world.entry(state("a", 90)), is_selected=True)
     world.mirror.begin()
@@ -307,7 +307,7 @@ async def test_a_list_decides_over_the_writes_before_it_also_after_a_restore_of_
     assert names(world) == {"b": "6"}
 
 
-async def test_what_the_watch_passes_without_an_event_leaves_the_cache():
+async def test_write_is_dropped_when_a_bookmark_passes_its_version():
     world = World()
     world.mirror.observe(world.entry(state("a", 6)), is_selected=True)
     world.mirror.apply([], resource_version="5")
@@ -316,7 +316,7 @@ async def test_what_the_watch_passes_without_an_event_leaves_the_cache():
     assert (names(world), world.replica) == ({}, {})
 
 
-async def test_an_answer_without_a_comparable_version_is_left_to_the_watch():
+async def test_write_without_a_numeric_version_is_left_to_the_watch():
     world = World()
     body = raw(state("a", 1))
     body["metadata"]["resourceVersion"] = "opaque"
@@ -324,7 +324,7 @@ async def test_an_answer_without_a_comparable_version_is_left_to_the_watch():
     assert names(world) == {}
 
 
-async def test_a_later_state_shows_that_an_update_did_not_remove_the_object():
+async def test_later_event_revokes_an_assumed_removal():
     world = World()
     world.mirror.apply([Change("ADDED", world.entry(state("a", 3)))], resource_version="3")
     world.mirror.observe_removal(("ns", "a"), uid="u1", version=3)
@@ -333,7 +333,7 @@ async def test_a_later_state_shows_that_an_update_did_not_remove_the_object():
     assert names(world) == {"a": "4"}
 
 
-async def test_removed_objects_do_not_come_back_by_late_events_or_lists():
+async def test_late_events_and_lists_do_not_restore_removed_objects():
     world = World()
     world.mirror.apply([Change("ADDED", world.entry(state("a", 3)))], resource_version="3")
     world.mirror.begin()
@@ -346,7 +346,7 @@ async def test_removed_objects_do_not_come_back_by_late_events_or_lists():
     assert names(world) == {}
 
 
-async def test_writes_beyond_the_bound_are_left_to_the_watch(monkeypatch):
+async def test_writes_above_the_limit_are_left_to_the_watch(monkeypatch):
     monkeypatch.setattr("kplane.provider.cache.own_writes._MAX_PENDING", 2)
     world = World()
     for number, name in enumerate("abc", start=1):

@@ -58,7 +58,7 @@ async def work(cluster, kind, name, namespace):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_reads_see_each_write_and_the_cache_converges(cluster, namespace, kind, eventually):
+async def test_cache_reads_see_each_write_and_converge(cluster, namespace, kind, eventually):
     await cluster.cache.list(kind)
     async with asyncio.TaskGroup() as tasks:
         for number in range(5):
@@ -82,7 +82,7 @@ async def test_reads_see_each_write_and_the_cache_converges(cluster, namespace, 
     await eventually(cached, lambda found: not any(name.startswith(("own-", "last")) for name in found))
 
 
-async def test_a_namespace_that_ends_stays_until_its_finalizers_are_gone(cluster, eventually):
+async def test_terminating_namespace_stays_cached_until_finalized(cluster, eventually):
     await cluster.cache.list(NAMESPACES)
     await cluster.client.create(NAMESPACES, {"metadata": {"name": "own-writes-ends"}})
     await cluster.client.delete(NAMESPACES, "own-writes-ends")

@@ -74,7 +74,7 @@ class Seen(list):
         self.append((event.kind, event.namespace, event.name, event.initial))
 
 
-async def test_handlers_of_a_program_outlive_the_loss_of_a_shard(config, server, eventually):
+async def test_handlers_of_the_program_survive_the_loss_of_a_shard(config, server, eventually):
     server.objects = [config_map("x", "stays"), config_map("x", "goes")]
     aware, seen = Watching(), Seen()
     clusters = Clusters(awares=[aware], coordinated=True)
@@ -109,7 +109,7 @@ async def test_handlers_of_a_program_outlive_the_loss_of_a_shard(config, server,
     await clusters.aclose()
 
 
-async def test_what_nobody_listens_to_is_not_read_again(config, server, eventually):
+async def test_informer_without_handlers_is_not_resumed(config, server, eventually):
     clusters = Clusters(coordinated=True)
     await clusters.add_or_replace(Cluster("acme", config=config))
     clusters.allow("acme")
@@ -142,7 +142,7 @@ def namespace_cluster(host):
     return make
 
 
-async def test_handlers_in_a_namespace_outlive_a_pause_too(host, namespace_cluster, server, eventually):
+async def test_handlers_of_a_namespace_survive_a_pause(host, namespace_cluster, server, eventually):
     server.objects = [config_map("zoo", "lion"), config_map("sea", "whale")]
     zoo, seen, beside = namespace_cluster("zoo"), Seen(), Seen()
     informer = zoo.cache.informer(CONFIG_MAPS)
@@ -173,7 +173,7 @@ async def test_handlers_in_a_namespace_outlive_a_pause_too(host, namespace_clust
     assert list(host.cache.informer(CONFIG_MAPS)._handlers) != []
 
 
-async def test_scopes_of_namespaces_are_shared_if_they_are_equal(host, namespace_cluster, server):
+async def test_namespaces_with_equal_scopes_share_a_watch(host, namespace_cluster, server):
     server.objects = [config_map("zoo", "lion", kind="animal"), config_map("sea", "whale", kind="animal")]
     scopes = {"v1/ConfigMap": CacheScope(label_selector="kind=animal", namespaces=("default",))}
     zoo, sea = (namespace_cluster(name, cache_scopes=scopes) for name in ("zoo", "sea"))
@@ -191,7 +191,7 @@ async def test_scopes_of_namespaces_are_shared_if_they_are_equal(host, namespace
         await other.cache.list(CONFIG_MAPS, namespace="default")
 
 
-async def test_the_hosts_scope_holds_for_its_namespaces(config, server):
+async def test_cache_scope_of_the_host_limits_its_namespaces(config, server):
     async with Client(config) as client:
         host = Cache(client, scope_of=lambda _resource: CacheScope(namespaces=("sea",)))
         zoo = NamespaceCache(host, client, view=NamespaceView("zoo"))

@@ -47,7 +47,7 @@ def tasks():
 
 
 class TestLogs:
-    async def test_returns_text_and_sends_the_options(self, kubelet, client):
+    async def test_logs_returns_text_and_sends_the_options(self, kubelet, client):
         kubelet.log = writes(b"one\ntw\xff\n")
         text = await client.pods.logs(
             "web", namespace="default", container="main", tail_lines=2, since_seconds=60, timestamps=True, previous=True
@@ -63,19 +63,19 @@ class TestLogs:
         }
         assert asked.headers["Authorization"] == "Bearer secret"
 
-    async def test_raises_for_a_log_above_the_limit(self, kubelet):
+    async def test_logs_raises_above_the_size_limit(self, kubelet):
         kubelet.log = writes(b"x" * 2000)
         async with Client(kubelet.config, limits=AnswerLimits(answer_bytes=1000)) as client:
             with pytest.raises(AnswerTooLarge):
                 await client.pods.logs("web", namespace="default")
 
-    async def test_needs_a_namespace(self, client):
+    async def test_logs_raises_without_a_namespace(self, client):
         with pytest.raises(ProviderError, match="namespace is needed"):
             await client.pods.logs("web")
 
 
 class TestLogLines:
-    async def test_follow_yields_each_line_when_it_comes(self, kubelet, client, eventually):
+    async def test_log_lines_follow_yields_each_line_at_once(self, kubelet, client, eventually):
         more = asyncio.Event()
 
         async def log(response):
@@ -90,7 +90,7 @@ class TestLogLines:
             assert [line async for line in lines] == ["two", "", "last"]
         assert kubelet.asked[0].query["follow"] == "true"
 
-    async def test_follow_has_no_deadline_and_leaving_closes_the_connection(self, kubelet, eventually):
+    async def test_log_lines_follow_has_no_deadline_and_closes_on_exit(self, kubelet, eventually):
         kubelet.log = writes(b"one\n", then=fake.forever)
         async with Client(kubelet.config, timeout_seconds=0.2) as client:
             async with client.pods.log_lines("web", namespace="default", follow=True) as lines:
@@ -102,7 +102,7 @@ class TestLogLines:
                 await asyncio.wait({following})
             await eventually(lambda: kubelet.open == 0)
 
-    async def test_raises_if_a_log_stops_in_the_middle(self, kubelet):
+    async def test_log_lines_raises_when_the_log_is_truncated(self, kubelet):
         kubelet.log = writes(b"one\ntwo\nth", then=fake.forever)
         async with (
             Client(kubelet.config, timeout_seconds=0.3) as client,
@@ -112,20 +112,20 @@ class TestLogLines:
             with pytest.raises(Unreachable, match="in time"):
                 await anext(lines)
 
-    async def test_cuts_a_long_line(self, kubelet, client):
+    async def test_log_lines_cuts_a_long_line(self, kubelet, client):
         kubelet.log = writes(*[b"x" * 1024] * (2 * 1024), b"\nshort\n\nlast")
         async with client.pods.log_lines("web", namespace="default") as lines:
             first, *rest = [line async for line in lines]
         assert first == "x" * MIB + " …"
         assert rest == ["short", "", "last"]
 
-    async def test_raises_what_the_server_refuses(self, kubelet, client):
+    async def test_log_lines_raises_the_refusal_of_the_server(self, kubelet, client):
         kubelet.refusal = 403
         with pytest.raises(Forbidden, match="pods is forbidden"):
             async with client.pods.log_lines("web", namespace="default"):
                 pass
 
-    async def test_errors_of_the_reader_stay_as_they_are(self, kubelet, client):
+    async def test_log_lines_keeps_errors_of_the_caller(self, kubelet, client):
         kubelet.log = writes(b"one\n")
         with pytest.raises(ValueError, match="mine"):
             async with client.pods.log_lines("web", namespace="default"):
@@ -141,7 +141,7 @@ async def shout(command: Command) -> None:
 
 
 class TestExec:
-    async def test_returns_output_and_exit_code(self, kubelet, client):
+    async def test_exec_returns_output_and_exit_code(self, kubelet, client):
         kubelet.run = shout
         content = b"hello " * 100_000
         result = await client.pods.exec("web", ["tr", "a-z"], namespace="default", container="main", stdin=content)
@@ -156,7 +156,7 @@ class TestExec:
         }
         assert asked.headers["Authorization"] == "Bearer secret"
 
-    async def test_returns_what_comes_after_the_status(self, kubelet, client):
+    async def test_exec_returns_output_that_follows_the_status(self, kubelet, client):
         async def run(command):
             await command.end(SUCCESS)
             await command.send(STDOUT, b"late")
@@ -166,24 +166,24 @@ class TestExec:
         assert (result.exit_code, result.stdout) == (0, b"late")
         assert "stdin" not in kubelet.asked[0].query
 
-    async def test_v4_returns_the_exit_code(self, kubelet, client):
+    async def test_exec_v4_returns_the_exit_code(self, kubelet, client):
         async def run(command):
             await command.end(exit_code(7))
 
         kubelet.protocols, kubelet.run = ("v4.channel.k8s.io",), run
         assert (await client.pods.exec("web", ["false"], namespace="default")).exit_code == 7
 
-    async def test_v4_with_stdin_raises_instead_of_waiting(self, kubelet, client):
+    async def test_exec_v4_with_stdin_raises_instead_of_waiting(self, kubelet, client):
         kubelet.protocols, kubelet.run = ("v4.channel.k8s.io",), shout
         with pytest.raises(ProviderError, match=r"failed to close stdin of .*update it to Kubernetes 1\.30"):
             await client.pods.exec("web", ["cat"], namespace="default", stdin=b"x")
 
-    async def test_raises_if_the_server_offers_no_protocol(self, kubelet, client):
+    async def test_exec_raises_when_the_server_offers_no_protocol(self, kubelet, client):
         kubelet.protocols, kubelet.run = (), shout
         with pytest.raises(Unreachable, match=r"does not offer v5\.channel\.k8s\.io or v4"):
             await client.pods.exec("web", ["cat"], namespace="default")
 
-    async def test_raises_if_the_command_cannot_run(self, kubelet, client):
+    async def test_exec_raises_when_the_command_cannot_run(self, kubelet, client):
         async def run(command):
             await command.end({"status": "Failure", "reason": "InternalError", "code": 500, "message": "no such file"})
 
@@ -193,7 +193,7 @@ class TestExec:
         assert caught.value.status == 500
 
     @pytest.mark.parametrize("sent", [b"", b"no JSON", b"[]"])
-    async def test_raises_if_there_is_no_status(self, kubelet, client, sent):
+    async def test_exec_raises_without_a_status(self, kubelet, client, sent):
         async def run(command):
             if sent:
                 await command.send(STATUS, sent)
@@ -202,12 +202,12 @@ class TestExec:
         with pytest.raises(Unreachable, match="the stream ended with"):
             await client.pods.exec("web", ["true"], namespace="default")
 
-    async def test_raises_the_refusal_of_the_server(self, kubelet, client):
+    async def test_exec_raises_the_refusal_of_the_server(self, kubelet, client):
         kubelet.refusal = 403
         with pytest.raises(Forbidden, match="pods is forbidden"):
             await client.pods.exec("web", ["true"], namespace="default")
 
-    async def test_raises_at_the_deadline_and_closes_the_connection(self, kubelet, client, eventually):
+    async def test_exec_raises_at_the_deadline_and_closes_the_connection(self, kubelet, client, eventually):
         kubelet.run = fake.forever
         with pytest.raises(
             Unreachable, match=r"failed to run 'sleep' in pod web: it did not end within 0\.2 s"
@@ -216,7 +216,7 @@ class TestExec:
         assert caught.value.timed_out
         await eventually(lambda: kubelet.open == 0)
 
-    async def test_raises_for_more_output_than_the_limit(self, kubelet):
+    async def test_exec_raises_above_the_output_limit(self, kubelet):
         async def run(command):
             for _ in range(100):
                 await command.send(STDOUT, b"x" * 1000)
@@ -227,7 +227,7 @@ class TestExec:
             with pytest.raises(AnswerTooLarge):
                 await client.pods.exec("web", ["yes"], namespace="default")
 
-    async def test_ends_if_the_command_does_not_read_stdin(self, kubelet, client):
+    async def test_exec_ends_when_the_command_does_not_read_stdin(self, kubelet, client):
         async def run(command):
             await command.end(SUCCESS)
 
@@ -235,7 +235,7 @@ class TestExec:
         result = await client.pods.exec("web", ["true"], namespace="default", stdin=b"x" * (8 * MIB))
         assert result.exit_code == 0
 
-    async def test_does_not_run_without_the_right_to_write(self, kubelet):
+    async def test_exec_sends_no_command_when_writes_are_refused(self, kubelet):
         def lost():
             raise LeaseLost("gone")
 
@@ -245,13 +245,13 @@ class TestExec:
         assert kubelet.asked == []
 
     @pytest.mark.parametrize("command", ["ls -l", []])
-    async def test_refuses_a_command_that_is_no_list(self, client, command):
+    async def test_exec_refuses_a_command_that_is_no_list(self, client, command):
         with pytest.raises(ProviderError, match="no list of arguments"):
             await client.pods.exec("web", command, namespace="default")
 
 
 class TestOpenExec:
-    async def test_talks_with_a_command(self, kubelet, client, eventually):
+    async def test_open_exec_exchanges_data_with_the_command(self, kubelet, client, eventually):
         kubelet.run = shout
         async with client.pods.open_exec("web", ["sh"], namespace="default", stdin=True) as process:
             await process.write(b"one")
@@ -261,7 +261,7 @@ class TestOpenExec:
             assert await process.wait() == 3
         await eventually(lambda: kubelet.open == 0)
 
-    async def test_leaving_closes_the_connection_and_keeps_the_error(self, kubelet, client, eventually):
+    async def test_open_exec_closes_on_exit_and_keeps_the_error(self, kubelet, client, eventually):
         kubelet.run = fake.forever
 
         async def fail():
@@ -273,7 +273,7 @@ class TestOpenExec:
             await fail()
         await eventually(lambda: kubelet.open == 0)
 
-    async def test_ends_with_the_client(self, kubelet, client, eventually):
+    async def test_open_exec_ends_when_the_client_closes(self, kubelet, client, eventually):
         kubelet.run = fake.forever
         async with client.pods.open_exec("web", ["sh"], namespace="default") as process:
             waiting = asyncio.ensure_future(process.wait())
@@ -303,7 +303,7 @@ async def ask(address, content):
 
 
 class TestPortForward:
-    async def test_carries_connections_by_every_address(self, kubelet, client, eventually):
+    async def test_port_forward_carries_connections_of_every_address(self, kubelet, client, eventually):
         kubelet.serve = fake.echo
         content = b"there and back " * 100_000
         async with client.pods.port_forward("web", 8080, namespace="default") as forward:
@@ -316,7 +316,7 @@ class TestPortForward:
         assert kubelet.asked[0].headers["Sec-WebSocket-Protocol"] == "v4.channel.k8s.io"
         await eventually(lambda: kubelet.open == 0)
 
-    async def test_leaving_ends_tasks_and_connections(self, kubelet, client, eventually):
+    async def test_port_forward_ends_tasks_and_connections_on_exit(self, kubelet, client, eventually):
         kubelet.serve = fake.echo
         async with client.pods.port_forward("web", 8080, namespace="default") as forward:
             reader, writer = await asyncio.open_connection("localhost", forward.port)
@@ -330,7 +330,7 @@ class TestPortForward:
         with pytest.raises(OSError):
             await asyncio.open_connection("localhost", forward.port)
 
-    async def test_ends_a_connection_that_the_pod_ends(self, kubelet, client):
+    async def test_port_forward_closes_a_connection_that_the_pod_closed(self, kubelet, client):
         async def serve(socket):
             await socket.send_bytes(b"\0bye")
 
@@ -342,7 +342,7 @@ class TestPortForward:
             await writer.wait_closed()
             assert forward.error == ""
 
-    async def test_passes_the_answer_on_after_the_local_end(self, kubelet, client, eventually):
+    async def test_port_forward_passes_the_response_after_local_eof(self, kubelet, client, eventually):
         async def serve(socket):
             message = await socket.receive()
             await socket.send_bytes(message.data)
@@ -357,7 +357,7 @@ class TestPortForward:
             writer.close()
             await writer.wait_closed()
 
-    async def test_reports_a_port_that_the_pod_does_not_serve(self, kubelet, client, caplog):
+    async def test_port_forward_reports_a_closed_port_of_the_pod(self, kubelet, client, caplog):
         async def serve(socket):
             await socket.send_bytes(b"\1connection refused")
 
@@ -369,7 +369,7 @@ class TestPortForward:
             assert forward.error == "connection refused"
         assert "failed to forward a connection to port 8080 of pod web: connection refused" in caplog.text
 
-    async def test_reports_what_the_server_refuses(self, kubelet, client):
+    async def test_port_forward_reports_the_refusal_of_the_server(self, kubelet, client):
         kubelet.refusal = 403
         async with client.pods.port_forward("web", 8080, namespace="default") as forward:
             reader, writer = await asyncio.open_connection("localhost", forward.port)
@@ -377,7 +377,7 @@ class TestPortForward:
             writer.transport.abort()
             assert "pods is forbidden" in forward.error
 
-    async def test_raises_for_a_pod_that_is_missing_or_waits(self, kubelet, client):
+    async def test_port_forward_raises_for_a_missing_or_pending_pod(self, kubelet, client):
         with pytest.raises(NotFound):
             async with client.pods.port_forward("missing", 8080, namespace="default"):
                 pass
@@ -386,14 +386,14 @@ class TestPortForward:
             async with client.pods.port_forward("web", 8080, namespace="default"):
                 pass
 
-    async def test_raises_if_the_port_is_taken(self, client):
+    async def test_port_forward_raises_when_the_port_is_in_use(self, client):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             with pytest.raises(ListenFailed, match=f"failed to listen on localhost:{port}"):
                 async with client.pods.port_forward("web", 8080, namespace="default", local_port=port):
                     pass
 
-    async def test_takes_another_port_if_one_is_taken_on_ipv6(self, client, monkeypatch):
+    async def test_port_forward_picks_another_port_when_ipv6_has_it_in_use(self, client, monkeypatch):
         """The port that IPv4 was given may be taken on IPv6; then both get another one."""
         taken, real = [], socket.create_server
 

@@ -15,7 +15,7 @@ import pytest
 from kplane.provider.serving.process import run_until_signalled
 
 
-async def test_while_it_serves_the_collector_leaves_out_what_was_imported() -> None:
+async def test_process_freezes_imported_objects_while_it_serves() -> None:
     before, seen = gc.get_threshold(), list[bool]()
 
     async def run(_stop: asyncio.Event) -> None:
@@ -67,7 +67,7 @@ def program(text: str) -> list[str]:
     ids=["manager", "function", "without uvloop"],
 )
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_manager_runs_until_a_signal_ends_it(before: str, what: str, loop: str, number: int) -> None:
+def test_run_stops_the_manager_on_a_signal(before: str, what: str, loop: str, number: int) -> None:
     with subprocess.Popen(
         program(f"{MANAGER}\n    {before}\n    run({what})\n    print('ended')"),
         stdout=subprocess.PIPE,
@@ -82,7 +82,7 @@ def test_a_manager_runs_until_a_signal_ends_it(before: str, what: str, loop: str
     assert (rest, running.returncode) == ("ended\n", 0)
 
 
-def test_what_a_manager_cannot_do_is_logged_and_is_its_status() -> None:
+def test_run_logs_a_manager_error_and_exits_with_1() -> None:
     ended = subprocess.run(
         program(
             f"{MANAGER}\n    from kplane.provider import controller"

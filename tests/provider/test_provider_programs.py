@@ -19,7 +19,7 @@ def _runs(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3, 5, 8])
-async def test_a_cancelled_start_leaves_nothing(tmp_path, eventually, turns):
+async def test_cancelled_start_program_leaves_no_process(tmp_path, eventually, turns):
     child = tmp_path / "child"
     starting = asyncio.create_task(start_program("sh", "-c", f"sleep 1000 & echo $! > {child}; sleep 1000"))
     for _ in range(turns):
@@ -34,7 +34,7 @@ async def test_a_cancelled_start_leaves_nothing(tmp_path, eventually, turns):
         await end_program(starting.result())
 
 
-async def test_the_end_is_told_though_much_was_printed_that_nobody_read(eventually):
+async def test_end_program_ends_processes_with_unread_output(eventually):
     process = await start_program("sh", "-c", "yes & yes")
     await asyncio.sleep(0)
     async with asyncio.timeout(60):
@@ -51,6 +51,6 @@ async def test_the_end_is_told_though_much_was_printed_that_nobody_read(eventual
     await eventually(gone)
 
 
-async def test_a_program_that_is_not_there_is_told():
+async def test_start_program_raises_for_a_missing_program():
     with pytest.raises(FileNotFoundError):
         await start_program("/no/such/program")

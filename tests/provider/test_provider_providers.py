@@ -30,7 +30,7 @@ def found():
                 yield module.__name__, name
 
 
-def test_a_type_checker_takes_each_of_them_for_a_provider(tmp_path):
+def test_each_provider_conforms_to_the_protocol_in_mypy(tmp_path):
     known = sorted(found())
     assert {name for _, name in known} == {
         "ClusterApiProvider",
@@ -66,7 +66,7 @@ def test_a_type_checker_takes_each_of_them_for_a_provider(tmp_path):
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
 
 
-async def test_nothing_of_them_is_left_when_their_manager_has_ended(tmp_path, eventually):
+async def test_providers_leave_no_task_or_descriptor_when_manager_ends(tmp_path, eventually):
     (tmp_path / "kind").write_text("#!/bin/sh\ncase $2 in clusters) echo a ;; *) sleep 60 ;; esac\n")
     (tmp_path / "kind").chmod(0o755)
     config, multi, by_hand = ClusterConfig("https://127.0.0.1:1"), MultiProvider(), ClustersProvider()

@@ -71,7 +71,7 @@ async def several(client, namespace, path):
 
 
 @pytest.mark.parametrize("make", [by_hand, single, files, kind, secret, several], ids=lambda make: make.__name__)
-async def test_objects_are_reconciled_in_each_cluster_that_is_found(client, namespace, tmp_path, eventually, make):
+async def test_provider_clusters_have_their_objects_reconciled(client, namespace, tmp_path, eventually, make):
     """Criteria 25 and 26 for each provider: existing, new and updated objects; 34 and 45 for indexes."""
     provider, names = await make(client, namespace, tmp_path)
     await client.create(CONFIG_MAPS, {"metadata": {"name": "existing"}}, namespace=namespace)
@@ -99,7 +99,7 @@ async def test_objects_are_reconciled_in_each_cluster_that_is_found(client, name
         assert all(manager.get_cluster(name).came_from(provider) for name in names)
 
 
-async def test_a_source_may_be_for_the_clusters_of_one_member(client, namespace, tmp_path, eventually):
+async def test_from_provider_limits_a_source_to_a_member(client, namespace, tmp_path, eventually):
     multi = MultiProvider()
     followed, _ = await secret(client, namespace, tmp_path)
     other, _ = await by_hand(client, namespace, tmp_path)
@@ -122,7 +122,7 @@ async def test_a_source_may_be_for_the_clusters_of_one_member(client, namespace,
         await eventually(lambda: seen, lambda names: names == {"kc#remote"})
 
 
-async def test_without_clusters_the_local_one_is_still_there(client, namespace, eventually):
+async def test_local_cluster_is_available_without_provider_clusters(client, namespace, eventually):
     manager, seen = Manager(client.config, NopProvider(), name="test"), set()
 
     async def reconcile(request):

@@ -19,7 +19,7 @@ async def take(queue):
     return key
 
 
-async def test_a_key_that_waits_is_not_added_twice():
+async def test_queue_holds_a_waiting_key_once():
     queue = FairQueue()
     for key in ("a", "b", "a"):
         queue.add(key)
@@ -27,7 +27,7 @@ async def test_a_key_that_waits_is_not_added_twice():
     assert [await take(queue), await take(queue)] == ["a", "b"]
 
 
-async def test_a_key_added_while_worked_on_is_given_once_more_after_done():
+async def test_queue_returns_a_key_again_if_added_before_done():
     queue = FairQueue()
     queue.add("a")
     assert await take(queue) == "a"
@@ -40,7 +40,7 @@ async def test_a_key_added_while_worked_on_is_given_once_more_after_done():
     assert queue.idle
 
 
-async def test_of_several_delays_the_earliest_counts():
+async def test_queue_uses_the_earliest_of_several_delays():
     queue = FairQueue()
     queue.add_after("a", 60)
     queue.add_after("a", 0.01)
@@ -50,7 +50,7 @@ async def test_of_several_delays_the_earliest_counts():
     assert queue.idle
 
 
-async def test_delays_of_retries_grow_until_forgotten():
+async def test_queue_retry_delays_grow_until_forget():
     queue = FairQueue(rate_limiter=ItemBackoff(initial_seconds=1, maximum_seconds=10))
     delays = [queue.retry("a") for _ in range(6)]
     for delay, bound in zip(delays, [1, 2, 4, 8, 10, 10], strict=True):
@@ -62,7 +62,7 @@ async def test_delays_of_retries_grow_until_forgotten():
     queue.close()
 
 
-async def test_closing_gives_what_waits_and_tells_whoever_takes():
+async def test_closed_queue_returns_waiting_keys_and_notifies():
     queue, told = FairQueue(), []
     queue.add("a")
     queue.add_after("later", 60)
@@ -78,7 +78,7 @@ async def test_closing_gives_what_waits_and_tells_whoever_takes():
     assert told == [True]
 
 
-async def test_a_retry_by_somebody_who_does_not_work_on_the_key_gives_it_too():
+async def test_queue_retry_adds_a_key_that_is_not_processed():
     queue = FairQueue(rate_limiter=ItemBackoff(initial_seconds=0.001))
     assert queue.retry("a") is not None
     assert await take(queue) == "a"
@@ -89,7 +89,7 @@ steps = st.lists(st.tuples(st.sampled_from(["add", "later", "retry", "get", "don
 
 @settings(max_examples=200, deadline=None)
 @given(steps)
-def test_any_order_of_steps_loses_no_key_and_gives_none_twice(taken):
+def test_queue_loses_no_key_and_returns_none_twice_in_any_order(taken):
     async def play():
         queue = FairQueue(rate_limiter=ItemBackoff(initial_seconds=0.0001, maximum_seconds=0.0002))
         working, owed = set(), set()

@@ -64,7 +64,7 @@ async def names(cluster, **options):
     return [each["metadata"]["name"] for each in await cluster.cache.list(MAPS, **options)]
 
 
-async def test_each_write_is_read_before_the_watch_brings_it(behind):
+async def test_cache_returns_each_write_before_its_watch_event(behind):
     cluster = behind()
     await cluster.follow(MAPS)
     client, cache = cluster.fake.client, cluster.fake.cache
@@ -84,7 +84,7 @@ async def test_each_write_is_read_before_the_watch_brings_it(behind):
         await cache.get(MAPS, KEY)
 
 
-async def test_handlers_see_a_write_once(behind, eventually):
+async def test_handlers_receive_a_write_once(behind, eventually):
     cluster = behind()
     await cluster.follow(MAPS)
     seen = []
@@ -97,7 +97,7 @@ async def test_handlers_see_a_write_once(behind, eventually):
     assert seen == [("ADDED", "m"), ("MODIFIED", "m"), ("DELETED", "m"), ("ADDED", "last")]
 
 
-async def test_an_object_that_finalizers_hold_goes_with_the_last_one(behind, eventually):
+async def test_cache_removes_object_with_its_last_finalizer(behind, eventually):
     cluster = behind()
     await cluster.follow(WIDGETS, MAPS)
     client, cache = cluster.fake.client, cluster.fake.cache
@@ -111,7 +111,7 @@ async def test_an_object_that_finalizers_hold_goes_with_the_last_one(behind, eve
     assert await cache.list(WIDGETS) == []
 
 
-async def test_an_answer_that_comes_after_the_deletion_leaves_nothing(behind, eventually):
+async def test_cache_ignores_a_response_later_than_the_deletion(behind, eventually):
     cluster = behind()
     await cluster.follow(MAPS)
     informer = cluster.fake.cache.informer(MAPS)
@@ -126,7 +126,7 @@ async def test_an_answer_that_comes_after_the_deletion_leaves_nothing(behind, ev
     assert await names(cluster.fake) == ["last"]
 
 
-async def test_a_dry_run_changes_nothing(behind):
+async def test_cache_ignores_dry_runs(behind):
     cluster = behind()
     await cluster.follow(MAPS)
     created = await cluster.fake.client.create(MAPS, body())
@@ -135,7 +135,7 @@ async def test_a_dry_run_changes_nothing(behind):
     assert await cluster.fake.client.get(MAPS, KEY) == created
 
 
-async def test_writes_outside_of_the_scope_are_left_out(behind):
+async def test_cache_ignores_writes_outside_its_scope(behind):
     scope = CacheScope(namespaces=("default",), label_selector="app=web")
     cluster = behind(**{MAPS: scope})
     await cluster.follow(MAPS)
@@ -149,7 +149,7 @@ async def test_writes_outside_of_the_scope_are_left_out(behind):
     assert await names(cluster.fake) == []
 
 
-async def test_a_cache_of_one_name_sees_the_writes_to_it(behind):
+async def test_single_object_cache_sees_its_own_writes(behind):
     cluster = behind(**{MAPS: CacheScope(namespaces=("default",), name="m")})
     await cluster.follow(MAPS)
     await cluster.fake.client.create(MAPS, body(data={"a": "1"}))
@@ -157,7 +157,7 @@ async def test_a_cache_of_one_name_sees_the_writes_to_it(behind):
     assert await names(cluster.fake) == ["m"]
 
 
-async def test_caches_of_metadata_keep_the_metadata_of_a_write(behind):
+async def test_metadata_cache_stores_only_metadata_of_a_write(behind):
     cluster = behind()
     await cluster.follow(MAPS, metadata_only=True)
     created = await cluster.fake.client.create(MAPS, body(data={"a": "1"}))
@@ -165,7 +165,7 @@ async def test_caches_of_metadata_keep_the_metadata_of_a_write(behind):
     assert found == {"apiVersion": "v1", "kind": "ConfigMap", "metadata": created["metadata"]}
 
 
-async def test_a_write_that_is_refused_or_unanswered_changes_nothing(behind):
+async def test_cache_ignores_refused_and_unanswered_writes(behind):
     cluster = behind()
     await cluster.follow(MAPS)
     created = await cluster.fake.client.create(MAPS, body())
@@ -175,7 +175,7 @@ async def test_a_write_that_is_refused_or_unanswered_changes_nothing(behind):
     assert await cluster.fake.cache.get(MAPS, KEY) == created
 
 
-async def test_a_closed_cache_is_told_of_no_write(behind):
+async def test_closed_cache_observes_no_writes(behind):
     cluster = behind()
     await cluster.follow(MAPS)
     client = cluster.fake.client
@@ -184,7 +184,7 @@ async def test_a_closed_cache_is_told_of_no_write(behind):
     await client.create(MAPS, body())
 
 
-async def test_a_namespace_as_a_cluster_reads_its_writes(behind):
+async def test_namespace_cluster_reads_its_own_writes(behind):
     cluster = behind()
     await cluster.follow(MAPS)
     view: Cluster = _NamespaceCluster(cluster.fake, "kube-public", uid="u")

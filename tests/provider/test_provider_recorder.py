@@ -50,7 +50,7 @@ async def recorder():
     await made.aclose()
 
 
-async def test_event_is_in_the_namespace_of_its_object(recorder, eventually):
+async def test_recorder_writes_event_into_namespace_of_object(recorder, eventually):
     recorder.event(POD, "Normal", "Created", "made a volume", action="Provision", related=ROLE)
     recorder.event(ROLE, "Warning", "Refused", "x" * 2000)
     await eventually(lambda: len(recorder.client.created) == 2)
@@ -95,7 +95,7 @@ async def test_second_event_begins_a_series_at_once(recorder, eventually):
     await slow.aclose()
 
 
-async def test_series_that_continues_is_posted_at_times(recorder, eventually):
+async def test_continued_series_is_posted_at_intervals(recorder, eventually):
     made = EventRecorder(lambda: recorder.client, component="builder", series_posted_seconds=0.05)
 
     def continued():
@@ -144,7 +144,7 @@ async def test_event_of_another_process_is_continued(recorder, eventually, own, 
         assert recorder.client.patched == []
 
 
-async def test_similar_events_beyond_ten_are_counted_in_one(recorder, eventually):
+async def test_similar_events_above_ten_are_aggregated(recorder, eventually):
     for number in range(30):
         recorder.event(POD, "Warning", "Full", f"{number} bytes are left")
     recorder.event(POD, "Warning", "Broken", "another reason")
@@ -155,7 +155,7 @@ async def test_similar_events_beyond_ten_are_counted_in_one(recorder, eventually
     assert recorder.client.created[10]["series"]["count"] == 20
 
 
-def test_similar_events_are_told_apart_again_after_ten_minutes():
+def test_similar_events_are_separate_again_after_ten_minutes():
     similar = SimilarEvents()
     for number in range(10):
         assert similar.note("group", str(number), now=0).text == str(number)
@@ -165,7 +165,7 @@ def test_similar_events_are_told_apart_again_after_ten_minutes():
     assert similar.note("group", "11", now=603).text == "11"
 
 
-async def test_who_may_not_write_any_more_posts_no_events_of_a_reconcile_either(recorder, eventually):
+async def test_recorder_posts_no_event_of_a_fenced_reconcile(recorder, eventually):
     """A coordinator such as `Leader` holds back what is done in reconciles."""
     recorder.client.of_reconciles = ClusterNotOwned("this process does not lead")
     with cluster_context("a"):
@@ -175,7 +175,7 @@ async def test_who_may_not_write_any_more_posts_no_events_of_a_reconcile_either(
     assert [body["note"] for body in recorder.client.created] == ["said by a webhook"]
 
 
-async def test_more_than_a_thousand_are_dropped_and_that_is_said_once_in_a_while(recorder, caplog):
+async def test_events_above_a_thousand_are_dropped_and_logged_rarely(recorder, caplog):
     recorder.client.gate.clear()
     caplog.set_level(logging.WARNING)
     for number in range(3000):
@@ -185,7 +185,7 @@ async def test_more_than_a_thousand_are_dropped_and_that_is_said_once_in_a_while
     assert "1000 others wait" in caplog.text
 
 
-async def test_a_refusal_ends_with_the_event_and_an_outage_does_not(recorder, eventually, caplog, monkeypatch):
+async def test_recorder_drops_refused_events_and_retries_in_an_outage(recorder, eventually, caplog, monkeypatch):
     from kplane.provider import Unreachable
     from kplane.provider.errors import Forbidden
 
@@ -208,7 +208,7 @@ async def test_a_refusal_ends_with_the_event_and_an_outage_does_not(recorder, ev
         (POD, "Normal", ""),
     ],
 )
-async def test_event_that_no_server_would_take_is_refused(recorder, about, kind, reason):
+async def test_recorder_refuses_an_invalid_event(recorder, about, kind, reason):
     with pytest.raises(ProviderError):
         recorder.event(about, kind, reason, "made")
 
@@ -219,7 +219,7 @@ def test_recorder_refuses_a_component_that_is_no_qualified_name(component):
         EventRecorder(Asking, component=component)
 
 
-async def test_nothing_is_left_of_the_recorders_of_a_cluster_that_ends():
+async def test_closed_cluster_keeps_no_recorders():
     cluster = Cluster("a", config=ClusterConfig("https://127.0.0.1:1"))
     tasks = asyncio.all_tasks()
     recorder = cluster.recorder("builder")

@@ -82,7 +82,7 @@ def play(fault_server, tools, eventually):
     return run
 
 
-async def test_410_in_the_stream_lists_again_and_finds_what_went(play):
+async def test_informer_relists_after_410_and_reports_deletions(play):
     gone = event("ERROR", {"kind": "Status", "code": 410})
     events, asked = await play(
         lists=[(5, [item("a", 1), item("b", 2)]), (9, [item("b", 8), item("c", 9)])],
@@ -100,7 +100,7 @@ async def test_410_in_the_stream_lists_again_and_finds_what_went(play):
     assert asked == ["list", ("watch", "5"), "list", ("watch", "9")]
 
 
-async def test_a_lost_connection_goes_on_where_it_was_without_a_list(play):
+async def test_informer_resumes_a_lost_watch_without_a_list(play):
     for end in (["reset"], [b'{"type":"ADDED","obj'], []):
         events, asked = await play(
             lists=[(5, [])],
@@ -111,7 +111,7 @@ async def test_a_lost_connection_goes_on_where_it_was_without_a_list(play):
         assert asked == ["list", ("watch", "5"), ("watch", "7")]
 
 
-async def test_a_server_that_ends_every_watch_at_once_is_not_asked_in_a_loop(play):
+async def test_informer_backs_off_when_watches_end_at_once(play):
     _, asked = await play(
         lists=[(5, [])],
         watches=[[]] * 4 + [["stall"]],
@@ -120,7 +120,7 @@ async def test_a_server_that_ends_every_watch_at_once_is_not_asked_in_a_loop(pla
     assert asked == ["list"] + [("watch", "5")] * 5
 
 
-async def test_a_stalled_watch_is_left(play):
+async def test_informer_reopens_a_stalled_watch(play):
     _, asked = await play(
         lists=[(5, [])],
         watches=[["stall"], ["stall"]],
@@ -130,7 +130,7 @@ async def test_a_stalled_watch_is_left(play):
     assert asked[:3] == ["list", ("watch", "5"), ("watch", "5")]
 
 
-async def test_an_object_made_anew_is_deleted_and_added(play):
+async def test_informer_reports_recreated_object_as_deleted_and_added(play):
     events, _ = await play(
         lists=[(5, [item("a", 1)])],
         watches=[[event("MODIFIED", item("a", 6, uid="new")), "stall"]],
@@ -139,7 +139,7 @@ async def test_an_object_made_anew_is_deleted_and_added(play):
     assert events == [("ADDED", "a", "1"), ("DELETED", "a", "1"), ("ADDED", "a", "6")]
 
 
-async def test_refusals_are_tried_again_and_a_raising_handler_ends_nothing(play, caplog):
+async def test_informer_retries_refusals_and_survives_handler_errors(play, caplog):
     events, _ = await play(
         lists=[403, 500, 429, (5, [item("a", 1)]), (5, [item("a", 1)])],
         watches=[500, 429, [event("ADDED", item("b", 6)), "stall"]],
@@ -150,7 +150,7 @@ async def test_refusals_are_tried_again_and_a_raising_handler_ends_nothing(play,
     assert "failed to handle Event(ADDED ConfigMap ns/a)" in caplog.text
 
 
-async def test_garbage_ends_nothing(play):
+async def test_informer_survives_garbage(play):
     events, _ = await play(
         lists=[(5, [{"metadata": "x"}]), (5, ["x"]), (6, [item("a", 1)])],
         watches=[[b"<html>\n"], ["stall"]],
@@ -159,7 +159,7 @@ async def test_garbage_ends_nothing(play):
     assert events == [("ADDED", "a", "1")]
 
 
-async def test_what_a_watch_by_name_repeats_from_before_the_read_is_not_told(fault_server, tools, eventually):
+async def test_single_object_informer_skips_events_before_its_read(fault_server, tools, eventually):
     async def answer(asked, writer):
         if "watch=true" in asked.target:
             assert "fieldSelector=metadata.name%3Da" in asked.target

@@ -33,7 +33,7 @@ def recorder():
     return events, lambda event: events.append((event.kind, event.name))
 
 
-async def test_mirrors_a_collection(client, namespace, eventually):
+async def test_informer_mirrors_a_collection(client, namespace, eventually):
     await client.create(CONFIG_MAPS, {"metadata": {"name": "old"}}, namespace=namespace)
     events, handler = recorder()
     following = Informer(client, CONFIG_MAPS, namespace=namespace)
@@ -52,7 +52,7 @@ async def test_mirrors_a_collection(client, namespace, eventually):
     assert following.entry("new", namespace=namespace) is None
 
 
-async def test_what_went_while_nobody_watched_is_deleted(client, namespace, eventually):
+async def test_informer_reports_deletions_missed_by_its_watch(client, namespace, eventually):
     for name in ("stays", "goes"):
         await client.create(CONFIG_MAPS, {"metadata": {"name": name, "labels": {"mine": "1"}}}, namespace=namespace)
     events, handler = recorder()
@@ -67,7 +67,7 @@ async def test_what_went_while_nobody_watched_is_deleted(client, namespace, even
         assert set(following.keys()) == {(namespace, "stays")}
 
 
-async def test_goes_on_after_the_api_server_was_killed(api_server, client, namespace, eventually):
+async def test_informer_continues_after_api_server_was_killed(api_server, client, namespace, eventually):
     events, handler = recorder()
     following = Informer(client, CONFIG_MAPS, namespace=namespace)
     seen = []
@@ -113,7 +113,7 @@ class Counting(Client):
         return await super().get(*args, **options)
 
 
-async def test_one_object_with_permission_on_its_name_only(client, namespace, service_account, eventually):
+async def test_single_object_informer_needs_permission_by_name_only(client, namespace, service_account, eventually):
     rules = [{"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["mine"], "verbs": ["get", "watch"]}]
     events, handler = recorder()
     async with Counting(await service_account(rules)) as limited:
@@ -138,7 +138,7 @@ async def test_one_object_with_permission_on_its_name_only(client, namespace, se
     assert events == [("ADDED", "mine"), ("MODIFIED", "mine"), ("DELETED", "mine")]
 
 
-async def test_permission_that_comes_later_is_noticed(client, namespace, service_account, eventually):
+async def test_informer_starts_when_permission_is_granted(client, namespace, service_account, eventually):
     await client.create(SECRETS, {"metadata": {"name": "mine"}}, namespace=namespace)
     config = await service_account([])
     async with Client(config) as limited:

@@ -103,7 +103,7 @@ async def management(client, namespace, tools):
         (None, ""),
     ],
 )
-def test_a_list_of_controllers_is_an_attribute(controllers, listed):
+def test_controllers_list_is_an_attribute(controllers, listed):
     registration = {"metadata": {"name": "a", "generation": 1}, "status": status("n", controllers=controllers)}
     wish = read_wish(registration, services=frozenset({"controllers"}))
     assert wish.attributes[CONTROLLERS_ATTRIBUTE] == listed
@@ -126,14 +126,16 @@ def test_a_list_of_controllers_is_an_attribute(controllers, listed):
         ({"instance": {"mode": "Else"}}, False, False, False),
     ],
 )
-def test_each_mode_has_its_own_registrations(fields, shared, dedicated, any_mode):
+def test_registrations_are_selected_by_mode(fields, shared, dedicated, any_mode):
     registration = {"metadata": {"name": "a", "generation": 1}, "status": status("n", **fields)}
     served = {mode: read_wish(registration, services=frozenset({"controllers"}), mode=mode) for mode in MODES}
     assert [served[mode] is not None for mode in MODES] == [shared, dedicated, any_mode]
 
 
 @pytest.mark.integration
-async def test_a_registration_from_beginning_to_end(client, namespace, management, eventually, caplog, telling):
+async def test_registration_cluster_is_engaged_updated_and_removed(
+    client, namespace, management, eventually, caplog, telling
+):
     async with telling(selected(client, namespace)) as clusters:
         await management.register()
         await management.answer()
@@ -184,7 +186,7 @@ async def test_a_registration_from_beginning_to_end(client, namespace, managemen
 
 
 @pytest.mark.integration
-async def test_a_key_that_is_not_the_certificates_replaces_none_that_is_and_holds_back_nothing_else(
+async def test_mismatched_client_key_keeps_previous_kubeconfig(
     client, namespace, management, eventually, caplog, telling, tools
 ):
     one, other = (tools.Authority().issue("somebody") for _ in range(2))
@@ -215,7 +217,7 @@ async def test_a_key_that_is_not_the_certificates_replaces_none_that_is_and_hold
 
 
 @pytest.mark.integration
-async def test_services_of_others_and_a_second_run(client, namespace, management, eventually):
+async def test_second_run_keeps_engagements_of_registrations(client, namespace, management, eventually):
     await management.secret("admin")
     await management.register()
     await management.answer(services=["Scheduler"])
@@ -243,7 +245,7 @@ async def test_services_of_others_and_a_second_run(client, namespace, management
 
 
 @pytest.mark.integration
-async def test_what_went_between_two_runs_is_removed(client, namespace, management, eventually):
+async def test_second_run_removes_clusters_deleted_since_the_first(client, namespace, management, eventually):
     await management.secret("admin")
     await management.register()
     await management.answer()
@@ -262,7 +264,7 @@ async def test_what_went_between_two_runs_is_removed(client, namespace, manageme
 
 
 @pytest.mark.integration
-async def test_with_the_permissions_of_mcm_and_no_others(
+async def test_provider_works_with_the_permissions_of_mcm(
     api_server, client, namespace, management, eventually, caplog, telling
 ):
     """The identity of mcm reads registrations, and a Secret once it is granted by name."""
@@ -298,7 +300,7 @@ def wish(*, metadata=None, **fields):
     return read_wish(registration, services=frozenset({"controllers"}))
 
 
-def test_what_a_registration_asks_for():
+def test_read_wish_reads_endpoint_secret_and_attributes():
     controllers = {"name": "controllers", "namespace": "ns"}
     assert (wish().endpoint, wish().namespace, wish().secret) == ("https://127.0.0.1:1", "ns", "admin")
     assert wish(resolvedControllersSecretRef=controllers).secret == "controllers"
@@ -317,7 +319,7 @@ def test_what_a_registration_asks_for():
     assert wish(version={"no": "text"}).attributes["version"] == ""
 
 
-def test_who_is_not_ready_asks_for_nothing():
+def test_read_wish_returns_none_when_not_ready():
     assert read_wish(None, services=frozenset({"controllers"})) is None
     assert wish(ready=False) is None
     assert wish(ready="true") is None
@@ -325,7 +327,7 @@ def test_who_is_not_ready_asks_for_nothing():
     assert wish(metadata={"deletionTimestamp": "2026-01-01T00:00:00Z", "generation": 2}) is None
 
 
-def test_what_is_not_answered_or_makes_no_sense_changes_nothing():
+def test_read_wish_returns_unanswered_for_incomplete_status():
     unanswered = wish(metadata={"generation": 2})
     assert unanswered is not None
     assert wish(metadata={"generation": 2}, ready=False) is unanswered
@@ -341,7 +343,7 @@ json_values = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(sorted(status("ns"))), json_values), json_values)
-def test_no_status_is_too_odd(fields, spec):
+def test_read_wish_accepts_any_status(fields, spec):
     registration = {"metadata": {"name": "a", "generation": 1}, "spec": spec, "status": {**status("ns"), **fields}}
     for each in (registration, {**registration, "status": fields.get("ready")}):
         wish = read_wish(each, services=frozenset({"controllers"}))

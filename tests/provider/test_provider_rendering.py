@@ -29,7 +29,7 @@ class Source:
         return b"%d" % number
 
 
-async def test_those_who_asked_meanwhile_share_the_next_rendering_and_those_who_gave_up_have_none() -> None:
+async def test_requests_during_a_rendering_share_the_next_one() -> None:
     source = Source()
     async with asyncio.timeout(60.0), asyncio.TaskGroup() as tasks:
         first = tasks.create_task(source.rendering.text())
@@ -47,7 +47,7 @@ async def test_those_who_asked_meanwhile_share_the_next_rendering_and_those_who_
         assert await source.rendering.text() == b"3"
 
 
-async def test_one_that_fails_or_is_given_up_is_tried_again_for_those_who_share_it() -> None:
+async def test_failed_rendering_is_repeated_for_requests_that_share_it() -> None:
     source = Source(failing=2)
     async with asyncio.timeout(60.0), asyncio.TaskGroup() as tasks:
         _ = tasks.create_task(source.rendering.text())

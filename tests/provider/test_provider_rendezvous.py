@@ -25,14 +25,14 @@ def owned(weights: dict[str, float], layout: Layout = SHARDS) -> dict[str, float
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("layout", [SHARDS, Layout("mcr-shard", "cluster", 64)], ids=str)
-def test_three_stateful_peers_have_a_third_each(scheme: str, layout: Layout) -> None:
+def test_three_peers_own_a_third_each(scheme: str, layout: Layout) -> None:
     """Criterion 67: within 3 per cent; FNV gives 25, 25 and 50 (D6)."""
     for part in owned({scheme.format(number): 1 for number in range(3)}, layout).values():
         assert part == pytest.approx(100 / 3, abs=3)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_parts_are_those_of_the_weights(scheme: str) -> None:
+def test_peers_own_parts_by_weight(scheme: str) -> None:
     """Criterion 67: 1 to 3 is 25 to 75; upstream's product overflows, and any weights give halves (D6)."""
     small, large = owned({scheme.format(0): 1, scheme.format(1): 3}).values()
     assert (small, large) == (pytest.approx(25, abs=3), pytest.approx(75, abs=3))
@@ -40,7 +40,7 @@ def test_parts_are_those_of_the_weights(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_hash_alone_is_fair(scheme: str) -> None:
+def test_score_distributes_names_by_weight(scheme: str) -> None:
     """Criterion 67: also without the bound that 64 shards need."""
     weights = {scheme.format(number): number + 1.0 for number in range(3)}
     won = Counter(max(weights, key=lambda peer: score(name, peer, weights[peer])) for name in NAMES)
@@ -48,13 +48,13 @@ def test_the_hash_alone_is_fair(scheme: str) -> None:
         assert won[peer] / len(NAMES) == pytest.approx(weight / 6, abs=0.015)
 
 
-def test_six_peers_are_even() -> None:
+def test_six_peers_own_equal_parts() -> None:
     """D6: upstream gives two of six twice as much as the others."""
     assert all(part == pytest.approx(100 / 6, abs=2) for part in owned({f"mcm-{n}": 1 for n in range(6)}).values())
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_only_what_must_moves(scheme: str) -> None:
+def test_assign_moves_no_key_between_remaining_peers(scheme: str) -> None:
     keys, peers = SHARDS.keys([]), [scheme.format(number) for number in range(4)]
     held: dict[str, str] = {}
     for present in (1, 3, 2, 4, 3, 1):
@@ -70,7 +70,7 @@ def test_only_what_must_moves(scheme: str) -> None:
         held = owners
 
 
-def test_what_is_half_handed_over_is_wanted_by_the_same_peers() -> None:
+def test_assign_is_stable_during_a_handover() -> None:
     """At each step of the way every peer wants what it wanted at first, so that none takes what the next one gives."""
     keys, weights = SHARDS.keys([]), {"a": 1.0, "b": 1.0, "c": 2.0}
     held = dict.fromkeys(keys, "a")
@@ -82,24 +82,24 @@ def test_what_is_half_handed_over_is_wanted_by_the_same_peers() -> None:
         assert assign(keys, weights, held=held) == goal
 
 
-def test_the_order_of_what_is_given_is_of_no_effect() -> None:
+def test_assign_ignores_order_of_keys_and_weights() -> None:
     keys, weights = SHARDS.keys([]), {"a": 1.0, "b": 2.0, "c": 3.0}
     turned = dict(reversed(weights.items()))
     assert assign(keys, weights, held={}) == assign(keys[::-1], turned, held={})
 
 
-def test_who_is_gone_holds_nothing() -> None:
+def test_assign_moves_keys_of_missing_peers() -> None:
     owners = assign(["0", "1"], {"here": 1.0}, held={"0": "gone", "1": "here"})
     assert owners == {"0": "here", "1": "here"}
     assert assign([], {"here": 1.0}, held={"0": "here"}) == {}
 
 
-def test_names_keep_their_shard() -> None:
+def test_slot_of_is_stable_across_versions() -> None:
     """For ever: two versions of this program work at the same time during an update."""
     assert [slot_of(name, 64) for name in ("", "a", "ns/name", "prod#eu-1")] == [52, 47, 52, 57]
 
 
-def test_each_cluster_has_a_lease_of_its_own() -> None:
+def test_lease_names_of_clusters_are_unique() -> None:
     layout = Layout("mcr-shard", "cluster", 64)
     names = ["zoo", "Zoo", "a/b", "a-b", "a.b", "", "x" * 300, "x" * 301, "é", "-", "a.-b", "../..", "local"]
     # Names that somebody chose so that they look like what is made of another one.
@@ -122,7 +122,7 @@ def test_each_cluster_has_a_lease_of_its_own() -> None:
         ("--", "unknown"),
     ],
 )
-def test_object_names_are_made_as_upstream_makes_them(text: str, name: str) -> None:
+def test_object_name_is_equal_to_upstream(text: str, name: str) -> None:
     assert object_name(text) == name
 
 
@@ -140,7 +140,7 @@ def test_object_names_are_made_as_upstream_makes_them(text: str, name: str) -> N
     ],
     ids=str,
 )
-def test_times_that_do_not_fit_are_refused(wrong: dict[str, float]) -> None:
+def test_shard_timings_refuse_inconsistent_durations(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"has to|have to|must not"):
         ShardTimings(**wrong)  # type: ignore[arg-type]
 
@@ -156,11 +156,11 @@ def test_times_that_do_not_fit_are_refused(wrong: dict[str, float]) -> None:
         ("a", "shard", 5000),
     ],
 )
-def test_layouts_that_make_no_sense_are_refused(wrong: tuple[str, str, int]) -> None:
+def test_layout_refuses_invalid_values(wrong: tuple[str, str, int]) -> None:
     with pytest.raises(ValueError, match="has to be"):
         Layout(*wrong)  # type: ignore[arg-type]
 
 
-def test_all_pairs_are_hashed_differently() -> None:
+def test_score_differs_for_each_pair_of_name_and_peer() -> None:
     scores = {score(item, peer, 1.0) for item, peer in itertools.product("abc", ("b", "bc", "c"))}
     assert len(scores) == 9

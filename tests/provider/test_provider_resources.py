@@ -8,7 +8,7 @@ from kplane.provider import ProviderError
 from kplane.provider.client.resources import CLUSTER_ROLES, DEPLOYMENTS, NAMESPACES, PODS
 
 
-def test_paths():
+def test_path_of_each_resource():
     assert NAMESPACES.path() == "/api/v1/namespaces"
     assert NAMESPACES.path("a") == "/api/v1/namespaces/a"
     assert PODS.path(namespace="ns") == "/api/v1/namespaces/ns/pods"
@@ -19,14 +19,14 @@ def test_paths():
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a%2fb"])
-def test_names_that_change_the_path_are_refused(name):
+def test_path_refuses_names_that_change_it(name):
     with pytest.raises(ProviderError):
         PODS.path(name, namespace="ns")
     with pytest.raises(ProviderError):
         PODS.path("a", namespace=name)
 
 
-def test_scope_is_checked():
+def test_path_checks_the_scope():
     with pytest.raises(ProviderError, match="cluster-scoped"):
         NAMESPACES.path("a", namespace="ns")
     with pytest.raises(ProviderError, match="a namespace is needed"):

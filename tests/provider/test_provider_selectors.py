@@ -41,13 +41,13 @@ LABELS = {"app": "web", "tier": "a.b_c-1", "empty": "", "example.com/owner": "me
         ("app in (web,db),tier=x", False),
     ],
 )
-def test_matches(selector, matches):
+def test_label_selector_matches(selector, matches):
     assert parse_label_selector(selector)(LABELS) is matches
 
 
 @pytest.mark.parametrize(
     "selector", ["=web", "app=a b", "app in web", "app in (a b)", "app>1", "app,,tier", "!", "a=b="]
 )
-def test_what_cannot_be_read_is_refused(selector):
+def test_label_selector_that_is_invalid_is_refused(selector):
     with pytest.raises(ProviderError, match="cannot be read: write key=value"):
         parse_label_selector(selector)

@@ -107,7 +107,7 @@ class TestServing:
         assert names.get_values_for_type(x509.DNSName) == ["localhost"]
         assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["::1"]
 
-    def test_one_kind_of_certificate_is_needed(self, tmp_path):
+    def test_webhooks_require_one_kind_of_certificate(self, tmp_path):
         manager, options = Manager(NOWHERE, name="test"), SelfSigned("localhost")
         for given in (
             {},
@@ -118,7 +118,7 @@ class TestServing:
             with pytest.raises(ProviderError, match="give certificate= and key=, or self_signed= alone"):
                 Webhooks(manager, **given)
 
-    def test_options_that_cannot_be_are_refused(self):
+    def test_self_signed_refuses_invalid_options(self):
         with pytest.raises(ProviderError, match="needs a host"):
             SelfSigned()
         with pytest.raises(ProviderError, match="write a tuple"):
@@ -131,7 +131,7 @@ class TestServing:
 
 
 class TestBundles:
-    async def test_all_targets_get_the_bundle(self, cluster, eventually):
+    async def test_bundle_is_written_to_all_targets(self, cluster, eventually):
         client = cluster.client
         await client.create(VALIDATING_WEBHOOK_CONFIGURATIONS, configuration("mine", "a", "b"))
         await client.create(VALIDATING_WEBHOOK_CONFIGURATIONS, configuration("other", "a"))
@@ -149,7 +149,7 @@ class TestBundles:
             )
         assert await bundles(cluster, "other") == [b""]
 
-    async def test_a_target_that_comes_later_or_changes_gets_the_bundle(self, cluster, eventually, caplog):
+    async def test_bundle_is_written_to_later_and_changed_targets(self, cluster, eventually, caplog):
         async with following(cluster, validating=("mine",)) as certificate:
             own = certificate._bundle(b"")
             await eventually(
@@ -161,7 +161,7 @@ class TestBundles:
             await cluster.client.patch(VALIDATING_WEBHOOK_CONFIGURATIONS, "mine", changed)
             await eventually(lambda: bundles(cluster, "mine"), lambda found: found == [own, own])
 
-    async def test_a_target_that_fails_holds_up_no_other_one(self, cluster, eventually, caplog):
+    async def test_failing_target_delays_no_other(self, cluster, eventually, caplog):
         client = cluster.client
         await client.create(CUSTOM_RESOURCE_DEFINITIONS, {"metadata": {"name": "widgets"}, "spec": {}})
         await client.create(VALIDATING_WEBHOOK_CONFIGURATIONS, configuration("odd"))
@@ -177,7 +177,7 @@ class TestBundles:
                     lambda failed=failed: f"{failed}: it has no webhook with a clientConfig" in caplog.text
                 )
 
-    async def test_a_refused_write_is_retried_and_logged_once(self, cluster, eventually, caplog):
+    async def test_refused_bundle_write_is_retried_and_logged_once(self, cluster, eventually, caplog):
         refusal = Forbidden(403, "Forbidden", "you must not patch")
         cluster.fail(refusal, verb="patch", kind=VALIDATING_WEBHOOK_CONFIGURATIONS, times=2)
         await cluster.client.create(VALIDATING_WEBHOOK_CONFIGURATIONS, configuration("mine", "a"))
@@ -186,7 +186,7 @@ class TestBundles:
             await eventually(lambda: bundles(cluster, "mine"), lambda found: found == [own])
         assert caplog.text.count("mine: you must not patch") == 1
 
-    async def test_replicas_keep_the_bundles_of_each_other(self, cluster, eventually):
+    async def test_replicas_keep_bundles_of_each_other(self, cluster, eventually):
         await cluster.client.create(VALIDATING_WEBHOOK_CONFIGURATIONS, configuration("mine", "a"))
         async with following(cluster, validating=("mine",)) as one, following(cluster, validating=("mine",)) as two:
             both = one._bundle(two._bundle(b""))
@@ -199,18 +199,18 @@ class TestBundles:
 
 
 class TestBundleWith:
-    def test_foreign_and_broken_certificates_are_dropped(self):
+    def test_bundle_drops_foreign_and_broken_certificates(self):
         own = Authority().certificate
         assert bundle_with(own, b"\n") == own
         assert bundle_with(own, b"-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n") == own
         foreign = Authority().issue(["localhost"]).certificate
         assert bundle_with(own, foreign) == own
 
-    def test_order_does_not_depend_on_the_process(self):
+    def test_bundle_order_is_equal_in_all_processes(self):
         one, two = Authority().certificate, Authority().certificate
         assert bundle_with(one, two) == bundle_with(two, one) == bundle_with(one, bundle_with(two, one))
 
-    def test_at_most_32_authorities_are_kept_with_its_own(self):
+    def test_bundle_keeps_32_authorities_and_its_own(self):
         others = [Authority().certificate for _ in range(33)]
         own = others[0]
         kept = bundle_with(own, b"".join(others[1:]))

@@ -116,7 +116,7 @@ def spec(client: Client, namespace: str) -> Callable[[str], Awaitable[dict[str, 
     return read
 
 
-async def test_a_peer_tells_of_itself_and_leaves_nothing_held(
+async def test_peer_announces_itself_and_releases_its_leases(
     client: Client, namespace: str, limited: Client, spec: Any, free_leases: Any, eventually: Eventually
 ) -> None:
     """Criterion 58: labels, weight, a renewTime that advances, and no Lease of it afterwards."""
@@ -159,7 +159,7 @@ async def test_a_peer_tells_of_itself_and_leaves_nothing_held(
     assert not any(left[name].get("holderIdentity") for name in FENCES)
 
 
-async def test_a_fence_is_taken_and_given_back(namespace: str, limited: Client, spec: Any, stepped_clock: Any) -> None:
+async def test_fence_is_acquired_and_released(namespace: str, limited: Client, spec: Any, stepped_clock: Any) -> None:
     """Criteria 54, 57: the Lease has holder and duration, taking it twice is no error, giving it back frees it."""
     options = {"namespace": namespace, "identity": "it", "timings": LeaseTimings(), "now": stepped_clock}
     lease = Lease(limited, name="mcr-shard-zoo", strict=True, **options)
@@ -179,7 +179,7 @@ async def test_a_fence_is_taken_and_given_back(namespace: str, limited: Client, 
     assert await vacant.try_acquire(absent_since=stepped_clock() - 10)
 
 
-async def test_a_fence_of_another_is_left_alone_until_it_runs_out(
+async def test_fence_of_another_peer_is_respected_until_expiry(
     client: Client, namespace: str, limited: Client, stepped_clock: Any
 ) -> None:
     """Criterion 55: by the own clock, from when it was seen to be renewed."""
@@ -200,7 +200,7 @@ async def test_a_fence_of_another_is_left_alone_until_it_runs_out(
     assert await lease.try_acquire()
 
 
-async def test_a_fence_that_is_taken_away_is_lost_once(
+async def test_fence_with_an_edited_holder_is_lost_once(
     client: Client, namespace: str, limited: Client, spec: Any, eventually: Eventually
 ) -> None:
     """Criterion 56: work ends once, and what another one wrote stays."""
@@ -234,7 +234,7 @@ async def test_a_fence_that_is_taken_away_is_lost_once(
     assert (await spec("mcr-shard-2"))["holderIdentity"] == "thief"
 
 
-async def test_work_is_shared_and_moves_with_who_comes_and_goes(
+async def test_clusters_are_divided_again_when_peers_join_and_leave(
     namespace: str, limited: Client, replica: Any, spec: Any, free_leases: Any, eventually: Eventually
 ) -> None:
     """Criteria 59, 60, 75: who works on a cluster holds its fence; it is drained before the next one has it."""
@@ -283,9 +283,7 @@ async def test_work_is_shared_and_moves_with_who_comes_and_goes(
     assert first.working.begun.count(moving) == 2
 
 
-async def test_a_cluster_that_goes_leaves_the_others_alone(
-    replica: Any, free_leases: Any, eventually: Eventually
-) -> None:
+async def test_removed_cluster_leaves_others_engaged(replica: Any, free_leases: Any, eventually: Eventually) -> None:
     """Criterion 64: and it is worked on again when it comes back (D3)."""
     await free_leases(*FENCES)
     first = await replica("first")
@@ -297,7 +295,7 @@ async def test_a_cluster_that_goes_leaves_the_others_alone(
     assert sorted(first.working.begun) == sorted([*CLUSTERS, "zoo"])
 
 
-async def test_a_process_whose_work_does_not_end_is_ended(
+async def test_process_with_endless_work_is_ended(
     limited: Client, namespace: str, free_leases: Any, running_clock: Any, eventually: Eventually
 ) -> None:
     """Criterion 75: before anybody else can have the fence, which is not given back."""
@@ -320,7 +318,7 @@ async def test_a_process_whose_work_does_not_end_is_ended(
         assert held == [True]
 
 
-async def test_the_server_ends_a_write_when_the_fence_runs_out(client: Client, namespace: str) -> None:
+async def test_server_times_out_a_write_when_its_fence_expires(client: Client, namespace: str) -> None:
     """The parameter that says so is one that the API server understands."""
     async with Client(client.config, before_write=lambda: 20.0) as capped:
         await capped.create(LEASES, {"metadata": {"name": "a", "namespace": namespace}})

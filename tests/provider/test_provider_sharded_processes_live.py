@@ -173,7 +173,7 @@ def taken_over(log: Path, identity: str, *, since: float) -> dict[str, str]:
     }
 
 
-async def test_at_any_time_one_process_works_on_a_cluster(
+async def test_one_process_at_a_time_writes_to_a_cluster(
     audited: Audited, replicas: list[Replica], eventually: Callable[..., Awaitable[Any]]
 ) -> None:
     """Criterion 61: across kill -9 and a freeze for longer than a fence lasts, every cluster is worked on again.

@@ -35,7 +35,7 @@ async def made_at(cluster, name):
     return dt.datetime.fromisoformat(found["metadata"]["creationTimestamp"])
 
 
-def test_a_day_of_requeues_passes_at_once(steered):
+def test_steered_loop_skips_a_day_of_requeues(steered):
     async def scenario():
         loop, fleet, one, seen = asyncio.get_running_loop(), ClustersProvider(), FakeCluster("one"), []
         manager = Manager(None, fleet, name="test")
@@ -61,7 +61,7 @@ def test_a_day_of_requeues_passes_at_once(steered):
     assert abs(apart.total_seconds() - DAY - 60) <= 1
 
 
-def test_errors_are_retried_after_their_backoff(steered):
+def test_steered_loop_retries_errors_after_their_backoff(steered):
     async def scenario():
         loop, fleet, one, seen = asyncio.get_running_loop(), ClustersProvider(), FakeCluster("one"), []
         manager = Manager(None, fleet, name="test")
@@ -83,7 +83,7 @@ def test_errors_are_retried_after_their_backoff(steered):
     assert delays[-1] > 4 * delays[2]
 
 
-def test_timeouts_come_in_their_order(steered):
+def test_steered_loop_fires_timeouts_in_order(steered):
     async def scenario():
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(60):
@@ -93,7 +93,7 @@ def test_timeouts_come_in_their_order(steered):
     assert steered(scenario()) == pytest.approx(60)
 
 
-def test_no_time_is_skipped_while_a_thread_works(steered):
+def test_steered_loop_skips_no_time_while_a_thread_works(steered):
     async def scenario():
         loop = asyncio.get_running_loop()
 
@@ -129,7 +129,7 @@ class Replica:
         return {name for name, at in self.busy.items() if now - at < 3}
 
 
-def test_the_clusters_of_a_process_that_dies_move_to_the_other_one(steered):
+def test_clusters_of_a_killed_process_move_to_the_other(steered):
     timings = ShardTimings()
 
     async def scenario():
@@ -164,7 +164,7 @@ def test_the_clusters_of_a_process_that_dies_move_to_the_other_one(steered):
     assert timings.duration_seconds - timings.renew_seconds < took < timings.duration_seconds + timings.probe_seconds
 
 
-def test_the_leader_that_dies_is_replaced(steered):
+def test_killed_leader_is_replaced(steered):
     async def scenario():
         loop, hub = asyncio.get_running_loop(), FakeCluster("hub")
 

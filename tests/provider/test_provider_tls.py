@@ -24,7 +24,7 @@ def config(tools):
     )
 
 
-def test_only_the_given_ca_is_trusted_and_everything_is_verified(config):
+def test_ssl_context_trusts_only_the_given_ca_and_verifies(config):
     context = ssl_context(config)
     assert len(context.get_ca_certs()) == 1
     assert context.verify_mode is ssl.CERT_REQUIRED
@@ -50,14 +50,14 @@ def test_fingerprint_of_an_unverified_server_is_its_own(config):
     assert fingerprint(plain) != fingerprint(dataclasses.replace(plain, insecure_skip_tls_verify=True))
 
 
-def test_no_descriptor_is_left(config):
+def test_ssl_context_leaks_no_descriptor(config):
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         ssl_context(config)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_what_cannot_be_used_is_known_before_and_told_without_a_key(config, tools):
+def test_require_usable_refuses_bad_keys_without_showing_them(config, tools):
     require_usable(config)
     require_usable(dataclasses.replace(config, ca_data=None, client_certificate=None, client_key=None))
     other = tools.Authority().issue("client")
@@ -68,7 +68,7 @@ def test_what_cannot_be_used_is_known_before_and_told_without_a_key(config, tool
         assert not [line for line in key.decode().splitlines() if line in shown]
 
 
-def test_keys_that_do_not_fit_or_ask_for_a_password_are_refused(config, tools):
+def test_ssl_context_refuses_mismatched_and_encrypted_keys(config, tools):
     other = tools.Authority().issue("client")
     with pytest.raises(KubeconfigError, match="do not fit together"):
         ssl_context(dataclasses.replace(config, client_key=other.key))
@@ -82,7 +82,7 @@ def test_keys_that_do_not_fit_or_ask_for_a_password_are_refused(config, tools):
         ssl_context(dataclasses.replace(config, client_key=locked))
 
 
-def test_without_memory_files_a_file_of_the_owner_serves_and_is_removed(config, monkeypatch, tmp_path):
+def test_ssl_context_uses_a_private_file_without_memfd(config, monkeypatch, tmp_path):
     """macOS has no memfd."""
     modes = []
     load = ssl.SSLContext.load_cert_chain

@@ -108,7 +108,7 @@ async def cluster():
 
 
 @pytest.mark.parametrize("cls", INSTANCES, ids=lambda cls: cls.__name__)
-async def test_instances_are_written_and_read(cluster: FakeCluster, cls: type[Any]) -> None:
+async def test_typed_client_writes_and_reads_instances(cluster: FakeCluster, cls: type[Any]) -> None:
     client = cluster.client
     created = await client.create(INSTANCES[cls]("a"))
     assert type(created) is cls
@@ -134,7 +134,7 @@ async def test_instances_are_written_and_read(cluster: FakeCluster, cls: type[An
     assert not await client.exists(cls, "a", namespace="x")
 
 
-async def test_typed_watch_yields_instances_and_goes_on_after_a_bad_object(cluster: FakeCluster) -> None:
+async def test_typed_watch_yields_instances_and_skips_a_bad_object(cluster: FakeCluster) -> None:
     await cluster.client.create(WIDGETS, body("a", "large"))
     await cluster.client.create(WIDGETS, body("b", 4))
     async with cluster.client.watch(Widget) as watch:
@@ -168,7 +168,7 @@ async def test_decode_error_names_object_field_and_remedy_without_the_value(
             await listed(cls)
 
 
-async def test_of_many_causes_a_few_are_named(cluster: FakeCluster) -> None:
+async def test_decode_error_names_a_few_of_many_causes(cluster: FakeCluster) -> None:
     @typed_kind("v1/ConfigMap")
     class Strict(pydantic.BaseModel):
         data: dict[str, int]
@@ -179,7 +179,7 @@ async def test_of_many_causes_a_few_are_named(cluster: FakeCluster) -> None:
         await cluster.client.get(Strict, "a", namespace="x")
 
 
-async def test_version_of_an_object_is_decoded_once_for_all_readers(cluster: FakeCluster) -> None:
+async def test_object_version_is_decoded_once_for_all_readers(cluster: FakeCluster) -> None:
     seen: list[str] = []
 
     @typed_kind(KIND, plural="widgets", namespaced=True, decode=lambda found: Counted(found), encode=lambda _: {})
@@ -224,7 +224,7 @@ async def test_index_of_a_class_gets_instances_and_leaves_out_bad_objects(
     assert "Traceback" not in caplog.text
 
 
-async def test_controller_of_a_class_goes_on_after_a_bad_object(
+async def test_controller_of_a_class_continues_after_a_bad_object(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     await cluster.client.create(WIDGETS, body("bad", "large"))
@@ -253,7 +253,7 @@ async def test_controller_of_a_class_goes_on_after_a_bad_object(
     assert "failed to map an event of cluster a: failed to decode Widget x/bad" in caplog.text
 
 
-async def test_kind_that_no_cluster_was_asked_for_is_discovered(cluster: FakeCluster) -> None:
+async def test_kind_of_a_class_is_discovered(cluster: FakeCluster) -> None:
     @typed_kind(KIND)
     class Asked(msgspec.Struct):
         spec: StructSpec
@@ -269,7 +269,7 @@ async def test_kind_that_no_cluster_was_asked_for_is_discovered(cluster: FakeClu
         await cluster.client.get(Gone, "a", namespace="x")
 
 
-async def test_class_that_is_no_kind_is_refused(cluster: FakeCluster) -> None:
+async def test_class_without_a_kind_is_refused(cluster: FakeCluster) -> None:
     class Derived(Widget):
         pass
 

@@ -73,7 +73,7 @@ def patch(answer: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("cls", [Widget, WidgetStruct])
-async def test_mutation_of_an_instance_changes_only_what_it_changed(ask: Any, cls: type[Any]) -> None:
+async def test_mutation_patch_has_only_changed_fields(ask: Any, cls: type[Any]) -> None:
     async def mutate(admission: Admission[Any]) -> None:
         assert type(admission.object) is cls
         assert admission.old_object.spec.size == 2
@@ -93,7 +93,7 @@ async def test_mutation_of_an_instance_changes_only_what_it_changed(ask: Any, cl
     ]
 
 
-async def test_mutation_may_set_another_instance(ask: Any) -> None:
+async def test_mutation_accepts_another_instance(ask: Any) -> None:
     async def mutate(admission: Admission[Widget]) -> None:
         spec = admission.object.spec.model_copy(update={"size": 4})
         admission.object = admission.object.model_copy(update={"spec": spec})
@@ -120,7 +120,7 @@ async def test_object_that_cannot_be_decoded_is_refused_with_its_field(ask: Any)
     assert "large" not in answer["status"]["message"]
 
 
-async def test_bad_old_object_lets_its_author_mend_it(ask: Any) -> None:
+async def test_bad_old_object_does_not_block_its_repair(ask: Any) -> None:
     reads: list[bool] = []
 
     async def check(admission: Admission[Widget]) -> None:
@@ -135,7 +135,7 @@ async def test_bad_old_object_lets_its_author_mend_it(ask: Any) -> None:
     assert (await ask(check, mutates=False, object=body(size=1), oldObject=bad))["status"]["code"] == 422
 
 
-async def test_objects_that_there_are_not_are_none(ask: Any) -> None:
+async def test_missing_old_and_new_objects_are_none(ask: Any) -> None:
     seen: list[Any] = []
 
     async def check(admission: Admission[Any]) -> None:

@@ -47,7 +47,7 @@ class Work:
 
 
 @pytest.mark.parametrize("children", [False, True], ids=["itself", "in a task of its own"])
-async def test_those_that_wait_keep_no_worker_from_others(eventually: Callable[..., Any], children: bool) -> None:
+async def test_waiting_reconciles_occupy_no_worker(eventually: Callable[..., Any], children: bool) -> None:
     work, queue = Work(), FairQueue[str]()
     work.children = children
     controller = Controller("test", work.reconcile, queue=queue, workers=2, waiting=5)
@@ -62,7 +62,7 @@ async def test_those_that_wait_keep_no_worker_from_others(eventually: Callable[.
         assert controller.waiting == 0
 
 
-async def test_where_the_room_is_full_workers_wait_and_go_on_when_there_is_room(eventually: Callable[..., Any]) -> None:
+async def test_reconciles_above_the_waiting_limit_keep_their_worker(eventually: Callable[..., Any]) -> None:
     queue = FairQueue[str]()
     answers = {name: asyncio.Event() for name in ("silent-0", "silent-1", "silent-2")}
     done: list[str] = []
@@ -83,7 +83,7 @@ async def test_where_the_room_is_full_workers_wait_and_go_on_when_there_is_room(
         await eventually(lambda: done, lambda found: found == ["silent-0", "good"])
 
 
-async def test_a_key_is_never_worked_on_twice_at_once_and_not_forgotten(eventually: Callable[..., Any]) -> None:
+async def test_waiting_key_is_reconciled_again_only_after_its_end(eventually: Callable[..., Any]) -> None:
     work, queue = Work(), FairQueue[str]()
     controller = Controller("test", work.reconcile, queue=queue, workers=2, waiting=5)
     async with running(controller):
@@ -97,7 +97,7 @@ async def test_a_key_is_never_worked_on_twice_at_once_and_not_forgotten(eventual
         await eventually(lambda: (work.done, queue.idle), lambda seen: seen == (["good", "silent", "silent"], True))
 
 
-async def test_the_end_of_the_controller_ends_those_that_wait(eventually: Callable[..., Any]) -> None:
+async def test_controller_end_cancels_waiting_reconciles(eventually: Callable[..., Any]) -> None:
     ended: list[str] = []
     queue = FairQueue[str]()
 
@@ -116,7 +116,7 @@ async def test_the_end_of_the_controller_ends_those_that_wait(eventually: Callab
     assert ended == ["silent"]
 
 
-async def test_one_that_takes_long_leaves_its_worker_whatever_it_does(
+async def test_long_reconcile_releases_its_worker(
     eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kplane.provider.controllers.workers._LONG_SECONDS", 0.01)
@@ -137,7 +137,7 @@ async def test_one_that_takes_long_leaves_its_worker_whatever_it_does(
         await eventually(lambda: done, lambda found: found == ["good", "endless"])
 
 
-async def test_the_deadline_holds_for_those_that_wait_too(eventually: Callable[..., Any]) -> None:
+async def test_reconcile_deadline_applies_while_waiting(eventually: Callable[..., Any]) -> None:
     work, queue = Work(), FairQueue[str]()
     controller = Controller("test", work.reconcile, queue=queue, workers=1, waiting=5, timeout_seconds=0.05)
     async with running(controller):
@@ -153,7 +153,7 @@ def silent() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("keeps_worker", [False, True], ids=["a tenant's", "the management cluster's"])
-async def test_a_client_leaves_the_worker_of_its_reconcile_unless_told_to_keep_it(
+async def test_client_releases_the_worker_unless_keeps_worker(
     eventually: Callable[..., Any], silent: str, keeps_worker: bool
 ) -> None:
     queue = FairQueue[str]()
@@ -175,7 +175,7 @@ async def test_a_client_leaves_the_worker_of_its_reconcile_unless_told_to_keep_i
     assert waiting == [0 if keeps_worker else 1]
 
 
-async def test_outside_of_a_reconcile_it_is_of_no_effect() -> None:
+async def test_unanswered_has_no_effect_outside_a_reconcile() -> None:
     timers = asyncio.get_running_loop()._scheduled
     with unanswered(patience_seconds=3600.0):
         assert timers == [], "nothing is there to be let go of"

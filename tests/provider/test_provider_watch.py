@@ -48,7 +48,7 @@ def follow(fault_server, tools):
     return run
 
 
-async def test_events_are_put_together_however_they_are_cut(follow):
+async def test_watch_joins_events_split_over_chunks(follow):
     whole = event("ADDED", "a") + event("MODIFIED", "b") + b"\n" + event("BOOKMARK", "")
     for size in (1, 7, len(whole)):
         pieces = [whole[start : start + size] for start in range(0, len(whole), size)]
@@ -57,14 +57,14 @@ async def test_events_are_put_together_however_they_are_cut(follow):
         assert error is None
 
 
-async def test_half_an_event_is_an_error_and_the_whole_ones_before_it_are_given(follow):
+async def test_watch_yields_whole_events_then_raises_on_half_an_event(follow):
     seen, error = await follow([event("ADDED", "a") + b'{"type":"ADD'])
     assert seen == [("ADDED", "a")]
     assert isinstance(error, Unreachable)
     assert "in the middle of an event" in str(error)
 
 
-async def test_410_in_the_stream_is_expired(follow):
+async def test_watch_raises_expired_on_410_in_the_stream(follow):
     status = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}}
     seen, error = await follow([event("ADDED", "a"), json.dumps(status).encode() + b"\n"])
     assert seen == [("ADDED", "a")]
@@ -72,7 +72,7 @@ async def test_410_in_the_stream_is_expired(follow):
     assert "too old" in str(error)
 
 
-async def test_a_stall_is_noticed(follow):
+async def test_watch_raises_on_a_stall(follow):
     seen, error = await follow([event("ADDED", "a"), None], idle_timeout_seconds=0.3)
     assert seen == [("ADDED", "a")]
     assert error.timed_out
@@ -83,19 +83,19 @@ async def test_a_stall_is_noticed(follow):
     "line",
     [b"<html>\n", b"[]\n", b'{"type":"ADDED"}\n', b'{"type":"ODD","object":{"metadata":{}}}\n', b'{"type":"ERROR"}\n'],
 )
-async def test_what_is_no_event_is_a_protocol_error(follow, line):
+async def test_watch_raises_protocol_error_for_invalid_events(follow, line):
     _, error = await follow([line])
     assert isinstance(error, Unreachable)
     assert error.kind == "protocol"
 
 
-async def test_an_error_event_without_sense_is_an_api_error(follow):
+async def test_watch_raises_api_error_for_a_malformed_error_event(follow):
     _, error = await follow([b'{"type":"ERROR","object":{"code":"x"}}\n'])
     assert isinstance(error, ApiError)
     assert error.status == 500
 
 
-async def test_managed_fields_are_dropped(follow, fault_server, tools):
+async def test_watch_drops_managed_fields(follow, fault_server, tools):
     async def answer(asked, writer):
         writer.write(tools.stream_head() + tools.chunk(event("ADDED", "a", managedFields=[{"manager": "x"}])))
 
@@ -105,7 +105,7 @@ async def test_managed_fields_are_dropped(follow, fault_server, tools):
     assert found.object == {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "a"}}
 
 
-async def test_a_watch_that_is_closed_while_it_is_opened_leaves_no_connection(fault_server, tools, eventually):
+async def test_watch_closed_while_opening_leaves_no_connection(fault_server, tools, eventually):
     asked, go_on = asyncio.get_running_loop().create_future(), asyncio.Event()
 
     async def answer(_, writer):

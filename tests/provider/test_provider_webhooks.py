@@ -82,7 +82,7 @@ def serving(authority, files):
     return run
 
 
-async def test_answer_has_changes_warnings_or_refusal(serving):
+async def test_review_response_has_changes_warnings_or_refusal(serving):
     seen = []
 
     def describe(webhooks):
@@ -167,7 +167,7 @@ async def test_failing_function_returns_an_http_error(serving, caplog):
         ("/convert", {}, 404, "no kinds are converted"),
     ],
 )  # fmt: skip
-async def test_body_that_is_no_review_is_refused_with_a_reason(serving, path, body, status, why):
+async def test_invalid_review_is_refused_with_a_reason(serving, path, body, status, why):
     def describe(webhooks):
         @webhooks.validate("v1/Pod")
         async def check(admission):
@@ -311,7 +311,7 @@ async def test_conversion_returns_all_objects_or_the_failure(serving):
         assert (await post("/convert", review()))[0] == 400
 
 
-async def test_renewed_certificate_is_for_new_connections(serving, files, eventually, caplog):
+async def test_renewed_certificate_is_used_by_new_connections(serving, files, eventually, caplog):
     async with serving(lambda _: None) as post:
         host, _, port = post.url.removeprefix("https://").partition(":")
 
@@ -334,7 +334,7 @@ async def test_renewed_certificate_is_for_new_connections(serving, files, eventu
         await eventually(shown, lambda found: found == renewed)
 
 
-async def test_mistakes_of_the_author_raise_at_once(files):
+async def test_webhook_definition_errors_raise_at_once(files):
     webhooks = Webhooks(Manager(NOWHERE, name="test"), certificate=files.certificate, key=files.key)
     with pytest.raises(ProviderError, match="is not the name of a kind"):
         webhooks.validate("Pod")(None)

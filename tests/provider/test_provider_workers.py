@@ -26,7 +26,7 @@ async def running(controller):
         await asyncio.wait([task])
 
 
-async def test_works_on_different_keys_at_once_and_on_one_key_never(eventually):
+async def test_workers_reconcile_keys_in_parallel_and_each_key_once(eventually):
     at_work, most, calls = collections.Counter(), collections.Counter(), collections.Counter()
     queue = FairQueue()
 
@@ -48,7 +48,7 @@ async def test_works_on_different_keys_at_once_and_on_one_key_never(eventually):
 
 
 @pytest.mark.parametrize("failure", [ProviderError("no"), ValueError("odd"), asyncio.CancelledError(), None])
-async def test_a_failure_is_tried_again_and_ends_no_worker(eventually, caplog, failure):
+async def test_failed_reconcile_is_retried_and_worker_survives(eventually, caplog, failure):
     tries = []
     queue = FairQueue(rate_limiter=ItemBackoff(initial_seconds=0.001))
 
@@ -66,7 +66,7 @@ async def test_a_failure_is_tried_again_and_ends_no_worker(eventually, caplog, f
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 3
 
 
-async def test_a_result_asks_to_be_called_again(eventually):
+async def test_result_with_requeue_after_is_repeated(eventually):
     tries = []
     queue = FairQueue()
 
@@ -79,7 +79,7 @@ async def test_a_result_asks_to_be_called_again(eventually):
         await eventually(lambda: (len(tries), queue.idle), lambda seen: seen == (3, True))
 
 
-async def test_a_result_may_ask_for_another_try_without_a_failure(eventually, caplog):
+async def test_result_with_requeue_is_retried_without_failure(eventually, caplog):
     tries = []
     queue = FairQueue(rate_limiter=ItemBackoff(initial_seconds=0.001))
 
@@ -93,7 +93,7 @@ async def test_a_result_may_ask_for_another_try_without_a_failure(eventually, ca
     assert (tries, queue.failures("a"), caplog.records) == ([0, 1, 2, 3], 0, [])
 
 
-async def test_draining_waits_for_its_keys_only_and_cancels_those_that_take_too_long(eventually):
+async def test_drain_waits_for_its_keys_and_cancels_after_the_grace(eventually):
     ended, gates = [], {"a": asyncio.Event(), "b": asyncio.Event(), "c": asyncio.Event()}
     queue = FairQueue()
 
@@ -118,7 +118,7 @@ async def test_draining_waits_for_its_keys_only_and_cancels_those_that_take_too_
     assert ended == ["a", "b cancelled", "c cancelled"]
 
 
-async def test_a_deadline_that_comes_with_the_end_of_the_controller_ends_it_all_the_same():
+async def test_cancelled_controller_ends_during_a_reconcile_timeout():
     over = asyncio.Event()
     queue = FairQueue()
 
@@ -137,7 +137,7 @@ async def test_a_deadline_that_comes_with_the_end_of_the_controller_ends_it_all_
     assert task.cancelled()
 
 
-async def test_ends_when_the_queue_is_closed_and_drained():
+async def test_controller_ends_when_its_queue_is_closed_and_empty():
     done = []
     queue = FairQueue()
 
@@ -150,7 +150,7 @@ async def test_ends_when_the_queue_is_closed_and_drained():
     assert done == ["a"]
 
 
-async def test_reconciles_leave_nothing_to_the_garbage_collector(eventually):
+async def test_reconciles_create_no_reference_cycles(eventually):
     queue = FairQueue()
 
     async def reconcile(key):
@@ -169,7 +169,7 @@ async def test_reconciles_leave_nothing_to_the_garbage_collector(eventually):
             gc.enable()
 
 
-async def test_cancelling_awaits_the_reconciles_under_way():
+async def test_cancelled_controller_awaits_running_reconciles():
     ended = []
     queue = FairQueue()
     begun = asyncio.Event()
@@ -191,7 +191,7 @@ async def test_cancelling_awaits_the_reconciles_under_way():
 @pytest.mark.parametrize(
     ("failure", "told"), [(ProviderError("no"), ProviderError), (asyncio.CancelledError(), asyncio.CancelledError)]
 )
-async def test_each_failure_is_reported_and_so_is_a_time_that_is_up(eventually, caplog, failure, told):
+async def test_on_failure_receives_each_failure_and_timeout(eventually, caplog, failure, told):
     reports = []
     queue = FairQueue(rate_limiter=ItemBackoff(initial_seconds=0.001))
 
