@@ -1,29 +1,43 @@
-"""When an address has to be forwarded, and what is told if that fails."""
+"""When an address has to be forwarded, where connections go, and what is told if that fails."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
+import socket
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+import pytest_asyncio
+import yaml
+from typing_extensions import override
 
 from kplane.cli import port_forward
 from kplane.cli.errors import CliError
 from kplane.cli.kubeconfigs import Management
-from kplane.cli.port_forward import forwarded, is_inside
+from kplane.cli.port_forward import forwarded, forwarding, is_inside
 from kplane.cli.tenants import reached
+from tests.provider import kubelet as fake
+from tests.provider.kubelet import Kubelet
+
+INSIDE = "https://kube-apiserver.kplane-cp-acme.svc:6443/path"
+HOST = "kube-apiserver.kplane-cp-acme.svc"
 
 
 def document(server: str) -> dict[str, Any]:
-    return {"clusters": [{"name": "kplane-acme", "cluster": {"server": server}}]}
+    return {
+        "clusters": [{"name": "kplane-acme", "cluster": {"server": server}}],
+        "users": [{"name": "acme", "user": {"token": "t"}}],
+        "contexts": [{"name": "acme", "context": {"cluster": "kplane-acme", "user": "acme"}}],
+        "current-context": "acme",
+    }
 
 
 @pytest.mark.parametrize(
@@ -41,132 +55,156 @@ def test_services_alone_are_inside(server: str, expected: bool) -> None:
     assert is_inside(document(server)) is expected
 
 
-class Kubectl:
-    """A program in the place of kubectl. It notes its process, says something, floods its output, and stays."""
-
-    def __init__(self, directory: Path, *, says: str) -> None:
-        self.program = directory / "kubectl"
-        self.pid_file, self.flooded = directory / "pid", directory / "flooded"
-        self.program.write_text(
-            f"#!/bin/sh\necho $$ > {self.pid_file}.new && mv {self.pid_file}.new {self.pid_file}\n"
-            f"{says}\nyes | head -n 200000\ntouch {self.flooded}\nexec sleep 300\n"
-        )
-        self.program.chmod(0o755)
-
-    @property
-    def runs(self) -> bool:
-        """Whether its process is there, and has not ended."""
-        try:
-            stat = Path(f"/proc/{self.pid_file.read_text().strip()}/stat").read_text()
-        except FileNotFoundError:
-            return False
-        return stat.rpartition(")")[2].split()[0] != "Z"
+@pytest_asyncio.fixture
+async def kubelet(tmp_path: Path) -> AsyncIterator[Kubelet]:
+    """The management cluster, with a Service whose pod sends back what it gets."""
+    async with fake.serving(tmp_path) as found:
+        found.serve = fake.echo
+        found.service = {"selector": {"app": "kube-apiserver"}, "ports": [{"port": 6443, "targetPort": "web"}]}
+        found.pods = [fake.pod("api-0")]
+        yield found
 
 
-def wait_for(what: Callable[[], bool], *, seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+@pytest.fixture
+def management(kubelet: Kubelet, tmp_path: Path) -> Management:
+    path = tmp_path / "kubeconfig"
+    cluster = {"server": kubelet.config.server, "certificate-authority": str(tmp_path / "ca.pem")}
+    assert kubelet.config.ca_data is not None
+    (tmp_path / "ca.pem").write_bytes(kubelet.config.ca_data)
+    written = document(kubelet.config.server) | {"clusters": [{"name": "kplane-acme", "cluster": cluster}]}
+    path.write_text(yaml.safe_dump(written))
+    return Management(kubeconfig=str(path))
 
 
-LISTENS = "echo 'Forwarding from 127.0.0.1:4711 -> 6443'"
-INSIDE = "https://kube-apiserver.kplane-cp-acme.svc:6443"
+def port_of(found: dict[str, Any]) -> int:
+    [cluster] = found["clusters"]
+    address = urlsplit(cluster["cluster"]["server"])
+    assert (address.scheme, address.hostname, address.path) == ("https", "127.0.0.1", "/path")
+    assert cluster["cluster"]["tls-server-name"] == HOST
+    assert address.port is not None
+    return address.port
 
 
-def use(kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port_forward, "resolve", lambda **_: SimpleNamespace(path=lambda _: kubectl.program))
+async def ask(port: int, content: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(content)
+        return await reader.readexactly(len(content))
+    finally:
+        writer.transport.abort()
 
 
-def test_kubectl_runs_as_long_as_it_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    use(kubectl := Kubectl(tmp_path, says=LISTENS), monkeypatch)
-    with forwarded(document(INSIDE), to=Management()) as found:
-        assert found["clusters"][0]["cluster"]["server"] == "https://127.0.0.1:4711"
-        # What it says is read, so that it never waits for a reader.
-        wait_for(kubectl.flooded.exists)
-        assert kubectl.runs
-    assert not kubectl.runs
+async def test_connections_go_to_the_target_port_of_a_pod(kubelet: Kubelet, management: Management) -> None:
+    async with forwarding(document(INSIDE), to=management) as found:
+        assert await ask(port_of(found), b"hello") == b"hello"
+    [asked] = kubelet.asked
+    assert (asked.match_info["namespace"], asked.match_info["pod"]) == ("kplane-cp-acme", "api-0")
+    assert asked.query["ports"] == "8080"
+    with pytest.raises(OSError):
+        await asyncio.open_connection("127.0.0.1", port_of(found))
 
 
-@pytest.mark.parametrize("how", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
-def test_kubectl_ends_with_a_command_that_is_killed(tmp_path: Path, how: signal.Signals) -> None:
-    kubectl = Kubectl(tmp_path, says=LISTENS)
-    script = (
-        "import pathlib, signal, sys, time\n"
-        # Where these tests run under nohup, a child would ignore it too.
-        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
-        "from types import SimpleNamespace\n"
-        "from kplane.cli import port_forward\n"
-        "from kplane.cli.kubeconfigs import Management\n"
-        "found = SimpleNamespace(path=lambda _: pathlib.Path(sys.argv[1]))\n"
-        "port_forward.resolve = lambda **_: found\n"
-        f"with port_forward.forwarded({document(INSIDE)!r}, to=Management()):\n"
-        "    print('ready', flush=True)\n"
-        "    time.sleep(300)\n"
-    )
-    command = [sys.executable, "-c", script, str(kubectl.program)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        assert kubectl.runs
-        process.send_signal(how)
-        try:
-            process.wait(20)
-        finally:
-            process.kill()
-    wait_for(lambda: not kubectl.runs)
+async def test_a_new_connection_goes_to_a_new_pod_after_the_end_of_the_first(
+    kubelet: Kubelet, management: Management
+) -> None:
+    async with forwarding(document(INSIDE), to=management) as found:
+        await ask(port_of(found), b"hello")
+        kubelet.pods = [fake.pod("api-1")]
+        await ask(port_of(found), b"hello")
+    assert [each.match_info["pod"] for each in kubelet.asked] == ["api-0", "api-1"]
 
 
-def test_kubectl_has_to_listen_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    use(kubectl := Kubectl(tmp_path, says="sleep 300"), monkeypatch)
-    monkeypatch.setattr(port_forward, "_START_SECONDS", 1.0)
-    with pytest.raises(CliError, match="within 1 s"), forwarded(document(INSIDE), to=Management()):
-        pass
-    assert not kubectl.runs
+async def test_a_caller_that_blocks_has_the_port_meanwhile(kubelet: Kubelet, management: Management) -> None:
+    def use() -> tuple[bytes, int]:
+        with forwarded(document(INSIDE), to=management) as found:
+            port = port_of(found)
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+                connection.sendall(b"hello")
+                return connection.recv(5), port
+
+    answer, port = await asyncio.to_thread(use)
+    assert answer == b"hello"
+    assert not [each for each in threading.enumerate() if each.name.startswith("forward a port")]
+    with pytest.raises(OSError):
+        await asyncio.open_connection("127.0.0.1", port)
 
 
-async def test_a_loop_goes_on_while_kubectl_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    use(kubectl := Kubectl(tmp_path, says=f"sleep 1; {LISTENS}"), monkeypatch)
+async def test_a_control_plane_is_reached_through_the_port(
+    kubelet: Kubelet, management: Management, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(management.kubeconfig))
 
     async def ready(_: str, **__: Any) -> str:
-        return json.dumps(
-            {
-                **document(INSIDE),
-                "users": [{"name": "acme", "user": {"token": "t"}}],
-                "contexts": [{"name": "acme", "context": {"cluster": "kplane-acme", "user": "acme"}}],
-                "current-context": "acme",
-            }
-        )
+        return json.dumps(document(INSIDE))
 
     control_planes: Any = SimpleNamespace(ensure_awake=ready, restored_kubeconfig=ready)
-    reaching = reached(control_planes, "acme", internal=False, context="management")
-    entering = asyncio.ensure_future(reaching.__aenter__())
-    turns = 0
-    while not entering.done():
-        await asyncio.sleep(0.02)
-        turns += 1
-    assert turns > 10
-    assert (await entering).config.server == "https://127.0.0.1:4711"
-    await reaching.__aexit__(None, None, None)
-    assert not kubectl.runs
-    # It also ends if it is waited for no longer.
-    entering = asyncio.ensure_future(reached(control_planes, "acme", internal=False, context="m").__aenter__())
-    await asyncio.sleep(0.5)
-    entering.cancel()
-    await asyncio.wait({entering})
-    assert entering.cancelled()
-    assert not kubectl.runs
+    async with reached(control_planes, "acme", internal=False, context=None) as client:
+        address = urlsplit(client.config.server)
+        assert address.hostname == "127.0.0.1"
+        assert await ask(address.port or 0, b"hello") == b"hello"
+    async with reached(control_planes, "acme", internal=True, context=None) as client:
+        assert client.config.server == INSIDE
 
 
-@pytest.mark.integration
-def test_what_kubectl_cannot_forward_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"service": None}, 'services "kube-apiserver" not found'),
+        ({"pods": []}, "Service kube-apiserver has no pod that is ready; wait until one is"),
+    ],
+)
+async def test_a_service_that_leads_nowhere_is_an_error(
+    kubelet: Kubelet, management: Management, change: dict[str, Any], why: str, blocks: bool
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing"))
-    address = document("https://kube-apiserver.kplane-cp-acme.svc:6443")
-    with (
-        pytest.raises(CliError, match="failed to forward a port to kube-apiserver"),
-        forwarded(address, to=Management("nosuch")),
-    ):
+    for name, value in change.items():
+        setattr(kubelet, name, value)
+
+    def enter_blocking() -> None:
+        with forwarded(document(INSIDE), to=management):
+            pass
+
+    async def enter() -> None:
+        async with forwarding(document(INSIDE), to=management):
+            pass
+
+    with pytest.raises(CliError, match=f"failed to forward a port to {HOST}: .*{why}"):
+        await (asyncio.to_thread(enter_blocking) if blocks else enter())
+
+
+async def test_a_context_that_does_not_exist_is_an_error(management: Management) -> None:
+    with pytest.raises(CliError, match=f"failed to forward a port to {HOST}: .*nosuch"):
+        async with forwarding(document(INSIDE), to=Management("nosuch", management.kubeconfig)):
+            pass
+
+
+async def test_an_address_that_is_no_service_is_an_error(management: Management) -> None:
+    with pytest.raises(CliError, match=r"127\.0\.0\.1 is not the name of a Service"):
+        async with forwarding(document("https://127.0.0.1:6443"), to=management):
+            pass
+
+
+def test_an_interruption_while_the_port_is_opened_ends_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    opening = threading.Event()
+
+    @contextlib.asynccontextmanager
+    async def waits(*_: object, **__: object) -> AsyncIterator[dict[str, Any]]:
+        opening.set()
+        await asyncio.Event().wait()
+        yield {}
+
+    class Interrupted(Future[Any]):
+        """Ctrl-C comes while the main thread waits."""
+
+        @override
+        def result(self, timeout: float | None = None) -> Any:
+            if self.done():
+                return super().result(timeout)
+            assert opening.wait(20)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(port_forward, "forwarding", waits)
+    monkeypatch.setattr(port_forward, "Future", Interrupted)
+    with pytest.raises(KeyboardInterrupt), forwarded(document(INSIDE), to=Management()):
         pass
-    assert "nosuch" in capfd.readouterr().err
+    assert not [each for each in threading.enumerate() if each.name.startswith("forward a port")]

@@ -8,15 +8,18 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from aiohttp import WSMsgType, web
 
 from kplane.provider import ClusterConfig
 from tests.tls_server import serve_over_tls
 
-__all__ = ["Kubelet", "serving"]
+__all__ = ["Kubelet", "pod", "serving"]
 
-POD = "/api/v1/namespaces/{namespace}/pods/{pod}"
+PODS = "/api/v1/namespaces/{namespace}/pods"
+POD = f"{PODS}/{{pod}}"
+SERVICE = "/api/v1/namespaces/{namespace}/services/{service}"
 STDIN, STDOUT, STDERR, STATUS, CLOSE = 0, 1, 2, 3, 255
 SUCCESS = {"status": "Success"}
 
@@ -62,6 +65,14 @@ class Kubelet:
     serve: Callable[[web.WebSocketResponse], Awaitable[None]] | None = None
     phase: str = "Running"
     refusal: int = 0
+    service: dict[str, Any] | None = None
+    """The only Service, under any name."""
+    pods: list[dict[str, Any]] = field(default_factory=list)
+    """The pods that a list of them has, whatever its selector."""
+    selectors: list[str] = field(default_factory=list)
+    """The label selectors that pods were listed by."""
+    unreachable: set[str] = field(default_factory=set)
+    """The names of pods whose kubelet does not answer the API server."""
     asked: list[web.Request] = field(default_factory=list)
     open: int = 0
     """Number of streams that are open."""
@@ -71,6 +82,15 @@ class Kubelet:
         if name == "missing":
             return self._status(404, "NotFound", f'pods "{name}" not found')
         return web.json_response({"metadata": {"name": name}, "status": {"phase": self.phase}})
+
+    async def _answer_pods(self, request: web.Request) -> web.Response:
+        self.selectors.append(request.query.get("labelSelector", ""))
+        return web.json_response({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": self.pods})
+
+    async def _answer_service(self, request: web.Request) -> web.Response:
+        if self.service is None:
+            return self._status(404, "NotFound", f'services "{request.match_info["service"]}" not found')
+        return web.json_response({"metadata": {"name": request.match_info["service"]}, "spec": self.service})
 
     def _status(self, code: int, reason: str, message: str) -> web.Response:
         return web.json_response({"kind": "Status", "code": code, "reason": reason, "message": message}, status=code)
@@ -117,6 +137,8 @@ class Kubelet:
         with self._opened(request):
             if self.refusal:
                 return self._status(self.refusal, "Forbidden", "pods is forbidden")
+            if request.match_info["pod"] in self.unreachable:
+                return self._status(500, "InternalError", "error dialing backend")
             socket = web.WebSocketResponse(protocols=self.protocols)
             await socket.prepare(request)
             await work(socket)
@@ -129,6 +151,8 @@ async def serving(directory: Path) -> AsyncIterator[Kubelet]:
     """Serve on 127.0.0.1; the test says what the server does by the fields of what is yielded."""
     app = web.Application()
     kubelet = Kubelet(ClusterConfig("https://127.0.0.1:1", token="secret"))
+    app.router.add_get(SERVICE, kubelet._answer_service)
+    app.router.add_get(PODS, kubelet._answer_pods)
     app.router.add_get(POD, kubelet._answer_pod)
     app.router.add_get(f"{POD}/log", kubelet._answer_log)
     app.router.add_get(f"{POD}/exec", kubelet._answer_exec)
@@ -136,6 +160,16 @@ async def serving(directory: Path) -> AsyncIterator[Kubelet]:
     async with serve_over_tls(app, directory) as config:
         kubelet.config = config
         yield kubelet
+
+
+def pod(name: str, *, ready: bool = True, since: str = "2026-01-01T00:00:00Z", ending: bool = False) -> dict[str, Any]:
+    """Return a pod whose container names port 8080 `web`."""
+    condition = {"type": "Ready", "status": "True" if ready else "False", "lastTransitionTime": since}
+    return {
+        "metadata": {"name": name, **({"deletionTimestamp": since} if ending else {})},
+        "spec": {"containers": [{"name": "main", "ports": [{"name": "web", "containerPort": 8080}]}]},
+        "status": {"phase": "Running", "conditions": [condition]},
+    }
 
 
 async def echo(socket: web.WebSocketResponse) -> None:

@@ -416,3 +416,98 @@ class TestPortForward:
         async with client.pods.port_forward("web", 8080, namespace="default") as forward:
             assert taken
             assert forward.port != taken[0]
+
+
+class TestPortForwardService:
+    """A port of a Service leads to a pod that is ready, as with `kubectl port-forward service/...`."""
+
+    @pytest.fixture
+    def service(self, kubelet):
+        kubelet.serve = fake.echo
+        kubelet.service = {
+            "selector": {"app": "web", "tier": "front"},
+            "ports": [{"port": 80, "targetPort": "web"}, {"port": 443, "targetPort": 8443}, {"port": 90}],
+        }
+        kubelet.pods = [fake.pod("web-0")]
+        return kubelet.service
+
+    @pytest.mark.parametrize(("port", "expected"), [(80, "8080"), (443, "8443"), (90, "90")])
+    async def test_connects_to_the_target_port(self, kubelet, client, service, port, expected):
+        async with client.pods.port_forward_service("web", port, namespace="default") as forward:
+            assert await ask(("localhost", forward.port), b"there") == b"there"
+        assert kubelet.asked[0].query["ports"] == expected
+        assert kubelet.asked[0].match_info["pod"] == "web-0"
+        assert set(kubelet.selectors) == {"app=web,tier=front"}
+
+    async def test_connects_to_the_port_itself_if_the_service_is_headless(self, kubelet, client, service):
+        service["clusterIP"] = "None"
+        async with client.pods.port_forward_service("web", 443, namespace="default") as forward:
+            assert await ask(("localhost", forward.port), b"there") == b"there"
+        assert kubelet.asked[0].query["ports"] == "443"
+
+    async def test_finds_the_named_port_of_a_sidecar(self, kubelet, client, service):
+        spec = kubelet.pods[0]["spec"]
+        spec["initContainers"] = [{**spec["containers"][0], "restartPolicy": "Always"}]
+        spec["containers"] = [{"name": "other"}]
+        async with client.pods.port_forward_service("web", 80, namespace="default") as forward:
+            assert await ask(("localhost", forward.port), b"there") == b"there"
+        assert kubelet.asked[0].query["ports"] == "8080"
+
+    async def test_takes_the_pod_that_is_ready_longest(self, kubelet, client, service):
+        kubelet.pods = [
+            fake.pod("ending", ending=True, since="2020-01-01T00:00:00Z"),
+            fake.pod("waiting", ready=False, since="2020-01-01T00:00:00Z"),
+            fake.pod("young", since="2026-02-01T00:00:00Z"),
+            fake.pod("old", since="2026-01-01T00:00:00Z"),
+        ]
+        async with client.pods.port_forward_service("web", 80, namespace="default") as forward:
+            assert await ask(("localhost", forward.port), b"there") == b"there"
+        assert [each.match_info["pod"] for each in kubelet.asked] == ["old"]
+
+    async def test_takes_a_new_pod_for_the_next_connection(self, kubelet, client, service):
+        async with client.pods.port_forward_service("web", 80, namespace="default") as forward:
+            assert await ask(("localhost", forward.port), b"one") == b"one"
+            kubelet.pods = [fake.pod("web-0", ending=True), fake.pod("web-1")]
+            assert await ask(("localhost", forward.port), b"two") == b"two"
+        assert [each.match_info["pod"] for each in kubelet.asked] == ["web-0", "web-1"]
+
+    async def test_takes_another_pod_if_one_cannot_be_reached(self, kubelet, client, service):
+        kubelet.pods, kubelet.unreachable = [fake.pod("web-0"), fake.pod("web-1")], {"web-0"}
+        async with client.pods.port_forward_service("web", 80, namespace="default") as forward:
+            assert await ask(("localhost", forward.port), b"there") == b"there"
+            assert forward.error == ""
+        assert [each.match_info["pod"] for each in kubelet.asked][-1] == "web-1"
+
+    async def test_reports_why_no_pod_can_be_reached(self, kubelet, client, service, caplog):
+        kubelet.unreachable = {"web-0"}
+        async with client.pods.port_forward_service("web", 80, namespace="default") as forward:
+            reader, writer = await asyncio.open_connection("localhost", forward.port)
+            assert await reader.read() == b""
+            writer.transport.abort()
+            assert "error dialing backend" in forward.error
+        assert "failed to forward a connection to port 80 of Service web: " in caplog.text
+
+    @pytest.mark.parametrize(
+        ("change", "error"),
+        [
+            ({"selector": {}}, "Service web has no selector"),
+            ({"ports": []}, "Service web has no port 80"),
+            ({"ports": [{"port": 80, "targetPort": "other"}]}, "leads to port 'other', which no pod that is ready has"),
+        ],
+    )
+    async def test_raises_for_a_service_that_leads_nowhere(self, client, service, change, error):
+        service.update(change)
+        with pytest.raises(ProviderError, match=error):
+            async with client.pods.port_forward_service("web", 80, namespace="default"):
+                pass
+
+    async def test_raises_if_no_pod_is_ready(self, kubelet, client, service):
+        kubelet.pods = [fake.pod("web-0", ready=False)]
+        with pytest.raises(ProviderError, match="Service web has no pod that is ready; wait until one is"):
+            async with client.pods.port_forward_service("web", 80, namespace="default"):
+                pass
+
+    async def test_raises_if_there_is_no_service(self, client):
+        with pytest.raises(NotFound):
+            async with client.pods.port_forward_service("web", 80, namespace="default"):
+                pass

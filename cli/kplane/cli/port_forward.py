@@ -1,31 +1,24 @@
-"""Reaches an address inside of the management cluster from this machine, through kubectl."""
+"""Reaches an address inside of the management cluster from this machine, through a pod behind it."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import os
-import queue
 import re
-import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, TextIO, cast
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
+from typing import Any, Final
 from urllib.parse import urlsplit
 
-from kplane.binaries.errors import BinariesError
-from kplane.binaries.programs import resolve
 from kplane.cli.errors import CliError
 from kplane.cli.kubeconfigs import Management
-from kplane.workloads.processes import launcher
+from kplane.provider import Client, ClusterConfig, ProviderError
 
-__all__ = ["forwarded", "is_inside"]
+__all__ = ["forwarded", "forwarding", "is_inside"]
 
 _SERVICE: Final = re.compile(r"(?P<service>[a-z0-9-]+)\.(?P<namespace>[a-z0-9-]+)\.svc")
-_LISTENING: Final = re.compile(r"Forwarding from 127\.0\.0\.1:(?P<port>\d+) ")
-_START_SECONDS: Final = 30.0
-_END_SECONDS: Final = 5.0
+_HOST: Final = "127.0.0.1"
 
 
 def is_inside(document: dict[str, Any]) -> bool:
@@ -33,13 +26,12 @@ def is_inside(document: dict[str, Any]) -> bool:
     return _SERVICE.fullmatch(urlsplit(document["clusters"][0]["cluster"]["server"]).hostname or "") is not None
 
 
-@contextlib.contextmanager
-def forwarded(document: dict[str, Any], *, to: Management) -> Iterator[dict[str, Any]]:
+@contextlib.asynccontextmanager
+async def forwarding(document: dict[str, Any], *, to: Management) -> AsyncIterator[dict[str, Any]]:
     """Forward a port of this machine to the Service of a kubeconfig, and give the kubeconfig that uses it.
 
-    `to` is the management cluster. The server is still verified by its name.
-    Raises CliError if kubectl does not forward. It blocks while kubectl starts; the kernel ends kubectl with the thread
-    that entered.
+    `to` is the management cluster. The server is still verified by its name. Raises CliError if no port can be
+    forwarded. A connection that fails later is closed, and its reason is logged as a warning.
     """
     [cluster] = document["clusters"]
     address = urlsplit(cluster["cluster"]["server"])
@@ -47,71 +39,53 @@ def forwarded(document: dict[str, Any], *, to: Management) -> Iterator[dict[str,
     found = _SERVICE.fullmatch(host)
     if found is None:
         raise CliError(f"{host} is not the name of a Service")
-    try:
-        kubectl = resolve(programs=["kubectl"], report=lambda _: None).path("kubectl")
-    except BinariesError as error:
-        raise CliError(str(error)) from error
-    command = [str(kubectl), "port-forward", f"service/{found['service']}", f":{address.port or 443}"]
-    command += ["--namespace", found["namespace"], "--address", "127.0.0.1"]
-    command += ["--context", to.context] if to.context is not None else []
-    with _running(command, environment=to.environment) as port:
-        if port is None:
-            raise CliError(f"failed to forward a port to {host} within {_START_SECONDS:g} s; kubectl may say why above")
-        local = f"{address.scheme}://127.0.0.1:{port}{address.path}"
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            config = ClusterConfig.default(context=to.context, environment=to.environment)
+            client = await stack.enter_async_context(Client(config, field_manager="kplane-cli"))
+            forward = await stack.enter_async_context(
+                client.pods.port_forward_service(
+                    found["service"], address.port or 443, namespace=found["namespace"], local_host=_HOST
+                )
+            )
+        except ProviderError as error:
+            raise CliError(f"failed to forward a port to {host}: {error}") from error
+        local = f"{address.scheme}://{_HOST}:{forward.port}{address.path}"
         changed = {**cluster["cluster"], "server": local, "tls-server-name": host}
         yield {**document, "clusters": [{**cluster, "cluster": changed}]}
 
 
 @contextlib.contextmanager
-def _running(command: list[str], *, environment: Mapping[str, str]) -> Iterator[int | None]:
-    """Run kubectl, and give the port that it listens on; None if it ended, or did not listen in time."""
-    # A session of its own: Ctrl-C is for the command that uses the port. Complaints go to the user as they come.
-    process = subprocess.Popen(
-        [*_bound(), *command],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=sys.stderr,
-        text=True,
-        start_new_session=True,
-    )
-    with process:
-        first = queue.SimpleQueue[str]()
-        output = cast("TextIO", process.stdout)
-        reader = threading.Thread(target=_read, args=(output, first), name="output of kubectl port-forward")
-        reader.start()
+def forwarded(document: dict[str, Any], *, to: Management) -> Iterator[dict[str, Any]]:
+    """Do as `forwarding` for a caller that blocks: a thread passes the data on meanwhile.
+
+    It blocks while the port is opened. Leaving closes the connections, and waits for the end of the thread.
+    """
+    opened, left = Future[dict[str, Any]](), Future[None]()
+
+    async def forward() -> None:
+        async with forwarding(document, to=to) as changed:
+            opened.set_result(changed)
+            await asyncio.Event().wait()
+
+    async def forward_until_left() -> None:
+        work = asyncio.create_task(forward(), name="forward a port to a control plane")
+        asyncio.wrap_future(left).add_done_callback(lambda _: work.cancel())
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+
+    def run() -> None:
         try:
-            yield _port(first)
-        finally:
-            _signal(process, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_END_SECONDS)
-            _signal(process, signal.SIGKILL)
-            reader.join()
+            asyncio.run(forward_until_left())
+        except BaseException as error:
+            if opened.done():
+                raise
+            opened.set_exception(error)
 
-
-def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    """Signal kubectl and what it runs, such as a plugin for credentials, which has the same output."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
-
-
-def _bound() -> Sequence[str]:
-    """Return what has the kernel end a program with its parent, also if that is killed; nothing on other systems."""
-    if sys.platform != "linux":
-        return []
-    return [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), "", ""]
-
-
-def _read(output: TextIO, first: queue.SimpleQueue[str]) -> None:
-    """Hand the first line on, and drop the rest: there is one for each connection, and kubectl waits for a reader."""
-    first.put(output.readline())
-    for _ in output:
-        pass
-
-
-def _port(first: queue.SimpleQueue[str]) -> int | None:
+    thread = threading.Thread(target=run, name="forward a port to a control plane")
+    thread.start()
     try:
-        listening = _LISTENING.match(first.get(timeout=_START_SECONDS))
-    except queue.Empty:
-        return None
-    return int(listening["port"]) if listening is not None else None
+        yield opened.result()
+    finally:
+        left.set_result(None)
+        thread.join()

@@ -13,12 +13,13 @@ from kplane.provider.aio.cancellation import end_tasks
 from kplane.provider.client.body import query_of
 from kplane.provider.client.calls import Calls
 from kplane.provider.client.keys import Named, locate
-from kplane.provider.client.resources import PODS
-from kplane.provider.client.streams import port_forward, process
+from kplane.provider.client.resources import PODS, SERVICES
+from kplane.provider.client.streams import port_forward, process, services
 from kplane.provider.client.streams.channels import Channels, open_channels
 from kplane.provider.client.streams.lines import Lines
 from kplane.provider.client.streams.port_forward import PortForward
 from kplane.provider.client.streams.process import ExecResult, Output, Process
+from kplane.provider.client.streams.services import PodPort
 from kplane.provider.client.transport import HttpRequest
 from kplane.provider.errors import ProviderError, Unreachable
 
@@ -183,13 +184,64 @@ class Pods:
         phase = (target_pod.get("status") or {}).get("phase")
         if phase != "Running":
             raise ProviderError(f"failed to forward to pod {name}: it is {phase or 'Pending'}; wait until it runs")
-        request = self._request(pod, "portforward", namespace, query_of({"ports": port}))
-        request = replace(request, protocols=port_forward.PROTOCOLS)
         target = f"port {port} of pod {name}"
         async with PortForward(
-            lambda: self._channels(request), target=target, host=local_host, port=local_port
+            lambda: self._port_channels(pod, port, namespace), target=target, host=local_host, port=local_port
         ) as forward:
             yield forward
+
+    @contextlib.asynccontextmanager
+    async def port_forward_service(
+        self,
+        service: str | Named,
+        port: int,
+        *,
+        namespace: str | None = None,
+        local_host: str = "localhost",
+        local_port: int = 0,
+    ) -> AsyncIterator[PortForward]:
+        """Forward a local port to a port of a Service within the context, as `port_forward` does to a pod.
+
+        Each connection looks for the pods of the Service that are ready then, and goes to the one that is ready
+        longest, or to another one if that cannot be reached. So connections that follow survive the end of a pod.
+        Raises NotFound if there is no such Service, ProviderError if it has no such port, or no pod that is ready, and
+        ListenFailed if the local port is taken.
+        """
+        name, namespace = locate(service, namespace=namespace)
+        await self._serving(name, port, namespace)
+        async with PortForward(
+            lambda: self._service_channels(name, port, namespace),
+            target=f"port {port} of Service {name}",
+            host=local_host,
+            port=local_port,
+        ) as forward:
+            yield forward
+
+    async def _serving(self, service: str, port: int, namespace: str | None) -> Sequence[PodPort]:
+        found = await self._client.get(SERVICES, service, namespace=namespace)
+        selector = services.selector_of(found)
+        pods = await self._client.list(PODS, namespace=namespace, label_selector=selector)
+        return services.serving(found, port, pods=pods.items)
+
+    @contextlib.asynccontextmanager
+    async def _service_channels(self, service: str, port: int, namespace: str | None) -> AsyncIterator[Channels]:
+        """Open a WebSocket to the first pod of a Service that can be reached. Raises what the last one raised."""
+        *others, last = await self._serving(service, port, namespace)
+        async with contextlib.AsyncExitStack() as stack:
+            for each in others:
+                with contextlib.suppress(ProviderError):
+                    opening = self._port_channels(each.pod, each.port, namespace)
+                    channels = await stack.enter_async_context(opening)
+                    break
+            else:
+                channels = await stack.enter_async_context(self._port_channels(last.pod, last.port, namespace))
+            yield channels
+
+    def _port_channels(
+        self, pod: str | Named, port: int, namespace: str | None
+    ) -> contextlib.AbstractAsyncContextManager[Channels]:
+        request = self._request(pod, "portforward", namespace, query_of({"ports": port}))
+        return self._channels(replace(request, protocols=port_forward.PROTOCOLS))
 
     def _channels(self, request: HttpRequest) -> contextlib.AbstractAsyncContextManager[Channels]:
         return open_channels(self._client.transport, request, timeout_seconds=self._client.timeout_seconds)

@@ -1,0 +1,86 @@
+"""The client's streams to pods, against a real kubelet: a log that grows, a command, and ports."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import pytest
+
+from e2e.installation import ROOT, images
+from e2e.kubectl import Kubectl, Object
+
+pytestmark = pytest.mark.k8s_needs("pods", "images")
+
+_NAME: Final = "pod-streams"
+_PORT: Final = 8080
+_SERVICE_PORT: Final = 80
+_PROGRAM: Final = f"""
+cd /srv && echo served > index.html && exec python3 -u -m http.server {_PORT} 2>&1
+"""
+"""It serves a page, and logs each request."""
+
+
+@pytest.fixture(scope="module")
+def pod(installation: None, kubectl: Kubectl) -> Iterator[str]:
+    """A pod that serves a page, behind a Service that names its port."""
+    kubectl.apply(_pod(), _service())
+    try:
+        kubectl("wait", f"pod/{_NAME}", "--namespace=default", "--for=condition=Ready", "--timeout=120s")
+        yield _NAME
+    finally:
+        kubectl("delete", f"pod/{_NAME}", f"service/{_NAME}", "--namespace=default", "--ignore-not-found")
+
+
+def _pod() -> Object:
+    container = {
+        "name": "main",
+        "image": images()[1],
+        "command": ["sh", "-c", _PROGRAM],
+        "ports": [{"name": "web", "containerPort": _PORT}],
+        "readinessProbe": {"tcpSocket": {"port": _PORT}, "periodSeconds": 1},
+        "volumeMounts": [{"name": "pages", "mountPath": "/srv"}],
+        "workingDir": "/srv",
+    }
+    spec = {
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": 0,
+        "containers": [container],
+        "volumes": [{"name": "pages", "emptyDir": {}}],
+    }
+    metadata = {"name": _NAME, "namespace": "default", "labels": {"app": _NAME}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _service() -> Object:
+    spec = {"selector": {"app": _NAME}, "ports": [{"port": _SERVICE_PORT, "targetPort": "web"}]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": _NAME, "namespace": "default"}, "spec": spec}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(f"--port={_PORT}",), (f"--port={_SERVICE_PORT}", f"--service={_NAME}")],
+    ids=["pod", "service"],
+)
+def test_the_example_follows_a_log_runs_a_command_and_asks_a_port(
+    kubectl: Kubectl, pod: str, options: Sequence[str]
+) -> None:
+    command = [sys.executable, "examples/pods.py", pod, *options]
+    command += ["--context", kubectl.context] if kubectl.context is not None else []
+    environment = os.environ | {"KUBECONFIG": str(kubectl.kubeconfig)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.splitlines()
+    # A connection that cannot be forwarded would be one line more.
+    assert [line for line in printed if not line.startswith("log: ")] == [
+        "stdout: there and back",
+        "stderr: complaint",
+        "exit code: 3",
+        *["answer: 200 served"] * 3,
+    ]
+    (*_, last) = (line for line in printed if line.startswith("log: "))
+    assert re.search(r'"GET /\?[0-9a-f]{8} HTTP/1\.1" 200', last)
