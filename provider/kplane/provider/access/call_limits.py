@@ -1,4 +1,4 @@
-"""Bounds of the calls to one cluster, as its provider sets them."""
+"""Limits for calls to a cluster, which its provider sets."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["CallLimits"]
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """Bounds the calls to one cluster; None leaves a bound to the manager or the client.
+    """Limits the calls to a cluster; None keeps the limit of the manager or the client.
 
-    `timeout_seconds` bounds a call with its retries, `connect_timeout_seconds` the making of a connection.
-    `answer_bytes`, `list_bytes` and `values` are those of `AnswerLimits`. Raises KubeconfigError for a bound that is
+    `timeout_seconds` limits a call with its retries, `connect_timeout_seconds` the making of a connection.
+    `answer_bytes`, `list_bytes` and `values` are those of `AnswerLimits`. Raises KubeconfigError for a limit that is
     not above 0.
     """
 
@@ -25,7 +25,7 @@ class CallLimits:
     values: int | None = None
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
+        for limit in fields(self):
+            value = getattr(self, limit.name)
             if value is not None and not value > 0:
-                raise KubeconfigError(f"{each.name} of a cluster is {value!r}: give a number above 0, or None")
+                raise KubeconfigError(f"{limit.name} of a cluster is {value!r}: give a number above 0, or None")

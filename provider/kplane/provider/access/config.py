@@ -1,4 +1,4 @@
-"""Address, trust and credentials of one API server."""
+"""Address, trust and credentials of an API server."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _REFUSED_USER_FIELDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """Holds address, trust and credentials of one API server. Its repr shows no secret.
+    """Holds address, trust and credentials of an API server. Its repr shows no secret.
 
     `server` is an https URL, which may have a path. `ca_data` is PEM (None: the system's CAs), and so are
-    `client_certificate` and `client_key`. `token_file` is read again while the client runs. `exec_plugin` is run for
-    credentials instead, and again when they expire or are refused. `impersonation` is the user of the requests, `proxy`
+    `client_certificate` and `client_key`. `token_file` is read again while the client runs. `exec_plugin` runs for
+    credentials, and again when they expire or are refused. `impersonation` is the user of the requests, `proxy`
     the http URL of a proxy to the server. `calls` are time-outs and limits of this cluster, which a provider sets and
-    no kubeconfig can. With `insecure_skip_tls_verify` the server is not verified: whoever is on the way gets the
-    credentials. Raises KubeconfigError if a value cannot be used.
+    a kubeconfig cannot. With `insecure_skip_tls_verify` the server is not verified, so a machine in the middle gets
+    the credentials. Raises KubeconfigError if a value cannot be used.
     """
 
     server: str
@@ -88,12 +88,12 @@ class ClusterConfig:
         exec_plugins: bool | Collection[str] = False,
         allow_insecure: bool = False,
     ) -> ClusterConfig:
-        """Read one context (default: the current one) of a kubeconfig.
+        """Read a context of a kubeconfig, by default its current context.
 
-        `source` is its text or the parsed document. Files are looked up below `directory`; without it they are refused,
-        so that a kubeconfig from somebody else cannot name files of this machine. Exec plugins are refused, unless
-        `exec_plugins` is true or contains the command as written. A cluster with insecure-skip-tls-verify is refused,
-        unless `allow_insecure` is true. Text is limited to 256 KiB, without YAML aliases of mappings or lists.
+        `source` is the text or the parsed document. Files are looked up below `directory`. Without it, files are
+        refused, so that a kubeconfig of another party cannot name files of this machine. Exec plugins are refused,
+        unless `exec_plugins` is true or contains the command as written. A cluster with insecure-skip-tls-verify is
+        refused, unless `allow_insecure` is true. Text is limited to 256 KiB, without YAML aliases of mappings or lists.
 
         Raises KubeconfigError with the reason.
         """
@@ -102,9 +102,9 @@ class ClusterConfig:
         name = context if context is not None else document.get("current-context")
         if not isinstance(name, str) or not name:
             raise KubeconfigError("the kubeconfig has no current-context, and none was chosen")
-        chosen = _named(document, "contexts", "context", name)
-        cluster = _named(document, "clusters", "cluster", chosen.get("cluster"))
-        user = _named(document, "users", "user", chosen["user"]) if chosen.get("user") else {}
+        selected = _named(document, "contexts", "context", name)
+        cluster = _named(document, "clusters", "cluster", selected.get("cluster"))
+        user = _named(document, "users", "user", selected["user"]) if selected.get("user") else {}
         insecure = bool(cluster.get("insecure-skip-tls-verify"))
         if insecure and not allow_insecure:
             raise KubeconfigError(
@@ -139,7 +139,7 @@ class ClusterConfig:
         exec_plugins: bool | Collection[str] = False,
         allow_insecure: bool = False,
     ) -> ClusterConfig:
-        """Read a kubeconfig file, which may be large; relative paths in it are relative to it.
+        """Read a kubeconfig file, which may be large. Paths in the file are relative to its directory.
 
         `exec_plugins` and `allow_insecure` are those of `from_kubeconfig`.
         """
@@ -160,23 +160,23 @@ class ClusterConfig:
     def default(cls, *, context: str | None = None, environment: Mapping[str, str] | None = None) -> ClusterConfig:
         """Find the cluster as kubectl does: the files of KUBECONFIG, else `~/.kube/config`, else the pod's own cluster.
 
-        Of several files that have an entry of one name, the first counts. Exec plugins are allowed, because the files
-        are the user's own. Raises KubeconfigError if there is no cluster, or if a file cannot be read.
+        If several files have an entry of the same name, the first entry counts. Exec plugins are allowed, because the
+        files belong to the user. Raises KubeconfigError if there is no cluster, or if a file cannot be read.
         """
         variables = os.environ if environment is None else environment
         paths = kubeconfig_paths(variables)
-        found = [path for path in paths if path.is_file()]
-        if not found and context is None and variables.get("KUBERNETES_SERVICE_HOST"):
+        existing = [path for path in paths if path.is_file()]
+        if not existing and context is None and variables.get("KUBERNETES_SERVICE_HOST"):
             return cls.in_cluster(environment=variables)
-        if not found:
+        if not existing:
             raise KubeconfigError(f"there is no kubeconfig at {', '.join(map(str, paths))}; set KUBECONFIG")
-        return cls.from_kubeconfig(merged_kubeconfig(found), context=context, directory=Path("/"), exec_plugins=True)
+        return cls.from_kubeconfig(merged_kubeconfig(existing), context=context, directory=Path("/"), exec_plugins=True)
 
     @classmethod
     def in_cluster(
         cls, *, directory: Path = _SERVICE_ACCOUNT, environment: Mapping[str, str] | None = None
     ) -> ClusterConfig:
-        """Use the ServiceAccount of the pod in which this runs. Raises KubeconfigError outside of one."""
+        """Use the ServiceAccount of the pod of this process. Raises KubeconfigError outside of a pod."""
         variables = os.environ if environment is None else environment
         host, port = variables.get("KUBERNETES_SERVICE_HOST"), variables.get("KUBERNETES_SERVICE_PORT", "443")
         if not host:
@@ -203,10 +203,10 @@ class ClusterConfig:
         return moved
 
     def continues(self, previous: ClusterConfig) -> bool:
-        """Tell whether this is the cluster and identity of `previous`, except for what was renewed.
+        """Tell whether cluster and identity are those of `previous`, except for renewed credentials or a renewed CA.
 
-        Token and certificate may differ, and so may the CA if both have one in common: during a rotation both are
-        trusted. With other time-outs or limits it is taken for another cluster, which gets a new client.
+        Token and certificate may differ. CA bundles may differ if they share a CA, because a rotation trusts both.
+        Other time-outs or limits count as another cluster, which gets a new client.
         """
         return (
             (self.server, self.tls_server_name, self.proxy, self.calls, self._identity())
@@ -214,7 +214,7 @@ class ClusterConfig:
         ) and _share_a_ca(self.ca_data, previous.ca_data)
 
     def to_kubeconfig(self) -> dict[str, Any]:
-        """Return a kubeconfig document with one context; it holds the credentials."""
+        """Return a kubeconfig document with a single context, including the credentials."""
         cluster: dict[str, Any] = {"server": self.server}
         if self.ca_data is not None:
             cluster["certificate-authority-data"] = base64.b64encode(self.ca_data).decode()
@@ -263,7 +263,7 @@ def _authority(server: str) -> tuple[str | None, int]:
 
 
 def _checked_server(server: str) -> str:
-    # What is not understood is not shown: there may be a password in it.
+    # Errors do not show an invalid URL, because it may contain a password.
     try:
         url = urlsplit(server)
         host, _ = url.hostname, url.port
@@ -326,7 +326,7 @@ def _certificates(pem: bytes, *, what: str) -> list[Certificate]:
 
 
 def _subject(client_certificate: bytes) -> str:
-    """Return the subject of a client certificate, the first of its chain."""
+    """Return the subject of a client certificate, the first in its chain."""
     first = _certificates(client_certificate, what="the client certificate")[0]
     try:
         return first.subject.rfc4514_string()
@@ -338,15 +338,15 @@ def _named(document: Mapping[str, Any], section: str, kind: str, name: object) -
     entries = document.get(section)
     for entry in entries if isinstance(entries, list) else []:
         if isinstance(entry, Mapping) and entry.get("name") == name and isinstance(entry.get(kind), Mapping):
-            found: Mapping[str, Any] = entry[kind]
-            return found
+            content: Mapping[str, Any] = entry[kind]
+            return content
     raise KubeconfigError(f"the kubeconfig has no {kind} {name!r} in {section}")
 
 
-def _share_a_ca(one: bytes | None, other: bytes | None) -> bool:
-    if one is None or other is None or one == other:
-        return one == other
-    return not set(_certificates(one, what="the CA")).isdisjoint(_certificates(other, what="the CA"))
+def _share_a_ca(bundle: bytes | None, other: bytes | None) -> bool:
+    if bundle is None or other is None or bundle == other:
+        return bundle == other
+    return not set(_certificates(bundle, what="the CA")).isdisjoint(_certificates(other, what="the CA"))
 
 
 def _text(section: Mapping[str, Any], key: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Current credentials of a client: tokens that are read again, and output of plugins."""
+"""Current credentials of a client: tokens from files, and credentials of exec plugins."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["Credentials"]
 
 _TOKEN_CACHED_SECONDS: Final = 60.0
 _RUN_AGAIN_SECONDS: Final = 10.0
-"""A plugin whose credential is refused is not run more often: a server may refuse whatever it gives."""
+"""Minimum time between runs of a plugin for a refused credential, because a server may refuse every credential."""
 _FAILED_SECONDS: Final = 2.0
-"""So long the failure of a plugin stands for those who ask meanwhile: each watch of a cluster is one of them."""
+"""Time for which callers share the failure of a plugin. Each watch of a cluster is a caller."""
 
 
 class Credentials:
     """Keeps the credentials of a configuration up to date.
 
-    `current()` returns a configuration with token and client certificate filled in. It is the same object until
-    something changes.
+    `current()` returns a configuration with token and client certificate filled in, and the same object until the
+    credentials change.
     """
 
     def __init__(self, config: ClusterConfig, *, plugin_runs: Turns) -> None:
@@ -42,7 +42,7 @@ class Credentials:
         self._threads: set[asyncio.Future[str]] = set()
 
     async def current(self) -> ClusterConfig:
-        """Return the credentials for the next request. Raises KubeconfigError if there are none."""
+        """Return the credentials for the next request. Raises KubeconfigError if they cannot be renewed."""
         if not self._renewable:
             return self._config
         if (shown := self._fresh()) is not None:
@@ -51,7 +51,7 @@ class Credentials:
             return self._fresh() or await self._renew()
 
     async def refused(self, shown: ClusterConfig) -> ClusterConfig:
-        """Return credentials to retry with after a 401; the same ones if there are no others."""
+        """Return credentials for a retry after a 401, or `shown` if the credentials have not changed."""
         if not self._renewable:
             return shown
         async with self._lock:
@@ -81,10 +81,10 @@ class Credentials:
         plugin = self._config.exec_plugin
         if plugin is None:
             token = await self._read_token()
-            found = replace(self._config, token=token, token_file=None)
+            renewed = replace(self._config, token=token, token_file=None)
         else:
             credential = await self._run(plugin)
-            found = replace(
+            renewed = replace(
                 self._config,
                 token=credential.token,
                 client_certificate=credential.certificate,
@@ -93,8 +93,8 @@ class Credentials:
             )
             self._credential = credential
         self._got_at = time.monotonic()
-        if self._shown is None or found != self._shown:
-            self._shown = found
+        if self._shown is None or renewed != self._shown:
+            self._shown = renewed
         return self._shown
 
     async def _run(self, plugin: ExecPlugin) -> ExecCredential:
@@ -120,7 +120,7 @@ class Credentials:
         return token
 
     async def _in_thread(self, function: Callable[[], str]) -> str:
-        """Call a blocking function; it cannot be cancelled, so `aclose` waits for it."""
+        """Call a blocking function in a thread. A thread cannot be cancelled, so `aclose` waits for it."""
         future = asyncio.get_running_loop().run_in_executor(None, function)
         self._threads.add(future)
         future.add_done_callback(self._thread_ended)
@@ -129,7 +129,7 @@ class Credentials:
     def _thread_ended(self, future: asyncio.Future[str]) -> None:
         self._threads.discard(future)
         if not future.cancelled():
-            # If the caller was cancelled, this is the only place that looks at a failure.
+            # Read the failure in case the caller was cancelled; otherwise asyncio would log it.
             future.exception()
 
 

@@ -1,10 +1,10 @@
-"""Reads YAML that others wrote, fast: libyaml scans it, and Python composes it.
+"""Reads untrusted YAML, fast: libyaml scans the document, and Python composes it.
 
-PyYAML's own loader on libyaml, CSafeLoader, composes in C, by recursion without a limit. There a document of nothing
-but brackets ends the process (seen with PyYAML 6.0.3).
+PyYAML's own loader on libyaml, CSafeLoader, composes in C, by recursion without a limit. A document of brackets alone
+ends the process (seen with PyYAML 6.0.3).
 
-Here such a document is refused. So is everything that makes much work of few bytes: aliases of mappings and lists,
-merge keys, and numbers without end. A few lines of merge keys that double each other's work would take for ever.
+This module refuses such a document. It also refuses constructs that cause much work with few bytes: aliases of mappings
+and lists, merge keys, and very long numbers. For example, a few lines of nested merge keys take exponential time.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _MERGE: Final = "tag:yaml.org,2002:merge"
 
 
 class DocumentError(yaml.YAMLError):
-    """It cannot be read; the sentence says why as in "it is no YAML document", without its subject."""
+    """The document cannot be read. The message is a predicate, such as "is no YAML document"."""
 
 
 class _Plain(Composer, SafeConstructor):
-    """Puts together trees of plain data in a time that grows with their size only."""
+    """Composes trees of plain data in time linear to their size."""
 
     nodes_left: int | None = None
     check_event: Any  # the parser's
@@ -44,7 +44,7 @@ class _Plain(Composer, SafeConstructor):
             if self.nodes_left < 0:
                 raise DocumentError("has too many entries; keep only those that are needed")
         node = super().compose_node(parent, index)
-        # Those of plain values cost nothing, and people write them by hand: one CA for several clusters.
+        # Aliases of scalars are cheap, and people write them by hand: the same CA for several clusters.
         if is_alias and not isinstance(node, ScalarNode):
             raise DocumentError("has aliases (*name) of mappings or lists; write out what they stand for")
         if isinstance(node, ScalarNode) and node.tag in _NUMBERS and len(node.value) > _LONGEST_NUMBER:
@@ -59,7 +59,7 @@ class _Plain(Composer, SafeConstructor):
 
 
 def _loader() -> Any:
-    # _Plain comes first, so that its methods and Composer's are taken, and not those of the parser.
+    # _Plain comes first, so that its methods and those of Composer override the methods of the parser.
     try:
         from yaml._yaml import CParser
     except ImportError:  # an installation of PyYAML need not have libyaml
@@ -83,9 +83,9 @@ _LOADER: Final = _loader()
 
 
 def read_yaml(source: str | bytes, *, most_nodes: int | None = None) -> Any:
-    """Parse one document of plain data, of `most_nodes` keys and values at most. Raises DocumentError.
+    """Parse a document of plain data, with at most `most_nodes` keys and values. Raises DocumentError.
 
-    It takes about 10 microseconds for each of them.
+    Parsing takes about 10 microseconds for each key or value.
     """
     try:
         loader = _LOADER(source)
@@ -97,5 +97,5 @@ def read_yaml(source: str | bytes, *, most_nodes: int | None = None) -> Any:
     except DocumentError:
         raise
     except Exception as error:
-        # PyYAML's constructors raise whatever comes of a value that does not fit its tag: KeyError, AttributeError.
+        # PyYAML's constructors raise any error for a value that does not fit its tag: KeyError, AttributeError.
         raise DocumentError("is no YAML document") from error

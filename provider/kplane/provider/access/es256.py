@@ -1,4 +1,4 @@
-"""Signs JSON Web Tokens by ES256 (RFC 7518, 3.4), and checks them: as API servers sign tokens of ServiceAccounts."""
+"""Signs and verifies JSON Web Tokens by ES256 (RFC 7518, 3.4), as API servers do for ServiceAccounts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, utils
 __all__ = ["decoded", "encoded", "is_signed_by", "signed"]
 
 _COORDINATE_BYTES: Final = 32
-"""Of a P-256 signature, which has two of them, one after the other."""
+"""Size of each of the two coordinates in a P-256 signature."""
 
 
 def encoded(content: bytes) -> str:
@@ -37,7 +37,7 @@ def signed(header: bytes, claims: bytes, *, key: ec.EllipticCurvePrivateKey) -> 
 
 
 def is_signed_by(token: str, *, key: ec.EllipticCurvePublicKey) -> bool:
-    """Tell whether the private half of a key signed a token, whatever text that is."""
+    """Tell whether the private key of `key` signed a token. `token` may be any text."""
     content, _, part = token.rpartition(".")
     signature = decoded(part)
     if not content.isascii() or signature is None or len(signature) != 2 * _COORDINATE_BYTES:

@@ -1,7 +1,7 @@
 """Credentials from programs: client-go's exec plugins, of the group client.authentication.k8s.io.
 
-The protocol is that of client-go's plugin/pkg/client/auth/exec: an ExecCredential goes in by KUBERNETES_EXEC_INFO, and
-one with a status comes out on standard output.
+The protocol is that of client-go's plugin/pkg/client/auth/exec: the program gets an ExecCredential in
+KUBERNETES_EXEC_INFO, and prints an ExecCredential with a status to standard output.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ExecCredential:
 
     @property
     def expired(self) -> bool:
-        """Whether it has expired."""
+        """Whether the credential has expired."""
         return self.expires is not None and dt.datetime.now(dt.UTC) >= self.expires
 
 
@@ -52,9 +52,9 @@ class ExecPlugin:
     """Describes a program that prints credentials. Its repr hides arguments and environment.
 
     `command` is looked up on PATH if it has no slash. `env` is added to the environment of this process. With
-    `provide_cluster_info` the program gets the cluster and `cluster_config`, any JSON value. It has no standard input,
-    and is ended after `timeout_seconds`. `install_hint` is shown if the program is missing. Raises KubeconfigError if a
-    value cannot be used.
+    `provide_cluster_info` the program gets the cluster and `cluster_config`, any JSON value. The program has no
+    standard input, and is killed after `timeout_seconds`. Errors about a missing program show `install_hint`. Raises
+    KubeconfigError if a value cannot be used.
     """
 
     command: str
@@ -133,10 +133,10 @@ class ExecPlugin:
         return [] if self.cluster_config is None else [{"name": _EXTENSION, "extension": self.cluster_config}]
 
     async def run(self, *, cluster: Mapping[str, Any]) -> ExecCredential:
-        """Run it and return its credentials; `cluster` is passed to it if it asks for it.
+        """Run the program and return its credentials. `provide_cluster_info` decides whether it gets `cluster`.
 
-        No process of it is left afterwards. Raises KubeconfigError, without any secret, if it cannot be run, fails,
-        takes too long, or prints no ExecCredential.
+        All its processes have ended afterwards. Raises KubeconfigError, without any secret, if the program cannot be
+        run, fails, takes too long, or prints no ExecCredential.
         """
         spec: dict[str, Any] = {"interactive": False}
         if self.provide_cluster_info:
@@ -167,7 +167,7 @@ class ExecPlugin:
 
     def _parse(self, printed: bytes) -> ExecCredential:
         who = f"exec plugin {self.command!r}"
-        # No error of the parser is chained: it holds what was printed.
+        # Do not chain the error of the parser, because it contains the printed credentials.
         with contextlib.suppress(orjson.JSONDecodeError):
             answer = orjson.loads(printed)
             if not isinstance(answer, dict) or answer.get("kind") != "ExecCredential":
@@ -182,7 +182,7 @@ class ExecPlugin:
 
 
 def require_no_text(allowed: bool | Collection[str]) -> None:
-    """Raise KubeconfigError if the allowed commands are one text: each part of it would match."""
+    """Raise KubeconfigError if the allowed commands are a string, of which any substring would match."""
     if isinstance(allowed, (str, bytes)):
         raise KubeconfigError(f"exec_plugins is a text; give a collection of commands, such as {{{allowed!r}}}")
 
@@ -191,7 +191,7 @@ def _credential(status: Mapping[str, Any], *, who: str) -> ExecCredential:
     token, certificate, key, expires = (
         status.get(name) or None for name in ("token", "clientCertificateData", "clientKeyData", "expirationTimestamp")
     )
-    if not all(each is None or isinstance(each, str) for each in (token, certificate, key, expires)):
+    if not all(value is None or isinstance(value, str) for value in (token, certificate, key, expires)):
         raise KubeconfigError(f"{who} returned a status whose fields are no texts")
     if token is None and certificate is None and key is None:
         raise KubeconfigError(f"{who} returned no token, and no certificate with its key")
@@ -209,20 +209,20 @@ def _credential(status: Mapping[str, Any], *, who: str) -> ExecCredential:
 
 def _time(text: str, *, who: str) -> dt.datetime:
     with contextlib.suppress(ValueError):
-        found = dt.datetime.fromisoformat(text)
-        if found.tzinfo is not None:
-            return found
+        time = dt.datetime.fromisoformat(text)
+        if time.tzinfo is not None:
+            return time
     raise KubeconfigError(f"{who} returned an expirationTimestamp that is no time of RFC 3339")
 
 
 def _environment(entries: object, *, command: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for entry in entries if isinstance(entries, list) else [entries] if entries is not None else []:
         name, value = (entry.get("name"), entry.get("value")) if isinstance(entry, Mapping) else (None, None)
         if not isinstance(name, str) or not isinstance(value, str):
             raise KubeconfigError(f"exec plugin {command!r}: env has to be a list of names and values")
-        found[name] = value
-    return found
+        variables[name] = value
+    return variables
 
 
 def extension(cluster: Mapping[str, Any], name: str) -> Any:
@@ -235,21 +235,21 @@ def extension(cluster: Mapping[str, Any], name: str) -> Any:
 
 
 async def _read(stream: asyncio.StreamReader | None) -> bytes:
-    """Read to the end, but keep little more than the limit."""
+    """Read to the end, but keep only little more than the limit."""
     read = b""
     while stream is not None and len(read) <= _MAX_OUTPUT and (chunk := await stream.read(65536)):
         read += chunk
     if len(read) > _MAX_OUTPUT and stream is not None:
-        while await stream.read(65536):  # its writer must not wait for ever; the deadline ends it
+        while await stream.read(65536):  # keep the pipe empty, so that the program can exit
             pass
     return read
 
 
 def _complaint(said: bytes) -> str:
-    # The end is where programs say why; whatever may be a secret in it is not shown.
+    # Programs print the reason last. Hide text that may be a secret.
     text = _SECRET_LIKE.sub("[hidden]", said.decode("utf-8", errors="replace"))
     return f": {_plain(text[-_SHOWN:].strip())}" if text.strip() else ""
 
 
 def _plain(text: str) -> str:
-    return "".join(each if each.isprintable() else " " for each in text)
+    return "".join(char if char.isprintable() else " " for char in text)

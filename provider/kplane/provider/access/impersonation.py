@@ -1,4 +1,4 @@
-"""Impersonation: requests in the name of another user."""
+"""Impersonation: requests as another user."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Impersonation:
     def __post_init__(self) -> None:
         if not self.user:
             raise KubeconfigError("impersonation needs a user: as-uid, as-groups and as-user-extra are nothing alone")
-        values: list[object] = [self.user, *self.groups, *(each for given in self.extra.values() for each in given)]
+        values: list[object] = [self.user, *self.groups, *(value for values in self.extra.values() for value in values)]
         for value in [*values, *([] if self.uid is None else [self.uid])]:
             if not isinstance(value, str) or not (value.isascii() and value.isprintable()):
                 raise KubeconfigError("whom to impersonate is no text that an HTTP header can carry")
@@ -41,7 +41,7 @@ class Impersonation:
 
     @classmethod
     def from_kubeconfig(cls, user: Mapping[str, Any]) -> Impersonation | None:
-        """Read it from a kubeconfig's user; None if there is no impersonation."""
+        """Read the impersonation of a kubeconfig's user, or return None."""
         asked = {key: user.get(key) for key in ("as", "as-uid", "as-groups", "as-user-extra")}
         if not any(asked.values()):
             return None
@@ -73,5 +73,5 @@ class Impersonation:
 
 
 def _escaped(name: str) -> str:
-    # Keys of extra are lower case; a server knows no others.
+    # API servers treat keys of extra as lower case.
     return "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in name.lower().encode())

@@ -1,4 +1,4 @@
-"""Reads kubeconfigs: their text, their files, and the files that kubectl would read."""
+"""Reads kubeconfigs from text, from files, and from the files that kubectl uses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kplane.provider.errors import KubeconfigError
 
 __all__ = ["kubeconfig_paths", "merged_kubeconfig", "parse_kubeconfig", "read_content", "read_document"]
 
-# Forty clusters with certificates, or four hundred contexts. A foreign kubeconfig is read in the loop, in 0.1 s.
+# Enough for 40 clusters with certificates, or 400 contexts. The event loop parses foreign kubeconfigs, in 0.1 s.
 _MOST_BYTES: Final = 256 * 1024
 _MOST_NODES: Final = 10_000
 _MOST_BYTES_OF_FILE: Final = 16 * 1024**2
@@ -23,15 +23,15 @@ _FILES: Final = {
 
 
 def kubeconfig_paths(environment: Mapping[str, str]) -> list[Path]:
-    """Return where kubectl looks for kubeconfigs: the files of KUBECONFIG, else `~/.kube/config`."""
+    """Return the kubeconfig paths of kubectl: the files of KUBECONFIG, else `~/.kube/config`."""
     listed = [Path(path) for path in environment.get("KUBECONFIG", "").split(os.pathsep) if path]
     return listed or [Path.home() / ".kube" / "config"]
 
 
 def merged_kubeconfig(paths: Iterable[Path]) -> dict[str, Any]:
-    """Read kubeconfigs as one, as kubectl does: of entries of one name, and of current contexts, the first counts.
+    """Merge kubeconfigs as kubectl does: the first entry of a name and the first current-context count.
 
-    Relative paths in a file are relative to it. Raises KubeconfigError if a file cannot be read.
+    Paths in a file are relative to its directory. Raises KubeconfigError if a file cannot be read.
     """
     merged: dict[str, Any] = {section: [] for section in ("clusters", "contexts", "users")}
     for path in paths:
@@ -48,22 +48,22 @@ def merged_kubeconfig(paths: Iterable[Path]) -> dict[str, Any]:
 
 
 def _absolute(entry: Any, directory: Path) -> Any:
-    """Return an entry of a kubeconfig whose files are found from everywhere."""
+    """Return an entry of a kubeconfig with absolute paths."""
     if not isinstance(entry, Mapping):
         return entry
-    found = dict(entry)
+    absolute = dict(entry)
     for kind, fields in _FILES.items():
         section = entry.get(kind)
         if not isinstance(section, Mapping):
             continue
-        found[kind] = dict(section)
+        absolute[kind] = dict(section)
         for name in fields:
             if isinstance(section.get(name), str) and section[name]:
-                found[kind][name] = str(directory / section[name])
+                absolute[kind][name] = str(directory / section[name])
         plugin = section.get("exec")
         if isinstance(plugin, Mapping) and "/" in str(plugin.get("command", "")):
-            found[kind]["exec"] = {**plugin, "command": str(directory / plugin["command"])}
-    return found
+            absolute[kind]["exec"] = {**plugin, "command": str(directory / plugin["command"])}
+    return absolute
 
 
 def read_document(path: Path) -> Mapping[str, Any]:
@@ -72,7 +72,7 @@ def read_document(path: Path) -> Mapping[str, Any]:
 
 
 def read_content(path: Path) -> bytes:
-    """Read the bytes of a kubeconfig file, at most a little more than are accepted. Raises OSError."""
+    """Read a kubeconfig file up to one byte above the limit, so that the parser notices an excess. Raises OSError."""
     with path.open("rb") as file:
         return file.read(_MOST_BYTES_OF_FILE + 1)
 
@@ -85,7 +85,7 @@ def parse_kubeconfig(
         raise KubeconfigError(
             f"the kubeconfig has more than {most_bytes // 1024} KiB; keep only the contexts that are needed"
         )
-    # Programs in pods read no kubeconfig, and need no parser of YAML.
+    # Imported on first use: programs in pods read no kubeconfig, and need no YAML parser.
     from kplane.provider.access.documents import DocumentError, read_yaml
 
     try:

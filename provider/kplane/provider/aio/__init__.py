@@ -1,1 +1,1 @@
-"""Small kits for asyncio: back-off, cancellation, running, turns."""
+"""Extensions of asyncio: backoff, cancellation, restarts of tasks, bounded concurrency."""

@@ -9,7 +9,7 @@ __all__ = ["Backoff", "delay_after"]
 
 
 class Backoff:
-    """Grows delays from `initial_seconds` by `factor` to `maximum_seconds`, and takes off a random part of up to half.
+    """Grows delays from `initial_seconds` by `factor` up to `maximum_seconds`, less a random part of up to half.
 
     The jitter keeps tasks that failed together from retrying together. Tests replace `uniform`.
     """
@@ -42,11 +42,11 @@ class Backoff:
         return delay * self._uniform(0.5, 1.0)
 
     def reset(self) -> None:
-        """Start from the first delay again: the last try succeeded."""
+        """Start from the first delay again, after a success."""
         self._failures = 0
 
 
 def delay_after(failures: int, *, initial_seconds: float, maximum_seconds: float, factor: float = 2.0) -> float:
-    """Return the delay after so many failures, without jitter."""
-    # The exponent is bounded because floats overflow, long after the maximum is reached.
+    """Return the delay in seconds after a number of failures, without jitter."""
+    # Bound the exponent: floats would overflow, long after the delay has reached its maximum.
     return min(maximum_seconds, initial_seconds * factor ** min(failures, 100))

@@ -1,4 +1,4 @@
-"""Tells requested cancellations from those that leak out of awaited code."""
+"""Distinguishes requested cancellations from CancelledErrors that leak out of awaited code."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _REMIND_SECONDS: Final = 10.0
 def asked_to_end() -> bool:
     """Tell whether the current task is being cancelled.
 
-    If it is not, a CancelledError leaked out of awaited code (`task.cancel(); await task` is enough), and is a failure
-    like any other.
+    Otherwise a CancelledError has leaked out of awaited code, for example by `task.cancel(); await task`, and counts as
+    a failure.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 async def complete(works: Iterable[Awaitable[object]]) -> None:
-    """Await all at once, each to its end, then raise the first error."""
+    """Await all works concurrently until each has ended, then raise the first error."""
     results = await asyncio.gather(*works, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -38,11 +38,11 @@ async def end_tasks(
     why: str | None = None,
     logger: logging.Logger | logging.LoggerAdapter[logging.Logger] = _log,
 ) -> None:
-    """Cancel tasks and wait until all have ended; log those that have not, and cancel them again, every 10 s."""
-    left = {task for task in tasks if not task.done()}
-    while left:
-        for task in left:
+    """Cancel tasks and wait until all have ended. Log and cancel the remaining tasks again every 10 s."""
+    running = {task for task in tasks if not task.done()}
+    while running:
+        for task in running:
             task.cancel(why)
-        _, left = await asyncio.wait(left, timeout=_REMIND_SECONDS)
-        for task in left:
+        _, running = await asyncio.wait(running, timeout=_REMIND_SECONDS)
+        for task in running:
             logger.warning("task %r is still running; cancelling it again", task.get_name())

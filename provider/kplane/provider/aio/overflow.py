@@ -1,9 +1,9 @@
 """Lets a reconcile wait for an answer without keeping a worker from other keys.
 
-A server that accepts connections and never answers costs each caller a whole deadline. As many of those as a controller
-has workers would stop the controller (controller-runtime has this trap: MaxConcurrentReconciles). So a reconcile whose
-request stays unanswered leaves its worker, which takes the next key. `OverflowSlots` bound how many may do so at once.
-If all are taken, workers wait with their reconciles.
+A server that accepts connections but never answers blocks each caller until the deadline. If such servers were as many
+as the workers of a controller, they would stop the controller (MaxConcurrentReconciles of controller-runtime). So a
+reconcile whose request stays unanswered leaves its worker, and the worker takes the next key. `OverflowSlots` bound the
+number of such reconciles. If all slots are taken, workers wait with their reconciles.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from typing import Final
 __all__ = ["PATIENCE_SECONDS", "OverflowSlots", "WorkerSlot", "unanswered"]
 
 PATIENCE_SECONDS: Final = 0.25
-"""How long a reconcile waits with its worker: more than a busy API server takes, much less than a deadline."""
+"""Time until a waiting reconcile leaves its worker: longer than a busy API server takes, much less than a deadline."""
 
 
 class OverflowSlots:
-    """Counts the reconciles of a controller that wait without a worker: `size` at most."""
+    """Counts the reconciles of a controller that wait without a worker, at most `size`."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._taken: set[WorkerSlot] = set()
 
     def __len__(self) -> int:
-        """Return the number of slots that are taken."""
+        """Return the number of taken slots."""
         return len(self._taken)
 
     def admit(self, slot: WorkerSlot) -> bool:
-        """Take a slot for a reconcile if one is free."""
+        """Take a slot for a reconcile. Return False if all slots are taken."""
         if len(self._taken) >= self._size:
             return False
         self._taken.add(slot)
@@ -57,11 +57,11 @@ class WorkerSlot:
         self.left = False
 
     def take(self) -> None:
-        """Make this the slot of all that the current task does from now on."""
+        """Make this the slot of the current task, and of tasks that it starts from now on."""
         _slot.set(self)
 
     def end(self) -> None:
-        """Release what the reconcile holds: it has ended."""
+        """Release the overflow slot, if any, after the end of the reconcile."""
         if self.left:
             self._overflow.release(self)
         self.left = True
@@ -80,8 +80,8 @@ _slot: ContextVar[WorkerSlot | None] = ContextVar("worker slot of the current re
 def unanswered(*, patience_seconds: float = PATIENCE_SECONDS) -> Iterator[None]:
     """Free the worker of the current reconcile if this context is open for longer than `patience_seconds`.
 
-    Has no effect outside of a reconcile, or if the controller has no overflow slots. If all slots are taken, it retries
-    every `patience_seconds`.
+    Has no effect outside of a reconcile, or if the controller has no overflow slots. If all slots are taken, the
+    context retries every `patience_seconds`.
     """
     slot = _slot.get()
     if slot is None:
@@ -95,7 +95,7 @@ def unanswered(*, patience_seconds: float = PATIENCE_SECONDS) -> Iterator[None]:
 
 
 class _Overdue:
-    """Calls `let_go` after the time, and again until there is an overflow slot."""
+    """Calls `let_go` every `patience_seconds`, until the reconcile has an overflow slot."""
 
     def __init__(self, slot: WorkerSlot, patience_seconds: float) -> None:
         self._slot = slot
@@ -103,7 +103,7 @@ class _Overdue:
         self._timer = self._start()
 
     def cancel(self) -> None:
-        """Stop: the answer has come, or is no longer awaited."""
+        """Stop the timer after the answer or the end of the wait."""
         self._timer.cancel()
 
     def _start(self) -> asyncio.TimerHandle:

@@ -1,4 +1,4 @@
-"""Programs in a session of their own: however they end, nothing that they started is left."""
+"""Runs programs in sessions of their own, so that their child processes end with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["end_program", "start_program"]
 
 
 async def start_program(*command: str, env: Mapping[str, str] | None = None) -> Process:
-    """Start a program whose output is read. Raises OSError if it cannot be run. A cancelled start leaves nothing."""
+    """Start a program with pipes for its output. Raises OSError on failure. A cancelled start leaves no process."""
     starting = asyncio.create_task(
         asyncio.create_subprocess_exec(
             *command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=env, start_new_session=True
@@ -23,7 +23,7 @@ async def start_program(*command: str, env: Mapping[str, str] | None = None) -> 
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
-        # asyncio would kill the program alone, and then wait for what it had started, which keeps the pipes open.
+        # asyncio kills only the program, and then waits for its children, which keep the pipes open.
         await asyncio.wait([starting])
         if not starting.cancelled() and starting.exception() is None:
             await end_program(starting.result())
@@ -31,8 +31,8 @@ async def start_program(*command: str, env: Mapping[str, str] | None = None) -> 
 
 
 async def end_program(process: Process) -> None:
-    """Kill the program and what it has started, which may outlive it."""
+    """Kill the program and its child processes, which may outlive it."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    # asyncio says that it has ended when its output was read: there may be more of that than it reads ahead.
+    # asyncio reports the end only after all output was read, and stops reading at the limit of its buffer.
     await process.communicate()

@@ -1,4 +1,4 @@
-"""Keeps coroutines running, whatever happens to them."""
+"""Restarts coroutines that fail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["keep_running", "kept_running"]
 log: Final = logging.getLogger(__name__)
 
 _STEADY_SECONDS: Final = 60.0
-"""What ran for so long before it failed is run again soon."""
+"""Run time after which a failure resets the backoff."""
 
 
 @contextlib.asynccontextmanager

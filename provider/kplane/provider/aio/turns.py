@@ -1,4 +1,4 @@
-"""Bounds how many tasks do something at once, so that slow ones block no others."""
+"""Bounds concurrent tasks, in total and for each key, so that slow tasks do not block others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Turns"]
 
 
 class _Party:
-    """The tasks of one key."""
+    """The tasks of a key."""
 
     def __init__(self, at_once: int) -> None:
         self.places: Final = asyncio.Semaphore(at_once)
@@ -19,11 +19,11 @@ class _Party:
 
 
 class Turns:
-    """Lets `at_once` tasks go at a time, and `per_key` of one key; first come, first served.
+    """Admits at most `at_once` tasks in total, and `per_key` tasks of a key; first come, first served.
 
     A task that takes longer than `patience_seconds` still counts for its key, but not for the total. So a dead server
-    blocks only `per_key` of its own tasks, and with many dead servers nobody waits longer than `patience_seconds` for
-    each `at_once`.
+    blocks only its own tasks. With many dead servers, a task waits at most `patience_seconds` for each `at_once` tasks
+    ahead of it.
     """
 
     def __init__(self, at_once: int, *, per_key: int, patience_seconds: float = 0.25) -> None:

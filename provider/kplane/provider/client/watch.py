@@ -62,8 +62,8 @@ class Asked(NamedTuple):
 class Watch(Generic[ObjectT]):
     """Yields events (`async for event in watch`) inside of `async with watch`, which closes its connection.
 
-    The iteration ends when the server ends the watch. Raises Expired if the resourceVersion is too old, other ApiErrors,
-    and Unreachable if the connection fails, an event is cut off, or no data comes for `idle_timeout_seconds`.
+    The iteration ends when the server ends the watch. Raises Expired for an old resourceVersion, other ApiErrors, and
+    Unreachable if the connection fails, an event is cut off, or no data comes for `idle_timeout_seconds`.
     `open_timeout_seconds` bounds the time until the server answers, once the kind is known.
     """
 

@@ -1,1 +1,1 @@
-"""One cluster: how it is reached, what is known of it, and the engagement during which it is worked on."""
+"""A cluster: its description with client and cache, and the engagement that owns the tasks on it."""

@@ -1,4 +1,4 @@
-"""One cluster of a fleet, as its provider describes it."""
+"""A cluster of a fleet, as its provider describes it."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Origin(Protocol):
 
 
 class Health(NamedTuple):
-    """Tells whether what is read from a cluster is up to date, and if not, why.
+    """Tells whether the cached objects of a cluster are up to date, and the reason if they are not.
 
-    A cluster from which nothing is read is `Ready`; one that has not sent all its objects yet is `Connecting`. `kinds`
-    are those that it does not serve, or does not let be read, by name, such as `example.com/v1/Widget`. They do not
-    count for the state: a missing CustomResourceDefinition makes no cluster unreachable.
+    A cluster without informers is `Ready`, and `Connecting` until the first lists are complete. `kinds` are the refused
+    kinds, such as `example.com/v1/Widget`: the cluster does not serve them, or does not let them be read. Refusals do
+    not affect the state: a missing CustomResourceDefinition does not make a cluster unreachable.
     """
 
     state: HealthState
@@ -58,7 +58,7 @@ class Health(NamedTuple):
 
 
 CacheScopes = Mapping[str, CacheScope] | Callable[["Cluster", Resource], CacheScope | None]
-"""What caches keep of each kind: by its name (`"*"` stands for all others), or for each cluster by a function."""
+"""Scopes of the caches: by name of the kind (`"*"` stands for all others), or by a function of cluster and kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +66,12 @@ class Wiring:
     """Configures client and cache of a cluster.
 
     Clients share `connections`, bound a call by `timeout_seconds` and answers by `limits`: set these if you do not
-    trust the clusters. `ClusterConfig.calls` sets them for one cluster. Clients write as `field_manager`, name
+    trust the clusters. `ClusterConfig.calls` overrides both for a cluster. Clients write as `field_manager`, name
     themselves `user_agent`, and ask for `field_validation`; `on_warning` gets the warnings of API servers. `transform`
-    changes objects before they are cached, and `cache_scopes` select them. With a function for these, None means all
-    objects. `before_write` is called with the cluster's name before each write. If it raises, nothing is written; if it
-    returns a number, the write may take that many seconds. Raises ProviderError if a scope is not for a kind.
+    changes objects before they are cached, and `cache_scopes` select them. If a function returns None for a scope, the
+    cache keeps all objects. `before_write` is called with the name of the cluster before each write. An exception
+    prevents the write, and a returned number is its deadline in seconds. Raises ProviderError for a scope whose key is
+    no kind.
     """
 
     connections: Connections | None = None
@@ -90,13 +91,13 @@ class Wiring:
 
 
 class _Live:
-    """Holds what all descriptions of one cluster share, from the first to the last."""
+    """State that all descriptions of a cluster share: client, cache and recorders."""
 
     def __init__(self, name: str, config: ClusterConfig) -> None:
         self.name = name
-        """What the fleet knows it by."""
+        """Name of the cluster in the fleet."""
         self.config = config
-        """As it was renewed last, whichever description is asked."""
+        """Latest configuration, which older descriptions use as well."""
         self.wiring = Wiring()
         self.server_state: Final = ServerState()
         self.client: Client | None = None
@@ -105,16 +106,16 @@ class _Live:
         self.ended = False
 
     def before_write(self) -> float | None:
-        """Call the present `before_write`: the client may be older than the fleet."""
-        ask = self.wiring.before_write
-        return ask(self.name) if ask is not None else None
+        """Call the current `before_write`, because the client may be older than the wiring."""
+        before_write = self.wiring.before_write
+        return before_write(self.name) if before_write is not None else None
 
 
 class Cluster:
     """Describes a cluster. Renewed credentials make a new description with the same client and cache.
 
     `credentials` is raw data that came with the cluster, such as the data of a Secret; no repr shows it. `attributes`
-    configure consumers; if one changes, it is another cluster.
+    configure consumers; a change of an attribute makes it another cluster.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class Cluster:
         return self._live.client
 
     def make_client(self) -> Client:
-        """Make the client; overridden by kinds of clusters with a client of their own."""
+        """Make the client. Subclasses override this method for a client of their own."""
         wiring, calls = self._live.wiring, self._live.config.calls
         return Client(
             self._live.config,
@@ -180,11 +181,11 @@ class Cluster:
 
     @property
     def server_state(self) -> ServerState:
-        """Whether its API server can be reached, as the cache has learned."""
+        """Whether the API server can be reached, as the feeds of the cache observe it."""
         return self._live.server_state
 
     def make_cache(self) -> Cache:
-        """Make the cache; overridden by kinds of clusters with a cache of their own."""
+        """Make the cache. Subclasses override this method for a cache of their own."""
         return Cache(
             self.client,
             name=self.name,
@@ -194,7 +195,7 @@ class Cluster:
         )
 
     def cache_scope(self, resource: Resource) -> CacheScope:
-        """Return what the cache of this cluster keeps of a kind."""
+        """Return the scope of a kind in the cache of this cluster."""
         scopes = self._live.wiring.cache_scopes
         if isinstance(scopes, Mapping):
             return scope_of(resource, scopes)
@@ -211,7 +212,7 @@ class Cluster:
 
     @property
     def health(self) -> Health:
-        """Whether what is read from this cluster is up to date."""
+        """Whether the cached objects of this cluster are up to date."""
         cache = self._live.cache
         if self._live.ended:
             return Health("Gone")
@@ -225,11 +226,11 @@ class Cluster:
 
     @property
     def provider_name(self) -> str:
-        """Name of the provider that found it, for metrics; empty for the local cluster."""
+        """Name of the provider that found the cluster, for metrics; empty for the local cluster."""
         return self._origins[0].name if self._origins else ""
 
     def came_from(self, provider: Origin) -> bool:
-        """Tell whether this provider found the cluster, itself or as part of another one."""
+        """Tell whether this provider found the cluster, directly or as part of another provider."""
         return any(origin is provider for origin in self._origins)
 
     def note_origin(self, provider: Origin) -> None:
@@ -244,7 +245,7 @@ class Cluster:
         return renamed
 
     def with_config(self, config: ClusterConfig) -> Self:
-        """Return the same description with another configuration; it shares nothing with this one."""
+        """Return the same description with another configuration, and with a client and cache of its own."""
         changed = copy.copy(self)
         object.__setattr__(changed, "config", config)
         changed._live = _Live(self._name, config)  # noqa: SLF001 - a copy of our own
@@ -255,7 +256,7 @@ class Cluster:
         return self.attributes == previous.attributes and self.config.continues(previous.config)
 
     def equals(self, other: Cluster) -> bool:
-        """Tell whether nothing differs, credentials included."""
+        """Tell whether both descriptions are equal, including credentials."""
         return (self.name, self.config, self.credentials, self.attributes) == (
             other.name,
             other.config,
@@ -276,7 +277,7 @@ class Cluster:
             await self._live.cache.pause()
 
     def resume_reading(self) -> None:
-        """Resume the cache: handlers that the pause left get the present objects, and every change."""
+        """Resume the cache; its handlers get all existing objects, and every change."""
         if self._live.cache is not None:
             self._live.cache.resume()
 

@@ -11,7 +11,7 @@ from kplane.provider.aio.setting import Setting
 __all__ = ["LOCAL", "cluster_context", "current_cluster", "title_of"]
 
 LOCAL: Final = ""
-"""Name of the cluster that a manager itself belongs to; upstream's LocalCluster."""
+"""Name of the cluster in which the manager runs; upstream's LocalCluster."""
 
 _current: Final[ContextVar[str | None]] = ContextVar("cluster of the reconcile under way", default=None)
 
@@ -22,10 +22,10 @@ def current_cluster() -> str | None:
 
 
 def cluster_context(name: str) -> AbstractContextManager[None]:
-    """Name the cluster for everything inside of this context; controllers do so around each reconcile."""
+    """Set the current cluster inside of this context; controllers do so around each reconcile."""
     return Setting(_current, name)
 
 
 def title_of(name: str) -> str:
-    """Return what log messages call the cluster: `cluster acme`, or `local cluster`, which has no name."""
+    """Return the title of a cluster for log messages: `cluster acme`, or `local cluster`, which has no name."""
     return "local cluster" if name == LOCAL else f"cluster {name}"

@@ -1,4 +1,4 @@
-"""The time during which this process works on a cluster: it owns all tasks, and its end can be awaited."""
+"""Engagement of a cluster: owns all tasks that work on the cluster, and awaits their end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class _Current:
-    """Holds the cluster as last updated, for an engagement and its inner ones."""
+    """Holds the latest description of the cluster, for an engagement and its inner engagements."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -39,7 +39,7 @@ class _Current:
 class Engagement:
     """Owns every task that works on a cluster. Each new engagement of a fleet has a higher `generation`.
 
-    An engagement can have inner ones (`inner()`), which share its cluster and are closed before it.
+    An engagement can have inner engagements (`inner()`), which share its cluster and are closed before it.
     """
 
     def __init__(self, cluster: Cluster, *, generation: int, current: _Current | None = None) -> None:
@@ -58,24 +58,24 @@ class Engagement:
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster as last updated."""
+        """The latest description of the cluster."""
         return self._current.cluster
 
     @property
     def closing(self) -> bool:
-        """Whether it has begun to close; nothing can be spawned any more."""
+        """Whether closing has begun, after which `spawn` raises ProviderError."""
         return self._closing is not None
 
     @property
     def closed(self) -> bool:
-        """Whether it has closed, and nothing of it is left."""
+        """Whether closing is complete: all tasks have ended, and the callbacks have run."""
         return self._closed
 
     def inner(self) -> Engagement:
-        """Return an engagement of the same cluster that can be closed alone, and is closed before this one."""
+        """Return an inner engagement of the same cluster, which can be closed alone, or closes with this one."""
         self._require_open()
         inner = Engagement(self.cluster, generation=self.generation, current=self._current)
-        self._inner = {known for known in self._inner if not known.closed} | {inner}
+        self._inner = {other for other in self._inner if not other.closed} | {inner}
         return inner
 
     def spawn(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
@@ -96,8 +96,8 @@ class Engagement:
     def on_close(self, callback: Callable[[], Awaitable[None] | None]) -> None:
         """Call `callback` at the end, and await it, after all tasks have ended, in reverse order of registration.
 
-        It must bound its own time, because the end of the engagement waits for it. A handler that was added in `engage`
-        outlives the engagement unless it is removed: `engagement.on_close(registration.remove)`.
+        The callback must bound its own time, because closing awaits it. A handler that was added in `engage` outlives
+        the engagement unless it is removed: `engagement.on_close(registration.remove)`.
         """
         self._require_open()
         self._callbacks.append(callback)
@@ -108,18 +108,18 @@ class Engagement:
         self._current.set(cluster)
 
     async def changes(self) -> AsyncIterator[Cluster]:
-        """Yield the cluster after each update since the engagement began; several updates at once yield the latest."""
-        current, seen = self._current, 0
+        """Yield the cluster after each update since the engagement began; of several updates, only the latest."""
+        current, updates_seen = self._current, 0
         while True:
-            while seen == current.updates:
+            while updates_seen == current.updates:
                 await current.updated.wait()
-            seen = current.updates
+            updates_seen = current.updates
             yield current.cluster
 
     async def aclose(self) -> None:
         """Cancel and await every task, close inner engagements, run the callbacks, close the client.
 
-        It may be called several times and at once. It completes even if a caller is cancelled.
+        Concurrent and repeated calls are allowed. Closing completes even if a caller is cancelled.
         """
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(), name=f"{title_of(self.cluster.name)}: close")
@@ -127,7 +127,7 @@ class Engagement:
 
     async def _close(self) -> None:
         await end_tasks(tuple(self._tasks), why=f"the engagement of {title_of(self.cluster.name)} ends")
-        # Several at once, because each may take its grace period.
+        # Concurrently, because each inner engagement may take its grace period.
         await complete(inner.aclose() for inner in tuple(self._inner))
         while self._callbacks:
             await self._undo(self._callbacks.pop(), what="a callback failed")
@@ -136,7 +136,7 @@ class Engagement:
         self._closed = True
 
     async def _undo(self, callback: Callable[[], Awaitable[None] | None], *, what: str) -> None:
-        """Call a callback, and await it; log its failure, so that the others are run."""
+        """Call and await a callback. Log its failure, so that the other callbacks run."""
         try:
             ending = callback()
             if ending is not None:

@@ -30,14 +30,14 @@ __all__ = ["EventRecorder"]
 log: Final = logging.getLogger(__name__)
 
 _EVENTS: Final = Resource("events.k8s.io/v1", "Event", "events", namespaced=True)
-_WAITING_AT_MOST: Final = 1000
-_KNOWN_AT_MOST: Final = 1000
-_TRIES: Final = 6
-_NOTE_AT_MOST: Final = 1024
-_NAME_AT_MOST: Final = 128
+_MAX_WAITING: Final = 1000
+_MAX_KNOWN: Final = 1000
+_ATTEMPTS: Final = 6
+_MAX_NOTE: Final = 1024
+_MAX_NAME: Final = 128
 """Maximum length of reason, action and reporting instance."""
 _DEFAULT_NAMESPACE: Final = "default"
-"""Where Kubernetes keeps the Events of objects that have no namespace."""
+"""Namespace of Events about cluster-scoped objects."""
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _COMPONENT: Final = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _SERIES_ENDS_SECONDS: Final = 360.0
@@ -46,22 +46,22 @@ _SERIES_POSTED_SECONDS: Final = 1800.0
 
 @dataclass(slots=True, eq=False)
 class _Event:
-    """An Event, and how often it has happened."""
+    """An Event, and the number of its occurrences."""
 
     body: dict[str, Any]
     cluster: str | None
-    """Cluster of the reconcile that reported it."""
+    """Cluster of the reconcile that reported the Event."""
     observed: str
     observed_at: float
-    """Time of the last occurrence on the clock of the loop; `observed` is the same for the API server."""
+    """Time of the last occurrence on the clock of the event loop; `observed` is the same time as text."""
     count: int = 1
     waits: bool = False
     posted_at: float | None = None
     in_series: bool = False
-    """Whether the API server has a count of it."""
+    """Whether the Event on the API server has a series."""
 
     def series(self) -> dict[str, Any]:
-        """Return the part of the body that changes."""
+        """Return the part of the body that changes with each occurrence."""
         return {"series": {"count": self.count, "lastObservedTime": self.observed}} if self.count > 1 else {}
 
 
@@ -69,16 +69,16 @@ class EventRecorder:
     """Posts Events to one cluster in the background: `recorder.event(found, "Normal", "Created", "made a volume")`.
 
     Events go to the namespace of their object. A repeated Event (same object, type, reason, action and message) becomes
-    a series of the first one, also after a restart. As in client-go, the second occurrence is posted at once, and later
-    ones when there was none for `series_ends_seconds`, or every `series_posted_seconds`. If more than ten messages are
-    reported of one object for one reason, further ones are counted in one Event, so that a message with a number in it
-    does not fill the API server.
+    a series of the first Event, also after a restart. As in client-go, the second occurrence is posted at once. Later
+    occurrences are posted after `series_ends_seconds` without any, or every `series_posted_seconds`. From the eleventh
+    message about the same object and reason on, further messages are combined into an Event, so that a message with a
+    number in it does not fill the API server.
 
-    Up to a thousand Events wait; more are dropped. Dropped and failed Events are logged. The recorder has a task only
-    while an Event waits; `aclose()` ends it and drops the Events that wait.
+    Up to a thousand Events wait, and further Events are dropped. Dropped and failed Events are logged. The recorder has
+    a task only while an Event waits; `aclose()` stops the task and drops waiting Events.
 
-    `client` returns the client of the cluster when it is needed; `component` is the reporting controller of the Events.
-    Raises ProviderError if it is no qualified name, such as `volumes` or `example.com/volumes`.
+    `client` returns the client of the cluster on demand; `component` is the reporting controller of the Events. Raises
+    ProviderError if the component is no qualified name, such as `volumes` or `example.com/volumes`.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class EventRecorder:
             )
         self._client = client
         self._component = component
-        self._instance = f"{component}-{socket.gethostname()}"[:_NAME_AT_MOST]
+        self._instance = f"{component}-{socket.gethostname()}"[:_MAX_NAME]
         self._series_ends_seconds = series_ends_seconds
         self._series_posted_seconds = series_posted_seconds
         self._similar = SimilarEvents()
         self._events: OrderedDict[str, _Event] = OrderedDict()
-        """Events that wait, and those that were posted last, by name."""
+        """Waiting Events and recently posted Events, by name."""
         self._due: list[tuple[float, int, str]] = []
         self._order = itertools.count()
         self._dropped = 0
@@ -119,13 +119,13 @@ class EventRecorder:
         action: str = "Reconcile",
         related: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add an Event about an object; returns at once. After `aclose` the Event is dropped.
+        """Enqueue an Event about an object without waiting. After `aclose`, the Event is dropped.
 
-        `reason` says why, and `action` what was done or failed: both are words for programs, such as `VolumeFull` and
-        `Resize`. `related` is another object, such as the one that was made.
+        `reason` is the cause, and `action` the operation: both are machine-readable words, such as `VolumeFull` and
+        `Resize`. `related` is a second object, such as a created object.
 
         Raises ProviderError if `about` or `related` has no apiVersion, kind or name, if reason or action is empty, or
-        if `type` is another one.
+        for another `type`.
         """
         if type not in {"Normal", "Warning"}:
             raise ProviderError(f"an Event is Normal or Warning, and not {type!r}")
@@ -138,8 +138,8 @@ class EventRecorder:
         name = body["metadata"]["name"]
         event = self._events.get(name)
         if event is None:
-            if len(self._due) >= _WAITING_AT_MOST:
-                self._drop(f"Event {reason}", why=f"{_WAITING_AT_MOST} others wait to be posted")
+            if len(self._due) >= _MAX_WAITING:
+                self._drop(f"Event {reason}", why=f"{_MAX_WAITING} others wait to be posted")
                 return
             event = self._events[name] = _Event(body, current_cluster(), body["eventTime"], now)
             due = now
@@ -150,28 +150,28 @@ class EventRecorder:
             event.observed, event.observed_at = body["eventTime"], now
         if not event.waits:
             event.waits = True
-            self._wait(name, until=due)
+            self._schedule(name, until=due)
 
     def _is_urgent(self, event: _Event, now: float) -> bool:
         """Tell whether an occurrence begins a series, or continues one that has ended."""
         return not event.in_series or now - event.observed_at >= self._series_ends_seconds
 
     def _due_at(self, event: _Event, *, observed_at: float) -> float:
-        """Return the time at which the count of a series is posted, if it was observed last at this time."""
+        """Return the time to post the count of a series whose last occurrence was at `observed_at`."""
         posted_at = event.posted_at if event.posted_at is not None else observed_at
         return min(observed_at + self._series_ends_seconds, posted_at + self._series_posted_seconds)
 
-    def _wait(self, name: str, *, until: float) -> None:
+    def _schedule(self, name: str, *, until: float) -> None:
         heapq.heappush(self._due, (until, next(self._order), name))
         self._more.set()
         if self._task is None:
-            # In a context of its own: posting is no part of the reconcile that reported it.
+            # An empty context, because posting is no part of the reconcile that reported the Event.
             self._task = asyncio.create_task(
                 self._post_all(), name=f"events of {self._component}", context=contextvars.Context()
             )
 
     async def aclose(self) -> None:
-        """End the recorder, and drop the Events that wait."""
+        """Stop the recorder, and drop waiting Events."""
         self._closed = True
         self._events.clear()
         self._due.clear()
@@ -187,12 +187,12 @@ class EventRecorder:
                 if due > loop.time():
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout_at(due):
-                            await self._more.wait()  # one that is due at once may come
+                            await self._more.wait()  # an earlier Event may come
                     continue
                 heapq.heappop(self._due)
                 event = self._events[name]
                 if event.in_series and (later := self._due_at(event, observed_at=event.observed_at)) > loop.time():
-                    self._wait(name, until=later)
+                    self._schedule(name, until=later)
                     continue
                 event.waits = False
                 await self._post(event)
@@ -202,14 +202,14 @@ class EventRecorder:
             self._task = None
 
     def _forget_old(self) -> None:
-        """Forget Events that were posted, beyond the limit: they are read again if they continue."""
-        if len(self._events) > _KNOWN_AT_MOST + len(self._due):
+        """Forget a posted Event above the limit; if it occurs again, the recorder reads it from the API server."""
+        if len(self._events) > _MAX_KNOWN + len(self._due):
             old = next((name for name, event in self._events.items() if not event.waits), None)
             if old is not None:
                 del self._events[old]
 
     async def _post(self, event: _Event) -> None:
-        # Who may not write in that reconcile any more, because another process does, must not do so here either.
+        # In the context of the reconcile, so that `before_write` refuses the Event if another process may write now.
         with cluster_context(event.cluster) if event.cluster is not None else contextlib.nullcontext():
             await self._post_with_retries(event)
 
@@ -220,14 +220,14 @@ class EventRecorder:
                 return await self._write(event)
             except (Unreachable, ServerError, TooManyRequests) as error:
                 delay = backoff.next_delay()
-                if backoff.failures >= _TRIES:
+                if backoff.failures >= _ATTEMPTS:
                     return self._drop(f"Event {event.body['reason']}", why=str(error))
             except ProviderError as error:
                 return self._drop(f"Event {event.body['reason']}", why=str(error))
             await asyncio.sleep(delay)
 
     async def _write(self, event: _Event) -> None:
-        """Create the Event, or patch the count of the one that is there."""
+        """Create the Event, or patch the count of the existing Event."""
         client, metadata = self._client(), event.body["metadata"]
         if event.posted_at is not None:
             with contextlib.suppress(NotFound):  # the server forgets Events after an hour
@@ -236,10 +236,10 @@ class EventRecorder:
         try:
             await client.create(_EVENTS, {**event.body, **series})
         except AlreadyExists:
-            known = await client.get(_EVENTS, metadata["name"], namespace=metadata["namespace"])
-            # An equal time is that of an earlier try of this process, which got no answer.
-            if known.get("eventTime") != event.body["eventTime"]:
-                event.count += (known.get("series") or {}).get("count") or 1
+            existing = await client.get(_EVENTS, metadata["name"], namespace=metadata["namespace"])
+            # With an equal time, an earlier attempt of this process created the Event, but got no answer.
+            if existing.get("eventTime") != event.body["eventTime"]:
+                event.count += (existing.get("series") or {}).get("count") or 1
             await self._patch(client, event)
         else:
             event.in_series = bool(series)
@@ -252,7 +252,7 @@ class EventRecorder:
 
     def _drop(self, what: str, *, why: str) -> None:
         self._dropped += 1
-        # The first of many, and how many there are, but not each.
+        # Log at powers of two only, with the total, so that an outage does not fill the log.
         if self._dropped & (self._dropped - 1) == 0:
             log.warning("failed to post %s of %s (%d dropped so far): %s", what, self._component, self._dropped, why)
 
@@ -269,14 +269,14 @@ class EventRecorder:
     ) -> dict[str, Any]:
         regarding = _reference(about)
         other = {"related": _reference(related)} if related is not None else {}
-        reason, action = _cut(reason, _NAME_AT_MOST), _cut(action, _NAME_AT_MOST)
+        reason, action = _cut(reason, _MAX_NAME), _cut(action, _MAX_NAME)
         similar = (self._component, kind, reason, action, *regarding.values(), *other.get("related", {}).values())
-        note = self._similar.note("\0".join(similar), _cut(message, _NOTE_AT_MOST), now=now)
+        note = self._similar.note("\0".join(similar), _cut(message, _MAX_NOTE), now=now)
         digest = hashlib.sha256("\0".join((*similar, note.key)).encode()).hexdigest()[:16]
         prefix = regarding["name"][:200].rstrip(".-")
         return {
             "metadata": {
-                # Some names, such as those of roles, are more than an Event's may be.
+                # Some names, such as names of roles, are no valid names of Events.
                 "name": f"{prefix}.{digest}" if _NAME.fullmatch(prefix) else f"event.{digest}",
                 "namespace": regarding.get("namespace") or _DEFAULT_NAMESPACE,
             },
@@ -286,7 +286,7 @@ class EventRecorder:
             "type": kind,
             "reason": reason,
             "action": action,
-            "note": _cut(note.text, _NOTE_AT_MOST),
+            "note": _cut(note.text, _MAX_NOTE),
             "reportingController": self._component,
             "reportingInstance": self._instance,
         }

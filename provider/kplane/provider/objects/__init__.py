@@ -1,4 +1,4 @@
-"""Reads and writes of objects that most reconcilers need."""
+"""Operations on objects for reconcilers: owned objects, finalizers, conditions, updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conditions of a status, as apimachinery keeps them."""
+"""Conditions of a status, with the semantics of apimachinery."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def set_condition(
     """Set a condition in a status, in place, and return whether anything changed. Upstream's `SetStatusCondition`.
 
     `lastTransitionTime` changes only with the status of the condition: to `now`, by default the time of the machine.
-    `observed_generation` is the `metadata.generation` that the condition was found for; None keeps the present one.
+    `observed_generation` is the `metadata.generation` that the condition refers to; None keeps the existing value.
     Other conditions stay. Raises ProviderError without a reason, which API servers refuse.
     """
     if not reason:
@@ -36,30 +36,30 @@ def set_condition(
     changes: Object = {"status": str(value), "reason": reason, "message": message}
     if observed_generation is not None:
         changes["observedGeneration"] = observed_generation
-    known = find_condition(status, type)
-    if known is None:
-        known = {"type": type}
+    condition = find_condition(status, type)
+    if condition is None:
+        condition = {"type": type}
         conditions = status.get("conditions")
-        status["conditions"] = [*(conditions if isinstance(conditions, list) else ()), known]
-    elif changes.items() <= known.items():
+        status["conditions"] = [*(conditions if isinstance(conditions, list) else ()), condition]
+    elif changes.items() <= condition.items():
         return False
-    if known.get("status") != changes["status"] or not known.get("lastTransitionTime"):
+    if condition.get("status") != changes["status"] or not condition.get("lastTransitionTime"):
         changes["lastTransitionTime"] = (now or dt.datetime.now(dt.UTC)).astimezone(dt.UTC).strftime(_TIME)
-    known |= changes
+    condition |= changes
     return True
 
 
 def find_condition(status: Object | None, type: str) -> Object | None:  # noqa: A002 - upstream's word
-    """Return the condition of a type in a status, not a copy; None if there is none."""
+    """Return the condition of a type from a status, not a copy, or None."""
     conditions = (status or {}).get("conditions")
-    found = (each for each in (conditions if isinstance(conditions, list) else ()) if isinstance(each, dict))
-    return next((each for each in found if each.get("type") == type), None)
+    items = (item for item in (conditions if isinstance(conditions, list) else ()) if isinstance(item, dict))
+    return next((item for item in items if item.get("type") == type), None)
 
 
 def is_condition_true(found: Object | None, type: str, *, current: bool = False) -> bool:  # noqa: A002
     """Tell whether an object has a condition with status True; None is an object that does not exist.
 
-    With `current`, the condition must be of the present generation of the object.
+    With `current`, the `observedGeneration` of the condition must equal the generation of the object.
     """
     if found is None:
         return False

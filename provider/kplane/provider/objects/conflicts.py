@@ -17,10 +17,10 @@ _PAUSE_SECONDS: Final = 0.01
 
 
 async def retry_on_conflict(attempt: Callable[[], Awaitable[T]], *, attempts: int = 5) -> T:
-    """Call `attempt` until it raises no Conflict, at most `attempts` times; then raise the last one.
+    """Call `attempt` until it raises no Conflict, at most `attempts` times, then raise the last Conflict.
 
-    `attempt` must read the object anew, by the client and not by a cache. The pauses grow from 10 ms. AlreadyExists and
-    conflicts of server-side apply are raised at once, because a retry does not end them. client-go's
+    Each attempt must read the object again, by the client and not by a cache. The pauses grow from 10 ms. AlreadyExists
+    and conflicts of server-side apply are raised at once, because a retry would fail again. client-go's
     `retry.RetryOnConflict`.
     """
     if attempts < 1:

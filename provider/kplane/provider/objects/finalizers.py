@@ -1,4 +1,4 @@
-"""Finalizers, which hold an object until the work that its end takes is done."""
+"""Finalizers, which keep an object until its cleanup is done."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["add_finalizer", "remove_finalizer"]
 
 
 async def add_finalizer(client: Client, found: Object, finalizer: str) -> Object:
-    """Add a finalizer to an object unless it has it, and return the object as it is then.
+    """Add a finalizer to an object unless present, and return the latest state of the object.
 
-    Await this before the work that the finalizer is to undo: an object without it can go at any time. Raises
-    ProviderError if the object is being deleted, because the API server takes no more finalizers then, and NotFound if
-    it is gone.
+    Await this call before the work that the finalizer cleans up: an object without it can be deleted at any time.
+    Raises ProviderError if the object is being deleted, because the API server accepts no finalizers then. Raises
+    NotFound if the object is gone.
     """
 
     def added(existing: Object) -> list[str]:
@@ -39,24 +39,25 @@ async def add_finalizer(client: Client, found: Object, finalizer: str) -> Object
 async def remove_finalizer(client: Client, found: Object, finalizer: str) -> None:
     """Remove a finalizer from an object, if the object exists and has it.
 
-    Await this after the work: if the process ends between the two, the next one does the work again.
+    Await this call after the cleanup: if the process ends in between, its successor repeats the cleanup.
     """
-    await _write(client, found, lambda existing: [each for each in _finalizers(existing) if each != finalizer])
+    await _write(client, found, lambda existing: [other for other in _finalizers(existing) if other != finalizer])
 
 
 async def _write(client: Client, found: Object, change: Callable[[Object], list[str]]) -> Object | None:
-    """Write what `change` makes of the finalizers. Returns None if the object is gone."""
+    """Write the finalizers that `change` returns. Returns None if the object is gone."""
     kind, name, namespace, uid = kind_of(found), name_of(found), namespace_of(found), uid_of(found)
-    seen: list[Object] = [found]
+    # The first attempt uses the given state. Retries read the object.
+    states: list[Object] = [found]
 
     async def attempt() -> Object | None:
-        existing = seen.pop() if seen else await or_none(client.get(kind, name, namespace=namespace))
+        existing = states.pop() if states else await or_none(client.get(kind, name, namespace=namespace))
         if existing is None or uid_of(existing) != uid:
             return None
         finalizers = change(existing)
         if finalizers == _finalizers(existing):
             return existing
-        # A merge patch replaces the whole list. With the resourceVersion, finalizers of others are not lost.
+        # A merge patch replaces the whole list. The resourceVersion protects finalizers that others add meanwhile.
         metadata = {"resourceVersion": existing["metadata"]["resourceVersion"], "finalizers": finalizers}
         return await or_none(client.patch(kind, name, {"metadata": metadata}, namespace=namespace))
 

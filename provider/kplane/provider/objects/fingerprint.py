@@ -1,4 +1,4 @@
-"""Tells by an annotation whether an object is as it was applied."""
+"""Detects changes of applied objects by an annotation with hashes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kplane.provider.objects.identity import Object
 __all__ = ["APPLIED_ANNOTATION", "Fingerprint"]
 
 APPLIED_ANNOTATION: Final = "objects.kplane.dev/applied"
-"""Hash of the description and, after a dot, that of the object which the API server made of it."""
+"""Hash of the description and, after a dot, hash of the object in the answer of the API server."""
 
 _APART: Final = frozenset({"apiVersion", "kind", "metadata", "status"})
 _KEYED: Final = ("labels", "annotations")
@@ -20,13 +20,12 @@ _LISTED: Final = ("ownerReferences", "finalizers")
 
 
 class Fingerprint:
-    """Compares objects of the API server with a description, without a write for those that are as applied.
+    """Compares objects of the API server with a description, so that unchanged objects need no write.
 
-    The hash of the description tells whether the description has changed, also to another process. Whether the object
-    has changed is seen by comparing it with the description. But an API server completes many kinds with defaults, and
-    writes quantities in another form. Then the annotation has a second hash: that of the object as the API server
-    answered. So each change of an object is noticed, by whichever program, except in its status and in metadata that
-    the description does not name.
+    The hash of the description shows whether the description has changed, also across processes. A comparison of the
+    object with the description shows whether the object has changed. But an API server adds defaults to many kinds, and
+    writes quantities in another form. The annotation then has a second hash, of the object in the answer. So any change
+    of the object is noticed, except in its status and in metadata that the description does not set.
     """
 
     def __init__(self, description: Object) -> None:
@@ -35,7 +34,7 @@ class Fingerprint:
         self._applied = _digest(self._content)
 
     def matches(self, found: Object) -> bool:
-        """Tell whether an object is as it was applied, by this description."""
+        """Tell whether an object is unchanged since it was applied with this description."""
         applied, _, completed = _annotation(found).partition(".")
         if applied != self._applied:
             return False
@@ -43,7 +42,7 @@ class Fingerprint:
         return content == self._content or completed == _digest(content)
 
     def annotated(self, answer: Object | None = None) -> Object:
-        """Return the description with the annotation. `answer` is the object that an API server made of it."""
+        """Return the description with the annotation. `answer` is the object that the API server returned."""
         value = self._applied
         if answer is not None and (content := self._content_of(answer)) != self._content:
             value = f"{value}.{_digest(content)}"
@@ -52,7 +51,7 @@ class Fingerprint:
         return {**self._description, "metadata": {**metadata, "annotations": annotations}}
 
     def _content_of(self, found: Object) -> Object:
-        """Return all fields that the description has, or could have, in a form to compare."""
+        """Return all fields that a description may contain, in comparable form."""
         described, metadata = self._description["metadata"], found["metadata"]
         content: Object = {field: value for field, value in found.items() if field not in _APART}
         for field in _KEYED:

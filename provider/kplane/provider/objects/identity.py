@@ -1,4 +1,4 @@
-"""Kind and names of an object, from the object itself."""
+"""Kind, names and uid of an object."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def kind_of(body: Object) -> str:
 
 
 def title_of(body: Object) -> str:
-    """Return the name for messages: `ConfigMap default/settings`."""
+    """Return kind and name for messages, such as `ConfigMap default/settings`."""
     return f"{body.get('kind', 'object')} {'/'.join(filter(None, (namespace_of(body), name_of(body))))}"
 
 
 def uid_of(body: Object) -> str:
-    """Return the uid. Raises ProviderError for an object that no API server has answered with."""
+    """Return the uid. Raises ProviderError for an object that does not come from an API server."""
     uid = body.get("metadata", {}).get("uid")
     if not isinstance(uid, str) or not uid:
         raise ProviderError(f"{title_of(body)} has no uid: read it from the API server")

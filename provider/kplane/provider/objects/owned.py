@@ -1,4 +1,4 @@
-"""Objects that an owner describes: applied, kept as described, and deleted when they are described no longer."""
+"""Applies the objects that an owner describes, and deletes objects that it describes no longer."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = ["OWNER_LABEL", "Applied", "apply_owned"]
 log: Final = logging.getLogger(__name__)
 
 OWNER_LABEL: Final = "objects.kplane.dev/owner"
-"""Label of owned objects: the uid of the owner, after `part` and a dot if that is given. Caches may select by it."""
+"""Label of owned objects: the uid of the owner, preceded by `part` and a dot if given. Caches may select by it."""
 
 _PART: Final = re.compile(r"([a-z0-9]([-a-z0-9]{0,24}[a-z0-9])?)?")
 
 
 class Applied(NamedTuple):
-    """The objects as they are now, in the order of their descriptions, and how many were written and deleted."""
+    """The applied objects in the order of their descriptions, and the numbers of writes and deletions."""
 
     objects: list[Object]
     written: int
@@ -47,37 +47,37 @@ async def apply_owned(
     part: str = "",
     adopt: bool = False,
 ) -> Applied:
-    """Make `objects` all that an owner has: apply those that differ, then delete those described no longer.
+    """Make `objects` the owned objects of an owner: apply changed objects, then delete objects left out of `objects`.
 
-    Each object gets the owner as its controller, and `OWNER_LABEL`. Objects that are as applied cost no request: the
-    cache of the cluster has them, and its `transform` must drop none of their fields. Changes by others come back if
-    the controller `owns()` the kinds, and are undone.
+    Each object gets the owner as its controller, and `OWNER_LABEL`. Unchanged objects cost no request: the cache of the
+    cluster has them, and its `transform` must not drop their fields. If the controller `owns()` the kinds, changes by
+    other programs cause a reconcile, which reverts them.
 
-    `kinds` are those in which the owner may have objects besides those of `objects`: name all kinds that the program
-    ever describes, so that the last object of a kind is deleted too. If several calls work for one owner, each needs a
-    `part` of its own, of at most 26 characters. A namespaced object without a namespace gets that of the owner. An
-    object that is being deleted is left alone, and comes back by the event of its end.
+    `kinds` are further kinds in which the owner may have objects: name all kinds that the program ever describes, so
+    that the last object of a kind is deleted too. If several calls share an owner, each needs its own `part`, of at
+    most 26 characters. A namespaced object without a namespace gets the namespace of the owner. An object that is being
+    deleted is left alone; the event of its deletion causes the reconcile that creates it again.
 
-    An object that another owner controls is never changed or deleted. One without a controller is only taken over
-    with `adopt`. Raises ObjectTaken for both, before which others may have been written. Raises ProviderError for two
-    objects of one name, and for objects that the owner cannot own.
+    An object with another controller is never changed or deleted. An object without a controller is taken over only
+    with `adopt`. Raises ObjectTaken for both, possibly after writes of other objects. Raises ProviderError for two
+    objects with the same kind and name, and for objects that the owner cannot own.
     """
     work = _Work(cluster, owner, part=part, adopt=adopt)
-    # All are checked before the first write.
+    # Check all objects before the first write.
     described = [await work.describe(body) for body in objects]
-    if len({each.key for each in described}) != len(described):
+    if len({target.key for target in described}) != len(described):
         raise ProviderError(f"{title_of(owner)} describes two objects of one kind and name: give each another name")
-    resources = [each.resource for each in described] + [await work.owned_kind(kind) for kind in kinds]
-    # What is to be comes before what is to go: a process that ends between leaves too much, and never too little. The
-    # next one finds the rest by the label, which an object has from its first write.
-    found = [await work.apply(each) for each in described]
+    resources = [target.resource for target in described] + [await work.owned_kind(kind) for kind in kinds]
+    # Apply before delete: if the process ends in between, too many objects remain, and never too few. Its successor
+    # finds the rest by the label, which an object has from its first write on.
+    applied = [await work.apply(target) for target in described]
     await work.prune(dict.fromkeys(resources), kept=described)
-    return Applied(found, work.written, work.pruned)
+    return Applied(applied, work.written, work.pruned)
 
 
 @dataclass(frozen=True, slots=True)
 class _Described:
-    """An object as it is to be, with its owner."""
+    """The desired state of an object, including its owner."""
 
     resource: Resource
     body: Object
@@ -97,7 +97,7 @@ class _Described:
 
 
 class _Work:
-    """Brings the objects of one owner in line."""
+    """Applies and prunes the objects of an owner."""
 
     def __init__(self, cluster: Cluster, owner: Object, *, part: str, adopt: bool) -> None:
         if not _PART.fullmatch(part):
@@ -110,7 +110,7 @@ class _Work:
         self._adopt = adopt
 
     async def owned_kind(self, kind: Resource | str) -> Resource:
-        """Return a kind. Raises ProviderError for one that the owner cannot own."""
+        """Return a kind. Raises ProviderError if the owner cannot own objects of the kind."""
         resource = await self._cluster.client.resource(kind)
         if namespace_of(self._owner) is not None and not resource.namespaced:
             raise ProviderError(
@@ -119,12 +119,12 @@ class _Work:
         return resource
 
     async def describe(self, body: Object) -> _Described:
-        """Complete a description."""
+        """Complete a description with namespace, label and owner reference."""
         resource = await self.owned_kind(kind_of(body))
         body = copy.deepcopy(body)
         metadata = body["metadata"]
         if resource == SECRETS and (texts := body.pop("stringData", None)):
-            # Server-side apply would own `stringData`, which is never stored, and would remove nothing of `data`.
+            # `stringData` is never stored, so server-side apply could not remove its keys from `data` later.
             encoded = {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()}
             body["data"] = {**(body.get("data") or {}), **encoded}
         if resource.namespaced and namespace_of(body) is None:
@@ -135,11 +135,11 @@ class _Work:
         return _Described(resource, body, Fingerprint(body))
 
     async def apply(self, described: _Described) -> Object:
-        """Bring one object in line with its description, and return it."""
+        """Apply a description unless the object matches it, and return the object."""
         resource, name, namespace = described.resource, described.name, described.namespace
         existing = await or_none(self._cluster.cache.get(resource, name, namespace=namespace))
         if existing is None:
-            # The scope of the cache may leave it out, or another program made it a moment ago.
+            # The scope of the cache may exclude the object, or another program may have just created it.
             existing = await or_none(self._cluster.client.get(resource, name, namespace=namespace))
         if existing is not None:
             self._require_own(existing)
@@ -148,11 +148,11 @@ class _Work:
         answer = await self._write(described, described.fingerprint.annotated(), existing=existing)
         if described.fingerprint.matches(answer):
             return answer
-        # The API server has completed it. This is known only now, and noted by a second write: if the process ends
-        # before, the next one applies the same once more.
+        # The API server has added defaults, and only its answer shows them. A second write records their hash: if the
+        # process ends before, its successor applies the same description again.
         answer = await self._write(described, described.fingerprint.annotated(answer), existing=answer)
         if not described.fingerprint.matches(answer):
-            # Without an error, each write would lead to the next one at once.
+            # Without an error, each write would cause the next write at once.
             raise ProviderError(
                 f"failed to apply {title_of(answer)}: it changes with each write; look for a program or a mutating"
                 " webhook that changes it"
@@ -161,9 +161,9 @@ class _Work:
 
     async def _write(self, described: _Described, body: Object, *, existing: Object | None) -> Object:
         if existing is not None:
-            # With the uid, the server refuses it for a later object of the same name.
+            # The uid makes the server refuse the write for a new object with the same name.
             body = {**body, "metadata": {**body["metadata"], "uid": uid_of(existing)}}
-        # An object that is made meanwhile is another's. Without force, its fields are not taken over.
+        # An object that appears meanwhile belongs to another program. Without force, its fields stay.
         answer = await self._cluster.client.apply(described.resource, body, force=existing is not None)
         self.written += 1
         log.info("applied %s", title_of(answer))
@@ -181,30 +181,31 @@ class _Work:
         )
 
     async def prune(self, resources: Iterable[Resource], *, kept: Sequence[_Described]) -> None:
-        """Delete the objects of these kinds that are described no longer."""
-        keys = {each.key for each in kept}
+        """Delete the objects of these kinds that have no description any more."""
+        keys = {target.key for target in kept}
         for resource in resources:
             namespace = namespace_of(self._owner) if resource.namespaced else None
-            found = await self._cluster.cache.list(
+            owned = await self._cluster.cache.list(
                 resource, namespace=namespace, label_selector=f"{OWNER_LABEL}={self._label}"
             )
-            for each in found:
-                if (resource, namespace_of(each), name_of(each)) not in keys:
-                    await self._delete(resource, each)
+            for body in owned:
+                if (resource, namespace_of(body), name_of(body)) not in keys:
+                    await self._delete(resource, body)
 
-    async def _delete(self, resource: Resource, found: Object) -> None:
-        client, name, namespace = self._cluster.client, name_of(found), namespace_of(found)
-        seen: list[Object] = [found]
+    async def _delete(self, resource: Resource, cached: Object) -> None:
+        client, name, namespace = self._cluster.client, name_of(cached), namespace_of(cached)
+        # The first attempt uses the cached state. Retries read the object.
+        states: list[Object] = [cached]
 
         async def attempt() -> None:
-            existing = seen.pop() if seen else await or_none(client.get(resource, name, namespace=namespace))
-            # Other programs copy labels to objects of their own, as Kubernetes does from a Service to its slices.
+            existing = states.pop() if states else await or_none(client.get(resource, name, namespace=namespace))
+            # Other programs copy labels to their objects, as Kubernetes copies labels of a Service to its slices.
             if existing is None or not is_controlled_by(existing, self._owner):
                 return
             metadata = existing["metadata"]
             if metadata.get("deletionTimestamp"):
                 return
-            # The resourceVersion makes sure that it is still this owner's.
+            # The resourceVersion ensures that this owner still controls the object.
             version = metadata["resourceVersion"]
             deletion = client.delete(
                 resource,

@@ -10,10 +10,10 @@ __all__ = ["add_owner", "controller_of", "is_controlled_by", "owner_reference", 
 
 
 def owner_reference(owner: Object, *, controller: bool = False, block_owner_deletion: bool | None = None) -> Object:
-    """Return a reference to an owner. An object may have several owners, and one `controller` among them.
+    """Return a reference to an owner. An object may have several owners, but only a single `controller`.
 
-    `block_owner_deletion` holds an owner that is deleted in the foreground until the object is gone; by default that of
-    a controller, as upstream. Raises ProviderError for an owner without a uid.
+    `block_owner_deletion` keeps an owner that is deleted in the foreground until the object is gone. It defaults to
+    `controller`, as upstream. Raises ProviderError for an owner without a uid.
     """
     kind_of(owner)
     reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": name_of(owner), "uid": uid_of(owner)}
@@ -27,19 +27,19 @@ def owner_reference(owner: Object, *, controller: bool = False, block_owner_dele
 def set_controller(owner: Object, body: Object) -> None:
     """Make `owner` the controller of an object, in place. Upstream's `controllerutil.SetControllerReference`.
 
-    Raises ObjectTaken if another owner controls it, also an earlier one of the same name. Raises ProviderError for an
-    owner in another namespace.
+    Raises ObjectTaken if the object has another controller, also a former owner of the same name. Raises ProviderError
+    for an owner in another namespace.
     """
-    known = controller_of(body)
-    if known is not None and known.get("uid") != uid_of(owner):
+    existing = controller_of(body)
+    if existing is not None and existing.get("uid") != uid_of(owner):
         raise ObjectTaken(
-            f"{title_of(body)} is controlled by {known.get('kind')} {known.get('name')}: delete or rename it"
+            f"{title_of(body)} is controlled by {existing.get('kind')} {existing.get('name')}: delete or rename it"
         )
     _put(body, owner, owner_reference(owner, controller=True))
 
 
 def add_owner(owner: Object, body: Object) -> None:
-    """Make `owner` an owner of an object, in place, besides others. It stays the controller if it is.
+    """Make `owner` an additional owner of an object, in place. An existing reference to it stays as it is.
 
     Raises ProviderError for an owner in another namespace.
     """
@@ -48,7 +48,7 @@ def add_owner(owner: Object, body: Object) -> None:
 
 
 def controller_of(body: Object) -> Object | None:
-    """Return the reference to the controller of an object; None if it has none."""
+    """Return the reference to the controller of an object, or None."""
     return next((reference for reference in _references(body) if reference.get("controller") is True), None)
 
 
@@ -61,14 +61,14 @@ def is_controlled_by(body: Object, owner: Object) -> bool:
 def _put(body: Object, owner: Object, reference: Object) -> None:
     namespace = namespace_of(owner)
     if namespace is not None and namespace_of(body) != namespace:
-        # The garbage collector would delete the object, because it finds no such owner.
+        # The garbage collector would look for the owner in the namespace of the object, and delete the object.
         raise ProviderError(
             f"{title_of(owner)} cannot own {title_of(body)}: an owner in a namespace owns objects of that namespace"
         )
-    others = [each for each in _references(body) if each.get("uid") != reference["uid"]]
+    others = [other for other in _references(body) if other.get("uid") != reference["uid"]]
     body.setdefault("metadata", {})["ownerReferences"] = [*others, reference]
 
 
 def _references(body: Object) -> list[Object]:
     references = body.get("metadata", {}).get("ownerReferences")
-    return [each for each in references if isinstance(each, dict)] if isinstance(references, list) else []
+    return [item for item in references if isinstance(item, dict)] if isinstance(references, list) else []

@@ -1,4 +1,4 @@
-"""Writes that bring an object in line with what a function makes of it, and write nothing if it is."""
+"""Creates and updates objects by a mutate function, and skips the write if the object does not change."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from kplane.provider.objects.missing import or_none
 __all__ = ["Mutate", "Outcome", "create_or_update", "update_status"]
 
 Mutate = Callable[[Object], object]
-"""Changes an object, or a part of it, in place. It may be called several times, each time with another state."""
+"""Changes an object, or a part of it, in place. Retries call it again, with another state of the object."""
 
 
 class Outcome(NamedTuple):
-    """Tells what a write has done, and the object as it is now."""
+    """Result of a write, and the latest state of the object."""
 
     result: Literal["created", "updated", "unchanged"]
     object: Object
@@ -31,12 +31,12 @@ class Outcome(NamedTuple):
 async def create_or_update(client: Client, body: Object, mutate: Mutate, *, cache: Cache | None = None) -> Outcome:
     """Create the object that `body` names, or update it. Upstream's `controllerutil.CreateOrUpdate`.
 
-    `mutate` changes a copy of the existing object, or of `body` if there is none. If that changes nothing, nothing is
-    written. A conflict is retried with the state that the object has by then. The status is not written.
+    `mutate` changes a copy of the existing object, or of `body` if there is none. If the copy stays equal, the
+    write is skipped. A conflict is retried with the latest state of the object. The status is not written.
 
-    With a `cache`, the first attempt reads there, so an object that is as desired costs no request. Its `transform`
-    must drop no fields, because the update would remove them. Raises ProviderError if `mutate` is a coroutine function
-    or changes the name, and as `Client.create` and `Client.replace`.
+    With a `cache`, the first attempt reads from the cache, so an object in its desired state costs no request. The
+    `transform` of the cache must not drop fields, because the update would remove them. Raises
+    ProviderError if `mutate` is a coroutine function or changes the name, and as `Client.create` and `Client.replace`.
     """
     kind, name, namespace = kind_of(body), name_of(body), namespace_of(body)
     _require_plain(mutate)
@@ -45,7 +45,7 @@ async def create_or_update(client: Client, body: Object, mutate: Mutate, *, cach
     async def attempt() -> Outcome:
         existing = await or_none(caches.pop().get(kind, name, namespace=namespace)) if caches else None
         if existing is None:
-            # The scope of the cache may leave the object out, or another program made it a moment ago.
+            # The scope of the cache may exclude the object, or another program may have just created it.
             existing = await or_none(client.get(kind, name, namespace=namespace))
         desired = copy.deepcopy(body if existing is None else existing)
         mutate(desired)
@@ -54,7 +54,7 @@ async def create_or_update(client: Client, body: Object, mutate: Mutate, *, cach
             try:
                 return Outcome("created", await client.create(kind, desired))
             except AlreadyExists as error:
-                # The next attempt finds it.
+                # The next attempt reads and updates the object.
                 raise Conflict(error.status, "Conflict", error.message) from error
         if desired == existing:
             return Outcome("unchanged", existing)
@@ -64,18 +64,19 @@ async def create_or_update(client: Client, body: Object, mutate: Mutate, *, cach
 
 
 async def update_status(client: Client, found: Object, mutate: Mutate) -> Object | None:
-    """Write the status of an object if `mutate` changes it. Returns the object as it is now, or None if it is gone.
+    """Write the status of an object if `mutate` changes it. Returns its latest state, or None if it is gone.
 
     `mutate` gets the status, which is empty at first, and changes it. `found` is the object as it was read. A conflict
-    is retried with the state that the object has by then, so conditions of other programs stay. An object of the same
-    name with another uid is left alone. Raises ProviderError if `mutate` is a coroutine function.
+    is retried with the latest state of the object, so conditions of other programs stay. An object of the same name
+    with another uid is left alone. Raises ProviderError if `mutate` is a coroutine function.
     """
     kind, name, namespace, uid = kind_of(found), name_of(found), namespace_of(found), uid_of(found)
     _require_plain(mutate)
-    seen: list[Object] = [found]
+    # The first attempt uses the given state. Retries read the object.
+    states: list[Object] = [found]
 
     async def attempt() -> Object | None:
-        existing = seen.pop() if seen else await or_none(client.get(kind, name, namespace=namespace))
+        existing = states.pop() if states else await or_none(client.get(kind, name, namespace=namespace))
         if existing is None or uid_of(existing) != uid:
             return None
         status = copy.deepcopy(existing.get("status") or {})

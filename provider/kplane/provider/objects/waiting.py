@@ -1,4 +1,4 @@
-"""Waits until an object is as desired."""
+"""Waits until a condition on an object is true."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ async def wait_for(
     namespace: str | None = None,
     timeout_seconds: float,
 ) -> Object | None:
-    """Wait until `condition` is true of an object, and return the object as it is then.
+    """Wait until `condition` is true for an object, and return that state of the object.
 
-    `condition` gets None while the object does not exist. It is asked again after each change; of several changes at
-    once, the last one counts. The right to get and watch the object is enough. In a reconcile, return a `Result`
-    instead: a worker that waits is not free for others.
+    `condition` gets None while the object does not exist. Each change evaluates the condition again, and rapid changes
+    may be skipped. RBAC needs only `get` and `watch` on the object. In a reconcile, return a `Result` instead, because
+    a waiting reconcile occupies its worker.
 
     Raises WaitTimedOut after `timeout_seconds`, with the last state of the object; NotServed, and Forbidden.
     """
@@ -50,9 +50,9 @@ async def wait_for(
             await informer.wait_synced(unless_refused=True)
             while True:
                 changed.clear()
-                found = informer.get(name, namespace=namespace)
-                if condition(found):
-                    return found
+                existing = informer.get(name, namespace=namespace)
+                if condition(existing):
+                    return existing
                 await changed.wait()
     except TimeoutError as error:
         if not limit.expired():
@@ -70,12 +70,12 @@ async def wait_for(
 def _last(informer: Informer, name: str, namespace: str | None) -> str:
     if not informer.synced.is_set():
         return f"it was not read: {informer.error or 'the server did not answer'}"
-    found = informer.get(name, namespace=namespace)
-    if found is None:
+    existing = informer.get(name, namespace=namespace)
+    if existing is None:
         return "it does not exist" + (f", and {informer.error}" if informer.error else "")
-    shown = found.get("status") or {field: value for field, value in found.items() if field != "metadata"}
+    shown = existing.get("status") or {field: value for field, value in existing.items() if field != "metadata"}
     if informer.resource.kind == "Secret":
         shown = {field: value for field, value in shown.items() if field not in _HIDDEN}
     text = orjson.dumps(shown).decode()
-    ending = " (it is being deleted)" if found["metadata"].get("deletionTimestamp") else ""
+    ending = " (it is being deleted)" if existing["metadata"].get("deletionTimestamp") else ""
     return f"it is{ending} {text if len(text) <= _SHOWN else f'{text[: _SHOWN - 1]}…'}"
