@@ -35,8 +35,8 @@ class ShardTimings:
     A fence lasts `duration_seconds` and is renewed every `renew_seconds`; a failure is retried after `retry_seconds`.
     Without a renewal until `drain_seconds` before the expiry, work is withdrawn: running reconciles have a second less
     than `drain_seconds`, and are then cancelled. A fence that moves to another peer is renewed until its work has
-    ended, at most `handover_seconds`. A peer that is silent for `peer_seconds` gets no fences; a peer announces itself every
-    `peer_renew_seconds`. Peers and fences are checked every `probe_seconds`, and a watch notices changes at once.
+    ended, at most `handover_seconds`. A peer that is silent for `peer_seconds` gets no fences; a peer announces itself
+    every `peer_renew_seconds`. Peers and fences are checked every `probe_seconds`, and a watch notices changes at once.
 
     Raises ValueError if the values do not fit together.
     """
