@@ -20,8 +20,8 @@ come from exactly one of two sources:
   file.
 
 Renewed credentials of the same cluster and user update the engagement; any other change makes a new engagement.
-Missing, duplicate and invalid sources are logged, and the engaged cluster stays. The cluster of a profile that is being deleted,
-is gone, or no longer matches the selector, is disengaged.
+Missing, duplicate and invalid sources are logged, and the engaged cluster stays. The cluster of a profile that is
+being deleted, is gone, or no longer matches the selector, is disengaged.
 
 The identity of `client` needs `list` and `watch` on `clusterprofiles`, and on `secrets` if `consumer` is given, in
 `namespace`, or in all.
