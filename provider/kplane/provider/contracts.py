@@ -30,8 +30,8 @@ class Aware(Protocol):
     async def engage(self, engagement: Engagement) -> None:
         """Start to work on `engagement.cluster`, and return promptly.
 
-        Use `engagement.spawn` for work and `engagement.on_close` for what must be undone. If this raises, the manager
-        undoes all of that and calls it again after a backoff, with a new engagement. Other clusters are not affected.
+        Use `engagement.spawn` for work and `engagement.on_close` for cleanup. If `engage` raises, the manager closes
+        the engagement and retries after a backoff, with a new engagement. Other clusters are not affected.
         """
 
 
@@ -45,10 +45,10 @@ class LocalAware(Protocol):
 
 @runtime_checkable
 class LocalWatcher(Protocol):
-    """Sees what happens in the manager's own cluster, also in a process that another one works on it for."""
+    """Watches the manager's own cluster, even while another process works on that cluster."""
 
     async def watch_local(self, engagement: Engagement) -> None:
-        """Start to watch the local cluster, as `Aware.engage`; what is to be done there waits for `engage_local`."""
+        """Start to watch the local cluster, as `Aware.engage`; work on the local cluster waits for `engage_local`."""
 
 
 @runtime_checkable
@@ -56,11 +56,11 @@ class Runnable(Protocol):
     """Runs for as long as a manager does."""
 
     async def run(self) -> None:
-        """Run until cancelled. If it fails, the manager restarts it after a backoff."""
+        """Run until cancelled. The manager restarts a failed run after a backoff."""
 
 
 class Fleet(Protocol):
-    """Takes the clusters of a provider."""
+    """Fleet to which a provider adds clusters."""
 
     async def add_or_replace(self, cluster: Cluster) -> None:
         """Make this the cluster of its name, and return when it is.
@@ -70,7 +70,7 @@ class Fleet(Protocol):
         """
 
     async def remove(self, name: str) -> None:
-        """Close the engagement of a cluster, and return when nothing of it is left. An unknown name is no error."""
+        """Close the engagement of a cluster, and return after its end. An unknown name is no error."""
 
     def get(self, name: str) -> Cluster:
         """Return the cluster of that name. Raises ClusterNotFound, or ClusterNotReady while it is being engaged."""
@@ -89,20 +89,20 @@ class Provider(Protocol):
     async def run(self, fleet: Fleet) -> None:
         """Keep `fleet` up to date with every cluster that comes, changes and goes, until cancelled.
 
-        If it fails, the manager restarts it; engaged clusters stay engaged meanwhile. See also `HasSynced`.
+        The manager restarts a failed run; engaged clusters stay engaged meanwhile. See also `HasSynced`.
         """
 
 
 @runtime_checkable
 class HasSynced(Protocol):
-    """Tells whether a provider has synced; a manager with such a provider is not ready before."""
+    """Reports whether a provider has synced; a manager with such a provider is not ready before."""
 
     def has_synced(self) -> bool:
-        """Tell whether all that stands for clusters was read once; client-go's HasSynced."""
+        """Tell whether the initial list of clusters was read; client-go's HasSynced."""
 
 
 class EngagementTarget(Protocol):
-    """Gives a coordinator the clusters of a manager, to allow and to withdraw."""
+    """The clusters of a manager, for a coordinator to allow and withdraw."""
 
     def names(self) -> list[str]:
         """Return the names of all known clusters, sorted; the local cluster, if there is one, is among them."""
@@ -111,32 +111,32 @@ class EngagementTarget(Protocol):
         """Return when clusters have come or gone since the last call; the first call returns at once."""
 
     def allow(self, name: str) -> None:
-        """Let the work on a cluster begin. Does nothing if it has begun, or the cluster is not known.
+        """Let the work on a cluster begin. Has no effect on begun work or an unknown cluster.
 
-        A cluster that was removed and comes again must be allowed again.
+        A cluster that was removed and added again must be allowed again.
         """
 
     async def withdraw(self, name: str) -> None:
-        """End the work on a cluster, and return when it has ended. Does nothing if there is none."""
+        """End the work on a cluster, and return after its end. Has no effect without work."""
 
     def observe_local(self) -> None:
         """Let each `LocalWatcher` watch the local cluster, whether or not this process may work on it."""
 
     async def ignore_local(self) -> None:
-        """End what `observe_local` began, and return when it has ended."""
+        """End the watches of `observe_local`, and return after their end."""
 
 
 class Coordinator(Protocol):
     """Decides which clusters this process works on. Providers and lookups run in every process."""
 
     async def run(self, target: EngagementTarget) -> None:
-        """Allow and withdraw clusters until cancelled; at the end, withdraw all, and then release the Leases."""
+        """Allow and withdraw clusters until cancelled; finally withdraw all clusters, and then release the Leases."""
 
     def may_work(self, cluster: str) -> bool:
-        """Tell whether a reconcile may begin now. It is called for each one, so it must not make requests."""
+        """Tell whether a reconcile may begin now. Called for each reconcile, so it must not make API calls."""
 
     def grace_seconds(self, cluster: str) -> float | None:
-        """Return how long running reconciles may take to end when work is withdrawn; None is no limit."""
+        """Return the seconds that running reconciles have to end when work is withdrawn; None is no limit."""
 
     def require_read(self, cluster: str) -> None:
         """Raise ClusterNotOwned if this process must not look a cluster up."""
@@ -144,13 +144,13 @@ class Coordinator(Protocol):
     def require_write(self, cluster: str) -> float | None:
         """Raise ClusterNotOwned if this process must not write to a cluster now; called before each write.
 
-        Returns how many seconds the write may take; None is no limit. Reconciles of any cluster may write to the local
+        Returns the seconds that the write may take; None is no limit. Reconciles of any cluster may write to the local
         cluster.
         """
 
 
 class Buildable(Protocol):
-    """Describes a controller that is to be built."""
+    """Builder of a controller."""
 
     @property
     def pending(self) -> bool:
@@ -158,15 +158,15 @@ class Buildable(Protocol):
 
 
 class ControllerHost(Protocol):
-    """Gives controllers what they need of the manager that runs them."""
+    """The part of a manager that its controllers use."""
 
     @property
     def workers(self) -> int:
-        """Default for how many reconciles of a controller run at once."""
+        """Default number of concurrent reconciles of a controller."""
 
     @property
     def reconcile_timeout_seconds(self) -> float:
-        """Default for how long a reconcile may take."""
+        """Default timeout of a reconcile."""
 
     @property
     def scope(self) -> str | None:
@@ -174,7 +174,7 @@ class ControllerHost(Protocol):
 
     @property
     def group_kind_concurrency(self) -> Mapping[str, int]:
-        """How many reconciles run at once by the kind of `for_`, such as `{"ReplicaSet.apps": 4}`."""
+        """Number of concurrent reconciles by the kind of `for_`, such as `{"ReplicaSet.apps": 4}`."""
 
     @property
     def coordinator(self) -> Coordinator:
@@ -182,7 +182,7 @@ class ControllerHost(Protocol):
 
     @property
     def provider(self) -> Provider | None:
-        """Finds the clusters; with None there is only the local cluster."""
+        """Provider of the clusters; with None there is only the local cluster."""
 
     @property
     def clusters(self) -> Fleet:
@@ -192,7 +192,7 @@ class ControllerHost(Protocol):
         """Return a cluster by its name. Raises ClusterNotFound, ClusterNotReady and ClusterNotOwned."""
 
     def expect(self, builder: Buildable) -> None:
-        """Refuse to run while a controller is described and not built."""
+        """Refuse to run while the controller of `builder` is not built."""
 
     def add(self, what: Aware | LocalAware | Runnable) -> None:
         """Engage and run a component."""

@@ -21,11 +21,11 @@ _MAXIMUM_SECONDS: Final = 600.0
 
 
 class AwaitedClusters(Generic[R]):
-    """Remembers which requests wait for which missing cluster, such as a member that is discovered after its hub.
+    """Holds requests that wait for a missing cluster, such as a member that is discovered after its hub.
 
-    The queue keeps each request with a long delay, so that no request depends on this memory. A cluster that joins ends
-    the delays of the requests that wait for it. The memory holds `limit` requests; further requests wait for the end of
-    their delay. Tests replace `uniform`.
+    The queue keeps each request with a long delay, so no request depends on this record. When a cluster joins, the
+    delays of its waiting requests end. The record holds `limit` requests; further requests wait for the end of their
+    delay. Tests replace `uniform`.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class AwaitedClusters(Generic[R]):
         return tuple(self._requests)
 
     def wait(self, request: R, missing: str) -> float:
-        """Note that a request waits for a missing cluster.
+        """Record that a request waits for a missing cluster.
 
-        Returns the seconds after which to try the request anyway. They grow with each try, up to ten minutes.
+        Returns the seconds until the next try of the request. The delay grows with each try, up to ten minutes.
         """
         same = self._awaited.get(request) == missing
         tries = self._forget(request) if request in self._awaited else 0

@@ -1,4 +1,4 @@
-"""Builds controllers: which kinds they watch, in which clusters, and with which options."""
+"""Builder of controllers: chooses the kinds to watch, the clusters and the options."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ WatchOption = _Predicates | _MetadataOnly | Engage
 OwnsOption = WatchOption | _EveryOwner
 
 
-def predicates(*those: Predicate) -> _Predicates:
-    """Accept only events that pass all of these predicates; for one kind."""
-    return _Predicates(those)
+def predicates(*filters: Predicate) -> _Predicates:
+    """Accept only events of a kind that pass all of these predicates."""
+    return _Predicates(filters)
 
 
 def metadata_only() -> _MetadataOnly:
-    """Watch only apiVersion, kind and metadata: less to send, to keep and to decode."""
+    """Watch only apiVersion, kind and metadata of objects, which saves traffic, memory and decoding."""
     return _MetadataOnly()
 
 
@@ -70,7 +70,7 @@ def engage(
     filter: Callable[[str, Cluster], bool] | None = None,  # noqa: A002 - upstream's word
     from_provider: Provider | None = None,
 ) -> Engage:
-    """Choose the clusters to watch; see `Engage`. For one kind, or for all kinds with `with_options`."""
+    """Choose the clusters to watch; see `Engage`. Applies to a single kind, or to all kinds in `with_options`."""
     return Engage(local=local, provider=provider, filter=filter, from_provider=from_provider)
 
 
@@ -81,12 +81,12 @@ def controller(manager: ControllerHost | None, *, request: type[R]) -> Controlle
 def controller(manager: ControllerHost | None, *, request: type[Any] = Request) -> ControllerBuilder[Any]:
     """Describe a controller; `build(reconcile)` makes it and adds it to the manager.
 
-    Kinds are given by name, such as `"apps/v1/Deployment"` and `"example.com/v1/Widget"`, as a Resource, or as a class
-    that `typed_kind` has declared. A kind that a cluster does not serve yet is watched there as soon as it does. With
+    A kind is a name, such as `"apps/v1/Deployment"` and `"example.com/v1/Widget"`, a Resource, or a class that
+    `typed_kind` has declared. The watch of a kind begins in each cluster once the cluster serves the kind. With
     `manager.scoped(name)` the controller watches that cluster alone.
 
-    `request` is a type of requests of your own, for controllers with only their own sources and handlers. Raises
-    ProviderError if there is no manager.
+    `request` is a custom type of requests, for controllers with only custom sources and handlers. Raises ProviderError
+    if there is no manager.
     """
     if manager is None:
         raise ProviderError("a controller needs a manager, which engages it with clusters: give one to controller()")
@@ -96,7 +96,7 @@ def controller(manager: ControllerHost | None, *, request: type[Any] = Request) 
 
 
 class ControllerBuilder(Generic[R]):
-    """Describes a controller step by step; see `controller`."""
+    """Builder of a controller; see `controller`."""
 
     def __init__(self, manager: ControllerHost, *, request: type[R]) -> None:
         self._manager = manager
@@ -141,7 +141,7 @@ class ControllerBuilder(Generic[R]):
         return self
 
     def watches(self, kind: Kind[Any], handler: Handler[R], *options: WatchOption) -> Self:
-        """Reconcile the requests that `handler` makes of the events of this kind."""
+        """Reconcile the requests that `handler` returns for the events of this kind."""
         self._watches.append(_Watch(kind, handler, options))
         return self
 
@@ -150,16 +150,17 @@ class ControllerBuilder(Generic[R]):
         return self.watches(kind, handler, metadata_only(), *options)
 
     def watches_raw(self, source: Source[R], engage: Engage | None = None) -> Self:
-        """Reconcile the requests of a source of your own, such as a `Channel`; filters do not apply to it.
+        """Reconcile the requests of a custom source, such as a `Channel`; filters do not apply to the source.
 
-        A source with `for_cluster` runs in each cluster that `engage` chooses. Others are independent of clusters.
+        A source with `for_cluster` runs in each cluster that `engage` chooses. Other sources are independent of
+        clusters.
         """
         self._raw.append((source, engage))
         return self
 
-    def with_filter(self, *those: Predicate) -> Self:
-        """Accept only events that pass all of these predicates; for every kind."""
-        self._filter += those
+    def with_filter(self, *filters: Predicate) -> Self:
+        """Accept only events that pass all of these predicates; applies to every kind."""
+        self._filter += filters
         return self
 
     def with_options(
@@ -178,7 +179,7 @@ class ControllerBuilder(Generic[R]):
         engage: Engage | None = None,
         reconcile: AnyReconcile[R] | None = None,
     ) -> Self:
-        """Change options; see `Options`. Options that are not given stay."""
+        """Change options; see `Options`. Omitted options keep their values."""
         given = {
             "workers": workers,
             "per_cluster": per_cluster,
@@ -201,16 +202,16 @@ class ControllerBuilder(Generic[R]):
         """Make the controller and add it to the manager.
 
         `reconcile` is a coroutine function that takes a request, or a request and its cluster. Raises ProviderError if
-        there is none or two, nothing to watch, no name, or a name that another controller has. Also for what is no
-        kind, and if the manager has no clusters of those to watch.
+        the reconcile function is missing or given twice. Also raises ProviderError if the controller has no sources or
+        no unique name, for an invalid kind, and if the manager has none of the chosen clusters.
         """
         self._pending = False
-        made = self._chosen(reconcile)
+        function = self._reconcile_function(reconcile)
         name, options = self._named(), self._with_concurrency()
-        watches = [each.source(self._filter) for each in self._all_watches()]
+        watches = [watch.source(self._filter) for watch in self._all_watches()]
         if not watches and not self._raw:
             raise ProviderError(f"controller {name} has nothing to watch: call for_(), watches() or watches_raw()")
-        built = MulticlusterController(name, made, manager=self._manager, options=options)
+        built = MulticlusterController(name, function, manager=self._manager, options=options)
         for source in watches:
             built.watch(source)
         for raw, choice in self._raw:
@@ -218,13 +219,13 @@ class ControllerBuilder(Generic[R]):
         self._manager.add(built)
         return built
 
-    def _chosen(self, given: AnyReconcile[R] | None) -> Reconcile[R]:
+    def _reconcile_function(self, given: AnyReconcile[R] | None) -> Reconcile[R]:
         if given is not None and self._reconcile is not None:
             raise ProviderError("reconcile is given both to with_options() and to build(): give one of them")
-        found = given if given is not None else self._reconcile
-        if found is None:
+        function = given if given is not None else self._reconcile
+        if function is None:
             raise ProviderError("a controller needs a reconcile function: give one to build()")
-        return with_cluster(found, get_cluster=self._manager.get_cluster)
+        return with_cluster(function, get_cluster=self._manager.get_cluster)
 
     def _named(self) -> str:
         if self._name:
@@ -248,15 +249,15 @@ class ControllerBuilder(Generic[R]):
             raise ProviderError("owns() asks for the owners that for_() names: call for_() too, or use watches()")
         owned: list[_Watch[R]] = []
         for kind, options in self._owns:
-            others = tuple(each for each in options if not isinstance(each, _EveryOwner))
-            handler = enqueue_owner(self._for, every_owner=len(others) != len(options))
-            owned.append(_Watch(kind, cast("Handler[R]", self._plain(handler, "owns()")), others))
+            watch_options = tuple(option for option in options if not isinstance(option, _EveryOwner))
+            handler = enqueue_owner(self._for, every_owner=len(watch_options) != len(options))
+            owned.append(_Watch(kind, cast("Handler[R]", self._plain(handler, "owns()")), watch_options))
         return self._watches + owned
 
-    def _plain(self, handler: Handler[Request], what: str) -> Handler[Request]:
+    def _plain(self, handler: Handler[Request], method: str) -> Handler[Request]:
         if self._request is not Request:
             raise ProviderError(
-                f"{what} asks for objects, which are of type Request and not {self._request.__name__}: use watches() "
+                f"{method} asks for objects, which are of type Request and not {self._request.__name__}: use watches() "
                 f"with a handler of your own, or watches_raw()"
             )
         return handler
@@ -269,12 +270,12 @@ class _Watch(Generic[R]):
     options: tuple[WatchOption, ...]
 
     def source(self, filters: tuple[Predicate, ...]) -> KindSource[R]:
-        """Return the source. Raises ProviderError for what is no kind, and for options of another method."""
-        those, clusters, metadata = filters, Engage(), False
+        """Return the source. Raises ProviderError for an invalid kind, and for options of another method."""
+        accepted, clusters, metadata = filters, Engage(), False
         for option in self.options:
             match option:
                 case _Predicates(more):
-                    those += more
+                    accepted += more
                 case _MetadataOnly():
                     metadata = True
                 case Engage():
@@ -285,4 +286,4 @@ class _Watch(Generic[R]):
                     )
         if not callable(self.handler):
             raise ProviderError(f"the watch of {title_of(self.kind)} needs a handler, such as enqueue_object()")
-        return KindSource(self.kind, self.handler, those, metadata, clusters)
+        return KindSource(self.kind, self.handler, accepted, metadata, clusters)

@@ -40,10 +40,10 @@ ClusterWatch = KindSource[R] | ClusterSource[R]
 
 
 class EngagedCluster(Generic[R]):
-    """Starts the sources of a controller in a cluster, which call `add`.
+    """The running sources of a controller in a cluster; the sources call `add`.
 
-    `wants` decides by the choice of a source whether to start it; it is asked once for each source. `controller` is a
-    name for logs.
+    `wants` decides by the `Engage` of a source whether to start the source, and is called once for each source.
+    `controller` is a name for logs.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class EngagedCluster(Generic[R]):
         self._starting = 0
         """Number of sources that have not started yet."""
         self._started = asyncio.Event()
-        """Set, and replaced, when one of them has started."""
+        """Event that is set, and replaced, when a source has started."""
         self._stopped = asyncio.Event()
 
     @property
@@ -76,7 +76,7 @@ class EngagedCluster(Generic[R]):
         return self.engagement.cluster
 
     def start(self, source: ClusterWatch[R], engage: Engage) -> None:
-        """Start a source at once if its kinds are known, and else in the background."""
+        """Start a source at once if the kinds are discovered in the cluster, otherwise in the background."""
         if isinstance(source, KindSource) and self._is_discovered(source):
             if self._wants(engage, self.cluster):
                 self._start(source)
@@ -100,7 +100,7 @@ class EngagedCluster(Generic[R]):
     async def wait_synced(self) -> None:
         """Wait until every source has started and has added requests for all present objects.
 
-        Raises ClusterNotReady if the work on the cluster ends before.
+        Raises ClusterNotReady if the work on the cluster ends first.
         """
         title = f"{self._controller} on {title_of(self.cluster.name)}"
         syncing = asyncio.create_task(self._all_synced(), name=f"{title}: wait for its sources")
@@ -124,7 +124,7 @@ class EngagedCluster(Generic[R]):
     def _is_discovered(self, source: KindSource[R]) -> bool:
         try:
             return source.discovered(self.cluster)
-        except Exception:  # noqa: BLE001 - a projection of the program; logged where it is tried again
+        except Exception:  # noqa: BLE001 - a custom projection; the background retry logs the failure
             return False
 
     def _start(self, source: ClusterWatch[R]) -> None:
@@ -132,17 +132,17 @@ class EngagedCluster(Generic[R]):
             self._registrations.append(source.start(self.engagement, self.add))
             self.kinds.append(source)
             return
-        found: RawSource[R] | None
+        raw: RawSource[R] | None
         if isinstance(source, SyncingClusterSource):
             syncing: SyncingSource[R] | None = source.syncing_for_cluster(self.cluster)
-            found = syncing
+            raw = syncing
             if syncing is not None:
                 self._syncing.append(syncing)
         else:
-            found = source.for_cluster(self.cluster)
-        if found is not None:
-            name = f"{self._controller} {type(found).__name__}"
-            run = found.run
+            raw = source.for_cluster(self.cluster)
+        if raw is not None:
+            name = f"{self._controller} {type(raw).__name__}"
+            run = raw.run
             self._tasks.append(self.engagement.spawn(keep_running(name, lambda: run(self.add)), name=name))
 
     async def _start_when_served(self, source: ClusterWatch[R], engage: Engage) -> None:
@@ -157,14 +157,14 @@ class EngagedCluster(Generic[R]):
                 if wants and not self._stopped.is_set():
                     self._start(source)
             except Exception as error:
-                # What a source raises is not known, and a kind may be missing for days: once is enough.
-                if (why := str(error) or type(error).__name__) != logged:
+                # A custom source can raise any error, and a kind can be missing for days: log each cause once.
+                if (cause := str(error) or type(error).__name__) != logged:
                     message = "%s: failed to watch %s of cluster %s: %s; retrying"
                     trace = None if isinstance(error, ProviderError) else error
-                    # A kind in another spelling is a mistake of this program, which no CustomResourceDefinition mends.
+                    # A misspelled kind is a mistake of the program, which no CustomResourceDefinition corrects.
                     level = logging.ERROR if isinstance(error, KindMisspelled) else logging.WARNING
-                    log.log(level, message, self._controller, name_of(source), self.cluster.name, why, exc_info=trace)
-                    logged = why
+                    log.log(level, message, self._controller, name_of(source), self.cluster.name, cause, exc_info=trace)
+                    logged = cause
                 await asyncio.sleep(backoff.next_delay())
             else:
                 break
@@ -174,5 +174,5 @@ class EngagedCluster(Generic[R]):
 
 
 def name_of(source: object) -> str:
-    """Return what logs call a source."""
+    """Return the name of a source for logs."""
     return title_of_kind(source.kind) if isinstance(source, KindSource) else type(source).__name__

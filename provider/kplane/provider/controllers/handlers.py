@@ -1,4 +1,4 @@
-"""Handlers: which requests an event leads to."""
+"""Handlers, which map events to requests."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ R_co = TypeVar("R_co", covariant=True)
 class Delayed(Generic[R_co]):
     """A request that is to be reconciled in `seconds`; upstream's `AddAfter`.
 
-    Of several delays for one request the earliest counts. A request without a delay comes at once, and leaves the delay
-    as it is.
+    The earliest of several delays for a request counts. A request without a delay is added at once, and leaves an
+    earlier delay unchanged.
     """
 
     request: R_co
@@ -36,8 +36,9 @@ class Delayed(Generic[R_co]):
 
 
 Handler = Callable[[Cluster, Event], Iterable[R | Delayed[R]]]
-"""Returns requests, some of them `Delayed`. It is called in the event loop with the cluster that an event is from, and
-must not block; what it raises is logged."""
+"""Function that returns requests, some of them `Delayed`, for a cluster and an event of the cluster.
+
+The event loop calls the handler, so the handler must not block. Errors of a handler are logged."""
 
 
 def enqueue_object() -> Handler[Request]:
@@ -48,8 +49,8 @@ def enqueue_object() -> Handler[Request]:
 def enqueue_owner(owner: Kind[Any], *, every_owner: bool = False) -> Handler[Request]:
     """Reconcile the controlling owner of the object, if it is of kind `owner`.
 
-    With `every_owner`, each owner of that kind. If the owner changes, the former owner is reconciled too. The version
-    of the owner's API does not matter (controller-runtime, pkg/handler/enqueue_owner.go).
+    With `every_owner`, reconcile each owner of that kind. If the owner changes, the former owner is reconciled too. The
+    version of the owner's API does not matter (controller-runtime, pkg/handler/enqueue_owner.go).
     """
     return _EnqueueOwner(owner, parse_kind(owner), every_owner)
 
@@ -65,20 +66,20 @@ class _EnqueueOwner:
         return (self.owner,)
 
     def __call__(self, cluster: Cluster, event: Event) -> Iterable[Request]:
-        # What stays in a change is asked for once.
+        # An owner that an update keeps is in both objects: return the owner once.
         return dict.fromkeys(self._owners(cluster, event))
 
     def _owners(self, cluster: Cluster, event: Event) -> Iterator[Request]:
         for metadata in (event.metadata, event.old_metadata):
             references = metadata.get("ownerReferences") if metadata is not None else None
-            for each in references if isinstance(references, list) else ():
+            for reference in references if isinstance(references, list) else ():
                 if (
-                    isinstance(each, dict)
-                    and (each.get("controller") is True or self.every_owner)
-                    and each.get("kind") == self.name.kind
-                    and _group(str(each.get("apiVersion", ""))) == self.name.group
+                    isinstance(reference, dict)
+                    and (reference.get("controller") is True or self.every_owner)
+                    and reference.get("kind") == self.name.kind
+                    and _group(str(reference.get("apiVersion", ""))) == self.name.group
                 ):
-                    yield Request(cluster.name, self._namespace(cluster, event), str(each.get("name", "")))
+                    yield Request(cluster.name, self._namespace(cluster, event), str(reference.get("name", "")))
 
     def _namespace(self, cluster: Cluster, event: Event) -> str:
         owner = cluster.client.known_resource(self.owner)
@@ -91,25 +92,26 @@ class _EnqueueOwner:
 
 
 def kinds_of(handler: Handler[Any]) -> tuple[Kind[Any], ...]:
-    """Return the kinds that a handler has to know in each cluster, besides the kind of its events."""
-    found: tuple[Kind[Any], ...] = getattr(handler, "kinds", ())
-    return found
+    """Return the kinds that a handler needs discovered in each cluster, besides the kind of its events."""
+    kinds: tuple[Kind[Any], ...] = getattr(handler, "kinds", ())
+    return kinds
 
 
 Mapped = ObjectKey | Request | Delayed[ObjectKey | Request]
-"""What a mapping function returns."""
+"""Result of a mapping function."""
 
 
 def enqueue_mapped(
     function: Callable[[Cluster, ObjectT], Iterable[Mapped]], *, preserve_cluster: bool = False
 ) -> Handler[Request]:
-    """Reconcile what `function` returns for a cluster and an object; for an update, for the old object too.
+    """Reconcile the keys that `function` returns for a cluster and an object; for an update, also for the old object.
 
-    The object is a dict, or an instance if the kind is watched as a class; one that the class cannot decode is logged.
-    Returned keys are of the same cluster; `Delayed(key, seconds)` is reconciled later. With `preserve_cluster`, a
-    Request keeps its own cluster, so that an event in one cluster leads to work in others. `function` is a plain
-    function, because events keep their order: it reads caches (`cluster.cache.informer(kind).list()`) and makes no
-    requests. Raises ProviderError for a coroutine function.
+    The object is a dict, or an instance if the kind is watched as a class. An object that the class cannot decode is
+    logged. Returned keys belong to the same cluster; `Delayed(key, seconds)` is reconciled later. With
+    `preserve_cluster`, a Request keeps its own cluster, so an event in one cluster can lead to work in other clusters.
+
+    Events keep their order, so `function` is a plain function: a mapping function reads caches
+    (`cluster.cache.informer(kind).list()`) and makes no API calls. Raises ProviderError for a coroutine function.
     """
     if inspect.iscoroutinefunction(function):
         raise ProviderError(
@@ -134,12 +136,12 @@ class _EnqueueMapped:
         return Request(cluster.name, key.namespace, key.name)
 
     def _mapped(self, cluster: Cluster, event: Event) -> Iterator[Request | Delayed[Request]]:
-        for found in self._objects(cluster, event):
-            for each in self.function(cluster, found):
-                if isinstance(each, Delayed):
-                    yield Delayed(self._request(cluster, each.request), each.seconds)
+        for obj in self._objects(cluster, event):
+            for mapped in self.function(cluster, obj):
+                if isinstance(mapped, Delayed):
+                    yield Delayed(self._request(cluster, mapped.request), mapped.seconds)
                 else:
-                    yield self._request(cluster, each)
+                    yield self._request(cluster, mapped)
 
     def _objects(self, cluster: Cluster, event: Event) -> Iterator[Any]:
         cls = self.watched_as
@@ -150,12 +152,12 @@ class _EnqueueMapped:
             return
         for decode in (event.decode_as, event.decode_old_as):
             try:
-                found = decode(cls)
+                obj = decode(cls)
             except DecodeFailed as error:
                 log.warning("failed to map an event of cluster %s: %s", cluster.name, error)
                 continue
-            if found is not None:
-                yield found
+            if obj is not None:
+                yield obj
 
 
 def watching(handler: Handler[R], cls: type[Any]) -> Handler[R]:

@@ -1,4 +1,4 @@
-"""The line of one cluster in a work queue."""
+"""The lane of a cluster in a work queue."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ __all__ = ["Delay", "Lane", "Taken"]
 R = TypeVar("R", bound=Hashable)
 
 _PASSED_OVER: Final = 16
-"""After so many others, one request of low priority has its turn."""
+"""Number of requests of normal priority after which a request of low priority has its turn."""
 
 
 class Taken(NamedTuple):
-    """A request that a worker has: the generation of its lane, and its priority."""
+    """The generation of the lane, and the priority, of a request that a worker processes."""
 
     generation: int
     low_priority: bool
 
 
 class Delay(NamedTuple):
-    """When a delayed request is due, and its priority."""
+    """Due time, on the clock of the event loop, and priority of a delayed request."""
 
     due: float
     low_priority: bool
 
 
 class Lane(Generic[R]):
-    """The line of one cluster. It is in the ring while requests of it may be taken."""
+    """The requests of a cluster. The lane is in the ring of the queue while workers may take its requests."""
 
     __slots__ = (
         "deficit", "delayed", "dirty", "generation", "heap", "in_ring", "kept", "low", "name", "parked", "passed_over",
@@ -41,11 +41,11 @@ class Lane(Generic[R]):
         self.name: Final = name
         self.waiting: deque[R] = deque()
         self.low: OrderedDict[R, None] | None = None
-        """Those that wait with low priority; most of the time there are none."""
+        """Waiting requests of low priority; None if there are none, as is most often the case."""
         self.passed_over = 0
-        # With whether they have low priority.
+        # Requests to process, mapped to whether their priority is low.
         self.dirty: dict[R, bool] = {}
-        # With the generation that they were taken in: what is asked for on behalf of an older one comes too late.
+        # Requests that workers process. A requeue or retry of an older generation comes after `drop`, and is ignored.
         self.processing: dict[R, Taken] = {}
         self.delayed: dict[R, Delay] = {}
         self.heap: list[tuple[float, int, R]] = []
@@ -69,7 +69,7 @@ class Lane(Generic[R]):
         return len(self.waiting) + (0 if self.low is None else len(self.low))
 
     def append(self, request: R, *, low_priority: bool) -> None:
-        """Let a request wait that does not wait yet."""
+        """Append a request that does not wait yet."""
         if not low_priority:
             self.waiting.append(request)
         elif self.low is None:
@@ -78,13 +78,13 @@ class Lane(Generic[R]):
             self.low[request] = None
 
     def prefer(self, request: R) -> None:
-        """Let a request that waits with low priority wait as others do."""
+        """Raise a waiting request of low priority to normal priority."""
         if self.low is not None and request in self.low:
             del self.low[request]
             self.waiting.append(request)
 
     def pop(self) -> R:
-        """Take the next request out."""
+        """Remove and return the next request."""
         if not self.low:
             return self.waiting.popleft()
         if self.waiting and self.passed_over < _PASSED_OVER:
@@ -97,24 +97,24 @@ class Lane(Generic[R]):
         return request
 
     def drop(self) -> int:
-        """Drop all requests that no worker has, in constant time."""
-        thrown = self.depth + len(self.delayed)
+        """Drop all requests that no worker processes, in constant time; return their number."""
+        dropped = self.depth + len(self.delayed)
         self.waiting, self.low, self.dirty, self.delayed, self.heap = deque(), None, {}, {}, []
         self.generation += 1
         self.kept = self.parked = self.suspended = False
         self.unreached = set()
         self.stop_timer()
         self.stop_release()
-        return thrown
+        return dropped
 
     def stop_release(self) -> None:
-        """Do not end the suspension."""
+        """Cancel the pending end of the suspension."""
         if self.release is not None:
             self.release.cancel()
             self.release = None
 
     def stop_timer(self) -> None:
-        """Stop to wait for the next delay."""
+        """Cancel the timer of the next delay."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None

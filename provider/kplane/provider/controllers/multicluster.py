@@ -1,4 +1,4 @@
-"""A controller over all clusters of a fleet."""
+"""The controller over all clusters of a fleet."""
 
 from __future__ import annotations
 
@@ -34,29 +34,30 @@ log: Final = logging.getLogger(__name__)
 R = TypeVar("R", bound=Clustered)
 
 _UNDECIDED_SECONDS: Final = 60.0
-"""So long a request waits for this process to get its cluster: longer than a takeover takes."""
+"""Maximum time a request waits for this process to own the cluster of the request: longer than a takeover."""
 _SWEEP_SECONDS: Final = 1.0
 
 Source = ClusterWatch[R] | RawSource[R]
-"""What a controller can take requests from."""
+"""A source of requests for a controller."""
 
 
 class MulticlusterController(Generic[R]):
-    """Watches clusters, and calls `reconcile` for their events: fairly, and bounded for each cluster.
+    """Watches clusters and calls `reconcile` for their events, with a fair and bounded share for each cluster.
 
-    Events of the local cluster may lead to requests for any cluster. They are dropped if another process works on it.
-    When this process begins to work on a cluster, the objects of the local cluster are looked through again for it.
+    Events of the local cluster may lead to requests for any cluster. Requests for clusters of other processes are
+    dropped. When this process begins to work on a cluster, the controller reviews the objects of the local cluster for
+    the requests of that cluster.
 
-    A `Manager` engages it with clusters and runs it; `controller()` makes it and adds it. The cluster of a request is
-    in the context of its reconcile (`current_cluster`) and in its log records.
+    `controller()` makes the controller and adds it to a `Manager`, which engages and runs it. The cluster of a request
+    is in the context of its reconcile (`current_cluster`) and in its log records.
 
-    A reconcile that asks for a cluster which is not known yet is repeated when that cluster joins. Requests wait while
-    the API server of their cluster cannot be reached, and failures from that time do not delay them afterwards.
+    A reconcile that asks for a cluster outside the fleet is repeated when that cluster joins. Requests wait while the
+    API server of their cluster cannot be reached, and failures from that time do not delay them afterwards.
 
-    A reconcile begins only while this process may work on the cluster. A request of a known cluster that is not engaged
-    yet waits; it is dropped if this process does not get the cluster within a minute. When the work on a cluster ends,
-    its sources stop, its waiting requests are dropped, and running reconciles have `grace_seconds`. The end of the
-    engagement awaits all of that.
+    A reconcile begins only while this process may work on the cluster. A request for a cluster of the fleet that is not
+    engaged waits, and is dropped if this process does not own the cluster within a minute. When the work on a cluster
+    ends, its sources stop, its waiting requests are dropped, and running reconciles have `grace_seconds`. The end of
+    the engagement awaits these steps.
     """
 
     def __init__(
@@ -81,11 +82,11 @@ class MulticlusterController(Generic[R]):
         self._raw_sources: list[RawSource[R]] = []
         self._engaged: dict[str, EngagedCluster[R]] = {}
         self._hub: EngagedCluster[R] | None = None
-        """What is watched in the local cluster."""
+        """Sources in the local cluster, whose events map to all clusters."""
         self._review: Review[R] | None = None
         self._awaited: AwaitedClusters[R] = AwaitedClusters(name)
         self._undecided: dict[str, float] = {}
-        """Since when requests wait for clusters that are known, and not this process's."""
+        """Time since which requests wait for each cluster of the fleet that this process does not own."""
         self._running: asyncio.TaskGroup | None = None
         self._controller: Controller[R] = Controller(
             name,
@@ -103,11 +104,11 @@ class MulticlusterController(Generic[R]):
 
     @property
     def manager(self) -> ControllerHost:
-        """The manager that it was made for."""
+        """The manager of the controller."""
         return self._manager
 
     def require_clusters(self, *, has_local: bool, has_provider: bool) -> None:
-        """Raise ProviderError if a manager with these clusters has none of those that a source is to watch."""
+        """Raise ProviderError if a manager with these clusters has none of the clusters that a source chooses."""
         for source, engage in self._sources:
             try:
                 self._choice(engage).require(has_local=has_local, has_provider=has_provider)
@@ -120,7 +121,7 @@ class MulticlusterController(Generic[R]):
         return Counter(request.cluster for request in self._controller.under_way)
 
     def running_seconds(self) -> list[float]:
-        """Return how long each running reconcile has run."""
+        """Return the age in seconds of each running reconcile."""
         return self._controller.running_seconds()
 
     @property
@@ -134,17 +135,17 @@ class MulticlusterController(Generic[R]):
         return sorted(self._engaged)
 
     def watch(self, source: Source[R], *, engage: Engage | None = None) -> None:
-        """Take requests from one more source: a kind, a source for each cluster, or a source such as a `Channel`.
+        """Add a source: a kind, a source for each cluster, or a source such as a `Channel`.
 
-        A source of clusters runs in all clusters, present and future, that `engage` chooses; the default is the choice
-        of a KindSource. A failure in an engaged cluster is logged, and retried with growing delays. Raises
-        ProviderError for an object that is no source.
+        A source of clusters runs in all clusters, present and future, that `engage` chooses; the default is the
+        `engage` of a KindSource. A failure in an engaged cluster is logged, and retried with growing delays. Raises
+        ProviderError for an invalid source.
         """
         if isinstance(source, (KindSource, ClusterSource)):
             own = source.engage if isinstance(source, KindSource) else Engage()
             choice = engage if engage is not None else own
             self._sources.append((source, choice))
-            watched = [each for name, each in self._engaged.items() if name != LOCAL]
+            watched = [engaged for name, engaged in self._engaged.items() if name != LOCAL]
             for engaged in [*watched, *self._watched_locally()]:
                 if not engaged.engagement.closing:
                     engaged.start_soon(source, choice)
@@ -158,7 +159,7 @@ class MulticlusterController(Generic[R]):
     async def wait_synced(self, cluster: str, *, timeout_seconds: float = 30.0) -> None:
         """Wait until the sources of a cluster have added requests for all present objects.
 
-        Raises ClusterNotReady if the controller does not work on the cluster, stops to do so, or takes longer.
+        Raises ClusterNotReady if the controller does not work on the cluster, stops its work there, or takes longer.
         """
         engaged = self._engaged.get(cluster)
         if cluster == LOCAL and self._hub is not None:
@@ -174,12 +175,12 @@ class MulticlusterController(Generic[R]):
             ) from None
 
     async def engage(self, engagement: Engagement) -> None:
-        """Start to watch a cluster, and return at once; a repeated call does nothing."""
+        """Start to watch a cluster, and return at once; a repeated call has no effect."""
         name = engagement.cluster.name
-        while (known := self._engaged.get(name)) is not None:
-            if known.engagement is engagement and known.ending is None:
+        while (existing := self._engaged.get(name)) is not None:
+            if existing.engagement is engagement and existing.ending is None:
                 return
-            await self._end(known)
+            await self._end(existing)
         engaged = self._engaged_cluster(engagement, add=self.queue.add_after)
         engagement.on_close(lambda: self._end(engaged))
         self._engaged[name] = engaged
@@ -206,13 +207,13 @@ class MulticlusterController(Generic[R]):
             self.queue.suspend(cluster.name)
 
     async def engage_local(self, engagement: Engagement) -> None:
-        """Start to watch the local cluster, as `engage`; if it is watched already, start to work on it."""
+        """Start to work on the local cluster, as `engage` does; a watch by `watch_local` continues."""
         await self.engage(engagement)
 
     async def watch_local(self, engagement: Engagement) -> None:
-        """Watch the local cluster, for what its events lead to in the clusters that this process works on."""
+        """Watch the local cluster for events that lead to requests for clusters of this process."""
         if self._hub is not None:
-            # It was watched for the work on it, which may end before.
+            # An engagement for work on the local cluster began this watch, and may end before this engagement.
             self._leave_hub(self._hub)
         self._watch_hub(engagement)
 
@@ -247,7 +248,8 @@ class MulticlusterController(Generic[R]):
     def _add_mapped(self, request: R, seconds: float = 0.0, *, low_priority: bool = False) -> None:
         """Add a request of an event of the local cluster, if this process works on the cluster of the request.
 
-        Others do so for theirs: each process sees the event. For clusters that this process gains there is a `Review`.
+        Each process sees the event and adds the requests of its own clusters. A `Review` covers clusters that this
+        process gains later.
         """
         if request.cluster in self._engaged or self._may_work(request.cluster):
             self.queue.add_after(request, seconds, low_priority=low_priority)
@@ -265,7 +267,7 @@ class MulticlusterController(Generic[R]):
         return self._choice(engage).wants(cluster, has_provider=self._manager.provider is not None)
 
     def _choice(self, engage: Engage) -> Engage:
-        """Complete the choice of a source by that of the controller, and by the scope of its manager."""
+        """Complete the choice of a source by the options of the controller, and by the scope of the manager."""
         scope = self._manager.scope
         default = Engage() if scope is None else Engage(local=scope == LOCAL, provider=scope != LOCAL)
         return engage.over(self._options.engage).over(default)
@@ -278,7 +280,7 @@ class MulticlusterController(Generic[R]):
         tasks.create_task(keep_running(name, lambda: source.run(self.queue.add)), name=name)
 
     async def _end(self, engaged: EngagedCluster[R]) -> None:
-        # All callers wait until nothing is left.
+        # All callers await the same task, and so the end of all work.
         if engaged.ending is None:
             name = f"{self.name} leaves {engaged.engagement.cluster.name}"
             engaged.ending = asyncio.create_task(self._leave(engaged), name=name)
@@ -328,22 +330,22 @@ class MulticlusterController(Generic[R]):
         return result
 
     def _without(self, request: R, missing: str | None) -> Result | None:
-        """Return what becomes of a request whose reconciler did not find a cluster."""
+        """Return the result for a request whose reconciler did not find a cluster; None drops the request."""
         if not self._known(request.cluster):
             self.stats.dropped["not_found"] += 1
             return None
         if missing is None or self._known(missing):
-            # It has joined meanwhile, or is being replaced.
+            # The missing cluster has joined meanwhile, or is being replaced.
             return Result(requeue=True)
         return Result(requeue_after_seconds=self._awaited.wait(request, missing))
 
     def _join(self, cluster: str) -> None:
-        """Reconcile the requests that waited for a cluster."""
+        """Add the requests that wait for a cluster to the queue now."""
         for request in self._awaited.join(cluster):
             self.queue.hasten(request)
 
     def _may_begin(self, request: R) -> bool:
-        """Tell whether a request can be reconciled; otherwise park it, or drop it if it is not this process's."""
+        """Tell whether a reconcile may begin; otherwise park or, for an unknown cluster, drop the request."""
         cluster = request.cluster
         engaged = self._engaged.get(cluster)
         if self._may_work(cluster):
@@ -353,10 +355,10 @@ class MulticlusterController(Generic[R]):
             if not self._known(cluster):
                 self.stats.dropped["not_owned"] += 1
                 return False
-            # This process may get the cluster soon, and a raw source adds a request only once.
+            # This process may own the cluster soon, and a raw source adds a request only once.
             self._undecided.setdefault(cluster, asyncio.get_running_loop().time())
-        # The cluster is soon ready, ours or gone. A Lease that is renewed late ends no engagement, so a dropped request
-        # would not come again.
+        # The cluster is soon ready, owned or gone. A late renewal of a Lease ends no engagement, so no source would add
+        # a dropped request again.
         self.queue.park(cluster)
         self.queue.add(request)
         return False
@@ -374,7 +376,7 @@ class MulticlusterController(Generic[R]):
             self.queue.note_unreached(request)
 
     def _known(self, cluster: str) -> bool:
-        """Tell whether the fleet has a cluster; requests for unknown clusters go to the reconciler."""
+        """Tell whether the fleet has a cluster; the reconciler handles requests for unknown clusters."""
         try:
             self._manager.clusters.get(cluster)
         except ClusterNotFound:
@@ -384,7 +386,7 @@ class MulticlusterController(Generic[R]):
         return True
 
     async def _sweep(self) -> NoReturn:
-        """Check parked clusters, which may be worked on again or are gone, and clusters that requests wait for."""
+        """Unpark clusters that are ready, drop clusters that have left, and end waits for clusters that joined."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             for cluster in self.queue.parked():
@@ -400,7 +402,7 @@ class MulticlusterController(Generic[R]):
                         self.stats.dropped["not_owned"] += count
                         log.info("%s: dropped %d requests for %s: another process has it", self.name, count, cluster)
             for cluster in self._awaited.clusters:
-                # Another process may work on it, and then it is not engaged here.
+                # A cluster of another process joins without an engagement in this process.
                 if self._known(cluster):
                     self._join(cluster)
             parked = frozenset(self.queue.parked())

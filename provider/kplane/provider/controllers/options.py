@@ -21,23 +21,24 @@ _log: Final = logging.getLogger("kplane.provider.controllers")
 
 @dataclass(frozen=True, slots=True)
 class Options(Generic[R]):
-    """Says how a controller works.
+    """Limits, timeouts and policies of a controller.
 
-    `workers` reconciles work at once. One that waits for a slow server, or takes long, leaves its worker to others, so
-    that no cluster blocks another; up to `waiting` may do so. With 0 no more than `workers` run at all, which is what
-    upstream's MaxConcurrentReconciles says. At most `per_cluster` reconciles of one cluster run at once, waiting or not
-    (default: `workers`). A reconcile may take `timeout_seconds` (default: that of the manager). When a cluster goes,
-    its reconciles have `grace_seconds`, or less if the coordinator cannot wait so long, and are cancelled then.
+    `workers` reconciles run at once. A reconcile that waits for a slow server, or takes long, frees its worker, so
+    no cluster blocks another; up to `waiting` reconciles may do so. With `waiting=0` at most `workers`
+    reconciles run, as with upstream's MaxConcurrentReconciles. At most `per_cluster` reconciles of a cluster run at
+    once, waiting or not (default: `workers`). The timeout of a reconcile is `timeout_seconds` (default: the timeout of
+    the manager). When a cluster leaves, its reconciles have `grace_seconds`, or less if the coordinator cannot wait
+    that long, before they are cancelled.
 
     `weights` gives clusters a larger or smaller share (see `FairQueue`), `rate_limiter` delays retries (see
     `ItemBackoff`), and `logger` logs failures. `engage` is the default for all sources.
 
-    A reconciler that raises ClusterNotFound is not called again for the request if the cluster of the request is gone.
-    If the error names another cluster, the request waits until that cluster joins, and is tried again after some
-    minutes in any case. With `retry_cluster_not_found` ClusterNotFound is retried like any failure.
+    If a reconcile raises ClusterNotFound and the cluster of the request is gone, the request is dropped. If the error
+    names another cluster, the request waits until that cluster joins, and is retried after some minutes in any case.
+    With `retry_cluster_not_found` ClusterNotFound is retried like any failure.
 
-    While the API server of a cluster cannot be reached, its requests wait. With `while_unreachable` they are reconciled
-    also then, for example by a controller that reports such clusters.
+    While the API server of a cluster cannot be reached, requests of the cluster wait. With `while_unreachable` the
+    requests are reconciled, for example by a controller that reports such clusters.
     """
 
     workers: int | None = None
@@ -62,6 +63,6 @@ class Options(Generic[R]):
 
 
 def require_time(seconds: float) -> None:
-    """Raise ProviderError for a time-out that no reconcile can keep."""
+    """Raise ProviderError for a reconcile timeout that is not positive."""
     if seconds <= 0:
         raise ProviderError(f"a reconcile cannot be given {seconds:g} s: give it a time above 0")

@@ -1,4 +1,4 @@
-"""Predicates: which events matter."""
+"""Predicates, which filter events."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ __all__ = [
 ]
 
 Predicate = Callable[[Event], bool]
-"""Called in the event loop, and must not block; an event for which it raises is logged and counts as one that matters
-not. Those of this module look at what is decoded of each object anyway, unless they say otherwise."""
+"""Filter of events, which the event loop calls and which must not block. An error is logged and drops the event.
+
+Predicates of this module read fields that the cache decodes in any case, unless their description mentions a decode."""
 
 
 def on_events(*, added: bool = True, modified: bool = True, deleted: bool = True) -> Predicate:
@@ -32,7 +33,7 @@ def on_events(*, added: bool = True, modified: bool = True, deleted: bool = True
 
 
 def generation_changed() -> Predicate:
-    """Drop updates that keep the generation: for most kinds those of status, labels and annotations."""
+    """Drop updates that keep the generation: for most kinds, updates of status, labels and annotations."""
     return lambda event: event.old_entry is None or event.generation != event.old_entry.generation
 
 
@@ -68,14 +69,14 @@ def in_namespaces(*namespaces: str) -> Predicate:
 
 def all_of(*predicates: Predicate) -> Predicate:
     """Accept events that pass all predicates."""
-    return lambda event: all(each(event) for each in predicates)
+    return lambda event: all(predicate(event) for predicate in predicates)
 
 
 def any_of(*predicates: Predicate) -> Predicate:
     """Accept events that pass any predicate."""
-    return lambda event: any(each(event) for each in predicates)
+    return lambda event: any(predicate(event) for predicate in predicates)
 
 
 def none_of(*predicates: Predicate) -> Predicate:
     """Accept events that pass no predicate."""
-    return lambda event: not any(each(event) for each in predicates)
+    return lambda event: not any(predicate(event) for predicate in predicates)

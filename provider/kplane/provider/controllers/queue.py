@@ -1,4 +1,4 @@
-"""A work queue in which no cluster starves the others."""
+"""A fair work queue, in which no cluster starves other clusters."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ _LIGHTEST: Final = 0.01
 _HEAVIEST: Final = 100.0
 _RELEASE_SECONDS: Final = 0.5
 _STALE: Final = 64
-"""So many delays that were overtaken by shorter ones are kept besides those that count."""
+"""Number of superseded delays that a heap may hold besides the current delays."""
 
 
 class FairQueue(Generic[R]):
-    """client-go's work queue for one event loop, with a line for each cluster.
+    """client-go's work queue for an event loop, with a lane for each cluster.
 
-    A request waits in the line of its attribute `cluster`; requests without one, such as plain keys, share a line.
-    Each line is first in, first out. A request that is added while it waits is not added twice. A request that is added
-    while a worker has it is given again after `done`, so no two workers have the same request.
+    A request waits in the lane of its attribute `cluster`; requests without this attribute, such as plain keys, share a
+    lane. Each lane is first in, first out. A waiting request is not added twice. A request that is added while a worker
+    processes it is queued again after `done`, so no two workers process the same request.
 
-    Requests of low priority wait until their line has no others, and have every 17th turn otherwise: in the priority
-    queue of controller-runtime, which has no such turn, changes can starve them (its issue 3496). One that is added
-    again without low priority waits as others do. A retry has the priority of its request, as there.
+    Requests of low priority wait until their lane has no other requests, and otherwise have every 17th turn. The
+    priority queue of controller-runtime has no such turn, so changes can starve requests of low priority (its issue
+    3496). Adding a waiting request again without low priority raises its priority. As in controller-runtime, a retry
+    has the priority of its request.
 
-    Clusters take turns by deficit round robin, where one that had no work goes before those that had (RFC 8290,
-    section 4.2, of network flows): in each round one with weight 2 has two requests taken where one with weight 1 has
-    one. `weights` gives the weight of a cluster, from 0.01 to 100 (others count as the nearest of these); it is asked
-    whenever the cluster has work again after it had none. At most `per_cluster` requests of a cluster are worked on at
-    once.
+    Clusters take turns by deficit round robin, in which newly busy clusters go first (RFC 8290, section 4.2, for
+    network flows). In each round, workers take two requests of a cluster with weight 2 for each request of a cluster
+    with weight 1. `weights` returns the weight of a cluster, which is clamped to 0.01 to 100. The queue asks for the
+    weight whenever an idle cluster has work again. At most `per_cluster` requests of a cluster are processed at once.
 
-    A parked cluster is one that nothing can be done for now: its requests wait until it is unparked. Of one that was
-    never unparked, and of which it is not known whether it ever will be, at most `parked_limit` do; more are refused,
-    which is logged and counted by `refused`.
+    The requests of a parked cluster, which is not ready, wait until `unpark`. For a cluster that was never unparked,
+    and may never be ready, at most `parked_limit` requests wait. Further requests are refused, logged and counted by
+    `refused`.
 
-    A cluster is suspended while its API server cannot be reached. Its requests wait then, and none of them fails in
-    vain. Shortly after `resume`, requests that failed because of that are added at once, and their backoff begins anew.
-    Tests replace `uniform`.
+    A cluster is suspended while its API server cannot be reached, so its requests wait instead of failing. Shortly
+    after `resume`, requests that failed for this reason are added at once, and their backoff is reset. Tests replace
+    `uniform`.
     """
 
     def __init__(
@@ -69,22 +69,22 @@ class FairQueue(Generic[R]):
         self._uniform = uniform
         self._limiter: RateLimiter[R] = Guarded(rate_limiter) if rate_limiter is not None else ItemBackoff()
         self._lanes: dict[str, Lane[R]] = {}
-        # A lane is in one of the two, or in none; in the first for its first turn only.
+        # A lane is in at most one of the two rings; in `_fresh` for its first turn only.
         self._fresh: deque[Lane[R]] = deque()
         self._ring: deque[Lane[R]] = deque()
         self._order = itertools.count()
-        self._notify: Callable[[], None] = _nobody
+        self._notify: Callable[[], None] = _ignore
         self._closed = False
         self._warned_weight = False
         self.refused = 0
-        """Requests that were refused, because too many wait for a cluster that is not ready."""
+        """Number of requests refused because too many wait for a cluster that is not ready."""
         self.adds = 0
-        """Requests that were added and did not wait already."""
+        """Number of added requests that did not wait already."""
         self.retries = 0
-        """Requests that were added with a delay."""
+        """Number of requests added with a delay."""
 
     def __len__(self) -> int:
-        """Return the number of waiting requests, those of parked clusters included."""
+        """Return the number of waiting requests, including requests of parked clusters."""
         return sum(lane.depth for lane in self._lanes.values())
 
     @property
@@ -94,12 +94,12 @@ class FairQueue(Generic[R]):
 
     @property
     def idle(self) -> bool:
-        """Whether no request waits, is delayed, or is worked on."""
+        """Whether no request waits, is delayed, or is processed."""
         return not any(lane.dirty or lane.processing or lane.delayed for lane in self._lanes.values())
 
     def on_ready(self, notify: Callable[[], None] | None) -> None:
         """Call `notify` when a request can be taken after none could, and when the queue closes."""
-        self._notify = notify if notify is not None else _nobody
+        self._notify = notify if notify is not None else _ignore
 
     def depth(self, cluster: str) -> int:
         """Return the number of waiting requests of a cluster."""
@@ -111,7 +111,7 @@ class FairQueue(Generic[R]):
         return {name: lane.depth for name, lane in self._lanes.items()}
 
     def add(self, request: R, *, low_priority: bool = False) -> None:
-        """Add a request to its line."""
+        """Add a request to its lane."""
         if self._closed:
             return
         cluster = getattr(request, "cluster", "")
@@ -132,7 +132,7 @@ class FairQueue(Generic[R]):
                 self._offer(lane)
 
     def add_after(self, request: R, seconds: float = 0.0, *, low_priority: bool = False) -> None:
-        """Add a request in `seconds`, or now; of several delays for one request the earliest counts."""
+        """Add a request in `seconds`, or now; the earliest of several delays for a request counts."""
         if seconds <= 0:
             self.add(request, low_priority=low_priority)
             return
@@ -140,18 +140,18 @@ class FairQueue(Generic[R]):
             return
         lane = self._lane(_cluster_of(request))
         due = asyncio.get_running_loop().time() + seconds
-        known = lane.delayed.get(request)
-        low_priority = low_priority and (known is None or known.low_priority)
-        if known is not None and known.due <= due:
-            lane.delayed[request] = Delay(known.due, low_priority)
+        pending = lane.delayed.get(request)
+        low_priority = low_priority and (pending is None or pending.low_priority)
+        if pending is not None and pending.due <= due:
+            lane.delayed[request] = Delay(pending.due, low_priority)
             return
-        if lane.parked and known is None and self._full(lane, len(lane.delayed)):
+        if lane.parked and pending is None and self._full(lane, len(lane.delayed)):
             return
         lane.delayed[request] = Delay(due, low_priority)
         self.retries += 1
         heapq.heappush(lane.heap, (due, next(self._order), request))
         if len(lane.heap) > 2 * len(lane.delayed) + _STALE:
-            lane.heap = [(delay.due, next(self._order), each) for each, delay in lane.delayed.items()]
+            lane.heap = [(delay.due, next(self._order), delayed) for delayed, delay in lane.delayed.items()]
             heapq.heapify(lane.heap)
         self._set_timer(lane)
 
@@ -163,7 +163,7 @@ class FairQueue(Generic[R]):
             held = lane.parked or lane.suspended or len(lane.processing) >= self._per_cluster
             if held or not (lane.waiting or lane.low):
                 ring.popleft()
-                # Once round, also with nothing to do: else one request after the other would always go first.
+                # An idle lane stays for a round: otherwise a cluster with one request at a time always goes first.
                 lane.in_ring = ring is self._fresh
                 if lane.in_ring:
                     self._ring.append(lane)
@@ -184,38 +184,38 @@ class FairQueue(Generic[R]):
         return None
 
     def _skip_rounds(self) -> None:
-        """Make the rounds at once in which no lane of the ring would have its turn: light ones need up to a hundred."""
+        """Skip the rounds in which no lane of the ring has a turn: light lanes need up to a hundred rounds."""
         rounds = min(math.ceil((1.0 - lane.deficit) / lane.weight) for lane in self._ring) - 1
         if rounds > 0:
             for lane in self._ring:
                 lane.deficit += rounds * lane.weight
 
     def done(self, request: R) -> None:
-        """Finish the work on a request, whether it succeeded or not."""
+        """Finish the processing of a request, whether the reconcile succeeded or failed."""
         lane = self._lanes[getattr(request, "cluster", "")]
         del lane.processing[request]
         again = lane.dirty.get(request)
         if again is not None:
             lane.append(request, low_priority=again)
         if (lane.waiting or lane.low) and not lane.in_ring:
-            # It left the ring because of all that was worked on, and is no newcomer.
+            # The lane left the ring at the limit of its running requests, so it is not a newly busy lane.
             self._offer(lane, fresh=False)
         if not lane.kept:
             self._tidy(lane)
 
     def requeue(self, request: R, seconds: float) -> None:
-        """Add the request of a worker in `seconds`, with the priority that it had.
+        """Add the request of a worker again in `seconds`, with its former priority.
 
-        Does nothing if its cluster was dropped meanwhile.
+        Has no effect if the cluster was dropped meanwhile.
         """
         low_priority = self._priority_again(request)
         if low_priority is not None:
             self.add_after(request, seconds, low_priority=low_priority)
 
     def retry(self, request: R) -> float | None:
-        """Add the request again after its backoff, with the priority that it had.
+        """Add the request of a worker again after its backoff, with its former priority.
 
-        Returns the delay in seconds; None, without a retry, if its cluster was dropped since the request was taken.
+        Returns the delay in seconds; None, without a retry, if the cluster was dropped since `take`.
         """
         low_priority = self._priority_again(request)
         if low_priority is None:
@@ -228,13 +228,13 @@ class FairQueue(Generic[R]):
         return delay
 
     def note_unreached(self, request: R) -> None:
-        """Note that the request of a worker fails because an API server cannot be reached."""
+        """Record that the request of a worker fails because an API server cannot be reached."""
         lane = self._lanes.get(_cluster_of(request))
         if lane is not None and self._priority_again(request) is not None:
             lane.unreached.add(request)
 
     def hasten(self, request: R) -> None:
-        """Add a delayed request now, with its priority. Does nothing for a request that is not delayed."""
+        """Add a delayed request now, with its priority. Has no effect on a request without a delay."""
         lane = self._lanes.get(_cluster_of(request))
         delay = lane.delayed.pop(request, None) if lane is not None else None
         if delay is not None:
@@ -256,7 +256,7 @@ class FairQueue(Generic[R]):
         self._lane(cluster).parked = True
 
     def unpark(self, cluster: str) -> None:
-        """Let the requests of a cluster be taken, and keep its line until it is dropped."""
+        """Let workers take the requests of a cluster, and keep its lane until `drop`."""
         lane = self._lane(cluster)
         lane.kept, lane.parked, lane.warned_full = True, False, False
         if (lane.waiting or lane.low) and not lane.in_ring:
@@ -267,13 +267,13 @@ class FairQueue(Generic[R]):
         return [name for name, lane in self._lanes.items() if lane.parked]
 
     def suspend(self, cluster: str) -> None:
-        """Keep the requests of a cluster waiting until `resume` or `drop`: its API server cannot be reached."""
+        """Keep the requests of a cluster with an unreachable API server waiting until `resume` or `drop`."""
         lane = self._lane(cluster)
         lane.suspended = True
         lane.stop_release()
 
     def resume(self, cluster: str) -> None:
-        """End the suspension of a cluster after a random part of a second, so that many do not begin together."""
+        """End the suspension of a cluster after a random fraction of a second, which spreads the load."""
         lane = self._lanes.get(cluster)
         if lane is not None and lane.suspended and lane.release is None:
             delay = self._uniform(0, _RELEASE_SECONDS)
@@ -284,17 +284,17 @@ class FairQueue(Generic[R]):
         return [name for name, lane in self._lanes.items() if lane.suspended]
 
     def drop(self, cluster: str) -> int:
-        """Drop what waits for a cluster, its delays and its backoffs; returns the number of requests.
+        """Drop the waiting and delayed requests of a cluster and their backoffs; return the number of requests.
 
-        It takes constant time. Requests that workers have go on, but cannot be requeued or retried.
+        Takes constant time. Workers finish their requests, and cannot requeue or retry them.
         """
         lane = self._lanes.get(cluster)
         if lane is None:
             return 0
-        thrown = lane.drop()
+        dropped = lane.drop()
         self._limiter.drop(cluster)
         self._tidy(lane)
-        return thrown
+        return dropped
 
     def close(self) -> None:
         """Accept no more requests: waiting ones can still be taken, delayed ones are dropped."""
@@ -314,7 +314,7 @@ class FairQueue(Generic[R]):
             self._limiter.forget(request)
             self.hasten(request)
         for other in tuple(self._lanes.values()):
-            # They may have failed because of this cluster, or of another one: their backoff stays.
+            # Requests of other clusters may have failed because of this API server or another: their backoff stays.
             for request in () if other.suspended else tuple(other.unreached):
                 self.hasten(request)
         if (lane.waiting or lane.low) and not lane.in_ring:
@@ -329,15 +329,15 @@ class FairQueue(Generic[R]):
         return lane
 
     def _priority_again(self, request: R) -> bool | None:
-        """Tell whether the request of a worker has low priority; None if its cluster was dropped since it was taken."""
+        """Return whether the request of a worker has low priority; None if its cluster was dropped since `take`."""
         lane = self._lanes.get(_cluster_of(request))
         taken = lane.processing.get(request) if lane is not None else None
         if lane is None or taken is None:
             return False
         return taken.low_priority if taken.generation == lane.generation else None
 
-    def _full(self, lane: Lane[R], there: int) -> bool:
-        if lane.kept or there < self._parked_limit:
+    def _full(self, lane: Lane[R], count: int) -> bool:
+        if lane.kept or count < self._parked_limit:
             return False
         self.refused += 1
         if not lane.warned_full:
@@ -345,17 +345,17 @@ class FairQueue(Generic[R]):
             log.warning(
                 "dropping requests for cluster %r: it is not ready, and %d requests wait for it already",
                 lane.name,
-                there,
+                count,
             )
         return True
 
     def _tidy(self, lane: Lane[R]) -> None:
-        # Requests for unknown clusters must not fill the memory.
+        # Lanes of unknown clusters must not fill the memory.
         if not (lane.dirty or lane.processing or lane.delayed or lane.parked or lane.suspended):
             del self._lanes[lane.name]
 
     def _offer(self, lane: Lane[R], *, fresh: bool = True) -> None:
-        """Put a lane with waiting requests into the ring if they may be taken; `take` removes lanes without."""
+        """Put a lane with waiting requests into a ring if workers may take them; `take` removes idle lanes."""
         if lane.parked or lane.suspended or len(lane.processing) >= self._per_cluster:
             return
         lane.in_ring = True
@@ -369,11 +369,11 @@ class FairQueue(Generic[R]):
         self._notify()
 
     def _weight(self, cluster: str) -> float:
-        assert self._weights is not None  # noqa: S101 - asked by `_offer` only
+        assert self._weights is not None  # noqa: S101 - only `_offer` calls it
         try:
             return min(_HEAVIEST, max(_LIGHTEST, float(self._weights(cluster))))
         except Exception as error:
-            # Once: it is asked again with each burst of work.
+            # Log once: each burst of work asks for the weight again.
             if not self._warned_weight:
                 self._warned_weight = True
                 log.warning("failed to get the weight of cluster %r; using 1", cluster, exc_info=error)
@@ -384,12 +384,12 @@ class FairQueue(Generic[R]):
             lane.stop_timer()
             return
         due = lane.heap[0][0]
-        # Not by the handle's own `when`: for a delay that rounds to nothing, uvloop returns a handle without it.
+        # Do not read `when` of the handle: uvloop returns a handle without `when` for delays near zero.
         if lane.timer is None or lane.timer_due > due:
             lane.stop_timer()
             lane.timer_due = due
             loop = asyncio.get_running_loop()
-            # uvloop's timers have a resolution of a millisecond: a bit late is better than too early and once more.
+            # Timers of uvloop have a resolution of a millisecond: an early one would need a second timer.
             lane.timer = loop.call_at(due, self._due, lane)
 
     def _due(self, lane: Lane[R]) -> None:
@@ -408,5 +408,5 @@ def _cluster_of(request: Hashable) -> str:
     return getattr(request, "cluster", "")
 
 
-def _nobody() -> None:
-    """Take the place of `notify` until there is one."""
+def _ignore() -> None:
+    """Default of `notify`, until `on_ready` sets a callback."""

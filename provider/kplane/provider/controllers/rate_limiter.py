@@ -1,4 +1,4 @@
-"""Delays of retries: they grow with each failure of a request, until it succeeds."""
+"""Delays of retries, which grow with each failure of a request until a success."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log: Final = logging.getLogger(__name__)
 
 
 class Clustered(Hashable, Protocol):
-    """A request that belongs to a cluster: `Request`, or a type of your own. Equal requests are one."""
+    """A request that belongs to a cluster: `Request`, or a custom type. The queue merges equal requests."""
 
     @property
     def cluster(self) -> str:
@@ -48,8 +48,8 @@ class RateLimiter(Protocol[R_contra]):
 class ItemBackoff(RateLimiter[R]):
     """Doubles the delay of each request from `initial_seconds` to `maximum_seconds`, with jitter.
 
-    A random part of up to half is taken off, so that requests that failed together do not retry together. The defaults
-    are those of client-go's ItemExponentialFailureRateLimiter. Tests replace `uniform`.
+    A random part of up to half is subtracted, so that requests that failed together do not retry together. The defaults
+    match client-go's ItemExponentialFailureRateLimiter. Tests replace `uniform`.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ItemBackoff(RateLimiter[R]):
 
 
 class Guarded(RateLimiter[R]):
-    """Asks a rate limiter of the program, and goes by an `ItemBackoff` if that raises or answers nonsense."""
+    """Wraps a custom rate limiter; falls back to an `ItemBackoff` on an error or an invalid delay."""
 
     def __init__(self, limiter: RateLimiter[R]) -> None:
         self._limiter = limiter
@@ -102,7 +102,7 @@ class Guarded(RateLimiter[R]):
         try:
             delay = float(self._limiter.next_delay(request))
             if not (math.isfinite(delay) and delay >= 0):
-                raise ValueError(f"{delay} is no delay in seconds")  # noqa: TRY301 - as whatever it raises
+                raise ValueError(f"{delay} is no delay in seconds")  # noqa: TRY301 - handled as an error of the limiter
         except Exception as error:  # noqa: BLE001 - logged by `_warn`
             self._warn(error)
             return spare
@@ -129,7 +129,7 @@ class Guarded(RateLimiter[R]):
             self._warn(error)
 
     def _warn(self, error: Exception) -> None:
-        # Once: it is asked for each failure.
+        # Log once: each failure asks the limiter.
         if not self._warned:
             self._warned = True
             log.warning("failed to ask the rate limiter %r; using the default delays", self._limiter, exc_info=error)

@@ -1,4 +1,4 @@
-"""Reconcile functions: what authors write, and what a controller calls."""
+"""Reconcile functions, and the adapter by which a controller calls them."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ __all__ = ["AnyReconcile", "Reconcile", "is_unreached", "with_cluster"]
 R = TypeVar("R", bound=Clustered)
 
 _GATEWAY_ERRORS: Final = frozenset({502, 503, 504})
-"""Answers of what stands before an API server that is down."""
+"""Status codes from a proxy or load balancer in front of an API server that is down."""
 
 Reconcile = Callable[[R], Awaitable[Result | None]]
 AnyReconcile = Reconcile[R] | Callable[[R, Cluster], Awaitable[Result | None]]
-"""Takes a request, or a request and its cluster."""
+"""A reconcile function that takes a request, or a request and its cluster."""
 
 
 def with_cluster(reconcile: AnyReconcile[R], *, get_cluster: Callable[[str], Cluster]) -> Reconcile[R]:
-    """Return what a controller calls for `reconcile`, which gets the cluster if it takes a second argument.
+    """Return a function of a request that calls `reconcile`, with the cluster if `reconcile` takes a second argument.
 
-    Raises ProviderError if it is no coroutine function, or takes other arguments.
+    Raises ProviderError if `reconcile` is no coroutine function, or takes other arguments.
     """
-    called = _name(reconcile)
+    name = _name(reconcile)
     if not callable(reconcile):
-        raise ProviderError(f"{called} cannot be called: give build() a coroutine function, `async def`")
+        raise ProviderError(f"{name} cannot be called: give build() a coroutine function, `async def`")
     if not _is_coroutine_function(reconcile):
-        raise ProviderError(f"{called} is no coroutine function: define it by `async def`, and await what it calls")
+        raise ProviderError(f"{name} is no coroutine function: define it by `async def`, and await what it calls")
     if _takes(reconcile, 1):
         return cast("Reconcile[R]", reconcile)
     if not _takes(reconcile, 2):
-        raise ProviderError(f"{called} cannot be called with a request, nor with a request and its cluster")
+        raise ProviderError(f"{name} cannot be called with a request, nor with a request and its cluster")
     both = cast("Callable[[R, Cluster], Awaitable[Result | None]]", reconcile)
 
     async def within(request: R) -> Result | None:
@@ -47,21 +47,21 @@ def with_cluster(reconcile: AnyReconcile[R], *, get_cluster: Callable[[str], Clu
 
 
 def is_unreached(error: BaseException) -> bool:
-    """Tell whether a reconcile failed because an API server could not be reached, also if it raised another error."""
+    """Tell whether a reconcile failed because an API server is unreachable, even if another error wraps the cause."""
     seen: set[int] = set()
     errors: list[BaseException | None] = [error]
     while errors:
-        found = errors.pop()
-        if found is None or id(found) in seen:
+        cause = errors.pop()
+        if cause is None or id(cause) in seen:
             continue
-        seen.add(id(found))
-        if isinstance(found, (Unreachable, ClusterNotReady)):
+        seen.add(id(cause))
+        if isinstance(cause, (Unreachable, ClusterNotReady)):
             return True
-        if isinstance(found, ServerError) and found.status in _GATEWAY_ERRORS:
+        if isinstance(cause, ServerError) and cause.status in _GATEWAY_ERRORS:
             return True
-        errors += [found.__cause__, found.__context__]
-        if isinstance(found, BaseExceptionGroup):
-            errors += found.exceptions
+        errors += [cause.__cause__, cause.__context__]
+        if isinstance(cause, BaseExceptionGroup):
+            errors += cause.exceptions
     return False
 
 
@@ -70,7 +70,7 @@ def _is_coroutine_function(function: Callable[..., Any]) -> bool:
         return _is_coroutine_function(function.func)
     # A decorated function may be a plain one that returns the coroutine of the original.
     candidates = (function, inspect.unwrap(function), getattr(function, "__call__", None))  # noqa: B004 - of its class
-    return any(inspect.iscoroutinefunction(each) for each in candidates)
+    return any(inspect.iscoroutinefunction(candidate) for candidate in candidates)
 
 
 def _takes(function: Callable[..., Any], count: int) -> bool:

@@ -1,4 +1,4 @@
-"""Requests: an object of a cluster to reconcile."""
+"""Requests to reconcile an object of a cluster."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class ObjectKey(NamedTuple):
 
 
 class Request(NamedTuple):
-    """Names an object of a cluster. Equal requests are one; the same object in two clusters is two.
+    """An object of a cluster to reconcile. Equal requests are merged.
 
-    Its text is upstream's: `cluster://acme/namespace/name`, and `namespace/name` in the local cluster.
+    The string form matches upstream: `cluster://acme/namespace/name`, and `namespace/name` in the local cluster.
     """
 
     cluster: str
@@ -49,7 +49,7 @@ class Request(NamedTuple):
 def single_cluster(reconcile: Callable[[ObjectKey], Awaitable[T]]) -> Callable[[Request], Awaitable[T]]:
     """Let a reconciler of a single cluster work on a fleet; upstream's ReconcilerWithClusterInContext.
 
-    It is called with namespace and name; the cluster is `Manager.cluster_from_context()`.
+    The reconciler is called with namespace and name; the cluster is `Manager.cluster_from_context()`.
     """
 
     async def within(request: Request) -> T:

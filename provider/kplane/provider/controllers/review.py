@@ -1,4 +1,4 @@
-"""A second look at the objects of the local cluster, for clusters that this process has begun to work on."""
+"""Review of the objects of the local cluster, for clusters that this process begins to work on."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ R = TypeVar("R", bound=Clustered)
 class Review(Generic[R]):
     """Passes present objects of the local cluster through a controller's sources again, for some clusters only.
 
-    Events of the local cluster may lead to requests for any cluster. What was seen before this process worked on a
-    cluster was dropped, or worked on by another process, which may have died over it. Clusters that are asked for while
-    a review runs share the next one.
+    Events of the local cluster may lead to requests for any cluster. Requests from before this process worked on a
+    cluster were dropped, or went to another process, which may have died before their reconcile. Clusters that are
+    requested during a review share the next review.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Review(Generic[R]):
         sources: Sequence[KindSource[R]],
         add: Add[R],
     ) -> None:
-        """Call `add` with requests of `sources`, as they are then; `name` is the controller's."""
+        """Call `add` with requests of the sources in `sources` at the time of a review; `name` is the controller's."""
         self._name = name
         self._engagement = engagement
         self._sources = sources
@@ -46,7 +46,7 @@ class Review(Generic[R]):
         self._bell = asyncio.Event()
 
     def ask(self, cluster: str) -> None:
-        """Have the objects reviewed for a cluster."""
+        """Request a review of the objects for a cluster."""
         self._clusters.add(cluster)
         self._bell.set()
 
@@ -75,7 +75,7 @@ class Review(Generic[R]):
         with contextlib.ExitStack() as stack:
             registrations: list[Registration] = []
             for source in tuple(self._sources):
-                # A new handler gets all present objects, in slices.
+                # The informer passes all present objects to a new handler, in slices.
                 registration = source.start(self._engagement, add)
                 stack.callback(registration.remove)
                 registrations.append(registration)

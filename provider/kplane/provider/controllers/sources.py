@@ -1,4 +1,4 @@
-"""Sources of requests: objects of clusters, and other events that a controller listens to."""
+"""Sources of requests: objects of clusters, and custom events."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ R_contra = TypeVar("R_contra", contravariant=True)
 class Engage:
     """Chooses the clusters that a source watches. None leaves the choice to the controller, then to the defaults.
 
-    `local` is the local cluster; by default it is watched if the manager has no provider. `provider` is the provider's
-    clusters, watched by default if there is a provider. `filter` and `from_provider` narrow these down: `filter` is
-    called once for each kind and engagement. Neither excludes the local cluster, though `filter` is called for it too.
+    `local` selects the local cluster; the default is to watch it if the manager has no provider. `provider` selects the
+    clusters of the provider; the default is to watch them if there is a provider. `filter` and `from_provider` narrow
+    the selection: `filter` is called once for each kind and engagement. Neither excludes the local cluster, although
+    `filter` is called for the local cluster too.
     """
 
     local: bool | None = None
@@ -57,11 +58,11 @@ class Engage:
 
     def over(self, other: Engage) -> Engage:
         """Return these choices, completed by the `other` ones."""
-        mine = ((each.name, getattr(self, each.name)) for each in fields(self))
-        return Engage(**{name: value if value is not None else getattr(other, name) for name, value in mine})
+        choices = ((choice.name, getattr(self, choice.name)) for choice in fields(self))
+        return Engage(**{name: value if value is not None else getattr(other, name) for name, value in choices})
 
     def require(self, *, has_local: bool, has_provider: bool) -> None:
-        """Raise ProviderError if a manager with these clusters has none of those that are chosen."""
+        """Raise ProviderError if a manager with these clusters has none of the chosen clusters."""
         if self.local and not has_local:
             raise ProviderError("the manager has no local cluster: give Manager its configuration, or leave local out")
         if (self.provider or self.from_provider is not None) and not has_provider:
@@ -80,55 +81,55 @@ class Engage:
 
 
 class Add(Protocol[R_contra]):
-    """Takes the requests of a source, as `FairQueue.add_after`."""
+    """Callback for the requests of a source, with the signature of `FairQueue.add_after`."""
 
     def __call__(self, request: R_contra, seconds: float = 0.0, *, low_priority: bool = False) -> object:
-        """Take a request that is due in `seconds`."""
+        """Add a request that is due in `seconds`."""
 
 
 class RawSource(Protocol[R_co]):
-    """Adds requests from elsewhere. It runs with its controller in every replica, for any number of clusters."""
+    """A custom source of requests, which runs with its controller in every replica, for any number of clusters."""
 
     async def run(self, add: Callable[[R_co], object]) -> None:
-        """Pass requests to `add` until cancelled. If it fails, it is restarted."""
+        """Pass requests to `add` until cancelled. A source that fails is restarted."""
 
 
 @runtime_checkable
 class SyncingSource(RawSource[R_co], Protocol[R_co]):
-    """A source that tells when it has added requests for all that was there at its start."""
+    """A source that reports when requests for all objects present at its start were added."""
 
     async def wait_synced(self) -> None:
-        """Wait until requests were added for all present objects. Raises ClusterNotReady if that cannot happen."""
+        """Wait until requests were added for all present objects. Raises ClusterNotReady if the source cannot sync."""
 
 
 @runtime_checkable
 class ClusterSource(Protocol[R_co]):
     """Makes a source for each cluster; upstream's TypedSource with ForCluster.
 
-    The source of a cluster runs while the controller works on the cluster, and ends with that work.
+    The source of a cluster runs while the controller works on the cluster.
     """
 
     def for_cluster(self, cluster: Cluster) -> RawSource[R_co] | None:
-        """Return the source of a cluster; None if the cluster has none. If this fails, it is retried."""
+        """Return the source of a cluster; None if the cluster has none. A failure is retried."""
 
 
 @runtime_checkable
 class SyncingClusterSource(ClusterSource[R_co], Protocol[R_co]):
-    """Makes a source for each cluster that tells when it has synced; upstream's TypedSyncingSource."""
+    """Makes a source for each cluster that reports when it has synced; upstream's TypedSyncingSource."""
 
     def syncing_for_cluster(self, cluster: Cluster) -> SyncingSource[R_co] | None:
         """Return the source of a cluster, as `for_cluster`."""
 
 
 class Projected(NamedTuple):
-    """How a kind is watched in one cluster."""
+    """The kind to watch in a cluster, and whether to watch only its metadata."""
 
     kind: Kind[Any]
     metadata_only: bool = False
 
 
 Projection = Callable[[Cluster, Projected], Projected]
-"""Chooses how a kind is watched in a cluster, such as another version of it, or only its metadata."""
+"""Function that chooses by cluster the version of a kind to watch, or to watch only its metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +137,9 @@ class KindSource(Generic[R_co]):
     """Watches all objects of a kind: an event that passes every predicate becomes the requests of `handler`.
 
     With `metadata_only`, objects have only apiVersion, kind and metadata. All sources of a cluster share its informers.
-    A kind that is not Kubernetes' own may be a name, such as `"example.com/v1/Widget"`, or its class: each cluster is
-    asked how it serves the kind, by `discover`. `project` chooses by cluster how the kind is watched. Raises
-    ProviderError for what is no name of a kind.
+    A custom kind may be a name, such as `"example.com/v1/Widget"`, or its class: `discover` asks each cluster for the
+    resource of the kind. `project` chooses by cluster how the kind is watched. Raises ProviderError for an invalid name
+    of a kind.
     """
 
     kind: Kind[Any]
@@ -152,39 +153,39 @@ class KindSource(Generic[R_co]):
         _ = parse_kind(self.kind)
 
     def discovered(self, cluster: Cluster) -> bool:
-        """Tell whether the kinds of the source are known in a cluster, so that it can start."""
+        """Tell whether the kinds of the source are discovered in a cluster, so that the source can start."""
         return all(cluster.client.known_resource(kind) is not None for kind in self._kinds(cluster))
 
     async def discover(self, cluster: Cluster) -> None:
-        """Ask a cluster for the kinds that are not known there. Raises NotServed, and as `Client.resource`."""
+        """Discover the kinds of the source in a cluster. Raises NotServed, and as `Client.resource`."""
         for kind in self._kinds(cluster):
             await cluster.client.resource(kind)
 
     def start(self, engagement: Engagement, add: Add[R_co]) -> Registration:
-        """Start to watch a cluster, and return at once; the objects that are there come first, with low priority.
+        """Start to watch a cluster, and return at once; present objects come first, with low priority.
 
-        Raises ProviderError before its kinds are `discovered` there.
+        Raises ProviderError before the kinds are `discovered` in the cluster.
         """
         requests_of = self._handler_in(engagement.cluster)
 
-        def see(event: Event) -> None:
-            # The cluster as it is at the event: its credentials may have been renewed.
+        def observe(event: Event) -> None:
+            # Read the cluster at each event: a renewal of credentials replaces the cluster.
             for request in requests_of(engagement.cluster, event):
                 if isinstance(request, Delayed):
                     add(request.request, request.seconds, low_priority=event.initial)
                 else:
                     add(request, low_priority=event.initial)
 
-        return self._watch(engagement.cluster, see)
+        return self._watch(engagement.cluster, observe)
 
     def with_projection(self, project: Projection) -> Self:
-        """Return this source with a choice by cluster how the kind is watched; upstream's WithProjection."""
+        """Return a copy of this source with another `project`; upstream's WithProjection."""
         return replace(self, project=project)
 
     def for_cluster(self, cluster: Cluster) -> SyncingSource[R_co] | None:
-        """Return a source of this one cluster, for code without an engagement; None if `engage` excludes the cluster.
+        """Return a source of a single cluster, for code without an engagement; None if `engage` excludes the cluster.
 
-        Without a choice in `engage` every cluster is included.
+        Without a choice in `engage`, every cluster is included.
         """
         if not self.engage.wants(cluster, has_provider=cluster.name != LOCAL):
             return None
@@ -209,12 +210,12 @@ class KindSource(Generic[R_co]):
 
         return requests_of
 
-    def _watch(self, cluster: Cluster, see: Callable[[Event], None]) -> Registration:
+    def _watch(self, cluster: Cluster, observe: Callable[[Event], None]) -> Registration:
         kind, metadata_only = self._projected(cluster)
         resource = cluster.client.known_resource(kind)
         if resource is None:
             raise ProviderError(f"how {cluster!r} serves {parse_kind(kind)} is not known: await discover() before")
-        return cluster.cache.informer(resource, metadata_only=metadata_only).add_handler(see)
+        return cluster.cache.informer(resource, metadata_only=metadata_only).add_handler(observe)
 
     def _projected(self, cluster: Cluster) -> Projected:
         given = Projected(self.kind, self.metadata_only)
@@ -249,9 +250,9 @@ class _KindInCluster(Generic[R_co]):
                 timer.cancel()
             due[delayed.request] = loop.call_at(at, add_due, delayed)
 
-        requests_of = self._source._handler_in(self._cluster)  # noqa: SLF001 - one class in two parts
+        requests_of = self._source._handler_in(self._cluster)  # noqa: SLF001 - part of KindSource
 
-        def see(event: Event) -> None:
+        def observe(event: Event) -> None:
             for request in requests_of(self._cluster, event):
                 if isinstance(request, Delayed):
                     delay(request)
@@ -259,7 +260,7 @@ class _KindInCluster(Generic[R_co]):
                     add(request)
 
         await self._source.discover(self._cluster)
-        registration = self._registration = self._source._watch(self._cluster, see)  # noqa: SLF001
+        registration = self._registration = self._source._watch(self._cluster, observe)  # noqa: SLF001
         self._started.set()
         try:
             await loop.create_future()
@@ -270,7 +271,7 @@ class _KindInCluster(Generic[R_co]):
         raise AssertionError
 
     async def wait_synced(self, *, timeout_seconds: float = 30.0) -> None:
-        """Wait until all present objects were seen. Raises ClusterNotReady if that takes longer."""
+        """Wait until all present objects were observed. Raises ClusterNotReady after `timeout_seconds`."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._started.wait()
@@ -314,9 +315,9 @@ class Channel(Generic[R]):
 
 
 class Poll(Generic[R]):
-    """Adds the requests that `ask` returns, every `every_seconds`: for what cannot be watched, or as a clock.
+    """Adds the requests that `ask` returns, every `every_seconds`, for resources without a watch or as a clock.
 
-    `ask` may take that long. A failure is logged, and retried with growing delays.
+    `every_seconds` is also the timeout of `ask`. A failure is logged, and retried with growing delays.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[Iterable[R]]], *, every_seconds: float) -> None:
@@ -332,7 +333,7 @@ class Poll(Generic[R]):
             try:
                 async with asyncio.timeout(self._every_seconds):
                     requests = await self._ask()
-            except Exception as error:  # noqa: BLE001 - logged, and asked again
+            except Exception as error:  # noqa: BLE001 - logged, and retried
                 delay = backoff.next_delay()
                 log.warning("failed to poll a source: %r; retrying in %.1f s", error, delay)
             else:

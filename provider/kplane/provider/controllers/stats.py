@@ -1,4 +1,4 @@
-"""Numbers about a controller, for metrics."""
+"""Counters of a controller, for metrics."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from kplane.provider.durations import Durations
 __all__ = ["ControllerStats", "Outcome"]
 
 Outcome = Literal["success", "error", "requeue", "requeue_after"]
-"""How a reconcile ended; label `result` of controller-runtime's metrics."""
+"""Outcome of a reconcile; label `result` of controller-runtime's metrics."""
 
 
 class ControllerStats:
-    """Counts since the controller was made. Counts of a cluster go with it; totals stay."""
+    """Counts since the start of the controller. A cluster that leaves takes its counts along; totals stay."""
 
     def __init__(self) -> None:
         self.reconciles: Final[Counter[Outcome]] = Counter()
-        """Over all clusters, those that are gone included."""
+        """Counts over all clusters, including clusters that have left."""
         self.by_cluster: Final[dict[str, Counter[Outcome]]] = {}
-        """Of the clusters that are engaged now."""
+        """Counts of each engaged cluster."""
         self.durations: Final = Durations()
         self.timeouts = 0
-        """Reconciles that took too long; they count as errors too."""
+        """Number of reconciles that exceeded the timeout; these count as errors too."""
         self.dropped: Final[Counter[str]] = Counter()
-        """Requests that were thrown away: `gone` is their cluster, `not_owned` by this process, `not_found` says the
-        reconciler of the cluster of the request."""
+        """Number of dropped requests by reason: `gone` (the cluster has left), `not_owned` (another process owns the
+        cluster), `not_found` (the reconciler did not find the cluster)."""
 
     def count(self, cluster: str, outcome: Outcome) -> None:
         """Count a reconcile."""

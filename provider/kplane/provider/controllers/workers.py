@@ -23,17 +23,16 @@ _log: Final = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
 
 _LONG_SECONDS: Final = 5.0
-"""After this a reconcile leaves its worker whatever it does, if it may."""
+"""Time after which a reconcile frees its worker, even without a pending API call, if a slot is left."""
 
 Logger = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Asks for another call, even if nothing changes.
+    """Requests another call of the reconcile function, even without a change.
 
-    The call comes after `requeue_after_seconds`; with `requeue`, after a backoff that grows until there is another
-    result.
+    The call comes after `requeue_after_seconds`; with `requeue`, after a backoff that grows until another result.
     """
 
     requeue_after_seconds: float | None = None
@@ -41,7 +40,7 @@ class Result:
 
 
 class _Attempt(WorkerSlot, Generic[K]):
-    """One running reconcile."""
+    """A running reconcile."""
 
     __slots__ = ("key", "late", "task")
 
@@ -52,7 +51,7 @@ class _Attempt(WorkerSlot, Generic[K]):
         self.task: asyncio.Task[None] | None = None
 
     def give_up(self) -> None:
-        """Cancel the reconcile: its time is up."""
+        """Cancel the reconcile, which has exceeded its timeout."""
         if self.task is not None:
             self.late = True
             self.task.cancel()
@@ -62,10 +61,10 @@ class Controller(Generic[K]):
     """Calls `reconcile(key)` for the keys of a queue, up to `workers` at once, and never twice at once for one key.
 
     A reconcile that raises, or takes longer than `timeout_seconds`, is logged and retried with a backoff. A reconcile
-    that waits for a slow API server, or takes long, leaves its worker to other keys; up to `waiting` reconciles may do
+    that waits for a slow API server, or takes long, frees its worker for other keys; up to `waiting` reconciles may do
     so at once.
 
-    `on_failure` is called with the key and the error before the retry; the error is a TimeoutError if the time was up.
+    `on_failure` is called with the key and the error before the retry; the error is a TimeoutError after the timeout.
     Log records of a reconcile carry its `fields`; `logger` logs failures.
     """
 
@@ -99,11 +98,11 @@ class Controller(Generic[K]):
 
     @property
     def waiting(self) -> int:
-        """Number of reconciles that wait for an answer without a worker."""
+        """Number of reconciles that wait for a response without a worker."""
         return len(self._overflow)
 
     def running_seconds(self) -> list[float]:
-        """Return how long each running reconcile has run."""
+        """Return the age in seconds of each running reconcile."""
         return self._deadlines.running_seconds()
 
     @property
@@ -128,7 +127,7 @@ class Controller(Generic[K]):
                 self._patience.close()
 
     async def drain(self, belongs: Callable[[K], bool], *, grace_seconds: float) -> None:
-        """Return when no reconcile of these keys runs; cancel them after `grace_seconds`."""
+        """Wait until no reconcile of these keys runs; cancel running reconciles after `grace_seconds`."""
         tasks = [task for task, attempt in self._attempts.items() if belongs(attempt.key)]
         if tasks:
             _, left = await asyncio.wait(tasks, timeout=grace_seconds)
@@ -151,7 +150,7 @@ class Controller(Generic[K]):
 
     def _begin(self, key: K) -> None:
         attempt = _Attempt(key, self._overflow, self._fill)
-        # A fresh context: not that of the last reconcile, nor that of the source that added the key.
+        # Use a fresh context: not the context of the last reconcile, nor of the source that added the key.
         task = asyncio.get_running_loop().create_task(
             self._attempt(attempt), name=f"{self.name} {key}", context=self._context.copy()
         )
@@ -166,7 +165,7 @@ class Controller(Generic[K]):
         attempt = self._attempts.pop(task)
         self._stop_clocks(attempt)
         attempt.end()
-        # The task's context has the attempt: what refers to itself would be left to the garbage collector.
+        # The context of the task refers to the attempt: break the cycle, which only the garbage collector would free.
         attempt.task = None
         self.queue.done(attempt.key)
         error = task.exception() if not task.cancelled() else None
@@ -180,7 +179,7 @@ class Controller(Generic[K]):
             self._patience.end(attempt)
 
     def _long(self, attempt: _Attempt[K]) -> None:
-        # A server may also answer at once, and never come to an end: with one page after the other, for example.
+        # A server may also respond fast and endlessly, for example with page after page.
         attempt.let_go()
         if not attempt.left and self._patience is not None:
             self._patience.begin(attempt)
@@ -212,7 +211,7 @@ class Controller(Generic[K]):
         key, task, late = attempt.key, attempt.task, attempt.late
         if late and task is not None:
             task.uncancel()
-        # A cancellation that was not requested leaked out of the reconcile, and is a failure like any other.
+        # A cancellation without a request leaked out of the reconcile, and is a failure like any other.
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise error
         if self._on_failure is not None:
@@ -238,35 +237,35 @@ class Controller(Generic[K]):
 
 
 class Deadlines(Generic[T]):
-    """Calls `over` for each item that began `seconds` ago and did not end; one timer serves all items."""
+    """Calls `over` for each item that began `seconds` ago and did not end; a single timer serves all items."""
 
     def __init__(self, seconds: float, over: Callable[[T], None]) -> None:
         self._seconds = seconds
         self._over = over
-        # In the order of their ends, because each gets the same time.
+        # In the order of their due times, because all items have the same timeout.
         self._due: dict[T, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, item: T) -> None:
-        """Start the time of an item."""
+        """Start the timeout of an item."""
         loop = asyncio.get_running_loop()
         due = self._due[item] = loop.time() + self._seconds
         if self._timer is None:
             self._timer = loop.call_at(due, self._look)
 
     def end(self, item: T) -> None:
-        """Stop the time of an item; no error if it is up or never began."""
+        """Stop the timeout of an item; no error if the timeout has passed or never began."""
         self._due.pop(item, None)
 
     def running_seconds(self) -> list[float]:
-        """Return how long ago each item began."""
+        """Return the seconds since the start of each item."""
         if not self._due:
             return []
         began = asyncio.get_running_loop().time() + self._seconds
         return [began - due for due in self._due.values()]
 
     def close(self) -> None:
-        """Stop all."""
+        """Stop the timeouts of all items."""
         self._due.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -275,15 +274,15 @@ class Deadlines(Generic[T]):
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
         self._timer = None
-        # Event loops round to a millisecond: a timer that is that much too early is not set once more.
+        # Event loops round to a millisecond: do not set the timer again if it fires that much too early.
         now = loop.time() + 0.001
-        up = []
+        expired = []
         for item, due in self._due.items():
             if due > now:
                 self._timer = loop.call_at(due, self._look)
                 break
-            up.append(item)
-        for item in up:
+            expired.append(item)
+        for item in expired:
             del self._due[item]
-        for item in up:
+        for item in expired:
             self._over(item)

@@ -1,4 +1,4 @@
-"""Leader election: of several processes, the holder of a Lease works."""
+"""Leader election: the process that holds a Lease works."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ __all__ = ["Election", "end_process"]
 _log: Final = logging.getLogger(__name__)
 
 _MARGIN_SECONDS: Final = 0.5
-"""So long before the Lease runs out the process is ended: that takes its time too."""
+"""Time before the expiry of the Lease at which the process is ended, because the exit takes time too."""
 _REPORT_SECONDS: Final = 0.2
-"""So long, of that margin, the process waits at most until it is written why it ends."""
+"""Maximum time, within the margin, to write the reason of the exit."""
 _JITTER: Final = 0.2
 
 
 def end_process() -> None:
     """End this process at once, even if its output blocks."""
     try:
-        # Not in this thread: a write to a pipe that is full, or to a disk that hangs, lasts for as long as they do.
+        # Write in another thread: a full pipe or a hanging disk can block the write.
         reporting = threading.Thread(target=_report_end, name="last words", daemon=True)
         reporting.start()
         reporting.join(_REPORT_SECONDS)
@@ -50,11 +50,11 @@ def _report_end() -> None:
 class Election:
     """Runs work only while it holds a Lease.
 
-    If the Lease cannot be renewed in time, the work is cancelled and awaited. If that takes until the Lease expires,
-    `on_overrun` is called in a thread of its own, so that it works while the loop hangs; None leaves this to somebody
-    else. `watching` is a client that may watch the Lease, to notice its release, deletion or edit at once; without it,
-    the Lease is read every `retry_seconds`. `on_wait` is called after each read that finds another holder; `run` raises
-    its exceptions.
+    If the Lease cannot be renewed in time, the work is cancelled and awaited. If the work does not end before the
+    expiry of the Lease, `on_overrun` is called in a separate thread, even if the loop hangs; None disables the call.
+    `watching` is a client that watches the Lease, to notice its release, deletion or edit at once; with None, the Lease
+    is read every `retry_seconds`. `on_wait` is called after each read that finds another holder; `run` raises its
+    exceptions.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class Election:
         """Wait for the Lease, then run `work()` until it ends.
 
         When cancelled, it cancels the work, renews the Lease until the work has ended, then releases the Lease, so that
-        the next holder starts at once. Raises LeaseLost, after the work has ended, if the Lease was lost, and what the
-        work raises.
+        the next holder starts at once. Raises LeaseLost, after the work has ended, if the Lease was lost. Raises the
+        errors of the work.
         """
         try:
             async with self._listening():
@@ -90,7 +90,7 @@ class Election:
                     await self._release()
         except Exception as error:
             if asked_to_end():
-                # It came while the work ended for another reason, and the caller must not stand for election again.
+                # A cancellation during the end of the work: the caller must not stand for election again.
                 raise asyncio.CancelledError from error
             raise
 
@@ -102,7 +102,7 @@ class Election:
                     return
                 if self._on_wait is not None:
                     self._on_wait()
-                # Not a moment later than it may be taken.
+                # Try again as soon as the Lease is free.
                 pause = min(self._retry(), self.lease.free_at - self._now())
                 pause = pause if pause > 0 else self._retry()
                 problem = self.lease.obstacle
@@ -172,7 +172,7 @@ class Election:
 
     def _lease_changed(self, event: Event) -> None:
         holder = (event.object.get("spec") or {}).get("holderIdentity")
-        # A renewal is no news: our own is known, and another holder's changes nothing.
+        # Ignore renewals: a renewal, by this process or another holder, does not change the holder.
         if event.kind == "DELETED" or not holder or (self.lease.held and holder != self.lease.identity):
             self._bell.set()
 

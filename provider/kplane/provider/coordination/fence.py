@@ -1,4 +1,4 @@
-"""A Lease that guards work: the work begins when it is held, and ends before it is released or expires."""
+"""A Lease that guards work: the work begins after the acquisition, and ends before the release or expiry."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ log: Final = logging.getLogger(__name__)
 
 _NEVER: Final = float("-inf")
 _LEAST_SECONDS: Final = 0.001
-"""No pause is shorter: what two clocks differ by could keep the loop busy otherwise."""
+"""Minimum pause: the difference of two clocks could otherwise keep the loop busy."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What has happened to the fences of this process."""
+    """Counts of events of the fences of this process."""
 
     acquired: int = 0
     released: int = 0
@@ -35,10 +35,10 @@ class Counts:
 
 
 class Fence:
-    """Runs the work behind one Lease. It belongs to the task of `run`, which `want(False)` ends.
+    """Runs the work behind a Lease, in the task of `run`, which `want(False)` ends.
 
     `begin` is called when work may begin; `end` must return when no work is left. All fences share `counts`, and
-    `slots`, which bound how many Leases are acquired or released at once.
+    `slots`, which bound the number of concurrent acquisitions and releases.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Fence:
         self._absent_since = absent_since
         self._now = now
         self._wanted = False
-        self._bell = asyncio.Event()
+        self._changed = asyncio.Event()
         self._look = asyncio.Event()
         self._open = False
         self._working = False
@@ -71,7 +71,7 @@ class Fence:
 
     @property
     def wanted(self) -> bool:
-        """Whether this process should work behind it."""
+        """Whether this process should work behind the fence."""
         return self._wanted
 
     @property
@@ -81,35 +81,35 @@ class Fence:
 
     @property
     def may_begin(self) -> bool:
-        """Whether new work may begin: not while it drains, nor if it was not renewed for long."""
+        """Whether new work may begin: false while the fence drains, and after a long time without renewal."""
         if self._open and (self._lost is not None or self._now() >= self._begins_until):
-            # What is refused now would be missing later, unless all is begun anew.
+            # Work that is refused now is not repeated later, unless the fence closes and all work begins anew.
             self._close()
         return self._open
 
     @property
     def seconds_left(self) -> float:
-        """Seconds that running work may still take; 0 or less if it must end."""
+        """Remaining seconds of running work; 0 or less if the work must end."""
         return self._ends_at - self._now() if self._working and self._lost is None else 0.0
 
     @property
     def overrun_at(self) -> float:
-        """Time by which all work must have ended; infinity if there is none. Safe to read in another thread."""
+        """Time by which all work must have ended; infinity without work. Safe to read in another thread."""
         return self._ends_at if self._working else float("inf")
 
     def want(self, wanted: bool) -> None:
-        """Start or stop `run`'s work."""
+        """Start or stop the work of `run`."""
         if wanted != self._wanted:
             self._wanted = wanted
-            self._bell.set()
+            self._changed.set()
 
     def look(self) -> None:
-        """Check the Lease now: something else than our renewal happened to it."""
+        """Renew the Lease now, because a foreign change was observed."""
         self._look.set()
-        self._bell.set()
+        self._changed.set()
 
     async def run(self) -> None:
-        """Acquire the Lease and run the work, as long as it is wanted. End it by `want(False)`, not by cancellation."""
+        """Acquire the Lease and run the work while it is wanted. Stop by `want(False)`, not by cancellation."""
         try:
             while await self._acquire():
                 self._counts.acquired += 1
@@ -144,7 +144,7 @@ class Fence:
         self._open = self._working = True
         log.info("acquired %s: starting work", self.lease, extra={"identity": self.lease.identity})
         renewing = asyncio.create_task(self._keep_renewing(), name=f"renew {self.lease}")
-        renewing.add_done_callback(lambda _: self._bell.set())
+        renewing.add_done_callback(lambda _: self._changed.set())
         try:
             self._begin()
             while self._wanted and self.may_begin and not renewing.done():
@@ -154,7 +154,7 @@ class Fence:
         finally:
             self._close()
             try:
-                # Whatever became of `begin`, some of the work may have begun.
+                # Even if `begin` failed, some of the work may have begun.
                 await self._drain()
                 self._working = False
             finally:
@@ -163,10 +163,10 @@ class Fence:
 
     def _close(self) -> None:
         self._open = False
-        self._bell.set()
+        self._changed.set()
 
     async def _drain(self) -> None:
-        """Return when no work is left. If it never ends, the fence expires, and `overrun_at` ends the process."""
+        """Stop all work. If the work does not end, the fence expires, and `overrun_at` ends the process."""
         while True:
             try:
                 await self._end()
@@ -177,11 +177,11 @@ class Fence:
                 return
 
     async def _keep_renewing(self) -> None:
-        """Return when the Lease is lost, or when the work takes longer to end than it may."""
+        """Renew the Lease until it is lost, or until the end of the work exceeds `handover_seconds`."""
         timings = self._timings
-        give_up_at = float("inf")
+        stop_renewing_at = float("inf")
         renewed = True
-        while self._now() < give_up_at:
+        while self._now() < stop_renewing_at:
             usual = timings.renew_seconds * random.uniform(0.8, 1.0)  # noqa: S311 - spreads load
             await wait(self._look, at_most_seconds=usual if renewed else self._retry())
             renewed = await self._renew()
@@ -189,8 +189,8 @@ class Fence:
                 self._counts.lost += 1
                 log.error("stopping the work behind %s: %s", self.lease, self._lost)
                 return
-            if not self._open and give_up_at == float("inf"):
-                give_up_at = self._now() + timings.handover_seconds
+            if not self._open and stop_renewing_at == float("inf"):
+                stop_renewing_at = self._now() + timings.handover_seconds
         log.error(
             "failed to stop the work behind %s within %g s; the Lease expires", self.lease, timings.handover_seconds
         )
@@ -217,9 +217,9 @@ class Fence:
         self._begins_until = expires_at - timings.drain_seconds
 
     async def _release(self) -> None:
-        """Release the Lease, even if we only missed the answer that it is ours."""
+        """Release the Lease, also after an acquisition whose response was lost."""
         if not self.lease.held:
-            await self.lease.release()  # forgets it
+            await self.lease.release()  # only resets the state of the Lease
             return
         try:
             async with self._slots, asyncio.timeout(2 * self._timings.call_seconds):
@@ -231,14 +231,14 @@ class Fence:
             log.warning("failed to release %s: %s; the next holder waits until it expires", self.lease, why)
 
     async def _pause(self, seconds: float) -> None:
-        await wait(self._bell, at_most_seconds=seconds)
+        await wait(self._changed, at_most_seconds=seconds)
 
     def _retry(self) -> float:
         return self._timings.retry_seconds * random.uniform(1.0, 1.2)  # noqa: S311 - spreads load
 
 
 async def wait(bell: asyncio.Event, *, at_most_seconds: float) -> None:
-    """Return when the bell is set, and clear it, or after the time."""
+    """Wait until the event is set, or for `at_most_seconds`, and clear the event."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(max(_LEAST_SECONDS, at_most_seconds)):
             await bell.wait()

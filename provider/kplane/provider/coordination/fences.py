@@ -1,4 +1,4 @@
-"""All fences of a fleet: the clusters behind each, and the holders."""
+"""All fences of a fleet, with their clusters and holders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log: Final = logging.getLogger(__name__)
 
 _FENCE_LABEL: Final = "mcr.sigs.k8s.io/fence"
 _AT_ONCE: Final = 32
-"""So many fences are taken or released at the same time: each needs a connection."""
+"""Maximum number of concurrent acquisitions and releases: each needs a connection."""
 
 
 class _Section:
@@ -33,26 +33,26 @@ class _Section:
         self.fence: Final = fence
         self.names: set[str] = set()
         self.begun: set[str] = set()
-        """Clusters that something may be at work on."""
+        """Clusters with work that may be running."""
         self.leaving: dict[str, asyncio.Task[None]] = {}
-        """Of those, clusters that the fleet does not know any more."""
+        """Tasks that end the work on begun clusters that have left the fleet."""
         self.task: asyncio.Task[None] | None = None
 
     @property
     def in_use(self) -> bool:
-        """Whether this process may hold the fence, or be at work behind it."""
+        """Whether this process may hold the fence, or have work behind it."""
         return self.task is not None or bool(self.begun) or bool(self.leaving)
 
 
 class Fences:
-    """Keeps every fence, held by this process or another.
+    """All fences, held by this process or another.
 
     A fence has a task only while this process wants it or works behind it.
 
-    `unused` is that of Sharded. `known` returns a Lease as the watch last saw it. Call `see` for each event of the
-    watch, and `watched` once it has read all. `changed` is called when a new decision is due, `taken` when this process
-    has acquired a fence, and `left` when the work behind a fence has ended. Without `target` there are no fences. A
-    cluster whose work cannot begin blocks no other; each `arrange` retries it.
+    `unused` is the function of `Sharded`. `known` returns a Lease as last observed by the watch. Call `see` for each
+    event of the watch, and `watched` after the initial list. `changed` is called when a new decision
+    is due, `taken` when this process has acquired a fence, and `left` when the work behind a fence has ended. Without
+    `target` there are no fences. A cluster whose work cannot begin blocks no other cluster; each `arrange` retries.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Fences:
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._watched_since: float | None = None
         self._deleted_at: dict[str, float] = {}
-        """When Leases were deleted, by name, also those of clusters that are not known yet."""
+        """Time of deletion of Leases by name, including Leases of clusters that are not in the fleet yet."""
         self._names: list[str] = []
         self._keys: list[str] = []
         self._key_of: dict[str, str] = {}
@@ -106,11 +106,11 @@ class Fences:
         return self._all
 
     def knows(self, lease: str) -> bool:
-        """Return whether one of them has a Lease of that name."""
+        """Return whether a fence has a Lease of that name."""
         return lease in self._by_lease
 
     def keys(self) -> list[str]:
-        """Return the keys to divide: not those of clusters that have left, which this process may still hold."""
+        """Return the keys to divide, without keys of clusters that have left, which this process may still hold."""
         return self._keys
 
     def working_keys(self) -> list[str]:
@@ -123,21 +123,21 @@ class Fences:
         return section.fence if section is not None else None
 
     def holders(self) -> dict[str, str]:
-        """Return who may be at work behind each fence; free and expired fences are left out."""
+        """Return the holder of each fence by key; free and expired fences are omitted."""
         now = self._now()
-        found: dict[str, str] = {}
+        holders: dict[str, str] = {}
         for key, section in self._sections.items():
             lease = section.fence.lease
             if section.fence.working:
-                found[key] = self._identity
+                holders[key] = self._identity
             elif lease.holder is not None and now < max(lease.free_at, lease.expires_at):
-                found[key] = lease.holder
-        return found
+                holders[key] = lease.holder
+        return holders
 
     def silent_holders(self, *, seen_at: Callable[[str], float]) -> set[str]:
-        """Return other holders that let a fence expire and did not announce themselves in time: they are gone.
+        """Return other holders that let a fence expire and were not seen in time, and so are gone.
 
-        So a dead process is replaced when its fences expire, though a peer may be silent for longer.
+        A dead process is thus replaced when its fences expire, although a live peer may be silent for longer.
         """
         now = self._now()
         seen_before = now - self._timings.peer_renew_seconds - self._timings.probe_seconds
@@ -151,24 +151,24 @@ class Fences:
         }
 
     def next_change_at(self) -> float:
-        """Return when the next fence of another process expires, unless it is renewed."""
+        """Return the time at which the next fence of another process expires without a renewal."""
         now = self._now()
         leases = (section.fence.lease for section in self._sections.values() if not section.fence.working)
         return min((lease.free_at for lease in leases if lease.free_at > now), default=float("inf"))
 
     def overrun_at(self) -> float:
-        """Return when work behind one of them must have ended. Safe to call in another thread."""
+        """Return the earliest time by which work behind a fence must have ended. Safe to call in another thread."""
         return min((fence.overrun_at for fence in self._all), default=float("inf"))
 
     def watched(self) -> None:
-        """Note that from now on the watch sees each change of a Lease, and its absence."""
+        """Start to treat a Lease that the watch does not have as missing: the initial list is complete."""
         self._watched_since = self._now()
 
     def see(self, event: str, lease: Object) -> bool:
-        """Take note of an event; return whether a fence has changed its holder."""
+        """Observe an event of the watch; return whether a fence has changed its holder."""
         name, deleted = lease["metadata"]["name"], event == "DELETED"
         if deleted:
-            # A holder has stopped once its Lease would have expired.
+            # The former holder has stopped when its Lease would have expired.
             since = self._now() - self._timings.duration_seconds
             self._deleted_at = {other: at for other, at in self._deleted_at.items() if at > since} | {name: self._now()}
         section = self._by_lease.get(name)
@@ -183,7 +183,7 @@ class Fences:
         return holder != before
 
     def arrange(self) -> None:
-        """Make a fence for each known key, and begin all allowed work. Raises the failure of a fence."""
+        """Create a fence for each key, and begin all allowed work. Raises the failure of a fence."""
         if self._target is None:
             return
         for section in self._sections.values():
@@ -198,7 +198,7 @@ class Fences:
                 self._begin(section)
 
     def want(self, keys: set[str]) -> None:
-        """Work behind these fences, and no others."""
+        """Acquire exactly these fences, and release other fences."""
         for key, section in self._sections.items():
             wanted = key in keys
             section.fence.want(wanted)
@@ -220,8 +220,8 @@ class Fences:
     def _may_forget(self) -> bool:
         if len(self._sections) == len(self._keys):
             return False
-        known = set(self._keys)
-        return any(key not in known and not section.in_use for key, section in self._sections.items())
+        keys = set(self._keys)
+        return any(key not in keys and not section.in_use for key, section in self._sections.items())
 
     def _group(self, names: list[str]) -> None:
         self._key_of = {name: self._key_of.get(name) or self._layout.key_of(name) for name in names}
@@ -253,9 +253,9 @@ class Fences:
             labels={**PART_OF, _FENCE_LABEL: "true", PREFIX_LABEL: self._layout.prefix},
             now=self._now,
         )
-        known = self._known(lease.name)
-        if known is not None:
-            lease.observe(known)
+        observed = self._known(lease.name)
+        if observed is not None:
+            lease.observe(observed)
         fence = Fence(
             lease,
             timings=timings,
@@ -292,7 +292,7 @@ class Fences:
             except Exception:
                 log.exception("failed to start the work on %s; retrying", title_of(name))
         for name in section.begun - section.names - section.leaving.keys():
-            # The fleet ends what is done on it, and the fence must not be released before.
+            # The fleet ends the work on the cluster, and the fence must not be released before.
             section.leaving[name] = asyncio.create_task(self._leave(section, name), name=f"{name}: leaves its fence")
 
     async def _leave(self, section: _Section, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Coordination by leader election: one process works on all clusters, the others are on standby."""
+"""Coordination by leader election: the leader works on all clusters, other processes are on standby."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Leader"]
 _log: Final = logging.getLogger(__name__)
 
 _CANCEL_SECONDS: Final = 1.0
-"""So long before its Lease runs out reconciles are cancelled: the process is ended half a second later."""
+"""Time before the expiry of the Lease at which reconciles are cancelled; the process ends half a second later."""
 
 
 class Leader:
@@ -36,11 +36,11 @@ class Leader:
 
     @property
     def leading(self) -> bool:
-        """Whether this process leads, also while it ends its work, and never after its Lease has expired."""
+        """Whether this process leads, also while its work ends, and never after the expiry of its Lease."""
         return self._leading and self._election.lease.held
 
     async def run(self, target: EngagementTarget) -> NoReturn:
-        """Stand for election again and again."""
+        """Stand for election until cancelled."""
         backoff = Backoff(initial_seconds=1.0, maximum_seconds=30.0)
         while True:
             try:
@@ -56,15 +56,15 @@ class Leader:
         return self.leading and not self._leaving
 
     def grace_seconds(self, cluster: str) -> float | None:
-        """Return the remaining time of the Lease, less the time to cancel reconciles."""
+        """Return the remaining seconds of the Lease, less the time to cancel reconciles."""
         del cluster
         return max(0.0, self._election.lease.seconds_left - _CANCEL_SECONDS)
 
     def require_read(self, cluster: str) -> None:
-        """Raise nothing."""
+        """Permit reads of every cluster in every process."""
 
     def require_write(self, cluster: str) -> float | None:
-        """Raise ClusterNotOwned in a reconcile of a process that does not lead; return the Lease's remaining time."""
+        """Raise ClusterNotOwned in a reconcile of a process that does not lead; return the remaining seconds."""
         if current_cluster() is not None and not self.leading:
             what = "the local cluster" if cluster == LOCAL else f"cluster {cluster!r}"
             raise ClusterNotOwned(f"{what} is not changed: this process does not lead ({self._election.lease})")
@@ -79,7 +79,7 @@ class Leader:
             while True:
                 names = set(target.names())
                 for name in begun - names:
-                    # The fleet ends what is done on it, and the Lease must not be released before.
+                    # The fleet ends the work on the cluster, and the Lease must not be released before.
                     task = asyncio.create_task(target.withdraw(name), name=f"{name}: leaves the leader")
                     going.add(task)
                     task.add_done_callback(going.discard)

@@ -1,11 +1,12 @@
-"""A Lease of the API, which one process holds at a time.
+"""A Lease of the Kubernetes API, which a single process holds at a time.
 
-The protocol is client-go's tools/leaderelection, and both read each other's Leases. Every process trusts only its own
-clock. The holder counts from the moment before it sent a renewal, the others from the moment when they saw it. So the
-holder knows first that its time is over. The times in the object are for people.
+The protocol is client-go's tools/leaderelection, so a Lease can be shared with processes that use client-go. Every
+process trusts only its own clock. The holder measures the duration from before it sent a renewal, other processes from
+when they observed the renewal. So the holder is the first to consider its Lease expired. The timestamps in the object
+are for people.
 
-It is stricter than client-go. A Lease that was edited is free only when the time of its holder is over. The same holds
-for a Lease that was deleted after this process saw it, and with `strict` for each Lease that does not exist.
+This module is stricter than client-go. An edited Lease becomes free only after the duration of its holder. The same
+rule holds for a Lease that was deleted after this process observed it, and with `strict` for each missing Lease.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from kplane.provider.errors import Conflict, Invalid, LeaseLost, NotFound
 
 __all__ = ["Lease", "LeaseTimings", "clock"]
 
-# Elsewhere than on Linux, for example on macOS, the monotonic clock runs while the machine sleeps.
+# Only on Linux does the monotonic clock stop while the machine sleeps.
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _JITTER: Final = 1.2
 _NEVER: Final = float("-inf")
 _RELEASED_SECONDS: Final = 1
-"""What client-go writes as duration of a Lease that it releases."""
+"""Duration that client-go writes into a Lease on release."""
 
 
 def clock() -> float:
-    """Return seconds of a clock that cannot be set, and that runs while the machine sleeps."""
+    """Return the seconds of a monotonic clock that runs while the machine sleeps."""
     return time.clock_gettime(_CLOCK)
 
 
@@ -43,10 +44,10 @@ def _utc_now() -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTimings:
-    """Sets how long a Lease lasts. With the defaults, another process takes over 13 s after a holder's sudden death.
+    """Timings of a Lease. With the defaults, another process takes over 13 s after the sudden death of a holder.
 
-    The holder renews every `retry_seconds`, ends its work if renewals failed for `renew_deadline_seconds`, and has the
-    rest of `duration_seconds` for that. Raises ValueError if the values do not fit together.
+    The holder renews every `retry_seconds`. If renewals fail for `renew_deadline_seconds`, the holder ends its work
+    within the rest of `duration_seconds`. Raises ValueError if the values do not fit together.
     """
 
     duration_seconds: int = 10
@@ -85,7 +86,7 @@ class _Record:
 
     @property
     def free(self) -> bool:
-        """Whether it never had a holder, or the last one released it; not if its holder was edited away."""
+        """Whether the Lease never had a holder, or was released; false if an edit removed the holder."""
         if self.holder:
             return False
         return self == _Record() or (self.duration_seconds == _RELEASED_SECONDS and self.acquired == self.renewed)
@@ -101,18 +102,19 @@ class _Record:
 
 
 class Lease:
-    """One Lease as one process sees it. It is passive; `Election` holds one for a long time.
+    """A Lease from the view of one process, without a task of its own; `Election` keeps a Lease renewed.
 
     `identity` must belong to this process alone, also after a restart. `client` needs get, create and update on Leases
     of this name, and a call deadline well below `renew_deadline_seconds`. Tests replace `now`.
 
-    A Lease that does not exist counts as one that was never held, unless this process has seen it before. With `strict`
-    it counts as deleted: a user may have deleted it during the work of its holder.
+    A missing Lease counts as never held, unless this process observed the Lease before. With `strict` a missing Lease
+    counts as deleted: a user may have deleted the Lease during the work of its holder.
 
-    `patience` gets another holder and its duration as the object names them. It returns for how many seconds the Lease
-    must not change until this process may take it. The default is the longer one of both durations.
+    `patience` takes the holder and the duration in the object of another process. The function returns the seconds for
+    which the Lease must stay unchanged before this process may acquire it. The default is the longer duration of the
+    object and of this process.
 
-    Every method raises ProviderError if the API server refuses or does not answer; it can be called again then.
+    Every method raises ProviderError if the API server refuses or does not respond; the caller may then retry.
     """
 
     def __init__(
@@ -137,19 +139,19 @@ class Lease:
         self._patience_for: Final = patience or self._longer_duration
         self._now = now
         self._wall_clock = wall_clock
-        self._seen: _Record | None = None
-        self._seen_since = _NEVER
-        self._seen_version = 0
+        self._observed: _Record | None = None
+        self._observed_at = _NEVER
+        self._observed_version = 0
         self._renewed_by: str | None = None
         self._existed = False
-        """Whether there ever was one to be seen."""
+        """Whether this process has ever observed the Lease."""
         self._transitions = 0
         self._object: Object | None = None
-        """As we wrote it last, while it is ours."""
+        """The object of the last write, while this process holds the Lease."""
         self._acquired = ""
-        """Marks what we wrote since we began to ask for it, also if no answer told that it was written."""
+        """acquireTime of this acquisition, which identifies writes of this process even if their response was lost."""
         self._former = ""
-        """Marks what we wrote when we held it last, until another holder is seen."""
+        """acquireTime of the previous acquisition, until this process observes another holder."""
         self._created = False
         self._renewed_at = _NEVER
         self._usable_from = _NEVER
@@ -171,23 +173,23 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether this process holds it now, by the clock, and exclusively."""
+        """Whether this process holds the Lease exclusively now, by its own clock."""
         return self._usable_from <= self._now() < self._expires_at
 
     @property
     def seconds_left(self) -> float:
-        """Remaining seconds without a renewal; 0 if this process does not hold it."""
+        """Remaining seconds without a renewal; 0 if this process does not hold the Lease."""
         return self._expires_at - self._now() if self.held else 0.0
 
     @property
     def holder(self) -> str | None:
-        """Its holder when it was last read; None if there was none."""
-        return (self._seen.holder or None) if self._seen is not None else None
+        """Holder at the last read; None without a holder."""
+        return (self._observed.holder or None) if self._observed is not None else None
 
     @property
     def obstacle(self) -> str:
-        """Why this process does not hold it, for logs."""
-        seen = self._seen
+        """Reason that this process does not hold the Lease, for logs."""
+        seen = self._observed
         if self._now() < self._expires_at:
             return (
                 f"{self} did not exist; this process has created it, and gives a former holder"
@@ -202,153 +204,157 @@ class Lease:
 
     @property
     def held_since(self) -> str:
-        """Time at which its holder acquired it, as the object has it; for people, and empty if unknown."""
-        return self._seen.acquired if self._seen is not None else ""
+        """acquireTime of the object, for people; empty if unknown."""
+        return self._observed.acquired if self._observed is not None else ""
 
     @property
     def renewed_by(self) -> str | None:
-        """Holder that has renewed it between two reads, and so is alive; None if no renewal was seen."""
+        """Holder that renewed the Lease between two reads, and so is alive; None without an observed renewal."""
         return self._renewed_by if self.holder is not None and self._renewed_by == self.holder else None
 
     @property
     def transitions(self) -> int:
-        """Number of times that it changed hands, as last read; it grows unless the Lease is deleted."""
+        """Number of changes of the holder at the last read; grows unless the Lease is deleted."""
         return self._transitions
 
     @property
     def renewed_at(self) -> float:
-        """Time of `now` from which it lasts: before the last successful renewal was sent."""
+        """Time, by `now`, just before the last successful renewal was sent."""
         return self._renewed_at
 
     @property
     def expires_at(self) -> float:
-        """Time of `now` at which others may take it; long ago if this process does not hold it."""
+        """Time, by `now`, at which other processes may acquire the Lease; minus infinity if not held."""
         return self._expires_at
 
     @property
     def free_at(self) -> float:
-        """Time of `now` from which it may be taken, as last read; for one that is held, from which it may be used."""
-        return self._usable_from if self._now() < self._expires_at else self._seen_since + self._patience()
+        """Time, by `now`, from which this process may acquire the Lease, or use a Lease that it holds."""
+        return self._usable_from if self._now() < self._expires_at else self._observed_at + self._patience()
 
-    def observe(self, found: Object, *, deleted: bool = False) -> None:
-        """Take note of an event of a watch: the time of another holder starts anew.
+    def observe(self, lease: Object, *, deleted: bool = False) -> None:
+        """Observe an event of a watch, which restarts the duration of another holder.
 
-        An event from before the last read changes nothing.
+        An event from before the last read has no effect.
         """
-        version = _version(found)
-        if version >= self._seen_version:
-            self._see(None if deleted else _Record.of(found), version=version)
+        version = _version(lease)
+        if version >= self._observed_version:
+            self._observe_record(None if deleted else _Record.of(lease), version=version)
 
     async def try_acquire(self, *, absent_since: float | None = None) -> bool:
-        """Take it if it is free, or renew it; return whether it is held.
+        """Acquire the Lease if it is free, or renew it; return whether this process holds the Lease.
 
-        A Lease that does not exist is created. If it was deleted, it is held only after it has lasted once, because its
-        holder may still work. That time counts from `absent_since`, a time of `now`, if a watch has seen no such Lease
-        since then.
+        A missing Lease is created. A Lease that replaces a deleted Lease is held only after its duration, because the
+        former holder may still work. The duration begins at `absent_since`, a time of `now`, if a watch has observed
+        no such Lease since then.
         """
         if self._now() < self._expires_at:
             await self.renew()
             return self.held
-        known = await self._read()
+        current = await self._read()
         if self._now() < self.free_at:
             return False
         try:
-            await self._take(known, absent_since=absent_since)
+            await self._take(current, absent_since=absent_since)
         except Conflict:
-            return False  # somebody was quicker
+            return False  # another process was faster
         except NotFound:
-            if known is None:
+            if current is None:
                 raise  # its namespace is missing
             return False
         return self.held
 
     async def renew(self) -> None:
-        """Extend it; create it again if it was deleted.
+        """Renew the Lease; create it again if it was deleted.
 
-        Raises LeaseLost if it names another holder or none, or if its time is over.
+        Raises LeaseLost if the Lease has another holder or none, or has expired.
         """
         if self._now() >= self._expires_at:
             self._drop()
             raise LeaseLost(f"{self} ran out")
         try:
-            await self._write(self._mine(), over=self._object)
+            await self._write(self._own_record(), over=self._object)
         except (Conflict, NotFound):
-            known = await self._read()
-            if known is not None and not self._is_mine(_Record.of(known)):
+            current = await self._read()
+            if current is not None and not self._is_mine(_Record.of(current)):
                 self._drop()
                 raise LeaseLost(f"{self} is held by {self.holder or 'nobody'} now") from None
-            await self._write(self._mine(), over=known)
+            await self._write(self._own_record(), over=current)
 
     async def release(self) -> None:
-        """Release it, so that the next holder need not wait; does nothing if it is not held.
+        """Release the Lease, so that the next holder need not wait. Has no effect if the Lease is not held.
 
-        Call it when all work and all renewals have ended.
+        Call `release` after the end of all work and all renewals.
         """
-        known, former = self._object, self._seen or _Record()
+        current, former = self._object, self._observed or _Record()
         if not self.held:
-            # One that was made and is not to be used yet: the next one has to wait as well.
+            # A created Lease that may not be used yet: the next holder has to wait as well.
             self._drop()
             return
         now = self._timestamp()
         released = replace(former, holder="", duration_seconds=_RELEASED_SECONDS, acquired=now, renewed=now)
         try:
-            await self._put(released, over=known)
+            await self._put(released, over=current)
         except (Conflict, NotFound):
-            known = await self._read()
-            if known is not None and self._is_mine(_Record.of(known)):
-                await self._put(released, over=known)
+            current = await self._read()
+            if current is not None and self._is_mine(_Record.of(current)):
+                await self._put(released, over=current)
         finally:
             self._drop()
 
     async def _read(self) -> Object | None:
         try:
-            found = await self._client.get(LEASES, self.name, namespace=self.namespace)
+            lease: Object | None = await self._client.get(LEASES, self.name, namespace=self.namespace)
         except NotFound:
-            found = None
-        if found is not None:
-            self._see(_Record.of(found), version=_version(found))
+            lease = None
+        if lease is not None:
+            self._observe_record(_Record.of(lease), version=_version(lease))
         else:
-            self._see(None, version=self._seen_version)
-        return found
+            self._observe_record(None, version=self._observed_version)
+        return lease
 
-    def _see(self, record: _Record | None, *, version: int) -> None:
-        self._seen_version = version
-        if record != self._seen or self._seen_since == _NEVER:
-            if record is not None and self._seen is not None and record == replace(self._seen, renewed=record.renewed):
+    def _observe_record(self, record: _Record | None, *, version: int) -> None:
+        self._observed_version = version
+        if record != self._observed or self._observed_at == _NEVER:
+            if (
+                record is not None
+                and self._observed is not None
+                and record == replace(self._observed, renewed=record.renewed)
+            ):
                 self._renewed_by = record.holder
-            self._seen, self._seen_since = record, self._now()
+            self._observed, self._observed_at = record, self._now()
             if record is not None:
                 self._existed, self._transitions = True, record.transitions
                 if record.holder and not self._is_mine(record) and not self._was_mine(record):
                     self._former = ""
 
     def _patience(self) -> float:
-        """Return how long the last state must stay until the Lease may be taken."""
-        seen = self._seen
+        """Return the seconds for which the Lease must stay unchanged before this process may acquire it."""
+        seen = self._observed
         if seen is None:
-            # A holder makes it again before that.
+            # A holder creates a deleted Lease again within this time.
             return 2 * self.timings.retry_seconds if self._existed else 0.0
         if seen.free or self._is_mine(seen) or self._was_mine(seen):
             return 0.0
         return self._patience_for(seen.holder, seen.duration_seconds)
 
     def _longer_duration(self, _: str, duration_seconds: int) -> float:
-        # The holder may have other settings, and an edit of the object must not make the time shorter.
+        # The holder may have other settings, and an edit of the object must not shorten the wait.
         return max(duration_seconds, self.timings.duration_seconds)
 
-    async def _take(self, known: Object | None, *, absent_since: float | None) -> None:
+    async def _take(self, current: Object | None, *, absent_since: float | None) -> None:
         if not self._acquired:
             self._acquired = self._timestamp()
-        record = self._mine()
-        if known is None or not self._is_mine(_Record.of(known)):
-            self._created = known is None and (self._strict or self._existed)
+        record = self._own_record()
+        if current is None or not self._is_mine(_Record.of(current)):
+            self._created = current is None and (self._strict or self._existed)
             record = replace(record, transitions=self._transitions + self._existed)
-        await self._write(record, over=known)
-        # A holder of a deleted Lease has stopped once that Lease would have expired.
+        await self._write(record, over=current)
+        # The holder of a deleted Lease has stopped when that Lease would have expired.
         vacant = self._now() if absent_since is None else absent_since
         self._usable_from = vacant + self.timings.duration_seconds if self._created else self._renewed_at
 
-    def _mine(self) -> _Record:
+    def _own_record(self) -> _Record:
         return _Record(
             holder=self.identity,
             duration_seconds=self.timings.duration_seconds,
@@ -358,30 +364,30 @@ class Lease:
         )
 
     def _is_mine(self, record: _Record) -> bool:
-        # The identity alone is no proof: an edit may have written it while another process works.
+        # The identity alone is no proof: an edit may have set it while another process works.
         return bool(self._acquired) and (record.holder, record.acquired) == (self.identity, self._acquired)
 
     def _was_mine(self, record: _Record) -> bool:
-        # This process knows that its work under it has ended, and no other process has taken it since.
+        # The work of this process under the Lease has ended, and no other process has acquired the Lease since.
         return bool(self._former) and (record.holder, record.acquired) == (self.identity, self._former)
 
     async def _write(self, record: _Record, *, over: Object | None) -> None:
         sent = self._now()
         self._object = await self._put(record, over=over)
-        self._see(_Record.of(self._object), version=_version(self._object))
+        self._observe_record(_Record.of(self._object), version=_version(self._object))
         self._renewed_at = sent
         self._expires_at = sent + record.duration_seconds
 
     async def _put(self, record: _Record, *, over: Object | None) -> Object:
-        """Write over exactly the known state. Raises Conflict, or NotFound, if something else is there."""
-        # The uid has an update fail if the object is gone, which would make a new one otherwise.
+        """Replace exactly the state `over`. Raises Conflict or NotFound if the object has another state."""
+        # The uid makes an update of a deleted object fail; without the uid the update would create a new object.
         body = over if over is not None else {"metadata": self._metadata}
         try:
             return await self._client.replace(LEASES, {**body, "spec": record.to_spec()})
         except Invalid as error:
             if over is not None:
                 raise
-            # Without a resourceVersion an update creates, and no more than that.
+            # An update without a resourceVersion can only create the object.
             raise Conflict(409, "Conflict", f"{self} exists: {error}") from error
 
     def _drop(self) -> None:
@@ -393,7 +399,7 @@ class Lease:
         return self._wall_clock().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def _version(found: Object) -> int:
-    """Return a resourceVersion as a number: those of one server grow. 0 if it is no number."""
-    version = (found.get("metadata") or {}).get("resourceVersion")
+def _version(lease: Object) -> int:
+    """Return the resourceVersion as a number, which grows on a server; 0 if it is no number."""
+    version = (lease.get("metadata") or {}).get("resourceVersion")
     return int(version) if isinstance(version, str) and version.isdecimal() else 0

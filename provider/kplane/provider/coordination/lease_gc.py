@@ -16,16 +16,16 @@ __all__ = ["LeaseGC"]
 
 _log: Final = logging.getLogger(__name__)
 
-_LOOK_SECONDS: Final = 3600.0
-"""As the Leases of API servers (apiserverleasegc of Kubernetes)."""
+_INTERVAL_SECONDS: Final = 3600.0
+"""Interval that Kubernetes uses for Leases of API servers (apiserverleasegc)."""
 
 
 class LeaseGC:
-    """Deletes the Leases of `leases` that did not change from one look to the next, an hour later.
+    """Deletes the Leases of `leases` that did not change between two collections, an hour apart.
 
-    Who is at work renews its Lease, so no process is behind such a one. A Lease is kept if `needed` says so of its
-    name, or if it lasts longer than that hour. It is deleted only as it was seen: who takes it at that moment keeps it.
-    Every peer looks, and each at its own time.
+    A working process renews its Lease, so an unchanged Lease has no live holder. A Lease is kept if `needed` returns
+    true for its name, or if its duration exceeds an hour. The delete names the resourceVersion, so a concurrent
+    acquisition keeps the Lease. Every peer collects, each at a random time.
     """
 
     def __init__(
@@ -41,19 +41,21 @@ class LeaseGC:
         self._leases = leases
         self._needed = needed
         self._before: dict[str, str] = {}
-        """Versions at the last look, by name."""
+        """resourceVersions at the last collection, by name."""
 
     async def run(self) -> NoReturn:
-        """Look again and again."""
+        """Collect every hour until cancelled."""
         while True:
-            await asyncio.sleep(_LOOK_SECONDS * random.uniform(1.0, 1.2))  # noqa: S311 - spreads load
+            await asyncio.sleep(_INTERVAL_SECONDS * random.uniform(1.0, 1.2))  # noqa: S311 - spreads load
             await self.collect()
 
     async def collect(self) -> None:
-        """Look once, and delete what the last look has seen as it is now."""
+        """Delete the Leases that have not changed since the last collection."""
         before = self._before
-        candidates = [lease["metadata"] for lease in self._leases() if _lasts_seconds(lease) < _LOOK_SECONDS]
-        self._before = {each["name"]: each["resourceVersion"] for each in candidates if not self._needed(each["name"])}
+        candidates = [lease["metadata"] for lease in self._leases() if _lasts_seconds(lease) < _INTERVAL_SECONDS]
+        self._before = {
+            lease["name"]: lease["resourceVersion"] for lease in candidates if not self._needed(lease["name"])
+        }
         for metadata in candidates:
             name, version = metadata["name"], metadata["resourceVersion"]
             if self._before.get(name) == version == before.get(name):
@@ -69,7 +71,7 @@ class LeaseGC:
                 resource_version=metadata["resourceVersion"],
             )
         except (NotFound, Conflict):
-            return  # another peer has deleted it, or has taken it
+            return  # another peer has deleted or acquired the Lease
         except ProviderError as error:
             _log.warning("failed to delete the old Lease %s: %s; retrying in an hour", name, error)
             return

@@ -1,4 +1,4 @@
-"""Peers: each process announces itself by a Lease, and watches those of the others."""
+"""Peers: each process announces itself by a Lease, and watches the Leases of other peers."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ PREFIX_LABEL: Final = "mcr.sigs.k8s.io/prefix"
 _PEER_LABEL: Final = "mcr.sigs.k8s.io/peer"
 _WEIGHT: Final = "mcr.sigs.k8s.io/weight"
 _LAYOUT: Final = "mcr.sigs.k8s.io/fences"
-"""Not upstream's: says how clusters are divided."""
+"""Annotation, not in upstream: layout by which a peer divides clusters."""
 _KEEPS: Final = "mcr.sigs.k8s.io/keeps"
-"""Not upstream's: fences that wait for this peer while it is started again."""
+"""Annotation, not in upstream: fences that wait for a peer during its restart."""
 HIGHEST_WEIGHT: Final = (1 << 32) - 1
 _FIELD_MANAGER: Final = "kplane-peer"
 
 
 @dataclass(slots=True)
 class _Sighting:
-    """A peer as last seen, with times of the local clock."""
+    """A peer as last observed, with times of the local clock."""
 
     identity: str
     weight: int
@@ -47,10 +47,10 @@ class _Sighting:
 
 
 class Announcement:
-    """Announces this process to its peers: `keep` renews a Lease, and `delete` removes it.
+    """Announces this process to its peers by a Lease, which `keep` renews and `delete` removes.
 
-    `keeps` are the fences that this process had before it was started again. Its first announcement repeats them, so
-    that they wait until this process has taken them.
+    `keeps` are the fences of this process before its restart. The first announcement repeats them, so that they wait
+    until this process has acquired them.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Announcement:
         self.identity: Final = identity
         self.name: Final = f"{prefix}-{identity}"
         self.acquired: Final = _timestamp()
-        """Tells it from that of another process of the same name."""
+        """acquireTime, which distinguishes the Lease from the Lease of another process with the same name."""
         self.announced: Final = asyncio.Event()
         self._client = client
         self._timings = timings
@@ -84,7 +84,7 @@ class Announcement:
         self._uid: str | None = None
 
     async def keep(self) -> NoReturn:
-        """Renew the Lease again and again."""
+        """Renew the Lease until cancelled."""
         timings = self._timings
         while True:
             try:
@@ -109,19 +109,19 @@ class Announcement:
                 await self._write()
 
     async def leave(self) -> None:
-        """Announce that this process takes no more clusters, though it still works."""
+        """Announce that this process acquires no more clusters, although its work continues."""
         self._leaving = True
         await self.write()
 
     async def pause(self, keeps: Collection[str]) -> None:
-        """Announce that this process is started again soon: these fences wait for it as long as its Lease lasts."""
+        """Announce a restart of this process: the fences `keeps` wait until its Lease expires."""
         self._pausing, self.keeps = True, keeps
         await self.write()
 
     async def delete(self) -> None:
-        """Remove the Lease; no error if it is gone."""
+        """Delete the Lease; no error if the Lease is gone."""
         self._gone = True
-        # What is under way could arrive later, and be taken for a peer.
+        # A pending write could arrive after the delete, and look like a live peer.
         async with self._writing:
             with contextlib.suppress(NotFound):
                 await self._client.delete(LEASES, self.name, namespace=self._namespace, uid=self._uid)
@@ -135,18 +135,18 @@ class Announcement:
         }
         kept = {_KEEPS: ",".join(sorted(self.keeps))} if self.keeps else {}
         metadata = {**self._metadata, "annotations": {**self._metadata["annotations"], **kept}}
-        found = await self._client.apply(
+        lease = await self._client.apply(
             LEASES, {"metadata": metadata, "spec": spec}, field_manager=_FIELD_MANAGER, force=True
         )
-        self._uid = found["metadata"].get("uid")
+        self._uid = lease["metadata"].get("uid")
         self.announced.set()
 
 
 class Peers:
-    """Knows the other processes by their Leases.
+    """The other processes, as observed by their Leases.
 
-    A peer's time counts from when its Lease was last seen to change, by the local clock. Its own timestamps count only
-    at the first sight, so that long-dead peers do not count.
+    The time of a peer begins with the last observed change of its Lease, by the local clock. Timestamps in the Lease
+    matter only at the first observation, so that long-dead peers do not count.
     """
 
     def __init__(
@@ -167,75 +167,75 @@ class Peers:
         self._warned = False
 
     def see(self, event: str, lease: Object) -> bool:
-        """Take note of a Lease; return whether a peer has come, gone or changed."""
+        """Observe an event of a Lease; return whether a peer has come, gone or changed."""
         metadata = lease["metadata"]
         labels = metadata.get("labels") or {}
         if labels.get(_PEER_LABEL) != "true" or labels.get(PREFIX_LABEL) != self._prefix:
             return False
-        known = self._seen.get(metadata["name"])
+        last = self._seen.get(metadata["name"])
         if event == "DELETED":
             return self._seen.pop(metadata["name"], None) is not None
-        sighting = self._look(lease, known)
-        if sighting is not known:
+        sighting = self._look(lease, last)
+        if sighting is not last:
             self._seen[metadata["name"]] = sighting
             self._compare(sighting)
-        return known is None or _shown(known) != _shown(sighting) or known.alive_until <= self._now()
+        return last is None or _shown(last) != _shown(sighting) or last.alive_until <= self._now()
 
     def alive(self) -> dict[str, float]:
-        """Return the weights of live peers with the same layout, this process included."""
+        """Return the weights of live peers with the same layout, including this process."""
         now = self._now()
-        found = {
-            each.identity: float(each.weight)
-            for each in self._seen.values()
-            if each.identity and each.layout == self._layout and now < each.alive_until
+        weights = {
+            peer.identity: float(peer.weight)
+            for peer in self._seen.values()
+            if peer.identity and peer.layout == self._layout and now < peer.alive_until
         }
-        return {**found, self._own.identity: float(self._weight)}
+        return {**weights, self._own.identity: float(self._weight)}
 
     def kept(self) -> dict[str, str]:
         """Return the fences that wait for a live peer, by key."""
         now = self._now()
-        alive = [each for each in self._seen.values() if each.keeps and each.identity and now < each.alive_until]
-        return {key: each.identity for each in sorted(alive, key=_renewed) for key in each.keeps}
+        alive = [peer for peer in self._seen.values() if peer.keeps and peer.identity and now < peer.alive_until]
+        return {key: peer.identity for peer in sorted(alive, key=_renewed) for key in peer.keeps}
 
     def kept_by(self, name: str) -> frozenset[str]:
-        """Return the fences that wait for the peer with a Lease of this name, also if its time is over."""
+        """Return the fences that wait for the peer with a Lease of this name, even after its expiry."""
         return self._seen[name].keeps if name in self._seen else frozenset()
 
     def doubt(self, identity: str) -> None:
-        """Treat a peer as gone until it is seen again."""
-        for each in self._seen.values():
-            if each.identity == identity:
-                each.alive_until = min(each.alive_until, self._now())
+        """Treat a peer as gone until its next observation."""
+        for peer in self._seen.values():
+            if peer.identity == identity:
+                peer.alive_until = min(peer.alive_until, self._now())
 
     def seen_at(self, identity: str) -> float:
-        """Return when a peer was last seen; long ago if never."""
-        return max((each.seen_at for each in self._seen.values() if each.identity == identity), default=float("-inf"))
+        """Return the time of the last observation of a peer; minus infinity if never."""
+        return max((peer.seen_at for peer in self._seen.values() if peer.identity == identity), default=float("-inf"))
 
     def strangers(self) -> list[str]:
-        """Return the Leases of peers with another layout that may still be at work."""
+        """Return the names of Leases of peers with another layout that may still be working."""
         now = self._now()
-        return sorted(name for name, each in self._seen.items() if each.layout != self._layout and now < each.gone_at)
+        return sorted(name for name, peer in self._seen.items() if peer.layout != self._layout and now < peer.gone_at)
 
     def next_change_at(self) -> float:
-        """Return when the next live peer is gone, unless it is seen before."""
+        """Return the time at which the next live peer counts as gone without a renewal."""
         now = self._now()
-        return min((each.alive_until for each in self._seen.values() if each.alive_until > now), default=float("inf"))
+        return min((peer.alive_until for peer in self._seen.values() if peer.alive_until > now), default=float("inf"))
 
-    def _look(self, lease: Object, known: _Sighting | None) -> _Sighting:
+    def _look(self, lease: Object, last: _Sighting | None) -> _Sighting:
         spec: Mapping[str, Any] = lease.get("spec") or {}
         annotations: Mapping[str, str] = lease["metadata"].get("annotations") or {}
         weight, layout = _weight(annotations.get(_WEIGHT)), annotations.get(_LAYOUT) or ""
         keeps = frozenset((annotations.get(_KEEPS) or "").split(",")) - {""}
         identity, seconds = spec.get("holderIdentity") or "", float(spec.get("leaseDurationSeconds") or 0)
         said = (identity, spec.get("acquireTime"), spec.get("renewTime"), seconds, weight, layout, keeps)
-        if known is not None and known.said == said:
-            return known
+        if last is not None and last.said == said:
+            return last
         now = self._now()
-        left = seconds if known is not None else self._left_by_its_word(spec.get("renewTime"), seconds)
+        left = seconds if last is not None else self._left_by_timestamp(spec.get("renewTime"), seconds)
         alive_until = now + left if spec.get("renewTime") else now
         return _Sighting(identity, weight, layout, keeps, said, now, alive_until, now + seconds)
 
-    def _left_by_its_word(self, renewed: object, seconds: float) -> float:
+    def _left_by_timestamp(self, renewed: object, seconds: float) -> float:
         try:
             age = (_utc_now() - datetime.fromisoformat(str(renewed))).total_seconds()
         except (TypeError, ValueError):
@@ -261,7 +261,7 @@ def _renewed(sighting: _Sighting) -> str:
 
 
 def _weight(text: str | None) -> int:
-    """Return the weight as upstream does: 1 if it is invalid."""
+    """Return the weight, or 1 if the text is invalid, as upstream does."""
     number = int(text) if text and len(text) <= len(str(HIGHEST_WEIGHT)) and text.isdecimal() else 1
     return number if 1 <= number <= HIGHEST_WEIGHT else 1
 

@@ -1,6 +1,6 @@
 """Divides items among peers: weighted rendezvous hashing with bounded shares.
 
-Every peer computes the same from the same Leases, so that no peer decides for the others.
+Every peer computes the same assignment from the same Leases, so no leader has to decide.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SLACK = 1e-9
 
 
 def slot_of(name: str, slots: int) -> int:
-    """Return the slot of a name: the same in every process, for ever."""
+    """Return the slot of a name, which is stable across processes and versions."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") % slots
 
 
@@ -33,12 +33,12 @@ def assign(items: Collection[str], weights: Mapping[str, float], *, held: Mappin
     """Assign each item to a peer; each peer gets its share by weight, rounded down or up.
 
     An item in `held` stays with its peer while that peer is in `weights` and has no more than its share, so that no
-    item moves without need. Free items go by score. With nothing held it is plain rendezvous hashing with a bound:
-    without the bound, one of three peers would get a quarter more or less than a third of 64 shards.
+    item moves without need. Free items go by score. Without held items the result is rendezvous hashing with a bound.
+    Without the bound, the share of each of three peers would differ from a third of 64 shards by up to a quarter.
     """
     total, wanted = sum(weights.values()), set(items)
     room = {peer: math.floor(len(wanted) * weight / total + _SLACK) for peer, weight in weights.items()}
-    # As many as the parts have left over by rounding get one more.
+    # The remainder of the rounding goes to as many peers, one item each.
     extra = len(wanted) - sum(room.values())
     kept = [
         (score(item, peer, weights[peer]), item, peer)
@@ -57,8 +57,8 @@ def assign(items: Collection[str], weights: Mapping[str, float], *, held: Mappin
 
 @functools.lru_cache(maxsize=1 << 16)
 def _draw(item: str, peer: str) -> float:
-    # A zero byte is in no name, so that no two pairs are hashed alike.
+    # Names have no zero byte, so no two pairs have the same input to the hash.
     digest = hashlib.blake2b(f"{item}\0{peer}".encode(), digest_size=8).digest()
-    # As few bits as keep 0 and 1 from coming out.
+    # Take few enough bits that the result is neither 0 nor 1.
     number = int.from_bytes(digest, "big") >> (64 - _BITS)
     return -1.0 / math.log((number + 0.5) / (1 << _BITS))

@@ -1,4 +1,4 @@
-"""Sharding: several processes share the clusters, and each cluster has one process at a time."""
+"""Sharding: several processes share the clusters, and each cluster belongs to a single process at a time."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ _RELIST_SECONDS: Final = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingStats:
-    """What a coordinator does now, and has done since it was made; for metrics."""
+    """Current state of a coordinator, and counts since its creation; for metrics."""
 
     peers: tuple[str, ...]
-    """Identities of those who take part, this process included, sorted."""
+    """Identities of all live peers, including this process, sorted."""
     fences: int
-    """How many there are: shards, or clusters."""
+    """Number of fences: shards, or clusters."""
     wanted: int
-    """How many of them this process should work behind."""
+    """Number of fences assigned to this process."""
     owned: int
-    """How many it works behind."""
+    """Number of fences with work of this process."""
     draining: int
-    """How many of those it is about to release, or cannot renew."""
+    """Number of owned fences that this process is about to release, or cannot renew."""
     clusters: int
-    """How many clusters are behind those that it works behind."""
+    """Number of clusters behind the owned fences."""
     acquired: int
     released: int
     lost: int
@@ -63,31 +63,32 @@ class Sharded:
 
     Each cluster belongs to one of `shards` virtual shards by its name, and each shard to a peer by weighted rendezvous
     hashing. The owner of a shard holds its fence, the Lease `<fence_prefix>-<number>`. With `fence="cluster"` each
-    cluster has a Lease of its own, `<fence_prefix>-<cluster>`: it moves alone, and costs a renewal each
-    `timings.renew_seconds`. All peers must divide alike; a peer that does not waits until the others are gone.
+    cluster has its own Lease, `<fence_prefix>-<cluster>`: the cluster moves alone, and costs a renewal each
+    `timings.renew_seconds`. All peers must use the same layout; a peer with another layout waits until the other peers
+    are gone.
 
-    A peer is `<peer_prefix>-<identity>`. `identity` is the host's name by default, and must belong to this process
-    alone; two with the same one never work on the same cluster at once, but share one part. `weight` is a peer's
-    relative share. A new peer learns of the others before it takes anything; the former owner drains what it gets. A
-    peer that dies is replaced when its fences expire, after `timings.duration_seconds`. A peer that ends is replaced at
-    once, unless `returns` says that it is started again soon under its identity, such as a pod of a StatefulSet in a
-    rolling update. Then its fences wait for it, `timings.peer_seconds` at most, and no shard moves.
+    The Lease of a peer is `<peer_prefix>-<identity>`. `identity` is the host name by default, and must be unique. Two
+    processes with the same identity share a single part, and never work on the same cluster at once. `weight` is the
+    relative share of a peer. A new peer observes the other peers before it acquires fences, and former owners drain
+    the clusters that move. A dead peer is replaced when its fences expire, after `timings.duration_seconds`. A peer
+    that stops is replaced at once, unless `returns` is true: the process restarts soon under its identity, such as a
+    pod of a StatefulSet in a rolling update. The fences then wait at most `timings.peer_seconds`, and no shard moves.
 
-    Each peer watches the local cluster, because its events may lead to work in the clusters of any peer. What is to be
-    done in the local cluster itself is done by the owner of its shard.
+    Each peer watches the local cluster, because its events may lead to work in the clusters of any peer. The owner of
+    the shard of the local cluster reconciles the local cluster itself.
 
-    A fence without a Lease is used when its new Lease has lasted once, because somebody may have deleted the Lease of a
-    process at work. `unused` tells of a key (`layout`) that no process can be at work behind its fence, so that nobody
-    waits in a new installation. It raises ProviderError while it does not know.
+    A fence with a missing Lease is used only after the duration of its new Lease, because a user may have deleted the
+    Lease of a working process. `unused` returns whether certainly no process works behind the fence of a key
+    (`layout`), so that a new installation starts without a wait. `unused` raises ProviderError while that is unknown.
 
-    Work is withdrawn before a fence that cannot be renewed expires. If it does not end in time, the fence is not
-    released, and `on_overrun` is called in a thread of its own; by default it ends the process. Ownership is by the
-    local monotonic clock, and checked at dispatch, at a lookup, and before each write, which may take as long as the
-    fence lasts. A gap remains: a process that is frozen between its last check and the sending of a request sends it
-    when it resumes, and a network may deliver late. Only a resourceVersion makes Kubernetes refuse such a write: send
-    one with updates that must not come late.
+    Work is withdrawn before a fence that cannot be renewed expires. If the work does not end in time, the fence is not
+    released, and `on_overrun` is called in a separate thread; the default ends the process. Ownership follows the local
+    monotonic clock. Ownership is checked at dispatch, at a lookup, and before each write, which may take as long as the
+    fence lasts. A gap remains: a process that is frozen between its last check and the sending of a request sends the
+    request when it resumes, and a network may deliver late. Kubernetes refuses such a write only if the write has a
+    resourceVersion: send a resourceVersion with updates that must not come late.
 
-    A peer deletes Leases that were not renewed for an hour: of dead peers, and fences of clusters that are gone.
+    Peers delete Leases that were not renewed for an hour: Leases of dead peers, and fences of clusters that have left.
 
     `client` reaches the cluster of the Leases. It needs get, list, watch, create, update, patch and delete on `leases`
     (coordination.k8s.io) in `namespace`, and must not be guarded by this coordinator. Raises ValueError for settings
@@ -131,13 +132,13 @@ class Sharded:
         self._counts = Counts()
         self._listeners: list[Callable[[], None]] = []
         self._lost_listeners: list[Callable[[], None]] = []
-        self._bell = asyncio.Event()
+        self._changed = asyncio.Event()
         self._settled_at = float("-inf")
         self._announcement, self._peers, self._leases, self._fences = self._make()
 
     @property
     def stats(self) -> ShardingStats:
-        """Numbers for metrics."""
+        """State and counts, for metrics."""
         fences, counts = self._fences.all(), self._counts
         return ShardingStats(
             peers=tuple(sorted(self._peers.alive())),
@@ -161,7 +162,7 @@ class Sharded:
         self._listeners.append(listener)
 
     def listen_lost(self, listener: Callable[[], None]) -> None:
-        """Call `listener` each time after the work on clusters has ended that are not this process's own any more.
+        """Call `listener` each time after the work on clusters has ended that this process no longer owns.
 
         It must not block. A failure is logged, and does not affect the work.
         """
@@ -173,12 +174,12 @@ class Sharded:
         return fence is not None and fence.may_begin
 
     def grace_seconds(self, cluster: str) -> float | None:
-        """Return the remaining time of the fence, less the time to cancel reconciles."""
+        """Return the remaining seconds of the fence, less the time to cancel reconciles."""
         fence = self._fences.of(cluster)
         return max(0.0, fence.seconds_left - self.timings.margin_seconds) if fence is not None else 0.0
 
     def require_read(self, cluster: str) -> None:
-        """Raise ClusterNotOwned if this process does not hold the fence; the local cluster is open to all."""
+        """Raise ClusterNotOwned if this process does not hold the fence; every process may read the local cluster."""
         if cluster != LOCAL:
             self._require(cluster)
 
@@ -187,32 +188,32 @@ class Sharded:
 
         Reconciles of owned clusters may write to the local cluster.
         """
-        asked = cluster if cluster != LOCAL else current_cluster()
-        return self._require(asked) if asked is not None else None
+        owned = cluster if cluster != LOCAL else current_cluster()
+        return self._require(owned) if owned is not None else None
 
     async def run(self, target: EngagementTarget) -> None:
         """Take part until cancelled; then withdraw all work, release all fences, and leave."""
-        self._bell = asyncio.Event()
+        self._changed = asyncio.Event()
         self._announcement, self._peers, self._leases, self._fences = self._make(target)
         helpers = [
             asyncio.create_task(
-                self._leases.run(lambda event: self._see(event.kind, event.object)),
+                self._leases.run(lambda event: self._observe(event.kind, event.object)),
                 name=f"watch the Leases in {self._namespace}",
             ),
-            asyncio.create_task(self._ring(target), name="watch the fleet for its coordinator"),
+            asyncio.create_task(self._watch_fleet(target), name="watch the fleet for its coordinator"),
             asyncio.create_task(self._make_gc().run(), name="delete old Leases"),
         ]
         with exit_on_expiry(self._fences.overrun_at, on_overrun=self._on_overrun, now=self._now):
-            # An event of the local cluster may lead to work in any cluster, so each peer has to see it.
+            # An event of the local cluster may lead to work in any cluster, so each peer has to observe it.
             target.observe_local()
             try:
                 await self._take_part(helpers)
             finally:
-                await _unhindered(self._leave(helpers))
+                await _await_shielded(self._leave(helpers))
                 await target.ignore_local()
 
     async def _take_part(self, helpers: list[asyncio.Task[Any]]) -> None:
-        # Who takes before it knows the others takes what is theirs, and has to give it back.
+        # Observe all peers first: a process that does not would acquire fences of others, and have to return them.
         await self._leases.synced.wait()
         self._fences.watched()
         self._announcement.keeps = self._peers.kept_by(self._announcement.name)
@@ -225,7 +226,7 @@ class Sharded:
             for task in helpers:
                 if task.done():
                     task.result()
-            # Those who come at the same time have to know of each other first, or what they take moves twice.
+            # Peers that start together have to observe each other first; otherwise fences move twice.
             await asyncio.sleep(max(0.0, self._settled_at - self._now()))
             self._decide()
             await self._pause(min(self.timings.probe_seconds, self._next_change_at() - self._now()))
@@ -233,7 +234,8 @@ class Sharded:
     async def _wait_for_strangers(self) -> None:
         """Return when no peer divides the clusters differently.
 
-        Each process looks after it has announced itself, so of two that start at once at least one sees the other.
+        Each process lists the peers after its own announcement, so of two concurrent starts at least one observes
+        the other.
         """
         logged: str | None = None
         while True:
@@ -241,7 +243,7 @@ class Sharded:
                 for lease in (
                     await self._client.list(LEASES, namespace=self._namespace, label_selector=_SELECTOR)
                 ).items:
-                    self._see("ADDED", lease)
+                    self._observe("ADDED", lease)
                 strangers = self._peers.strangers()
                 if not strangers:
                     return
@@ -255,7 +257,7 @@ class Sharded:
             await self._pause(self.timings.probe_seconds)
 
     def _decide(self) -> None:
-        """Want the fences that are ours, and no others."""
+        """Assign the fences to the peers, and want exactly the fences of this process."""
         fences = self._fences
         fences.arrange()
         for peer in fences.silent_holders(seen_at=self._peers.seen_at):
@@ -266,13 +268,13 @@ class Sharded:
     def _next_change_at(self) -> float:
         return min(self._peers.next_change_at(), self._fences.next_change_at())
 
-    def _see(self, event: str, lease: Object) -> None:
+    def _observe(self, event: str, lease: Object) -> None:
         before = self._peers.alive().keys()
         changed = self._peers.see(event, lease)
         if changed and self._peers.alive().keys() - before:
             self._settle()
         if self._fences.see(event, lease) or changed:
-            self._bell.set()
+            self._changed.set()
 
     def _settle(self) -> None:
         now = self._now()
@@ -300,7 +302,7 @@ class Sharded:
                 await self._announce(self._announcement.pause(keeps) if returns else self._announcement.leave())
             await self._fences.end()
             if announced:
-                # Its time to return begins now.
+                # The time to return begins now.
                 await self._announce(self._announcement.pause(keeps) if returns else self._announcement.delete())
         finally:
             for task in helpers:
@@ -330,16 +332,16 @@ class Sharded:
         for listener in listeners:
             try:
                 listener()
-            except Exception:  # noqa: BLE001 - it is code of others, and logged
+            except Exception:  # noqa: BLE001 - custom code; the error is logged
                 _log.exception("failed to notify a listener about clusters that this process acquired or lost")
 
-    async def _ring(self, target: EngagementTarget) -> None:
+    async def _watch_fleet(self, target: EngagementTarget) -> None:
         while True:
             await target.wait_changed()
-            self._bell.set()
+            self._changed.set()
 
     async def _pause(self, seconds: float) -> None:
-        await wait(self._bell, at_most_seconds=seconds)
+        await wait(self._changed, at_most_seconds=seconds)
 
     def _make_gc(self) -> LeaseGC:
         selector = f"{PREFIX_LABEL} in ({self._peer_prefix}, {self.layout.prefix})"
@@ -376,7 +378,7 @@ class Sharded:
             target=target,
             known=lambda name: leases.get(name, namespace=self._namespace),
             unused=self._unused,
-            changed=self._bell.set,
+            changed=self._changed.set,
             taken=lambda: self._notify(self._listeners),
             left=lambda: self._notify(self._lost_listeners),
             now=self._now,
@@ -384,8 +386,8 @@ class Sharded:
         return announcement, peers, leases, fences
 
 
-async def _unhindered(work: Coroutine[Any, Any, None]) -> None:
-    """Await this to its end, however often the caller is cancelled."""
+async def _await_shielded(work: Coroutine[Any, Any, None]) -> None:
+    """Await the work to its end, however often the caller is cancelled."""
     task = asyncio.create_task(work, name="leave the peers")
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""How clusters are divided among peers, and the names of the Leases."""
+"""Layout of clusters and fences, names of the Leases, and their timings."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ __all__ = ["FencedBy", "Layout", "ShardTimings", "object_name"]
 FencedBy = Literal["shard", "cluster"]
 
 _LONGEST: Final = 180
-"""Leaves room for a prefix in the 253 characters of an object's name."""
+"""Maximum length of a name, which leaves room for a prefix in the 253 characters of an object name."""
 _FORBIDDEN: Final = re.compile(r"[^a-z0-9.-]")
 _DOT: Final = re.compile(r"-*\.[.-]*")
 _HASHED: Final = re.compile(r".*-[0-9a-f]{16}")
 _MARGIN_SECONDS: Final = 0.5
 _LONGEST_CALL_SECONDS: Final = 5.0
-"""A call that hangs must not outlast an outage for long."""
+"""Maximum timeout of a call: a hanging call must not outlast an outage for long."""
 _JITTER: Final = 1.2
 _MOST_SHARDS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTimings:
-    """Sets how long the Leases last, in seconds. The defaults are upstream's if it has them.
+    """Timings of the Leases, in seconds. The defaults are upstream's if upstream has the setting.
 
     A fence lasts `duration_seconds` and is renewed every `renew_seconds`; a failure is retried after `retry_seconds`.
-    If it was not renewed until `drain_seconds` before its end, work is withdrawn: running reconciles have a second less
-    than that, and are cancelled then. A fence that moves to another peer is renewed until its work has ended, at most
-    `handover_seconds`. A peer that is silent for `peer_seconds` gets nothing; a peer announces itself every
-    `peer_renew_seconds`. Everything is checked every `probe_seconds`, though a watch notices changes at once.
+    Without a renewal until `drain_seconds` before the expiry, work is withdrawn: running reconciles have a second less
+    than `drain_seconds`, and are then cancelled. A fence that moves to another peer is renewed until its work has
+    ended, at most `handover_seconds`. A peer that is silent for `peer_seconds` gets no fences; a peer announces itself
+    every `peer_renew_seconds`. Peers and fences are checked every `probe_seconds`, and a watch notices changes at once.
 
     Raises ValueError if the values do not fit together.
     """
@@ -74,12 +74,12 @@ class ShardTimings:
 
     @property
     def margin_seconds(self) -> float:
-        """Time before the end of a fence in which nothing is done any more."""
+        """Time before the expiry of a fence in which all work has ended."""
         return _MARGIN_SECONDS
 
     @property
     def call_seconds(self) -> float:
-        """Bound of one call, so that two fit in before work must be withdrawn."""
+        """Timeout of a call, so that two calls fit before work must be withdrawn."""
         return min(_LONGEST_CALL_SECONDS, (self.duration_seconds - self.drain_seconds - self.renew_seconds) / 2)
 
 
@@ -87,9 +87,9 @@ class ShardTimings:
 class Layout:
     """Maps clusters to fences. Processes can share a fleet only if their layouts are equal.
 
-    With `by` "shard" there are `shards` fences, and a cluster's name decides: the number of Leases does not depend on
-    the number of clusters. With "cluster" each cluster has its own, as upstream. Raises ValueError if the names cannot
-    be object names.
+    With `by` "shard" there are `shards` fences, and the name of a cluster selects its fence. So the number of Leases
+    does not depend on the number of clusters. With "cluster" each cluster has a fence, as in upstream. Raises
+    ValueError if the names cannot be object names.
     """
 
     prefix: str
@@ -128,13 +128,13 @@ def require_prefix(prefix: str) -> None:
 
 def object_name(text: str) -> str:
     """Turn any text into a DNS-1123 subdomain, as upstream does: lower case, and - for other characters."""
-    # Beyond upstream: a dot next to a dash or another dot would not be accepted.
+    # In addition to upstream: a dot next to a dash or another dot is invalid in a name.
     name = _DOT.sub(".", _FORBIDDEN.sub("-", text.lower())).strip("-.")
     return name[:_LONGEST].rstrip("-.") or "unknown"
 
 
 def _unique_name(text: str) -> str:
-    """Return such a name that no other text has: two clusters must not share a fence."""
+    """Turn a text into a unique DNS-1123 subdomain: two clusters must not share a fence."""
     name = object_name(text)
     if name == text and not _HASHED.fullmatch(text):
         return name

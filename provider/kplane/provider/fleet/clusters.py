@@ -28,16 +28,16 @@ log: Final = logging.getLogger(__name__)
 
 
 class _Slot:
-    """Keeps what is wanted and what is engaged under a name."""
+    """The desired cluster and the engagement under a name."""
 
     def __init__(self, *, allowed: bool) -> None:
         self.wanted: Cluster | None = None
         self.allowed = allowed
         self.engagement: Engagement | None = None
         self.work: Engagement | None = None
-        """What the awares are engaged by: a part of the engagement, while work on the cluster is allowed."""
+        """Sub-engagement of the awares, while work on the cluster is allowed."""
         self.watch: Engagement | None = None
-        """What the watchers of the local cluster are engaged by, if it is observed."""
+        """Sub-engagement of the watchers of the local cluster, while they observe the cluster."""
         self.lock = asyncio.Lock()
         self.users = 0
 
@@ -45,7 +45,7 @@ class _Slot:
 class Clusters:
     """Engages every aware with every cluster. Names are independent: a slow cluster blocks no other.
 
-    `engage_timeout_seconds` bounds one call of an aware's `engage`. A call that fails or takes longer is undone, and
+    `engage_timeout_seconds` bounds a call of an aware's `engage`. A call that fails or takes longer is undone, and
     retried with growing delays up to `retry_maximum_seconds`. If the fleet is `coordinated`, awares are engaged with a
     cluster only from `allow` to `withdraw`. `wiring` configures clients and caches of the clusters. `on_error` is
     called in the loop for each failed attempt, and must not block.
@@ -63,9 +63,9 @@ class Clusters:
         retry_maximum_seconds: float = 60.0,
     ) -> None:
         self.engage_durations: Final = Durations()
-        """How long it took until an aware was engaged with a cluster, failed tries included; for metrics."""
+        """Time until an aware was engaged with a cluster, including failed tries; for metrics."""
         self.engage_failures = 0
-        """How often an aware failed to engage with a cluster; for metrics."""
+        """Number of failed attempts of awares to engage with a cluster; for metrics."""
         self._awares: list[Aware | LocalAware] = list(awares)
         self._coordinated = coordinated
         self._wiring = wiring
@@ -83,7 +83,7 @@ class Clusters:
         self._retry_maximum_seconds = retry_maximum_seconds
 
     def add_aware(self, aware: Aware | LocalAware) -> None:
-        """Engage one more aware with every cluster, present and future."""
+        """Engage an aware with every cluster, present and future."""
         self._awares.append(aware)
         for slot in tuple(self._slots.values()):
             if slot.watch is not None and not slot.watch.closing:
@@ -118,7 +118,7 @@ class Clusters:
         await self._want(cluster.name, cluster)
 
     async def remove(self, name: str) -> None:
-        """Close the engagement of a cluster, and return when nothing of it is left. An unknown name is no error."""
+        """Close the engagement of a cluster, and return after its end. An unknown name is no error."""
         if name in self._slots:
             await self._want(name, None)
 
@@ -132,7 +132,7 @@ class Clusters:
         return slot.engagement.cluster
 
     def present(self, name: str) -> Cluster:
-        """Return a cluster also while its work ends or it is replaced, for what only reads. Raises as `get`."""
+        """Return a cluster, even during the end of its work or its replacement, for reads. Raises as `get`."""
         slot = self._slots.get(name)
         if slot is not None and slot.engagement is not None and not slot.engagement.closed:
             return slot.engagement.cluster
@@ -150,20 +150,20 @@ class Clusters:
         self._changed.clear()
 
     def allow(self, name: str) -> None:
-        """Let the work on a cluster begin. Does nothing if it has begun, or the cluster is not known."""
+        """Let the work on a cluster begin. Has no effect on begun work or an unknown cluster."""
         slot = self._slots.get(name)
         if slot is None or slot.wanted is None:
             return
         slot.allowed = True
         engagement, work = slot.engagement, slot.work
-        # Otherwise the holder of the lock does it.
+        # If the lock is held, its holder applies the change.
         if not slot.lock.locked() and engagement is not None and not engagement.closing and (not work or work.closed):
             slot.work = self._begin_work(engagement)
 
     async def withdraw(self, name: str) -> None:
-        """End the work on a cluster, and return when it has ended; the cluster stays known.
+        """End the work on a cluster, and return after its end; the cluster stays in the fleet.
 
-        It applies no other pending change: that could fail, and the caller waits for the end of the work.
+        No other pending change is applied: another change could fail, and the caller waits for the end of the work.
         """
         slot = self._slots.get(name)
         if slot is None:
@@ -172,7 +172,7 @@ class Clusters:
         async with slot.lock:
             if not slot.allowed:
                 await self._end_work(slot)
-        if slot.allowed:  # again, while it ended
+        if slot.allowed:  # allowed again during the end of the work
             self.allow(name)
 
     def observe_local(self) -> None:
@@ -183,7 +183,7 @@ class Clusters:
             slot.watch = self._watch(slot.engagement)
 
     async def ignore_local(self) -> None:
-        """End what `observe_local` began, and return when it has ended."""
+        """End the watches of `observe_local`, and return after their end."""
         self._observes_local = False
         slot = self._slots.get(LOCAL)
         if slot is not None and slot.watch is not None:
@@ -193,10 +193,10 @@ class Clusters:
     def engagements(self) -> list[Engagement]:
         """Return the live engagements, sorted by the name of their cluster."""
         live = [slot.engagement for slot in self._slots.values() if slot.engagement is not None]
-        return sorted((found for found in live if not found.closing), key=lambda found: found.cluster.name)
+        return sorted((item for item in live if not item.closing), key=lambda item: item.cluster.name)
 
     def failure(self, name: str) -> str | None:
-        """Return why an aware is not engaged with a live cluster; None if all are, or were not tried yet."""
+        """Return the error of an aware that is not engaged with a live cluster; None without an error."""
         slot = self._slots.get(name)
         generation = slot.engagement.generation if slot is not None and slot.engagement is not None else 0
         return next((why for key, why in self._failures.items() if key[0] == generation), None)
@@ -216,13 +216,13 @@ class Clusters:
 
     @contextlib.asynccontextmanager
     async def _applying(self, name: str) -> AsyncIterator[_Slot]:
-        """Note a wish for a name inside of this context, and apply it at its end."""
+        """Change the desired state of a name in this context, which applies the change at its end."""
         slot = self._slots.setdefault(name, _Slot(allowed=not self._coordinated))
         slot.users += 1
         try:
             yield slot
             async with slot.lock:
-                # The holder of the lock applies the latest wish; callers of older ones find it done.
+                # The holder of the lock applies the latest desired state; callers of older changes find it applied.
                 while not self._applied(slot):
                     await self._step(slot)
         finally:
@@ -290,7 +290,7 @@ class Clusters:
 
     def _begin_watch(self, aware: Aware | LocalAware, watch: Engagement) -> None:
         if isinstance(aware, LocalWatcher):
-            # Another key than that of the same aware's engagement by work.
+            # A different key from the engagement of the same aware for work.
             key = (watch.generation, -id(aware))
             trying = self._keep_trying(aware.watch_local, watch, who=type(aware).__name__, key=key)
             _ = watch.spawn(trying, name=f"watch {type(aware).__name__}")

@@ -1,4 +1,4 @@
-"""The clusters of a fleet as one provider sees them."""
+"""The clusters of a fleet in the view of a provider."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["FleetView"]
 
 
 class FleetView:
-    """Shows one provider its part of a fleet: adds `prefix` to names, and the provider to the origins of clusters.
+    """View of a fleet for a provider: adds `prefix` to names, and the provider to the origins of clusters.
 
-    Its part is what has the prefix; without one, it is what the provider added. So a provider that removes what it does
-    not know leaves clusters that the program itself added.
+    The view contains clusters with the prefix; without a prefix, clusters that the provider added. So a provider that
+    removes unknown clusters keeps clusters that the program itself added.
     """
 
     def __init__(self, fleet: Fleet, *, provider: Provider, prefix: str = "") -> None:

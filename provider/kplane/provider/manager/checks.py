@@ -10,7 +10,7 @@ from kplane.provider.errors import ProviderError
 __all__ = ["Check", "Checks"]
 
 Check = Callable[[], Awaitable[None]]
-"""Returns if all is well, and raises what says what is not."""
+"""Health check, which returns on success and raises an error with the cause on failure."""
 
 
 class Checks:
@@ -27,7 +27,7 @@ class Checks:
         self._checks[name] = check
 
     async def run(self, *, only: str | None = None) -> Mapping[str, str | None]:
-        """Run all checks at once, or one, if it is there. Returns the failure of each by name, None if it passed."""
+        """Run all checks, or the check `only`, concurrently. Returns failures by name; None for a check that passed."""
         asked = {name: check for name, check in self._checks.items() if only in {None, name}}
         return dict(zip(asked, await asyncio.gather(*map(self._ask, asked.values())), strict=True))
 
@@ -37,6 +37,6 @@ class Checks:
                 await check()
         except TimeoutError:
             return f"no answer within {self._timeout_seconds:g} s"
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+        except Exception as error:  # noqa: BLE001 - any error is the result of the check
             return str(error) or type(error).__name__
         return None

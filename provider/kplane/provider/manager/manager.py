@@ -38,14 +38,14 @@ class Manager:
     """Runs a provider, and engages controllers and other components with each of its clusters.
 
     `config` is the configuration of the local cluster, which `get_cluster("")` returns; with None there is no local
-    cluster. Without `provider` the local cluster is the only one. `coordinator` decides which clusters this process
+    cluster. Without `provider` the local cluster is the only cluster. `coordinator` decides which clusters this process
     works on if several processes run the same manager; by default it works on all.
 
-    `name` is that of the program, such as `my-operator`. API servers note it as the field manager of each write, so two
-    programs must not share one, and all versions and replicas of a program must. With `version` it is in the
-    User-Agent. Raises ProviderError without a name.
+    `name` is the name of the program, such as `my-operator`, and the field manager of each write. Two programs must not
+    share a name; all versions and replicas of a program must. With `version`, the name is in the
+    User-Agent too. Raises ProviderError without a name.
 
-    `workers` is the default for how many reconciles of a controller work at once (see `Options`);
+    `workers` is the default number of concurrent reconciles of a controller (see `Options`);
     `group_kind_concurrency` sets it by kind, such as `{"ReplicaSet.apps": 4}`. `transform` changes each object before
     it is cached, for example to keep less of it. `cache_scopes` select the objects that are cached, by kind, such as
     `{"v1/Secret": CacheScope(namespaces=("a", "b"))}`, or by a function of cluster and kind. `limits` bound the answers
@@ -53,9 +53,9 @@ class Manager:
     with each warning of an API server; each text is logged once for its kind. `on_engage_error` is called for each
     failed attempt of a component to engage with a cluster; the manager retries in any case.
 
-    A reconcile may take `reconcile_timeout_seconds` if its controller has no time-out of its own.
+    `reconcile_timeout_seconds` is the timeout of reconciles whose controller sets no timeout.
 
-    It is ready once the provider has read all that stands for clusters, if it tells (see `HasSynced`). Use
+    The manager is ready once the provider has synced, if the provider has `HasSynced`. Use
     `await manager.run(stop)`, or `async with manager`. At the end the manager closes and awaits every engagement. A
     manager runs once.
     """
@@ -82,9 +82,11 @@ class Manager:
         engage_timeout_seconds: float = 60.0,
     ) -> None:
         require_name(name, version=version)
-        for each, what in ((provider, "provider"), (coordinator, "coordinator")):
-            if isinstance(each, type):
-                raise ProviderError(f"{each.__name__} is a class: give Manager an instance of it as the {what}")
+        for component, parameter in ((provider, "provider"), (coordinator, "coordinator")):
+            if isinstance(component, type):
+                raise ProviderError(
+                    f"{component.__name__} is a class: give Manager an instance of it as the {parameter}"
+                )
         self.name: Final = name
         self.provider: Final = provider
         self.coordinator: Final[Coordinator] = coordinator if coordinator is not None else Basic()
@@ -93,13 +95,13 @@ class Manager:
         self.reconcile_timeout_seconds: Final = reconcile_timeout_seconds
         self.group_kind_concurrency: Final[Mapping[str, int]] = dict(group_kind_concurrency or {})
         self.controllers: Final[dict[str, MulticlusterController[Any]]] = {}
-        """Those that were added, by name."""
+        """Added controllers, by name."""
         self.health_checks: Final = Checks()
         self.ready_checks: Final = Checks()
         if provider is not None and isinstance(provider, HasSynced):
             self.ready_checks.add("provider", _Synced(provider, name=provider.name).check)
         self._local = Cluster(LOCAL, config=config) if config is not None else None
-        # Nothing of a cluster is left once it is gone, its idle connections included.
+        # A cluster that leaves takes its idle connections along.
         self._connections = Connections(linger_seconds=0)
         wiring = Wiring(
             connections=self._connections,
@@ -114,7 +116,7 @@ class Manager:
             on_warning=on_warning,
         )
         if self._local is not None:
-            # It may be used before the manager runs.
+            # The local cluster may be used before the manager runs.
             self._local.wire(wiring)
         self._clusters = Clusters(
             coordinated=coordinator is not None,
@@ -158,10 +160,10 @@ class Manager:
         return self._local
 
     def add(self, what: Aware | LocalAware | Runnable) -> None:
-        """Add a component that works on clusters, runs with the manager, or both; at any time.
+        """Add a component that works on clusters, runs with the manager, or both; allowed at any time.
 
-        An aware is engaged with all clusters, present and future. A runnable that fails is restarted after a backoff.
-        Raises ProviderError for a controller whose name another controller has.
+        An aware component is engaged with all clusters, present and future. A runnable that fails is restarted after a
+        backoff. Raises ProviderError for a controller whose name another controller has.
         """
         if isinstance(what, MulticlusterController):
             self._add_controller(what)
@@ -185,27 +187,27 @@ class Manager:
         self.controllers[name] = controller
 
     def expect(self, builder: Buildable) -> None:
-        """Refuse to run while a controller is described and not built; `controller()` calls it."""
+        """Refuse to run while the controller of `builder` is not built; `controller()` calls this method."""
         self._builders.append(builder)
 
     def index_field(self, kind: Kind[ObjectT], field: str, extract: Callable[[ObjectT], Iterable[str]]) -> None:
         """Index a field, so that `cache.list(..., field={field: value})` finds objects by the values of `extract`.
 
-        It applies to all clusters, present and future. Raises ProviderError if another function indexes that field, and
-        for what is no kind.
+        The index applies to all clusters, present and future. Raises ProviderError if another function indexes the
+        field, and for an invalid kind.
         """
         self._clusters.index_field(kind, field, extract)
 
     def add_health_check(self, name: str, check: Check) -> None:
-        """Add a check to `/healthz`: if it fails, the process should be restarted."""
+        """Add a check to `/healthz`, whose failure means that the process should be restarted."""
         self.health_checks.add(name, check)
 
     def add_ready_check(self, name: str, check: Check) -> None:
-        """Add a check to `/readyz`: if it fails, the process should receive no requests."""
+        """Add a check to `/readyz`, whose failure means that the process should receive no requests."""
         self.ready_checks.add(name, check)
 
     def get_cluster(self, name: str) -> Cluster:
-        """Return a cluster by its name; "" is the local one.
+        """Return a cluster by its name; "" is the local cluster.
 
         Raises ClusterNotFound, ClusterNotReady while the cluster is being engaged, ClusterNotOwned if another process
         works on it, and ProviderError if there is no provider.
@@ -226,7 +228,7 @@ class Manager:
         return self.get_cluster(name)
 
     def scoped(self, name: str) -> ScopedManager:
-        """Return this manager for a component that knows only one cluster."""
+        """Return a view of this manager for a component of a single cluster."""
         return ScopedManager(self, name)
 
     def cluster_names(self) -> list[str]:
@@ -262,8 +264,8 @@ class Manager:
     ) -> None:
         self._running, self._ended = False, True
         try:
-            # First the provider, then the coordinator. The coordinator withdraws all work, which the controllers drain:
-            # they run until the last engagement is closed.
+            # Stop the provider first, then the coordinator. The coordinator withdraws all work, which the controllers
+            # drain: controllers run until the last engagement is closed.
             for name in [name for name in reversed(self._tasks) if not name.startswith("runnable")]:
                 await self._stop(name)
         finally:
@@ -284,10 +286,10 @@ class Manager:
 
 
 class ScopedManager:
-    """Shows one cluster of a manager to components that know only one; upstream's scopedManager.
+    """View of a manager for components of a single cluster; upstream's scopedManager.
 
-    Client, cache and recorder are those of the cluster as it is now; they raise as `Manager.get_cluster`. A controller
-    that is built with it watches this cluster alone. Components that it adds run with the manager.
+    Client, cache and recorder belong to the current instance of the cluster, and raise as `Manager.get_cluster`. A
+    controller that is built with this view watches this cluster alone. Added components run with the manager.
     """
 
     def __init__(self, manager: Manager, name: str) -> None:
@@ -301,22 +303,22 @@ class ScopedManager:
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster as it is now."""
+        """The current instance of the cluster."""
         return self.manager.get_cluster(self.name)
 
     @property
     def workers(self) -> int:
-        """Default for how many reconciles of a controller run at once, as `Manager.workers`."""
+        """Default number of concurrent reconciles of a controller, as `Manager.workers`."""
         return self.manager.workers
 
     @property
     def reconcile_timeout_seconds(self) -> float:
-        """Default for how long a reconcile may take, as `Manager.reconcile_timeout_seconds`."""
+        """Default timeout of a reconcile, as `Manager.reconcile_timeout_seconds`."""
         return self.manager.reconcile_timeout_seconds
 
     @property
     def group_kind_concurrency(self) -> Mapping[str, int]:
-        """How many reconciles run at once by kind, as `Manager.group_kind_concurrency`."""
+        """Number of concurrent reconciles by kind, as `Manager.group_kind_concurrency`."""
         return self.manager.group_kind_concurrency
 
     @property
@@ -339,7 +341,7 @@ class ScopedManager:
         return self.manager.get_cluster(name)
 
     def expect(self, builder: Buildable) -> None:
-        """Refuse to run while a controller is described and not built, as `Manager.expect`."""
+        """Refuse to run while the controller of `builder` is not built, as `Manager.expect`."""
         self.manager.expect(builder)
 
     @property
@@ -362,9 +364,9 @@ class ScopedManager:
         return self.cluster.recorder(component)
 
     def index_field(self, kind: Kind[ObjectT], field: str, extract: Callable[[ObjectT], Iterable[str]]) -> None:
-        """Index a field in the cache of the cluster as it is now, as `Cache.index_field`.
+        """Index a field in the cache of the current instance of the cluster, as `Cache.index_field`.
 
-        A cluster that replaces it does not have the index: `Manager.index_field` is for present and future ones.
+        A replaced cluster does not have the index; `Manager.index_field` covers present and future clusters.
         """
         self.cluster.cache.index_field(kind, field, extract)
 
@@ -382,7 +384,7 @@ class ScopedManager:
 
 
 class _Synced:
-    """Passes once the provider has synced, and from then on: one that takes in more makes no replica unready."""
+    """Check that passes once the provider has synced, and ever after: a later sync makes no replica unready."""
 
     def __init__(self, provider: HasSynced, *, name: str) -> None:
         self._provider = provider

@@ -7,24 +7,24 @@ async with Client(ClusterConfig.in_cluster()) as client:
     manager = Manager(client.config, MiloProvider(client, label_selector="tier=paid"), name="my-operator")
 ```
 
-What is watched, and when a project counts, depends on the mode:
+The mode selects the watched kind and the condition of a ready project:
 
 | | projects (default) | `internal_service_discovery=True` |
 |---|---|---|
 | kind | resourcemanager.miloapis.com/v1alpha1 Project | infrastructure.miloapis.com/v1alpha1 ProjectControlPlane |
 | condition | Ready | ControlPlaneReady |
-| server | that of `project_config`, with the project's path | milo-apiserver.project-<name>.svc.cluster.local:6443 |
+| server | server of `project_config`, with the project's path | milo-apiserver.project-<name>.svc.cluster.local:6443 |
 
-Both kinds are cluster-scoped; the cluster is named as the object. All projects are reached with one identity and one
-CA, those of `project_config`, which is by default that of `client`. By the first mode all are at one host, and their
-clients share connections to it, as those of a Manager do.
+Both kinds are cluster-scoped; the cluster is named as the object. All projects share the
+identity and the CA of `project_config`, by default the configuration of `client`. In the first mode all projects have
+the same host, and their clients share its connections, as the clients of a Manager do.
 
-A project that stops being ready, is gone, or no longer matches the selector, is disengaged. One that is being deleted
-stays while it is ready, so that what works in it can clean up. What cannot be used, such as a project of a name that
-no host can have, is logged, and holds up no other.
+A project that stops being ready, is gone, or no longer matches the selector, is disengaged. A project that is being
+deleted stays while it is ready, so that its controllers can clean up. An invalid project, such as a name that no host
+can have, is logged, and delays no other project.
 
-The identity of `client` needs `list` and `watch` on `projects` or `projectcontrolplanes`; that of `project_config`
-needs in the projects what the reconcilers do there.
+The identity of `client` needs `list` and `watch` on `projects` or `projectcontrolplanes`; the identity of
+`project_config` needs the permissions of the reconcilers in the projects.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class MiloProvider:
         return "milo"
 
     def has_synced(self) -> bool:
-        """Tell whether all projects were read once."""
+        """Tell whether the initial list of projects was read."""
         return self._objects.has_synced()
 
     async def run(self, fleet: Fleet) -> None:
@@ -101,7 +101,7 @@ class MiloProvider:
 
     def _config_of(self, name: str) -> ClusterConfig:
         if self._internal:
-            # A dot would make another namespace of what comes after it, and another host of it all.
+            # The text after a dot would become another namespace, and so another host.
             if not DNS_LABEL.fullmatch(f"project-{name}"):
                 raise KubeconfigError(f"no namespace can be called 'project-{name}', so it has no API server")
             return self._config.with_server(f"https://milo-apiserver.project-{name}.svc.cluster.local:6443")

@@ -1,7 +1,7 @@
-"""Metrics of a manager, read from it at each scrape, so that nothing remains of a cluster that is gone.
+"""Metrics of a manager, read at each scrape, so that series of a cluster end when the cluster leaves.
 
-Names are controller-runtime's if it has them. Histograms have no label for the cluster: 1,000 clusters would make
-43,000 series of one metric.
+Names match controller-runtime if it has the metric. Histograms have no label for the cluster: 1,000 clusters would make
+43,000 series of a single metric.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STATES: Final = ("Ready", "Connecting", "Unreachable")
 
 
 def sharding_metrics(stats: ShardingStats) -> Iterator[Metric]:
-    """Return the metrics of a `Sharded` coordinator, for collectors of your own."""
+    """Return the metrics of a `Sharded` coordinator, for custom collectors."""
     fences = GaugeMetricFamily(
         "multicluster_fences", "Leases that share the clusters out: all, and this process's.", labels=["state"]
     )
@@ -54,9 +54,9 @@ def sharding_metrics(stats: ShardingStats) -> Iterator[Metric]:
 class ManagerMetrics(Collector):
     """Collects the metrics of a manager for prometheus_client; `Serving` shows it at `/metrics`.
 
-    With `cluster_labels=False` there are sums instead of series for each cluster: for fleets that are too large for
-    Prometheus. Counters of a cluster have no sum, because it would shrink with each cluster that goes. If you register
-    it elsewhere, collect it in the loop of the manager.
+    With `cluster_labels=False` sums replace the series of each cluster, for fleets that are too large for Prometheus.
+    Counters of a cluster have no sum, because a sum would shrink with each cluster that leaves. A custom registry must
+    collect the metrics in the loop of the manager.
     """
 
     def __init__(self, manager: Manager, *, cluster_labels: bool = True) -> None:
@@ -211,7 +211,7 @@ class ManagerMetrics(Collector):
             yield by_cluster
 
     def _work(self) -> Iterator[Metric]:
-        """Yield what client-go says of a queue, besides its depth, and why requests were dropped."""
+        """Yield the queue metrics of client-go, except the depth, and the reasons of dropped requests."""
         labels = ["name", "controller"]
         adds = CounterMetricFamily("workqueue_adds", "Requests that were added.", labels=labels)
         retries = CounterMetricFamily("workqueue_retries", "Requests that were added with a delay.", labels=labels)
@@ -266,7 +266,7 @@ class _Collected(Collector):
 
 
 def process_families() -> Iterable[Metric]:
-    """Return what the system says of this process: CPU, memory, open files."""
+    """Return the metrics of this process: CPU, memory, open files."""
     return ProcessCollector(registry=None).collect()
 
 
@@ -278,10 +278,10 @@ def render_families(families: Iterable[Metric]) -> bytes:
 
 
 class Rendering:
-    """Calls `render` one at a time; all who ask during a call share the result of the next one.
+    """Serializes calls of `render`; all callers during a call share the result of the next call.
 
-    So a caller waits for at most two renderings, and gets no text that was begun before it asked. Nothing is cached. If
-    `render` fails, one of the callers that share it gets the error, and the next one retries.
+    So a caller waits for at most two renderings, and never gets a text from before its call. Results are not cached. If
+    `render` fails, a single caller that shares the result gets the error, and the next caller retries.
     """
 
     def __init__(self, render: Callable[[], Awaitable[bytes]]) -> None:
@@ -290,17 +290,17 @@ class Rendering:
         self._next = _Shared()
 
     async def text(self) -> bytes:
-        """Return the text. Raises what `render` raises."""
+        """Return the text. Raises errors of `render`."""
         shared = self._next
         async with self._busy:
             if shared.text is None:
-                self._next = _Shared()  # for those who ask from now on
+                self._next = _Shared()  # for callers from now on
                 shared.text = await self._render()
             return shared.text
 
 
 class _Shared:
-    """The result for all who asked during one rendering."""
+    """The result for all callers during a rendering."""
 
     __slots__ = ("text",)
 

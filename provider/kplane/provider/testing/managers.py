@@ -19,7 +19,7 @@ Object = dict[str, Any]
 
 _MOST_UPDATERS: Final = 10
 _OLD_UPDATERS: Final = "ancient-changes"
-# They are in no set: who writes them is no question.
+# managedFields never list these fields.
 _UNOWNED: Final = frozenset(
     {("f:apiVersion",), ("f:kind",), ("f:metadata",)}
     | {
@@ -33,7 +33,7 @@ _UNOWNED: Final = frozenset(
 
 
 class Manager(NamedTuple):
-    """Who owns fields: a name, in what it does, with one version of the API, and one subresource."""
+    """A field manager: name, operation, API version and subresource."""
 
     operation: str
     name: str
@@ -42,7 +42,7 @@ class Manager(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """As conflicts name it."""
+        """Name of the manager in the message of a conflict."""
         name = orjson.dumps(self.name).decode()
         if self.subresource:
             name += f' with subresource "{self.subresource}"'
@@ -51,7 +51,7 @@ class Manager(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Owned:
-    """The fields of a manager, and when it changed one."""
+    """The fields of a manager, and the time of their last change."""
 
     paths: frozenset[Path]
     time: str = ""
@@ -64,7 +64,7 @@ Ownership = Mapping[Manager, _Owned]
 
 
 def ownership_of(entries: object) -> Ownership | None:
-    """Read managedFields; None if a kube-apiserver could not."""
+    """Read managedFields; None if a kube-apiserver rejects them."""
     found: dict[Manager, _Owned] = {}
     try:
         for each in entries if isinstance(entries, list) else ():
@@ -80,7 +80,7 @@ def ownership_of(entries: object) -> Ownership | None:
 
 def written(ownership: Ownership) -> list[Object]:
     """Return managedFields."""
-    return [_entry(*each) for each in sorted(ownership.items(), key=_order)]
+    return [_entry(*item) for item in sorted(ownership.items(), key=_order)]
 
 
 def _order(each: tuple[Manager, _Owned]) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ def _entry(manager: Manager, owned: _Owned) -> Object:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A write of a manager. It cannot change the top-level fields `reset`, and owns nothing of them."""
+    """A write of a manager, which can neither change nor own the top-level fields `reset`."""
 
     manager: Manager
     shape: Shape
@@ -109,18 +109,18 @@ class Write:
 
     def compared(self, live: Object, after: Object) -> Comparison:
         """Return what the write changes."""
-        # In the types of Kubernetes both are no pointers, so they are always there.
+        # The Go types of Kubernetes have no pointers for these fields, so both are always present.
         always: Object = {"spec": {}, "status": {}} if self.shape.typed else {}
         found = compared(always | live, after, self.shape)
         return Comparison(*map(self.kept, (found.added, found.modified, found.removed)))
 
     def kept(self, paths: set[Path]) -> set[Path]:
-        """Return those fields which the write can change."""
+        """Return the fields that the write can change."""
         return {path for path in paths if path[0] not in self.reset}
 
 
 def updated(ownership: Ownership, write: Write, live: Object, after: Object) -> Ownership:
-    """Return who owns what after an update or a patch: its manager owns what it changed."""
+    """Return the ownership after an update or a patch, whose manager owns the changed fields."""
     change = write.compared(live, after)
     taken = change.added | change.modified
     found = {manager: owned.without(taken | change.removed) for manager, owned in ownership.items()}
@@ -133,9 +133,9 @@ def updated(ownership: Ownership, write: Write, live: Object, after: Object) -> 
 def applied(
     ownership: Ownership, write: Write, live: Object, config: Object, *, force: bool
 ) -> tuple[Object, Ownership]:
-    """Return an object to which a configuration was applied, and who owns what in it then.
+    """Return the object after a server-side apply, and the new ownership.
 
-    Raises Conflict if it changes what others own, unless `force` takes it from them.
+    Raises Conflict if the apply changes fields of other managers, unless `force` transfers these fields.
     """
     mine = _Owned(frozenset(write.kept(leaves(config, write.shape))))
     last = ownership.get(write.manager)
@@ -156,7 +156,7 @@ def applied(
 
 
 def _pruned(after: Object, last: frozenset[Path], owned: frozenset[Path], shape: Shape) -> Any:
-    """Remove what a manager has applied last, unless it or another one owns it now."""
+    """Remove the fields of the last apply of a manager that no manager owns now."""
     last_named, everything = with_parents(last, shape), with_parents(leaves(after, shape), shape)
     pruned = without(after, last_named, shape)
     kept = with_parents(leaves(pruned, shape), shape) | with_parents(owned, shape)
@@ -169,7 +169,7 @@ def _non_empty(ownership: Ownership) -> dict[Manager, _Owned]:
 
 
 def _capped(ownership: dict[Manager, _Owned]) -> Ownership:
-    """Make the managers one that updated first, if there are many."""
+    """Merge the oldest managers of updates if there are too many."""
     updaters = sorted(
         (each for each in ownership.items() if each[0].operation == "Update"),
         key=lambda each: (each[1].time, each[0]),

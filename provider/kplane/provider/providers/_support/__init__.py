@@ -1,1 +1,1 @@
-"""What several providers share."""
+"""Shared parts of providers."""

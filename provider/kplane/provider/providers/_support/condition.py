@@ -8,26 +8,26 @@ from typing import Any
 __all__ = ["is_false", "is_true", "section"]
 
 
-def section(found: object, *path: str) -> Mapping[str, Any]:
+def section(obj: object, *path: str) -> Mapping[str, Any]:
     """Return the mapping at `path` of an object; an empty one if there is none."""
     for key in path:
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+        obj = obj.get(key) if isinstance(obj, Mapping) else None
+    return obj if isinstance(obj, Mapping) else {}
 
 
-def is_true(found: Mapping[str, Any], condition: str) -> bool:
+def is_true(obj: Mapping[str, Any], condition: str) -> bool:
     """Tell whether `status.conditions` has this type with status True."""
-    return _status(found, condition) == "True"
+    return _status(obj, condition) == "True"
 
 
-def is_false(found: Mapping[str, Any], condition: str) -> bool:
+def is_false(obj: Mapping[str, Any], condition: str) -> bool:
     """Tell whether `status.conditions` has this type with status False."""
-    return _status(found, condition) == "False"
+    return _status(obj, condition) == "False"
 
 
-def _status(found: Mapping[str, Any], condition: str) -> object:
-    conditions = section(found, "status").get("conditions")
-    for each in conditions if isinstance(conditions, list) else ():
-        if isinstance(each, Mapping) and each.get("type") == condition:
-            return each.get("status")
+def _status(obj: Mapping[str, Any], condition: str) -> object:
+    conditions = section(obj, "status").get("conditions")
+    for entry in conditions if isinstance(conditions, list) else ():
+        if isinstance(entry, Mapping) and entry.get("type") == condition:
+            return entry.get("status")
     return None

@@ -19,10 +19,10 @@ log: Final = logging.getLogger(__name__)
 
 
 class DesiredClusters:
-    """Brings a fleet in line with the desired clusters, in tasks of `tasks`: one for each name with pending work.
+    """Reconciles a fleet with the desired clusters, in a task of `tasks` for each name with pending changes.
 
-    So a cluster whose end takes long, or which the fleet refuses, delays no other. A failure is retried with growing
-    delays, with the state that is desired by then. `what` is for log messages.
+    So a cluster whose end takes long, or which the fleet refuses, delays no other cluster. A failure is retried with
+    growing delays, with the latest desired state. `what` names the kind in log messages.
     """
 
     def __init__(self, fleet: Fleet, tasks: asyncio.TaskGroup, *, what: str) -> None:
@@ -33,26 +33,26 @@ class DesiredClusters:
         self._changed: dict[str, asyncio.Event] = {}
 
     def want(self, cluster: Cluster) -> None:
-        """Desire this as the cluster of its name."""
-        known = self._wanted.get(cluster.name)
-        if known is None or not known.equals(cluster):
+        """Set the desired cluster of a name."""
+        desired = self._wanted.get(cluster.name)
+        if desired is None or not desired.equals(cluster):
             self._wanted[cluster.name] = cluster
             self._touch(cluster.name)
 
     def drop(self, name: str) -> None:
-        """Desire no cluster of this name."""
+        """Remove the desired cluster of a name."""
         if self._wanted.pop(name, None) is not None:
             self._touch(name)
 
     def want_only(self, clusters: Iterable[Cluster]) -> None:
-        """Desire these clusters alone; others leave the fleet, even those of an earlier run of the provider."""
+        """Set all desired clusters; other clusters leave the fleet, even clusters of an earlier run of the provider."""
         wanted = {cluster.name: cluster for cluster in clusters}
         for cluster in wanted.values():
             self.want(cluster)
         self.forget_others(wanted)
 
     def forget_others(self, names: Iterable[str]) -> None:
-        """Remove all clusters but those of these names."""
+        """Remove all clusters with other names."""
         kept = set(names)
         for name in {*self._wanted, *self._fleet.names()} - kept:
             self._wanted.pop(name, None)

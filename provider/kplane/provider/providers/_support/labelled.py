@@ -1,4 +1,4 @@
-"""Secrets with a label: one watch of their metadata, and reads on demand."""
+"""Secrets with a label: a single watch of their metadata, and reads on demand."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _RELIST_SECONDS: Final = 600.0
 
 
 class LabelledSecrets:
-    """Knows the Secrets that match `label_selector`, in `namespace` or all.
+    """The Secrets that match `label_selector`, in `namespace` or all namespaces.
 
-    One connection watches their metadata; contents are read on demand, a few at once. The identity of `client` needs
-    `list`, `watch` and `get` on Secrets.
+    A single connection watches their metadata; contents are read on demand, a few at once. The identity of `client`
+    needs `list`, `watch` and `get` on Secrets.
     """
 
     def __init__(self, client: Client, *, label_selector: str, namespace: str | None = None) -> None:
@@ -43,7 +43,7 @@ class LabelledSecrets:
 
     @property
     def synced(self) -> asyncio.Event:
-        """Set once all Secrets are known."""
+        """Event that is set after the initial list of Secrets."""
         return self._known.synced
 
     async def run(self, changed: Callable[[str, str], None]) -> NoReturn:
@@ -65,11 +65,11 @@ class LabelledSecrets:
         if not self._known.scope.covers(namespace=namespace):
             raise KubeconfigError(f"Secret {namespace}/{name} is outside of the namespace that is followed")
         at = namespace, name
-        known = self._known.entry(name, namespace=namespace)
-        if known is None:
+        entry = self._known.entry(name, namespace=namespace)
+        if entry is None:
             raise KubeconfigError(f"Secret {namespace}/{name} is missing, or has no label {self._label_selector!r}")
         version, values = self._values.get(at, ("", {}))
-        if version != known.resource_version:
+        if version != entry.resource_version:
             async with self._turns:
                 try:
                     secret = await self._client.get(SECRETS, name, namespace=namespace)

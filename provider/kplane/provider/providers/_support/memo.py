@@ -1,4 +1,4 @@
-"""A memory of kubeconfigs that others wrote, so that each is read once."""
+"""Cache of parsed kubeconfigs from untrusted writers."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _MOST_BYTES: Final = 32 * 1024**2
 
 
 class KubeconfigMemo:
-    """Remembers the contents of kubeconfigs, and the errors of invalid ones.
+    """Caches parsed kubeconfigs, and the errors of invalid kubeconfigs.
 
-    Reading one takes up to 0.1 s of the loop, and objects are looked at often. The least recently used ones are
-    forgotten if all together exceed `most_bytes`: about 5,000 kubeconfigs of usual size.
+    Parsing a kubeconfig blocks the loop for up to 0.1 s, and objects are evaluated often. The least recently used
+    entries are evicted if all entries exceed `most_bytes`: about 5,000 kubeconfigs of usual size.
     """
 
     def __init__(self, *, most_bytes: int = _MOST_BYTES) -> None:
         self._most_bytes = most_bytes
         self._bytes = 0
-        # By digest, so that the texts are not kept as well.
+        # Keys are digests, which saves the memory of the texts.
         self._known: OrderedDict[bytes, tuple[ClusterConfig | str, int]] = OrderedDict()
 
     def read(self, kubeconfig: bytes) -> ClusterConfig:
-        """Return what `ClusterConfig.from_kubeconfig` does, or raise its KubeconfigError."""
+        """Return the result of `ClusterConfig.from_kubeconfig`, or raise its KubeconfigError."""
         digest = hashlib.sha256(kubeconfig).digest()
         if digest not in self._known:
             self._keep(digest, _read(kubeconfig), len(kubeconfig))

@@ -1,7 +1,7 @@
-"""Keeps a fleet in line with objects of a kind: the common part of providers that find clusters in objects.
+"""Reconciles a fleet with objects of a kind: the common part of providers that find clusters in objects.
 
-A provider says by a `Plan` what each object asks for. The rest is here: the watch, one follower for each object, the
-Secrets with credentials, objects that were deleted unseen, and the end.
+The `Plan` of a provider maps each object to its desired cluster. This module has the watch, a follower for each object,
+the Secrets with credentials, unobserved deletions, and the shutdown.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _RELIST_SECONDS: Final = 600.0
 
 
 ReadKubeconfig = Callable[[bytes], ClusterConfig]
-"""Reads a kubeconfig, or raises KubeconfigError. It remembers the last one until the Secret is followed no more."""
+"""Function that reads a kubeconfig, or raises KubeconfigError; caches the last one while a Secret is followed."""
 
 
 @dataclass(frozen=True, slots=True)
 class FromSecret:
-    """A cluster that `make` makes of the decoded values of one Secret, which is watched by its name.
+    """A cluster that `make` creates from the decoded values of a Secret, which is watched by its name.
 
     While the Secret is missing or invalid, or `make` raises KubeconfigError, the engaged cluster stays. If CA, client
     certificate and key for the same address cannot be used, the previous kubeconfig stays, and everything else is
@@ -56,20 +56,19 @@ class FromSecret:
 
 
 class Keep:
-    """An answer that keeps whatever is engaged."""
+    """Result of a plan that keeps the engaged cluster, if any."""
 
 
 KEEP: Final = Keep()
 
 Wish = Cluster | FromSecret | Keep | None
-"""What an object asks for: a cluster of the name that `cluster_name` (or the provider's own) gives it, or none."""
+"""Desired state of an object: a cluster, named by `cluster_name` or the function of the provider, or none."""
 
 Plan = Callable[[Object], Wish | Awaitable[Wish]]
-"""Tells what an object asks for.
+"""Function that returns the desired state of an object.
 
-It is called in the loop and must not block; it may be a coroutine function, which holds up no other object. If it
-raises KubeconfigError, what is engaged stays until the object changes; after anything else that it raises it is called
-again, with growing delays.
+A plan is called in the loop and must not block; a coroutine function delays no other object. After a KubeconfigError,
+the engaged cluster stays until the object changes. After any other error the plan is retried, with growing delays.
 """
 
 
@@ -83,12 +82,12 @@ class ObjectBackedProvider:
 
     `client` reaches the cluster with the objects, and belongs to the caller. `what` names the kind in log messages.
     `name` returns the name of an object's cluster by namespace and name, and must be unique. `namespace=None` means all
-    namespaces. Objects that no longer match `label_selector` count as gone. The plan is asked about objects that are
-    `ready`, and about those whose cluster is engaged, which is kept up to date. With `object_name` there is only the
-    object of that name, which is read by its name.
+    namespaces. Objects that no longer match `label_selector` count as gone. The plan is called for objects that
+    are `ready`, and for objects with an engaged cluster, to keep the cluster up to date. With `object_name` the
+    provider follows only the object of that name.
 
     `mine` tells whether this process works on the cluster of a name. The provider reads no Secret of any other cluster,
-    and keeps it out of the fleet. Call `look_again` when the answer may have changed.
+    and keeps it out of the fleet. Call `look_again` when the result may have changed.
     """
 
     def __init__(
@@ -124,11 +123,11 @@ class ObjectBackedProvider:
         self._followers: dict[str, _Follower] = {}
 
     def has_synced(self) -> bool:
-        """Tell whether all objects were read once."""
+        """Tell whether the initial list of objects was read."""
         return self._objects.synced.is_set()
 
     def get(self, name: str, *, namespace: str = "") -> Object | None:
-        """Return an object as last seen, or None, also for one that is not followed."""
+        """Return an object as last observed; None if it is missing or not followed."""
         followed = self._objects.scope.covers(name=name, namespace=namespace)
         return self._objects.get(name, namespace=namespace) if followed else None
 
@@ -141,18 +140,18 @@ class ObjectBackedProvider:
         self._listeners.append(listener)
 
     def wake(self, name: str, *, namespace: str = "") -> None:
-        """Ask the plan for this object again, because something else has changed that the cluster is made of."""
-        found = self.get(name, namespace=namespace)
-        if found is not None and self._notify is not None:
-            self._notify(self._name(namespace, name), found)
+        """Call the plan for an object again, because another source of its cluster has changed."""
+        obj = self.get(name, namespace=namespace)
+        if obj is not None and self._notify is not None:
+            self._notify(self._name(namespace, name), obj)
 
     def wake_all(self) -> None:
-        """Ask the plan for every object again."""
+        """Call the plan for every object again."""
         for entry in self._objects.entries():
             self.wake(entry.name, namespace=entry.namespace)
 
     def look_again(self) -> None:
-        """Ask for each cluster again whether it is this process's own, and follow those whose answer has changed."""
+        """Call `mine` for each cluster again, and update clusters whose result has changed."""
         for entry in self._objects.entries():
             follower = self._followers.get(name := self._name(*entry.key))
             if self._mine(name) != (follower is not None and follower.mine):
@@ -165,7 +164,7 @@ class ObjectBackedProvider:
 
             async def follow(follower: _Follower) -> None:
                 await follower.run()
-                # Without a pause in between, in which the follower could be told something that it does not hear.
+                # Remove the follower without an await since its last check: it must not miss a notification.
                 del followers[follower.name]
 
             def notify(name: str, found: Object | None) -> None:
@@ -190,7 +189,7 @@ class ObjectBackedProvider:
                     listener(name)
 
             async def forget_strangers() -> None:
-                # Of an earlier run: their objects may have gone in between.
+                # Clusters of an earlier run: their objects may have been deleted meanwhile.
                 await self._objects.synced.wait()
                 known = set(self.names())
                 for name in fleet.names():
@@ -206,9 +205,9 @@ class ObjectBackedProvider:
 
 
 class _Follower:
-    """Keeps one cluster in line with its object, at its own pace: a slow one blocks no other.
+    """Reconciles a cluster with its object in a separate task, so a slow cluster blocks no other cluster.
 
-    It lives while there is work or a Secret to watch, so that other objects cost no task.
+    A follower exists while there is work or a Secret to watch, so that other objects cost no task.
     """
 
     def __init__(
@@ -224,7 +223,7 @@ class _Follower:
     ) -> None:
         self.name: Final = name
         self.mine = False
-        """The last answer of `may_follow`."""
+        """The last result of `may_follow`."""
         self._may_follow = may_follow
         self._client = client
         self._fleet = fleet
@@ -241,13 +240,13 @@ class _Follower:
         self._kubeconfigs = _new_memo()
 
     def see(self, found: Object | None) -> None:
-        """Note the object as it is now; None means that it is gone. An object that returns is another one."""
+        """Observe the current object; None means deleted. An object that is created again is a new object."""
         self._object = found
         self._gone = self._gone or found is None
         self._seen.set()
 
     async def run(self) -> None:
-        """Follow until there is nothing more to do."""
+        """Reconcile until no work is left."""
         try:
             while self._seen.is_set() or self._secret is not None:
                 await self._seen.wait()
@@ -286,7 +285,7 @@ class _Follower:
             return
         answer = await self._ask(self._object)
         if self._gone:
-            # While it was asked: the next round sees to that.
+            # The object changed during the plan: the next round handles the change.
             return
         if isinstance(answer, FromSecret):
             await self._follow_secret((answer.namespace, answer.name))
@@ -318,7 +317,7 @@ class _Follower:
     def _usable(self, cluster: Cluster) -> Cluster:
         """Keep the engaged kubeconfig for the same address if the new one cannot be used.
 
-        If nothing is engaged, or at another address, the users of the credentials report the problem.
+        Without an engaged cluster at the same address, the users of the credentials report the problem.
         """
         try:
             present = self._fleet.get(self.name).config
@@ -362,7 +361,7 @@ class _Follower:
     async def _mirror(self, secret: Informer) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(secret.run(lambda _event: self._seen.set()), name=f"mirror of {secret}")
-            # A Secret that is absent from the beginning has no event, and should be told of.
+            # A Secret that is missing from the beginning has no event, and should be logged.
             await secret.synced.wait()
             self._seen.set()
 
@@ -374,5 +373,5 @@ class _Follower:
 
 
 def _new_memo() -> KubeconfigMemo:
-    """Return a memory of one kubeconfig: a provider must not keep keys of clusters that it left."""
+    """Return a cache for a single kubeconfig: a provider must not keep keys of clusters that it left."""
     return KubeconfigMemo(most_bytes=0)

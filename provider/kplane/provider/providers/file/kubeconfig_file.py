@@ -1,4 +1,4 @@
-"""One kubeconfig file, which others write while it is read."""
+"""A kubeconfig file, which other programs may write during a read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["KubeconfigFile"]
 
 log: Final = logging.getLogger(__name__)
 
-# What was written a moment ago may be written again without a difference that `stat` shows.
+# A second write shortly after the first may not change the result of `stat`.
 _YOUNG_NANOSECONDS: Final = 2_000_000_000
 _REFERENCES: Final = (
     ("clusters", "cluster", "certificate-authority"),
@@ -30,14 +30,14 @@ _Stat = tuple[int, int, int, int]
 
 
 class KubeconfigFile:
-    """Keeps the contexts of a file as they were when it was last read without an error.
+    """The contexts of a file at its last read without an error.
 
-    An unreadable file, for example half of one, changes nothing, and neither does an invalid context. A context is gone
-    if it is missing twice in a row: programs remove a file before they write it again, and half of a list is a list
-    too.
+    An unreadable file, for example a partial write, changes no context, and neither does an invalid context. A context
+    is removed if two reads in a row do not have it: programs remove a file before they write it again, and a partial
+    list is valid too.
 
-    `name` is what its clusters are named after. A file that is not `required` need not be a kubeconfig. `exec_plugins`
-    and `allow_insecure` are those of `ClusterConfig.from_kubeconfig`.
+    `name` is the base of the names of the clusters. A file that is not `required` need not be a kubeconfig.
+    `exec_plugins` and `allow_insecure` are as in `ClusterConfig.from_kubeconfig`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class KubeconfigFile:
         self.contexts: Mapping[str, ClusterConfig] = {}
         self.exists = False
         self.is_kubeconfig = required
-        """Whether it is a kubeconfig: false until it was read as one, if it is not required to be one."""
+        """Whether the file is a kubeconfig; false before the first successful read of a file that is not required."""
         self._has_several = False
         self._exec_plugins = exec_plugins
         self._allow_insecure = allow_insecure
@@ -65,20 +65,20 @@ class KubeconfigFile:
         self._problems: dict[str, str] = {}
 
     def look(self) -> None:
-        """Read the file if it, or a certificate that it names, may have changed. Blocks meanwhile."""
+        """Read the file if the file, or a certificate that it names, may have changed. Blocks the thread."""
         try:
             seen = self._stats()
             if seen == self._seen and not self._missing:
                 return
             self.exists = seen[0] is not None
             document = self._read() if self.exists else {}
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with it, other files are read on
+        except Exception as error:  # noqa: BLE001 - an invalid file must not stop the reads of other files
             self._seen = None
             self._note("", f"{_reason(error)}; keeping its clusters")
             return
         self._note("", None)
         self._take(document)
-        # Its own state is from before it was read, that of the files it names from after.
+        # The state of the file is from before the read, the state of the files that it names from after.
         seen = (seen[0], *self._stats()[1:])
         self._seen = None if _is_young(seen) else seen
 
@@ -90,11 +90,11 @@ class KubeconfigFile:
         }
 
     def _read(self) -> Mapping[str, Any]:
-        """Read the file. The answer is empty if it is no kubeconfig, and need not be one."""
+        """Read the file. Returns an empty document if the file is no kubeconfig, and is not required."""
         path = Path(self.path)
         if path.is_fifo():
             raise KubeconfigError("it is a pipe, which can be read only once")
-        # Files of any kind may lie in a folder. To parse a large one takes long.
+        # A folder may have files of any kind, and parsing a large file takes long.
         if not self.is_kubeconfig and b"contexts" not in read_content(path):
             return {}
         document = read_document(path)
@@ -114,7 +114,7 @@ class KubeconfigFile:
                     exec_plugins=self._exec_plugins,
                     allow_insecure=self._allow_insecure,
                 )
-            except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the other contexts are not
+            except Exception as error:  # noqa: BLE001 - an invalid context must not affect other contexts
                 self._note(name, f"failed to read context {name!r}: {_reason(error)}")
                 if name in self.contexts:
                     found[name] = self.contexts[name]
@@ -125,7 +125,7 @@ class KubeconfigFile:
         waited = {name: self.contexts[name] for name in missing - self._missing}
         self._missing = frozenset(waited)
         self.contexts = {**found, **waited}
-        # An invalid context counts, so that the others keep their names while it is repaired.
+        # Count invalid contexts, so that other contexts keep their names during a repair.
         self._has_several = len({*names, *waited}) > 1
         self._references = tuple(_references(document, directory))
         self._problems = {name: self._problems[name] for name in self._problems.keys() & set(names)}
@@ -162,7 +162,7 @@ def _reason(error: Exception) -> str:
 
 
 def _names(document: Mapping[str, Any]) -> list[str]:
-    """Return the names of the contexts, each once."""
+    """Return the unique names of the contexts."""
     entries = _entries(document, "contexts")
     return list(
         dict.fromkeys(name for name in (entry.get("name") for entry in entries) if isinstance(name, str) and name)

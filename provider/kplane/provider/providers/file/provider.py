@@ -24,7 +24,7 @@ __all__ = ["FileProvider"]
 log: Final = logging.getLogger(__name__)
 
 _SUFFIXES: Final = (".yaml", ".yml", ".json", ".conf", ".config", ".kubeconfig")
-"""Ends of file names that are no part of a cluster's name, in the order in which they are removed."""
+"""Suffixes that are removed from file names, in this order, to get names of clusters."""
 
 
 class FileProvider:
@@ -80,7 +80,7 @@ class FileProvider:
         self._interval_seconds = interval_seconds
         self._known: dict[str, KubeconfigFile] = {}
         self._holders: dict[str, str] = {}
-        """Path of the file that each cluster is from, by name."""
+        """Path of the source file of each cluster, by name."""
         self._refused: set[tuple[str, str]] = set()
         self._looking = threading.Lock()
         self._has_synced = False
@@ -91,7 +91,7 @@ class FileProvider:
         return "file"
 
     def has_synced(self) -> bool:
-        """Tell whether all files were read once."""
+        """Tell whether the initial read of all files is complete."""
         return self._has_synced
 
     async def run(self, fleet: Fleet) -> None:
@@ -104,7 +104,7 @@ class FileProvider:
                 await asyncio.sleep(self._interval_seconds)
 
     async def run_once(self, fleet: Fleet) -> None:
-        """Bring the fleet in line with the files now. Raises what the fleet raises."""
+        """Bring the fleet in line with the files now. Raises errors of the fleet."""
         clusters = {cluster.name: cluster for cluster in await asyncio.to_thread(self._look)}
         gone = [name for name in fleet.names() if name not in clusters]
         async with asyncio.TaskGroup() as tasks:
@@ -112,7 +112,7 @@ class FileProvider:
                 tasks.create_task(work)
 
     def _look(self) -> list[Cluster]:
-        # After a cancellation the thread of a look still runs.
+        # After a cancellation the thread of the former read still runs.
         with self._looking:
             found = [
                 (folder, {os.path.join(folder.path, name): name for name in folder.files()}) for folder in self._folders
@@ -120,7 +120,7 @@ class FileProvider:
             names = {path: os.path.basename(path) for path in self._files}
             for _, matching in found:
                 names = {**matching, **names}
-            # Files that were named come first, then those of the directories, each in its order.
+            # Named files come first, then the files of the directories, each in its order.
             expected = dict.fromkeys([*self._files, *(path for _, matching in found for path in matching)])
             for path in expected | dict.fromkeys(self._known):
                 file = self._known.get(path)
@@ -144,12 +144,12 @@ class FileProvider:
         )
 
     def _clusters(self) -> list[Cluster]:
-        """Return the clusters of the files, of each name one."""
+        """Return the clusters of the files, a single cluster for each name."""
         claims: dict[str, dict[str, ClusterConfig]] = {}
         for path, file in self._known.items():
             for name, config in file.clusters().items():
                 claims.setdefault(name, {})[path] = config
-        # A file that comes later takes no name from a cluster that is there.
+        # A new file takes no name from a present cluster.
         self._holders = {
             name: holder if (holder := self._holders.get(name, "")) in configs else next(iter(configs))
             for name, configs in claims.items()

@@ -1,4 +1,4 @@
-"""Access providers of a ClusterProfile, and the plugins that are configured for them (KEP-5339)."""
+"""Access providers of a ClusterProfile, and their configured plugins (KEP-5339)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class AccessProvider:
-    """Configures the plugin for one kind of access, which profiles offer under the same `name`.
+    """Configuration of the plugin for a kind of access, which profiles offer under the same `name`.
 
     `exec_config` is the section `exec` of a kubeconfig's user; a command with a slash is looked up below `directory`.
     Profiles may add arguments if `args_policy` is Append, and variables if `env_policy` is AppendIfNotExists (the
@@ -71,9 +71,9 @@ class AccessProvider:
 
 
 class AccessProviders:
-    """Holds the configured access providers; the first one that a profile offers is taken.
+    """The configured access providers; the first provider that a profile offers is used.
 
-    Raises KubeconfigError if there is none, or one twice.
+    Raises KubeconfigError without a provider, or for a duplicate provider.
     """
 
     def __init__(self, providers: Iterable[AccessProvider]) -> None:
@@ -90,7 +90,7 @@ class AccessProviders:
 
         JSON: `{"providers": [{"name": "…", "execConfig": {"apiVersion": "client.authentication.k8s.io/v1", "command":
         "…", "args": […], "env": [{"name": "…", "value": "…"}], "provideClusterInfo": true}}]}`.
-        Raises KubeconfigError with what is wrong.
+        Raises KubeconfigError with the cause.
         """
         try:
             document = orjson.loads(path.read_bytes())
@@ -107,8 +107,8 @@ class AccessProviders:
             raise KubeconfigError(f"{path}: {error}") from error
 
     def config_of(self, profile: Object) -> ClusterConfig:
-        """Return how to reach the cluster of a ClusterProfile. Raises KubeconfigError if no way is configured."""
-        # If a name is in both, the field that replaced the other one counts.
+        """Return address and credentials of a ClusterProfile. Raises KubeconfigError if no provider is configured."""
+        # If a name is in both fields, the newer field wins.
         offered = {**_offers(profile, "credentialProviders"), **_offers(profile, "accessProviders")}
         for provider in self._providers:
             if (cluster := offered.get(provider.name)) is not None:

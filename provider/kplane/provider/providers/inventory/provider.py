@@ -8,17 +8,19 @@ access = AccessProviders.load(Path("/etc/kplane/access-providers.json"))
 manager = Manager(client.config, ClusterInventoryProvider(client, access=access), name="my-operator")
 ```
 
-Watched are `clusterprofiles` of multicluster.x-k8s.io/v1alpha1. A profile counts when its condition ControlPlaneHealthy
-is True. If it stops to be that, what is engaged stays and is kept up to date: how an engaged cluster is, its own
-health says. A cluster is named `<namespace>/<name>`. How it is reached comes from exactly one of two places:
+The provider watches `clusterprofiles` of multicluster.x-k8s.io/v1alpha1. A profile is ready when its condition
+ControlPlaneHealthy is True. If the condition turns false, the engaged cluster stays and is kept up to date, because the
+health of an engaged cluster is checked directly. The name of a cluster is `<namespace>/<name>`. Address and credentials
+come from exactly one of two sources:
 
 - `access`: `status.accessProviders` of the profile, or the older `status.credentialProviders`, and an exec plugin that
   this side's configuration names for one of them (see AccessProviders). Profiles do not choose the program.
-- `consumer`: the one Secret in the profile's namespace with the labels `x-k8s.io/cluster-inventory-consumer=<consumer>`
-  and `x-k8s.io/cluster-profile=<profile>`, whose key `Config` is a kubeconfig. It runs no program and reads no file.
+- `consumer`: the Secret in the profile's namespace with the labels `x-k8s.io/cluster-inventory-consumer=<consumer>`
+  and `x-k8s.io/cluster-profile=<profile>`, whose key `Config` is a kubeconfig. This source runs no program and reads no
+  file.
 
-Changes are acted on as they come: renewed credentials of the same cluster and user go into the engagement, anything
-else makes a new one. What is missing, there twice or no good is logged, and what is engaged stays. A profile that is
+Renewed credentials of the same cluster and user update the engagement; any other change makes a new engagement.
+Missing, duplicate and invalid sources are logged, and the engaged cluster stays. The cluster of a profile that is
 being deleted, is gone, or no longer matches the selector, is disengaged.
 
 The identity of `client` needs `list` and `watch` on `clusterprofiles`, and on `secrets` if `consumer` is given, in
@@ -75,9 +77,9 @@ class ClusterInventoryProvider:
     gives the credentials. `ready` replaces the check of a healthy control plane; it gets the object and must not block.
     `namespace=None` means all namespaces; `label_selector` is the API's, and selects profiles.
 
-    `properties` names those of `status.properties` that become attributes of the cluster, by default its ids. If one of
-    them changes, it is another cluster; other properties change nothing. Raises ProviderError if none or both ways to
-    the credentials are given, or `consumer` is no valid label.
+    `properties` names the entries of `status.properties` that become attributes of the cluster, by default its ids. A
+    change of these entries replaces the cluster; other entries are ignored. Raises ProviderError unless exactly one of
+    `access` and `consumer` is given, or if `consumer` is no valid label.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class ClusterInventoryProvider:
         return "cluster-inventory"
 
     def has_synced(self) -> bool:
-        """Tell whether all ClusterProfiles were read once, and their Secrets if `consumer` is given."""
+        """Tell whether the initial list of ClusterProfiles was read, and of Secrets if `consumer` is given."""
         return self._objects.has_synced() and (self._secrets is None or self._secrets.synced)
 
     async def run(self, fleet: Fleet) -> None:
@@ -151,7 +153,7 @@ class ClusterInventoryProvider:
 
 
 class _Secrets:
-    """The Secrets of one consumer by profile, with one watch for all."""
+    """The Secrets of a consumer by profile, with a single watch."""
 
     def __init__(self, client: Client, *, consumer: str, namespace: str | None) -> None:
         if not _LABEL_VALUE.fullmatch(consumer):
@@ -184,7 +186,7 @@ class _Secrets:
             await self._secrets.run(handle)
 
     def config_of(self, namespace: str, profile: str) -> ClusterConfig:
-        """Read the kubeconfig of a profile. Raises KubeconfigError if there is not exactly one valid Secret."""
+        """Read the kubeconfig of a profile. Raises KubeconfigError without exactly one valid Secret."""
         secrets = self._of.get((namespace, profile), {})
         if len(secrets) != 1:
             found = f"the Secrets {', '.join(sorted(secrets))} are" if secrets else "no Secret is"
@@ -196,7 +198,7 @@ class _Secrets:
             raise KubeconfigError(f"Secret {namespace}/{name}: {error}") from error
 
     def _note(self, event: str, secret: Object) -> set[Key]:
-        """Note a Secret, and return the profiles that it is or was for."""
+        """Observe a Secret, and return its present and former profiles."""
         metadata = secret["metadata"]
         at = metadata["namespace"], metadata["name"]
         woken = set()

@@ -1,4 +1,4 @@
-"""The cache of a namespace that is a cluster of its own: its part of the host's."""
+"""The cache of a namespace that acts as a cluster: a part of the cache of the host."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ Entries = list[Entry]
 
 
 class NamespaceCache(Cache):
-    """Reads one namespace in the cache of the `host`, which has one informer of a kind for all namespaces.
+    """Reads a namespace in the cache of the `host`, which has a single informer of a kind for all namespaces.
 
-    The host's informers go on when this cache ends or pauses; handlers that were added here do not. A `scope_of` that
-    selects by name, labels or fields makes one more informer of the host for each selection. The host indexes a field
-    by what `extract` makes of an object as it is here. So each namespace may add the same index, and the host finds
-    objects of all namespaces by it.
+    When this cache ends or pauses, its handlers stop and informers of the host continue. A `scope_of` that selects by
+    name, labels or fields adds an informer of the host for each selection. The host indexes a field by the result of
+    `extract` for an object in the view of its namespace. So each namespace may add the same index, which covers the
+    objects of all namespaces.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class NamespaceCache(Cache):
         self._view.to_read(resource, None)
         scope = self._scope(resource) if scope is None else scope
         selected = replace(scope, namespaces=())
-        # Without a selection it is the host that decides what it keeps.
+        # Without a selection the host decides which objects it caches.
         whole = self._host.informer(
             resource, metadata_only=metadata_only, scope=None if selected == CacheScope() else selected
         )
@@ -89,20 +89,20 @@ class NamespaceCache(Cache):
 
 @dataclass(frozen=True, slots=True)
 class _Within:
-    """Extracts from an object as its namespace's cluster has it. Equal for all namespaces, so that they share it."""
+    """Extracts values from an object in the view of its namespace. Equal for all namespaces, which share the index."""
 
     kind: KindName
     extract: Extract
 
     def __call__(self, found: Object) -> list[str]:
-        # Of the kinds that are not Kubernetes' own, all have their namespace in the same place.
+        # All custom kinds have their namespace in the same field.
         resource = BUILT_IN.get(str(self.kind)) or Resource(*self.kind, plural="", namespaced=True)
         view = NamespaceView(found["metadata"].get("namespace", ""))
         return [*self.extract(view.inward(resource, found))]
 
 
 class _Reader(EntryReader):
-    """Decodes entries of the host to what the view shows."""
+    """Decodes entries of the host to objects of the view."""
 
     def __init__(self, resource: Resource, *, server: str, metadata_only: bool, view: NamespaceView) -> None:
         super().__init__(resource, server=server, metadata_only=metadata_only)
@@ -119,7 +119,7 @@ class _Reader(EntryReader):
 
 
 class _Part(Informer):
-    """One namespace of an informer of the host, which does the work."""
+    """A namespace of an informer of the host, which runs the watch."""
 
     def __init__(self, whole: Informer, client: Client, view: NamespaceView, *, scope: CacheScope) -> None:
         super().__init__(
@@ -145,7 +145,7 @@ class _Part(Informer):
     @property
     @override
     def restarts(self) -> Mapping[str, int]:
-        """None of its own: they are the host's."""
+        """Always empty: the informer of the host counts the restarts."""
         return {}
 
     @property
@@ -155,10 +155,10 @@ class _Part(Informer):
 
     @override
     def start(self) -> None:
-        """Have the handlers called again after `stop`; the host's informer runs by itself."""
+        """Call the handlers again after `stop`; the informer of the host runs independently."""
         if self._stopped and not self._closed:
             self._stopped = False
-            # If the host's informer is stopped, it calls the handlers when it starts.
+            # A stopped informer of the host calls the handlers at its next start.
             with contextlib.suppress(ClusterNotReady):
                 for registration in self._registrations:
                     registration.restart(self.whole.keys(namespace=self._view.namespace))
@@ -183,7 +183,7 @@ class _Part(Informer):
 
     @override
     async def aclose(self) -> None:
-        """End the handlers that were added here."""
+        """Remove the handlers of this cache."""
         self._closed = True
         self._tell()
         for registration in self._registrations:
@@ -203,7 +203,7 @@ class _Part(Informer):
         )
         try:
             while not whole.done():
-                # The end of this part, too: the host's informer may wait for longer.
+                # Wait for the end of this part too: the informer of the host may wait for longer.
                 ended = asyncio.create_task(self._news.wait(), name=f"{title}: wait for its end")
                 await asyncio.wait((whole, ended), return_when=asyncio.FIRST_COMPLETED)
                 await end_tasks([ended])
@@ -232,7 +232,7 @@ class _Part(Informer):
 
     @override
     def observe(self, written: Written) -> None:
-        """Do nothing: `NamespaceClient` tells the host of its writes."""
+        """Ignore the write: `NamespaceClient` reports its writes to the host."""
 
     @override
     def entry(self, name: str, *, namespace: str | None = None) -> Entry | None:
