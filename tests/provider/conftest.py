@@ -1,4 +1,4 @@
-"""A server that misbehaves as told, and identities on the real API server."""
+"""Fixtures: a server with scripted faults, clocks, and identities on the real API server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Issued:
 
 
 class Authority:
-    """Signs certificates that are good for an hour."""
+    """Signs certificates that are valid for an hour."""
 
     def __init__(self, name: str = "test-ca") -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -67,7 +67,7 @@ class Authority:
     def issue(
         self, name: str = "server", *, address: str = "127.0.0.1", hours: int = 1, ahead_hours: int = 0
     ) -> Issued:
-        """Return a certificate that ends in `hours`; `ahead_hours` is how far the clock of its issuer is ahead."""
+        """Return a certificate that expires in `hours`, by an issuer whose clock is `ahead_hours` ahead."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         names = x509.SubjectAlternativeName(
@@ -88,7 +88,7 @@ class Authority:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request as it came."""
+    """A received request."""
 
     method: str
     target: str
@@ -101,7 +101,7 @@ Answer = Callable[[Asked, asyncio.StreamWriter], Awaitable[None]]
 
 @dataclass
 class FaultServer:
-    """Speaks just enough HTTP over TLS to break it; `answer` writes raw bytes."""
+    """A server of HTTP over TLS whose `answer` writes raw bytes."""
 
     config: ClusterConfig
     authority: Authority
@@ -134,7 +134,7 @@ async def _read_request(reader: asyncio.StreamReader) -> Asked | None:
 
 
 class Tools:
-    """What the tests of this directory build with."""
+    """Building blocks of the tests in this directory."""
 
     Authority = Authority
     http = staticmethod(http)
@@ -149,9 +149,9 @@ def tools() -> type[Tools]:
 
 @pytest.fixture
 async def fault_server(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[FaultServer]]]:
-    """`await fault_server(answer, issued=None)`: starts one that ends with the test.
+    """`await fault_server(answer, issued=None)`: start a server that stops after the test.
 
-    With `clients`, who connects has to show a certificate that this authority signed; they are kept.
+    With `clients`, each client has to present a certificate of this authority. The server keeps the certificates.
     """
     stack = contextlib.AsyncExitStack()
 
@@ -211,7 +211,7 @@ async def fault_server(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[
 
 
 class Clock:
-    """A clock for `now=` that a test sets forward, so that a Lease runs out without a wait, or holds still."""
+    """A clock for `now=` that a test moves forward or stops, so that a Lease expires without a wait."""
 
     def __init__(self) -> None:
         self._ahead = 0.0
@@ -226,7 +226,7 @@ class Clock:
             self._stopped_at += seconds
 
     def stop(self, at: float | None = None) -> None:
-        """Hold still from now on, at this time."""
+        """Stop the clock at `at`, or at the present time."""
         self._stopped_at = self() if at is None else at
 
 
@@ -246,11 +246,11 @@ def running_clock() -> Clock:
 
 @pytest.fixture
 def free_leases(client: Client, namespace: str) -> Callable[..., Awaitable[None]]:
-    """`await free_leases(*names)`: fences that nobody has held; one that is missing is not held at once."""
+    """`await free_leases(*names)`: create free Leases, because a missing Lease is not acquired at once."""
 
     async def make(*names: str) -> None:
         for name in names:
-            # Without the labels no peer would watch it.
+            # Peers watch only Leases with these labels.
             await client.create(LEASES, {"metadata": {"name": name, "namespace": namespace, "labels": PART_OF}})
 
     return make
@@ -265,7 +265,7 @@ async def client(api_server: Any) -> AsyncIterator[Client]:
 
 @pytest.fixture
 async def namespace(client: Client) -> str:
-    """A namespace of this test alone; the server goes with the session."""
+    """A namespace of this test alone. The server ends with the session, so the namespace is not deleted."""
     name = f"test-{uuid.uuid4().hex[:10]}"
     await client.create(NAMESPACES, {"metadata": {"name": name}})
     return name
@@ -273,9 +273,9 @@ async def namespace(client: Client) -> str:
 
 @pytest.fixture
 def allowed(client: Client, eventually: Callable[..., Any]) -> Callable[..., Awaitable[None]]:
-    """`await allowed(user, rule, namespace="")`: wait until that user may do what a rule that was just written says.
+    """`await allowed(user, rule, namespace="")`: wait until a new rule is in force for the user.
 
-    The API server decides by the roles and bindings that it has watched, some time after they were written.
+    The API server reads roles and bindings from its own watches, with a delay.
     """
 
     async def wait(user: str, rule: dict[str, Any], *, namespace: str = "") -> None:
@@ -293,7 +293,7 @@ def allowed(client: Client, eventually: Callable[..., Any]) -> Callable[..., Awa
 def service_account(
     client: Client, namespace: str, allowed: Callable[..., Awaitable[None]]
 ) -> Callable[..., Awaitable[ClusterConfig]]:
-    """`await service_account(rules)`: the configuration of a new identity with these rules in the test's namespace."""
+    """`await service_account(rules)`: create an identity with these rules in the namespace; returns its config."""
 
     async def make(rules: list[dict[str, Any]]) -> ClusterConfig:
         from kplane.provider.client.resources import ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS
@@ -321,9 +321,9 @@ def service_account(
 
 @pytest.fixture
 def install(client: Client) -> Callable[..., Awaitable[None]]:
-    """`await install(resource, *versions)`: have the API server serve a kind whose objects may look as they like.
+    """`await install(resource, *versions)`: install a CRD without a schema.
 
-    The resource's version and `versions` are served alike. They stay until the server goes, for other tests too.
+    The API server serves the resource's version and `versions` until the end of the session.
     """
 
     return functools.partial(custom_kinds.install, client)
@@ -345,5 +345,5 @@ async def _telling(provider, fleet=None):
 
 @pytest.fixture
 def telling() -> Any:
-    """`async with telling(provider) as clusters`: runs it, which must not end by itself; `fleet`, if given, stays."""
+    """`async with telling(provider) as clusters`: run a provider, which must not end. A given `fleet` stays open."""
     return _telling

@@ -12,7 +12,7 @@ import logging
 import sys
 from pathlib import Path
 
-# Next to this program.
+# This module is in the folder of this program.
 from sharded_replica import TIMINGS
 
 from kplane.provider import (
@@ -33,7 +33,7 @@ from kplane.provider.providers.clusters import ClustersProvider
 
 
 async def main(stop: asyncio.Event) -> None:
-    """Take part until SIGTERM."""
+    """Run a manager until SIGTERM."""
     kubeconfig, namespace, identity, count = sys.argv[1:]
     config = ClusterConfig.load(Path(kubeconfig))
     members = [f"cluster-{number}" for number in range(int(count))]

@@ -31,7 +31,7 @@ def exit_code(code: int) -> dict[str, object]:
 
 
 class Command:
-    """A command under way, as the fake server sees it."""
+    """A running command, as seen by the fake server."""
 
     def __init__(self, socket: web.WebSocketResponse, arguments: list[str]) -> None:
         self.socket = socket
@@ -46,17 +46,17 @@ class Command:
             yield message.data[1:]
 
     async def send(self, channel: int, data: bytes) -> None:
-        """Write to a channel."""
+        """Write data to a channel."""
         await self.socket.send_bytes(bytes((channel,)) + data)
 
     async def end(self, status: dict[str, object]) -> None:
-        """Send the Status."""
+        """Send the Status that ends the command."""
         await self.send(STATUS, json.dumps(status).encode())
 
 
 @dataclass
 class Kubelet:
-    """What the fake server does, and what it was asked for."""
+    """State of the fake server: its answers, and the requests that it got."""
 
     config: ClusterConfig
     protocols: tuple[str, ...] = ("v5.channel.k8s.io", "v4.channel.k8s.io")
@@ -148,7 +148,7 @@ class Kubelet:
 
 @contextlib.asynccontextmanager
 async def serving(directory: Path) -> AsyncIterator[Kubelet]:
-    """Serve on 127.0.0.1; the test says what the server does by the fields of what is yielded."""
+    """Serve on 127.0.0.1. The test sets the answers as fields of the yielded Kubelet."""
     app = web.Application()
     kubelet = Kubelet(ClusterConfig("https://127.0.0.1:1", token="secret"))
     app.router.add_get(SERVICE, kubelet._answer_service)
@@ -173,12 +173,12 @@ def pod(name: str, *, ready: bool = True, since: str = "2026-01-01T00:00:00Z", e
 
 
 async def echo(socket: web.WebSocketResponse) -> None:
-    """Send back what comes on the data channel."""
+    """Send each message of the data channel back."""
     async for message in socket:
         if message.type is WSMsgType.BINARY:
             await socket.send_bytes(message.data)
 
 
 async def forever(*_: object) -> None:
-    """Wait until the client is gone."""
+    """Wait until the server cancels the handler."""
     await asyncio.Event().wait()

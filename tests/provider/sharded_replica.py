@@ -2,7 +2,7 @@
 
     python sharded_replica.py KUBECONFIG NAMESPACE IDENTITY CLUSTERS
 
-The clusters have the names `cluster-0` and so on, and one API server; the ConfigMap of each has the cluster's name.
+The clusters `cluster-0`, `cluster-1` and so on share one API server. Each has a ConfigMap of its name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PAUSE_SECONDS = 0.1
 
 
 async def main(kubeconfig: Path, namespace: str, identity: str, clusters: int) -> None:
-    """Take part until SIGTERM."""
+    """Run a manager until SIGTERM."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     config = ClusterConfig.load(kubeconfig)

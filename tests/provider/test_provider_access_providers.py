@@ -1,4 +1,4 @@
-"""Access providers as they are configured here, and as profiles offer them."""
+"""Access providers of a configuration file and of ClusterProfiles."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_profile_uses_first_access_provider_configured_and_offered():
     assert access.config_of(profile(offer("b"), offer("a"))).server == "https://a.test"
     found = access.config_of(profile(offer("c"), offer("b")))
     assert (found.server, found.exec_plugin.command) == ("https://b.test", "b")
-    # The older field counts where the other has nothing of that name.
+    # The older field counts if the newer field has no entry of that name.
     assert access.config_of(profile(offer("b"), old=[offer("a")])).server == "https://a.test"
     both = profile(offer("a", server="https://new.test"), old=[offer("a")])
     assert access.config_of(both).server == "https://new.test"
@@ -53,7 +53,7 @@ def test_profile_adds_arguments_and_variables_only_if_allowed():
 
     def plugin(**policies):
         access = AccessProviders([AccessProvider("files", mine, **policies)])
-        # Twice, because one profile's must not stay for the next.
+        # Twice, because the arguments of one profile must not remain for the next.
         access.config_of(profile(more))
         found = access.config_of(profile(more)).exec_plugin
         return found.args, dict(found.env)
@@ -136,7 +136,7 @@ def test_invalid_access_provider_file_is_refused_with_reason(tmp_path, content, 
 
 
 def test_provider_without_exactly_one_strategy_is_refused():
-    """Criterion 49: none or two strategies are refused, and so is one that is empty."""
+    """Criterion 49: no strategy, two strategies and an empty strategy are refused."""
     client = Client(ClusterConfig("https://hub.test", token="t"))
     access = AccessProviders([AccessProvider("files", EXEC)])
     with pytest.raises(ProviderError, match="exactly one of access"):

@@ -1,4 +1,4 @@
-"""Which webhook or policy refuses a write, or holds it up."""
+"""Guards: webhooks and policies that refuse or delay a write."""
 
 from __future__ import annotations
 

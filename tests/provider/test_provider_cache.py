@@ -1,4 +1,4 @@
-"""The cache of a cluster: what is found in it, and what it does when there is nothing to find."""
+"""The cache of a cluster: reads, indexes, pauses and failures to sync."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def config_map(namespace, name, *, labels=None, **data):
 
 
 class Collection:
-    """Streams these objects, and then what is put into the queue. It refuses some kinds, and says nothing of Pods."""
+    """Streams `objects`, then the changes of the queue. Refuses some kinds, and never answers for Pods."""
 
     def __init__(self, tools):
         self.tools, self.objects, self.asked = tools, [], []
@@ -111,7 +111,7 @@ async def test_change_of_a_returned_object_leaves_cache_unchanged(cache, collect
 
 
 async def test_index_follows_changes_of_objects(cache, collection, eventually):
-    """Criterion 36: the same index may be added twice; it follows what changes and goes."""
+    """Criterion 36: the same index may be added twice. It follows changed and deleted objects."""
     collection.objects = [config_map("x", "a", owner="me"), config_map("x", "b", owner="you", third="gone")]
 
     def owners(found):

@@ -1,4 +1,4 @@
-"""Caches that keep a part of a kind: some namespaces, one name, what selectors say."""
+"""Caches that hold a part of a kind: some namespaces, one name, or the objects of a selector."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def secret(namespace, name, *, version=1, **labels):
 
 
 class Server:
-    """Serves Secrets by namespace; `changes` of a namespace follow, and some namespaces are forbidden."""
+    """Serves Secrets by namespace, then the `changes` of the namespace. Some namespaces are forbidden."""
 
     def __init__(self, tools):
         self.tools = tools
@@ -104,7 +104,7 @@ async def test_scope_watches_each_namespace_and_sends_no_other_request(client, c
     with pytest.raises(NotFound, match=r"Secret y/b is not in .* which keeps secrets in x, y"):
         await cache.get(SECRETS, "b", namespace="y")
     assert sorted(server.asked) == [("watch", "x", None, None), ("watch", "y", None, None)]
-    # What one namespace lacks when it is read again is gone there alone.
+    # An object missing from the new list of a namespace is deleted in that namespace only.
     events = []
     informer = cache.informer(SECRETS)
     informer.add_handler(lambda event: events.append((event.kind, event.namespace, event.name, event.initial)))
@@ -157,7 +157,7 @@ async def test_get_by_name_requires_matching_labels(fault_server, server, client
     informer = Informer(client, SECRETS, namespace="x", name="mine", label_selector="app=web", watch_seconds=60)
     informer.add_handler(lambda event: events.append((event.kind, event.resource_version)))
     server.changes["x"] = changes = asyncio.Queue()
-    # As the server tells those that matched when the watch began, and what followed.
+    # The server sends the objects that matched when the watch began, then the changes.
     changes.put_nowait(("ADDED", secret("x", "mine", version=3, app="web")))
     changes.put_nowait(("DELETED", secret("x", "mine", version=9, app="other")))
     informer.start()

@@ -36,7 +36,7 @@ READ_CONFIG_MAPS = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["l
 
 @pytest.fixture
 async def second(client, namespace, allowed):
-    """`await second(rule)`: a namespace in which the identity of the test has this rule too."""
+    """`await second(rule)`: create another namespace in which the identity of the test has this rule."""
 
     async def make(rule):
         name = f"test-{uuid.uuid4().hex[:10]}"

@@ -1,4 +1,4 @@
-"""Code that lets a CancelledError out, as `task.cancel(); await task` does: a failure, and no wish to end."""
+"""Stray CancelledErrors, as from `task.cancel(); await task`: the provider treats them as failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kplane.provider.fleet.clusters import Clusters
 
 
 async def stray():
-    """What is easily written, and lets out the cancellation of somebody else."""
+    """Raise the CancelledError of another task, an easy mistake."""
     task = asyncio.create_task(asyncio.sleep(3600))
     task.cancel()
     await task

@@ -64,7 +64,7 @@ async def watched(cluster):
 
 
 class Gate:
-    """A server whose answers for one namespace are held until `open`; `refused` refuses it instead."""
+    """A server that holds its answers for one namespace until `open`, or refuses them if `refused`."""
 
     def __init__(self, cluster, namespace, monkeypatch):
         self.opened = asyncio.Event()
@@ -192,7 +192,7 @@ async def test_closed_cache_leaves_no_task_and_no_follower(watched, cluster):
 
 
 class TestCacheReads:
-    """Reads of a cache whose own scope changes, with the deadline of the caller."""
+    """Reads of a cache while its scope changes, within the deadline of the caller."""
 
     @pytest.fixture
     def namespaces(self, cluster):

@@ -1,4 +1,4 @@
-"""The client against servers that misbehave as a real one cannot be made to."""
+"""The client against servers with faults that a real API server cannot be made to show."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def test_unreachable_before_connection_reports_no_write_sent():
 async def test_unfinished_tls_handshake_ends_at_connect_timeout():
     silent = socket.create_server(("127.0.0.1", 0))
     port = silent.getsockname()[1]
-    # A call may take longer than this test, so it is the other deadline that ends it.
+    # The call time-out is longer than this test, so the connect time-out ends the call.
     patience = {"timeout_seconds": 3600.0, "connect_timeout_seconds": 0.3}
     async with Client(ClusterConfig(f"https://127.0.0.1:{port}"), **patience) as client:
         with pytest.raises(Unreachable, match="no connection") as caught:
@@ -219,7 +219,7 @@ async def test_client_retries_429_with_retry_after(fault_server, tools):
 
 async def test_retry_after_beyond_deadline_raises_at_once(fault_server, tools):
     server = await fault_server(always(tools.http({"kind": "Status"}, status=429, headers="Retry-After: 9999\r\n")))
-    # Whoever waited for one of the two would do so for longer than a test may take.
+    # A client that waited for Retry-After or the time-out would exceed the time of the test.
     error = await failure(server, error=TooManyRequests, timeout_seconds=3600.0)
     assert error.retry_after_seconds == 9999
     assert len(server.asked) == 1
@@ -345,7 +345,7 @@ async def test_closed_client_raises_for_call_waiting_for_credentials(fault_serve
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            # As one that got its credentials in the last moment.
+            # Like a call that got its credentials at the last moment.
             return self._config
         finally:
             waiting.set()
@@ -388,7 +388,7 @@ async def test_expired_pages_are_listed_in_one_request(fault_server, tools):
 
 @pytest.mark.parametrize("call", ["create", "delete"])
 async def test_write_is_not_sent_when_check_before_sending_fails(fault_server, tools, call):
-    """As where the process is stopped while a connection is made, and goes on when its Lease is somebody else's."""
+    """As if the process was suspended while connecting, and another process took its Lease meanwhile."""
     server, asked = await fault_server(always(tools.http(OBJECT))), []
 
     def check():
@@ -410,7 +410,7 @@ async def test_body_that_is_not_json_is_refused_before_sending(fault_server, too
 
 
 async def test_repeated_failure_has_equal_message(tools):
-    """It goes into conditions, which two processes write: words that differ would be written again and again."""
+    """Two processes write the message into a condition. Messages that differ would cause endless writes."""
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         config = ClusterConfig(f"https://127.0.0.1:{closed.getsockname()[1]}", ca_data=tools.Authority().pem)

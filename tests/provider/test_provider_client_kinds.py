@@ -11,7 +11,7 @@ WIDGET = "example.com/v1/Widget"
 
 @pytest.fixture
 async def calls(tools, fault_server):
-    """A client, and what it asked the server for."""
+    """A client, and the requests that it sent."""
     asked = []
 
     async def answer(request, writer):

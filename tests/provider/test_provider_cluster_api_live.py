@@ -1,4 +1,4 @@
-"""Cluster API's Clusters on a real API server, which is at the same time the cluster that they stand for."""
+"""Clusters of Cluster API on a real API server, which also serves as each of these clusters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INITIALIZED = {"initialization": {"controlPlaneInitialized": True}}
 
 
 class Capi:
-    """Writes what Cluster API would write."""
+    """Writes the objects that Cluster API would write."""
 
     def __init__(self, client, namespace, config, reader, telling):
         self.client, self.namespace, self.config = client, namespace, config
@@ -56,7 +56,7 @@ async def capi(client, namespace, install, service_account, telling):
         {"apiGroups": ["cluster.x-k8s.io"], "resources": ["clusters"], "verbs": ["list", "watch"]},
         {"apiGroups": [""], "resources": ["secrets"], "verbs": ["list", "watch", "get"]},
     ]
-    # With the permissions that the provider is said to need, and no others.
+    # The identity has exactly the permissions that the documentation lists.
     async with Client(await service_account(reading), field_manager="kplane") as reader:
         yield Capi(client, namespace, config, reader, telling)
 
@@ -83,7 +83,7 @@ async def test_cluster_is_engaged_when_initialized_until_deletion(capi, eventual
         found = await cluster.client.list(CONFIG_MAPS, namespace=capi.namespace)
         assert "there" in [item["metadata"]["name"] for item in found.items]
 
-        # Events that change nothing, and a kubeconfig that is no good, change nothing.
+        # Events without a change and an invalid kubeconfig keep the engagement.
         touched = {"metadata": {"annotations": {"touched": "yes"}}}
         await client.patch(CLUSTERS, "a", touched, namespace=capi.namespace)
         await client.patch(SECRETS, "a-kubeconfig", touched, namespace=capi.namespace)
@@ -107,7 +107,7 @@ async def test_cluster_is_engaged_when_initialized_until_deletion(capi, eventual
 
 
 async def test_rotated_secret_keeps_engagement_and_new_server_replaces_it(capi, eventually):
-    """Criterion 50: a renewed token goes into the engagement and its client; only another server makes a new one."""
+    """Criterion 50: a renewed token updates the engagement and its client. Only a new server replaces it."""
     name = capi.name("a")
     await capi.create("a")
     await capi.status("a", INITIALIZED)
@@ -137,7 +137,7 @@ async def test_older_cluster_versions_are_ready_by_their_own_fields(capi, eventu
 
 
 async def test_caller_decides_readiness_and_labels(capi, eventually):
-    """Criterion 48, for Cluster API: what counts as ready can be decided by the caller."""
+    """Criterion 48, for Cluster API: the caller may decide which clusters are ready."""
     for name in ("a", "b", "c"):
         await capi.create(name, labels={"infrastructure": "yes" if name != "c" else "no"})
         await capi.kubeconfig(name)

@@ -1,4 +1,4 @@
-"""ClusterProfiles on a real API server, which is at the same time the cluster that they stand for."""
+"""ClusterProfiles on a real API server, which also serves as each of their clusters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ print(json.dumps({"apiVersion": info["apiVersion"], "kind": "ExecCredential", "s
 
 
 class Hub:
-    """Writes what a cluster manager would write, for clusters that are reached as `config` says."""
+    """Writes the objects that a cluster manager would write, for clusters reached by `config`."""
 
     def __init__(self, client, namespace, config, reader, directory, telling):
         self.client, self.namespace, self.config = client, namespace, config
@@ -92,14 +92,14 @@ async def hub(client, namespace, install, service_account, tmp_path, telling):
         {"apiGroups": ["multicluster.x-k8s.io"], "resources": ["clusterprofiles"], "verbs": ["list", "watch"]},
         {"apiGroups": [""], "resources": ["secrets"], "verbs": ["list", "watch"]},
     ]
-    # With the permissions that the provider is said to need, and no others.
+    # The identity has exactly the permissions that the documentation lists.
     async with Client(await service_account(reading), field_manager="kplane") as reader:
         yield Hub(client, namespace, await service_account(rules), reader, tmp_path, telling)
 
 
 @pytest.fixture
 async def everywhere(client, hub, allowed):
-    """Lets the identity that works in the clusters read ConfigMaps of all namespaces, as caches do."""
+    """Let the identity of the clusters read ConfigMaps of all namespaces, as caches do."""
     claims = hub.config.token.split(".")[1]
     user = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["sub"]
     name = {"name": hub.namespace}
@@ -183,7 +183,7 @@ async def test_profile_with_new_access_is_engaged_again(hub, eventually, caplog)
 
 
 async def test_caller_readiness_replaces_condition(hub, eventually):
-    """Criterion 48: readiness of the caller's own replaces the condition."""
+    """Criterion 48: the readiness function of the caller replaces the condition."""
     for name in ("healthy", "ready"):
         await hub.profile(name)
         await hub.secret(f"for-{name}", name)

@@ -1,4 +1,4 @@
-"""A fleet: one engagement for each name, closed before the next one opens, whatever happens in which order."""
+"""A fleet: each name has one engagement, which is closed before the next opens, in any order of calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cluster(name="a", *, server="https://127.0.0.1:1", token="t", **attributes):
 
 
 class Recorder:
-    """An aware that notes what happens and checks that no name is engaged twice."""
+    """An aware that records its engagements and checks that each name is engaged once at a time."""
 
     def __init__(self, *, close_seconds=0.0):
         self.close_seconds = close_seconds
@@ -109,7 +109,7 @@ async def test_late_aware_engages_existing_clusters(eventually):
 
 
 class Failing:
-    """An aware that leaves things behind and fails, for one name, some times."""
+    """An aware that starts a task and fails, for one name and a number of times."""
 
     def __init__(self, name, times):
         self.name, self.left = name, times
@@ -154,7 +154,7 @@ async def test_hanging_aware_fails_at_engage_timeout(eventually):
 
 
 async def test_two_hundred_engagements_leave_no_task_and_no_descriptor(tools):
-    # The system's own, which are read where there is none, are many.
+    # Without a CA the client would load the CAs of the system, which are many.
     authority = tools.Authority().pem
 
     def reached(name, **attributes):
@@ -211,7 +211,7 @@ def test_random_calls_keep_one_engagement_and_apply_the_last_call(taken):
             if action == "pause":
                 await asyncio.sleep(0.0004 * version)
             elif action == "cancel":
-                # A caller that is cancelled leaves its wish; the next one on that name brings it about.
+                # A cancelled call leaves its desired cluster. The next call for that name applies it.
                 if tasks:
                     tasks[-1].cancel()
             elif action == "remove":

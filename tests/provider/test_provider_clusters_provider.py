@@ -1,4 +1,4 @@
-"""Clusters that a program adds and removes, the one that it fixes, and none."""
+"""Providers of clusters in code: clusters added and removed, a single cluster, and no cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def cluster(name, *, port=1, token=None):
 
 
 class Slow:
-    """An aware that notes its engagements and whose end takes until it is allowed."""
+    """An aware that records its engagements, and whose close waits for `allowed`."""
 
     def __init__(self, *, allowed):
         self.allowed = asyncio.Event()
@@ -60,7 +60,7 @@ async def test_add_of_existing_name_is_refused(eventually):
 
 
 async def test_replacement_stays_after_old_engagement_closes(eventually):
-    """Criterion 62: after a replacement the new cluster is there, and goes on being there."""
+    """Criterion 62: the new cluster stays after a replacement."""
     slow = Slow(allowed=True)
     provider = ClustersProvider()
     async with Manager(None, provider, awares=[slow], name="test") as manager:
@@ -73,7 +73,7 @@ async def test_replacement_stays_after_old_engagement_closes(eventually):
         assert slow.engaged[0].closed
         assert not slow.engaged[1].closing
         assert manager.get_cluster("a") is other
-        # What ends the old one has all the time it wants to take the new one with it.
+        # The close of the old engagement could wrongly remove the new cluster during this time.
         for _ in range(50):
             await asyncio.sleep(0.01)
             assert manager.get_cluster("a") is other

@@ -1,4 +1,4 @@
-"""Conditions as others wrote them."""
+"""Conditions that other programs wrote."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 
 class Given:
-    """A provider of two names of one API server: to controllers, two clusters."""
+    """A provider of two names of one API server, which controllers see as two clusters."""
 
     name = "given"
 
@@ -57,7 +57,7 @@ async def running(manager):
 
 
 def mine(namespace):
-    """What a test made: a controller manager puts a ConfigMap into each namespace."""
+    """Select the objects of the test: a controller manager puts a ConfigMap into each namespace."""
     return lambda event: event.namespace == namespace and event.name != "kube-root-ca.crt"
 
 
@@ -105,7 +105,7 @@ async def test_owner_is_reconciled_for_event_of_owned_object(client, namespace, 
         def of_a(work):
             return {each.name: count for each, count in work.counts.items() if each.cluster == "a"}
 
-        # Those of both who are told of owners as such: two wishes for one of them at a time would be one reconcile.
+        # Wait for the first reconciles, because a second request for the same owner meanwhile would be merged.
         for work in (one, every):
             await eventually(lambda work=work: of_a(work), lambda counts: counts == {"controls": 1, "owns": 1})
         await client.create(CONFIG_MAPS, config_map("x", ownerReferences=owners), namespace=namespace)
@@ -174,7 +174,7 @@ async def test_metadata_watches_deliver_metadata_and_share_an_informer(client, n
 
 async def test_cluster_with_silent_server_does_not_delay_others(client, namespace, eventually, monkeypatch):
     """Criterion 63: healthy clusters engage and are reconciled while the API of another one hangs."""
-    # The silent ones are given up long after this test has ended.
+    # The time-out of the silent clusters is longer than this test.
     monkeypatch.setitem(Client.__init__.__kwdefaults__, "connect_timeout_seconds", 600.0)
     manager = Manager(None, Given(client.config), workers=4, timeout_seconds=600.0, name="test")
     work = Work()
@@ -209,7 +209,7 @@ async def test_reconciler_reads_object_of_the_event(client, namespace, manager, 
 async def test_named_kinds_equal_kinds_of_an_api_server(client):
     groups = {kind.split("/")[0] for kind in BUILT_IN}
     found = (await client.request("GET", "/apis"))["groups"]
-    # Kinds of other tests come and go.
+    # Other tests install and remove kinds.
     versions = [each["groupVersion"] for group in found for each in group["versions"] if group["name"] in groups]
     served = {}
     for version in ["v1", *versions]:
@@ -224,7 +224,7 @@ async def test_named_kinds_equal_kinds_of_an_api_server(client):
 async def test_cluster_reports_how_a_kind_is_served(client, install, eventually):
     widgets = Resource("discovered.example/v1", "Widget", "widgets", namespaced=True)
     await install(widgets)
-    # What is served is told of a little later.
+    # Discovery lists a new kind with a delay.
     await eventually(lambda: client.resource("discovered.example/v1/Widget"), lambda found: found == widgets)
     assert await client.resource("v1/Pod") == PODS
     for missing in ("discovered.example/v1/Gadget", "nobody.example/v1/Gadget"):

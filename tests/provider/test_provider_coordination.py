@@ -1,4 +1,4 @@
-"""Which clusters the awares work on, as a coordinator decides it, and that this disturbs nothing else."""
+"""Coordinators: the clusters on which awares work, without effect on lookups and other clusters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cluster(name="a", **attributes):
 
 
 class Working:
-    """An aware that notes on what it works; its end takes until `go` is set."""
+    """An aware that records the clusters it works on. Its close waits for `go`."""
 
     def __init__(self):
         self.live, self.begun = set(), []
@@ -42,7 +42,7 @@ class Working:
 
 
 class WorkingEverywhere(Working):
-    """The local cluster's, too."""
+    """An aware that works on the local cluster, too."""
 
     async def engage_local(self, engagement):
         await self.engage(engagement)
@@ -113,7 +113,7 @@ async def test_work_continues_for_replaced_but_not_for_readded_cluster(eventuall
 
 
 class Odd(Cluster):
-    """One that cannot be compared with others."""
+    """A cluster that cannot be compared with others."""
 
     def continues(self, previous):
         raise ValueError("what a tenant wrote cannot be read")
@@ -169,7 +169,7 @@ async def test_withdraw_that_timed_out_can_be_repeated(eventually):
 
 
 async def test_removal_of_cluster_keeps_work_on_others(eventually):
-    """Criterion 64: as upstream does not (D3)."""
+    """Criterion 64: upstream ends the work on other clusters, too (D3)."""
     working = Working()
     provider = Providing("a", "b", "c")
     async with Manager(None, provider, awares=[working], coordinator=Basic(), name="test") as manager:
@@ -222,7 +222,7 @@ class Voting:
 
 
 async def test_replica_without_lease_looks_up_clusters_and_does_no_work(eventually):
-    """Criterion 72: lookups are everywhere, work is the leader's."""
+    """Criterion 72: each replica looks up clusters, the leader alone works on them."""
     working, voting = WorkingEverywhere(), Voting()
     leader = Leader(voting)
     config = ClusterConfig("https://127.0.0.1:1")
@@ -231,7 +231,7 @@ async def test_replica_without_lease_looks_up_clusters_and_does_no_work(eventual
         found = manager.get_cluster("a")
         assert found.client is manager.get_cluster("a").client
         assert not leader.may_work("a")
-        leader.require_write("a")  # a webhook's
+        leader.require_write("a")  # The write of a webhook.
         with cluster_context("a"), pytest.raises(ClusterNotOwned, match=r"^cluster 'a' .* does not lead"):
             leader.require_write("a")
         with cluster_context("a"), pytest.raises(ClusterNotOwned, match=r"^the local cluster .* does not lead"):
@@ -248,7 +248,7 @@ async def test_replica_without_lease_looks_up_clusters_and_does_no_work(eventual
         voting.lost.set()
         await eventually(lambda: not leader.may_work("a"))
         with cluster_context("a"):
-            assert leader.require_write("a") == 7.0  # what is under way may come to its end
+            assert leader.require_write("a") == 7.0  # A running reconcile may finish.
             assert leader.grace_seconds("a") == 6.0
             voting.lease.held = False
             with pytest.raises(ClusterNotOwned):
@@ -259,7 +259,7 @@ async def test_replica_without_lease_looks_up_clusters_and_does_no_work(eventual
 
 
 class Refusing(Basic):
-    """Lets nothing be written."""
+    """A coordinator that refuses each write."""
 
     def require_write(self, cluster):
         raise ClusterNotOwned(f"{cluster} is not ours")
@@ -289,7 +289,7 @@ async def test_client_has_options_of_manager_and_latest_credentials(eventually):
         )
         await provider.fleet.add_or_replace(first)
         await provider.fleet.add_or_replace(second)
-        # Whoever still has the first description gets no client with its old token.
+        # The first Cluster object yields no client with its old token.
         assert first.client is manager.get_cluster("a").client
         assert first.client.config.token == "two"
         assert first.client.limits is limits
@@ -315,7 +315,7 @@ async def test_second_index_function_of_a_field_is_refused():
 
 
 class WatchingTheHub(WorkingEverywhere):
-    """It watches the local cluster, too."""
+    """An aware that watches the local cluster, too."""
 
     def __init__(self):
         super().__init__()
@@ -340,7 +340,7 @@ async def test_local_cluster_is_watched_without_work(eventually):
     await eventually(lambda: early.live == late.live == {""})
     await clusters.withdraw("")
     assert early.live == set()
-    # What reads for the watch goes on.
+    # The informer of the watch keeps running.
     assert cache.informer(CONFIG_MAPS) is informer
     assert not early.watched[0].closing
 
@@ -366,7 +366,7 @@ async def test_local_cluster_added_after_observe_local_is_watched(eventually):
 
 
 async def test_leader_keeps_lease_until_work_on_removed_cluster_ends(eventually):
-    """The fleet does not know the cluster any more when the leader goes; its work is still ending."""
+    """The cluster left the fleet before the leader stopped, and its work is still ending."""
     working, voting = Working(), Voting()
     clusters = Clusters(awares=[working], coordinated=True)
     await clusters.add_or_replace(cluster("a"))

@@ -1,4 +1,4 @@
-"""CRD manifests from classes: what is translated to a structural schema, and that anything else is refused."""
+"""CRD manifests from classes: types with a structural schema, and types that are refused."""
 
 from __future__ import annotations
 

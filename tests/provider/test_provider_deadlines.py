@@ -1,4 +1,4 @@
-"""One timer for many that all get the same time."""
+"""One timer for many deadlines of equal length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fleet that refuses and takes its time, one name at a time."""
+"""Desired clusters against a fleet that refuses or delays single names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def cluster(name, *, port=1):
 
 
 class Fleet:
-    """Notes what it is told; `held` names wait, `refused` ones fail as often as they say."""
+    """Records the calls. Names in `held` wait, names in `refused` fail the given number of times."""
 
     def __init__(self, *names):
         self.clusters = dict.fromkeys(names)
@@ -100,6 +100,6 @@ async def test_drop_during_refused_add_skips_retry_delay(eventually):
             roster.want(cluster("a"))
             await eventually(lambda: fleet.refused["a"] < 1000)
         fleet.refused["a"] = 0
-        # It does not wait for the end of its delay.
+        # The removal does not wait for the retry delay.
         roster.drop("a")
     assert fleet.log == [("remove", "a")]

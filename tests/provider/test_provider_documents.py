@@ -1,4 +1,4 @@
-"""YAML that somebody else wrote."""
+"""YAML from untrusted authors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The last resort ends a process whatever has become of its standard error."""
+"""The last resort ends a process in any state of its standard error."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ def test_last_resort_exits_when_stderr_pipe_is_full() -> None:
 
 def test_last_resort_exits_when_stderr_write_fails() -> None:
     with Path("/dev/full").open("wb") as full:
-        # Without an end of its own it would come to the next line.
+        # If the last resort did not exit, the next line would run.
         program = f"import os\ntry:\n    {END}\nfinally:\n    os._exit(0)\n"
         assert run(program, stderr=full.fileno()).returncode == 1

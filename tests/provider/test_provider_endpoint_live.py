@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 async def endpoints(client, namespace):
-    """`await endpoints(name, spec, **labels)`: creates one that ends with the test."""
+    """`await endpoints(name, spec, **labels)`: create an endpoint that is deleted after the test."""
     made = []
 
     async def make(spec, **labels):
@@ -42,7 +42,7 @@ async def test_endpoint_is_engaged_with_its_secret_until_deletion(
     server = config.server
 
     async def secret(config):
-        # Where the kubeconfig leads does not count.
+        # The server of the kubeconfig does not count.
         document = json.dumps(config.with_server("https://elsewhere.test").to_kubeconfig())
         data = {"kubeconfig": base64.b64encode(document.encode()).decode()}
         body = {"metadata": {"name": f"{name}-kubeconfig", "namespace": namespace}, "data": data}
@@ -73,7 +73,7 @@ async def test_endpoint_is_engaged_with_its_secret_until_deletion(
         assert await fleet.get(name).client.list(CONFIG_MAPS, namespace=namespace)
         (engagement,) = fleet.engagements()
 
-        # The status wins; an endpoint that is not in order changes nothing.
+        # The status takes precedence, and an invalid endpoint keeps the engagement.
         await status(endpoint="https://127.0.0.1:1", conditions=[condition("False")])
         await client.patch(ENDPOINTS, name, {"metadata": {"annotations": {"a": "b"}}})
         await status(endpoint=f"{server}/below")

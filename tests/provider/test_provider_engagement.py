@@ -1,4 +1,4 @@
-"""Engagements: everything ends with them, and the end can be awaited."""
+"""Engagements: their tasks, callbacks and clients end with them."""
 
 from __future__ import annotations
 

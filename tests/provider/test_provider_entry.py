@@ -1,4 +1,4 @@
-"""Objects as bytes: nothing of them is lost but managedFields, and whatever a server sends is an entry or an error."""
+"""Objects as bytes: entries keep all fields but managedFields, and invalid input raises a known error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One exception for each answer."""
+"""Exceptions by status and reason of an answer."""
 
 from __future__ import annotations
 

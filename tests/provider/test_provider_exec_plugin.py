@@ -1,4 +1,4 @@
-"""Programs that give credentials: run where somebody allowed it, and never telling what they gave."""
+"""Exec credential plugins: allowed explicitly, and their credentials are never shown."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ async def test_plugin_that_hangs_is_killed_with_its_children(plugin, tmp_path, e
     child = int(await eventually((tmp_path / "child").read_text))
     [(seconds, scope)] = await eventually(lambda: scopes)
     assert seconds == 600
-    scope.reschedule(0.0)  # its time is up
+    scope.reschedule(0.0)  # The time-out expires.
     with pytest.raises(KubeconfigError, match="longer than 600 s"):
         await running
 

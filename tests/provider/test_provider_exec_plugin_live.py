@@ -1,4 +1,4 @@
-"""Plugins whose credentials a real API server takes."""
+"""Exec credential plugins against a real API server."""
 
 from __future__ import annotations
 

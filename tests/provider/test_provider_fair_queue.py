@@ -1,4 +1,4 @@
-"""The queue over clusters: fair, none twice at once, none lost, and a cluster's share is dropped as a whole."""
+"""The queue over clusters: fairness, deduplication, delays, priorities, and removal of a cluster."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_clusters_at_their_cap_leave_slots_to_others():
 
 
 def test_equal_requests_are_deduplicated_per_cluster():
-    """Criterion 31: equal requests dedupe, the same key in two clusters does not."""
+    """Criterion 31: equal requests are deduplicated, equal keys of two clusters are not."""
     queue = FairQueue()
     for cluster in ("a", "b", "a", ""):
         queue.add(request(cluster))
@@ -155,7 +155,7 @@ async def test_repeatedly_shortened_delay_keeps_heap_small():
 
 
 def test_delay_below_uvloop_resolution_is_delivered():
-    """uvloop returns no timer for those: the next delay must not ask for its time."""
+    """uvloop returns no timer for such a delay, so the next delay must not read the time of that timer."""
 
     async def add() -> list[str]:
         queue, due, taken = FairQueue(), asyncio.Event(), []
@@ -187,7 +187,7 @@ async def test_retry_delay_grows_until_request_is_forgotten():
 
 
 async def test_dropped_cluster_loses_requests_and_refuses_late_retries():
-    """Criterion 27: nothing of a cluster that was dropped is in the queue, whatever a late reconcile asks for."""
+    """Criterion 27: the queue holds no request of a dropped cluster, even after a late retry."""
     queue = FairQueue()
     for cluster in ("a", "b"):
         queue.unpark(cluster)
@@ -236,7 +236,7 @@ def test_drop_takes_constant_time():
         finally:
             sys.settrace(former)
         assert dropped == count
-        # They are let go of, and not emptied, which would take longer for more of them.
+        # The collections are released whole. Emptying them would take longer for more requests.
         assert [len(each) for each in kept] == [count, count]
         return taken
 
@@ -245,7 +245,7 @@ def test_drop_takes_constant_time():
 
 
 async def test_requests_of_parked_cluster_wait_up_to_a_limit(eventually):
-    """Criterion 71: what is asked of a cluster that is not ready waits until it is."""
+    """Criterion 71: requests of a cluster that is not ready wait until the cluster is ready."""
     queue = FairQueue(parked_limit=3)
     queue.park("a")
     queue.add_after(request("a", "delayed"), 0.001)
@@ -326,7 +326,7 @@ NAMES = st.integers(0, 3)
 
 
 class Model(RuleBasedStateMachine):
-    """client-go's queue, one for each cluster, against the real thing. Delays are too long to end meanwhile."""
+    """A model of client-go's queue for each cluster, compared with FairQueue. No delay ends during the test."""
 
     def __init__(self):
         super().__init__()
@@ -338,14 +338,14 @@ class Model(RuleBasedStateMachine):
             rate_limiter=ItemBackoff(initial_seconds=3600, maximum_seconds=7200),
         )
         self.waiting = collections.defaultdict(list)
-        self.low = collections.defaultdict(list)  # those of `waiting` that have low priority, in their order
+        self.low = collections.defaultdict(list)  # Requests of `waiting` with low priority, in order.
         self.passed_over = collections.Counter()
-        self.low_again = collections.defaultdict(set)  # those of `again` that have low priority
-        self.again = collections.defaultdict(list)  # added while worked on
-        self.working = {}  # request: whether its cluster was dropped since
+        self.low_again = collections.defaultdict(set)  # Requests of `again` with low priority.
+        self.again = collections.defaultdict(list)  # Requests added while processed.
+        self.working = {}  # Request: whether its cluster was dropped since.
         self.delayed = collections.defaultdict(set)
         self.parked = set()
-        self.kept = set()  # once unparked, and not dropped since
+        self.kept = set()  # Clusters that were unparked and not dropped since.
 
     def teardown(self):
         self.queue.close()
@@ -379,7 +379,7 @@ class Model(RuleBasedStateMachine):
                 self.low_again[cluster].add(each)
 
     def next_of(self, cluster):
-        """Others before those of low priority, of which each 17th is one nevertheless."""
+        """Return the next request: normal priority first, except for each 17th turn."""
         waiting, low = self.waiting[cluster], self.low[cluster]
         others = [each for each in waiting if each not in low]
         if not low:
@@ -470,7 +470,7 @@ TestModel.settings = settings(max_examples=60, stateful_step_count=60, deadline=
 
 
 class Counting(collections.deque):
-    """Counts how often a lane is moved on."""
+    """Counts how often a lane moves in the ring."""
 
     moves = 0
 
@@ -480,14 +480,14 @@ class Counting(collections.deque):
 
 
 def test_many_light_clusters_do_not_block_the_loop():
-    """A hundred rounds until the first of them has its turn are made at once, and the shares stay."""
+    """The queue skips the hundred rounds before the first turn at once, and keeps the shares."""
     queue = FairQueue(weights=lambda cluster: 0.02 if cluster == "double" else 0.01)
     names = [f"light-{number}" for number in range(500)] + ["double"]
     for name, number in itertools.product(names, range(4)):
         queue.add(request(name, number))
     queue._ring = Counting()
     first = drain(queue, count=1)
-    # Once as a newcomer, and twice round.
+    # One move as a new lane, and two in the ring.
     assert queue._ring.moves <= 3 * len(names)
     taken = collections.Counter(each.cluster for each in first + drain(queue, count=2 * len(names)))
     assert taken.pop("double") in {3, 4}
@@ -496,7 +496,7 @@ def test_many_light_clusters_do_not_block_the_loop():
 
 
 class Odd(ItemBackoff):
-    """A rate limiter of a program, with a mistake in each method."""
+    """A rate limiter whose methods raise."""
 
     def next_delay(self, request):
         raise KeyError(request)

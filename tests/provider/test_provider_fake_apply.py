@@ -1,4 +1,4 @@
-"""Server-side apply in a cluster in memory: who owns which field."""
+"""Server-side apply in a cluster in memory: ownership of fields."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ async def test_fake_raises_not_served_for_unknown_kind(fake):
 
 
 async def test_fake_lease_has_one_holder(fake):
-    """By the code of Lease itself, which needs an update that makes the object, and refuses one without a version."""
+    """Uses Lease itself, which needs an update that creates the object, and a refusal without a version."""
     now = 0.0
 
     def lease(identity):

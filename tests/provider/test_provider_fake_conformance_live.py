@@ -1,4 +1,4 @@
-"""A FakeCluster answers as a kube-apiserver does: the same calls in any order, at both."""
+"""FakeCluster against a kube-apiserver: the same random calls to both have equal answers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ finalizers = st.sampled_from([None, [], ["example.com/first"], ["example.com/fir
 versions = st.sampled_from(["read", "first", "none"])
 selectors = st.sampled_from([None, "app=x", "app!=x", "app in (x, y),tier", "!tier"])
 preconditions = st.sampled_from(["any", "its", "another", "its version", "an old version"])
-# What a patch leaves has to be valid, because a fake does not validate.
+# The patched object has to be valid, because a fake does not validate.
 groups = {
     "text": ["/data/value", "/data/other", "/metadata/labels/app", "/metadata/labels/a~1b", "/metadata/annotations/x"],
     "map": ["/data", "/metadata/labels", "/metadata/annotations"],
@@ -85,7 +85,7 @@ anything = st.one_of(
     texts(),
     texts().map(dict),
 )
-# A real server writes a custom object anew each time that empty labels are applied; a fake one does not.
+# A real server writes a custom object again on each apply of empty labels, a fake does not.
 applied_metadata = st.fixed_dictionaries(
     {},
     optional={
@@ -164,28 +164,28 @@ def body_of(kind, name, value, labels, finalizers):
 
 
 class Side:
-    """One of both, and what was seen there."""
+    """One of the two servers, with the versions seen there."""
 
     def __init__(self, client, namespace):
         self.client, self.namespace = client, namespace
         self.first, self.versions, self.owners = {}, {}, {}
 
     async def begin(self):
-        """Make the namespace, and what owns other objects."""
+        """Create the namespace and the owner of other objects."""
         await self.client.create(NAMESPACES, {"metadata": {"name": self.namespace}})
         for name in ("owner-1", "owner-2"):
             made = await self.client.create(CONFIG_MAPS, {"metadata": {"name": name}}, namespace=self.namespace)
             self.owners[made["metadata"]["uid"]] = name
 
     def unnamed(self, found):
-        """Return an answer with the names of owners, which differ in their uids."""
+        """Return an answer with owner names in place of uids, which differ between servers."""
         text = json.dumps(found, sort_keys=True)
         for uid, name in self.owners.items():
             text = text.replace(uid, name)
         return json.loads(text)
 
     def shown(self, found):
-        """Return an object without what differs between servers, and whether it has changed since it was seen."""
+        """Return an object without server-specific fields, and whether the object changed since the last call."""
         found = copy.deepcopy(found)
         metadata = found["metadata"]
         key = found["kind"], metadata["name"]
@@ -203,13 +203,13 @@ class Side:
         except ApiError as error:
             causes = error.details.get("causes") or ()
             if error.status == 409 and causes:
-                # A real server lists managers in no order.
+                # A real server lists managers in no defined order.
                 causes = sorted(json.dumps(self.unnamed(each), sort_keys=True) for each in causes)
                 return error.reason, causes, self.unnamed(error.message).partition("Apply failed")[2]
             return type(error).__name__, error.status, error.reason
 
     async def managed(self, kind, name):
-        """Return who owns what, which the client leaves out."""
+        """Return the managedFields, which the client drops."""
         try:
             found = await self.client.request("GET", kind.path(name, namespace=self.namespace))
         except NotFound:
@@ -311,7 +311,7 @@ class Side:
         await self.client.delete_all(kind, namespace=self.namespace, label_selector="app=x")
 
     async def events(self, kind, selector, *, since):
-        """Read what a watch sends from a version on, up to the object that ends it."""
+        """Read the events of a watch from a version up to the object that ends the watch."""
         seen = []
         end = body_of(kind, "end", "1", {"app": "x", "tier": "z"}, None)
         await self.client.create(kind, end, namespace=self.namespace)
@@ -353,7 +353,7 @@ async def differences(sides, told, selector):
 
 
 def compared(api_server, told, selector=None):
-    """Return the first difference between both, in words; empty if there is none."""
+    """Describe the first difference between both servers, or return an empty text."""
 
     async def found():
         fake = FakeCluster("fake", kinds=[WIDGETS])
@@ -410,7 +410,7 @@ async def served_widgets(install):
 
 
 async def test_fake_has_status_subresources_of_a_real_server(client):
-    """Every kind that needs no discovery, in the version in which it is named."""
+    """Compares each built-in kind in its version."""
     real = set()
     for version in {kind.rpartition("/")[0] for kind in BUILT_IN}:
         path = f"/{'apis' if '/' in version else 'api'}/{version}"
@@ -423,7 +423,7 @@ async def test_fake_has_status_subresources_of_a_real_server(client):
 
 
 async def test_fake_merges_kinds_like_a_real_server(client):
-    """Every list and map of every kind that needs no discovery, as server-side apply reads the OpenAPI document."""
+    """Compares each list and map of each built-in kind with the OpenAPI document."""
     types = (await client.request("GET", "/openapi/v2"))["definitions"]
     kinds = {}
     for name, each in types.items():
@@ -439,7 +439,7 @@ async def test_fake_merges_kinds_like_a_real_server(client):
 
 
 def merging(described, shape, types, path, seen=()):
-    """Yield each part of a kind with how it merges at a real server, and at a fake one."""
+    """Yield each part of a kind with its merge strategy at a real server and at a fake."""
     reference = described.get("$ref", "").rpartition("/")[2]
     if reference in seen:
         return

@@ -1,4 +1,4 @@
-"""Field managers and User-Agents: who wrote a field, and what happens if two programs want it."""
+"""Field managers and User-Agents: owners of fields, and conflicts between two programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clusters from kubeconfig files that come, change, go, and are half there."""
+"""Clusters from kubeconfig files that appear, change, disappear, or are half written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write(path, *contexts, **fields):
 
 
 def put(path, text):
-    """Write a file that is looked at meanwhile: it is never seen empty."""
+    """Write a file atomically, so that a concurrent reader never sees it empty."""
     new = path.with_name(".new")
     new.write_text(text)
     new.replace(path)
@@ -42,7 +42,7 @@ async def names_of(provider):
 
 
 async def test_clusters_follow_contexts_of_files_and_directories(tmp_path, eventually):
-    """Criterion 43: nothing at first, a cluster for each context, gone with its file, rewritten with it."""
+    """Criterion 43: each context is a cluster, which appears, changes and disappears with its file."""
     file, directory = tmp_path / "any-name", tmp_path / "discovered"
     provider = FileProvider(files=[file], directories=[directory], interval_seconds=0.02)
     manager = Manager(None, provider, name="test")
@@ -73,7 +73,7 @@ async def test_clusters_follow_contexts_of_files_and_directories(tmp_path, event
     ids=["empty", "cut off", "no mapping", "no text", "no YAML mapping"],
 )
 async def test_half_written_file_keeps_its_clusters(tmp_path, eventually, caplog, half, telling):
-    """Criterion 69: a half-written file keeps the cluster, and says so once."""
+    """Criterion 69: a half-written file keeps its cluster and is logged once."""
     file, other = tmp_path / "a", tmp_path / "b"
     write(file, "kept")
     async with telling(FileProvider(files=[file, other], interval_seconds=0.01)) as clusters:
@@ -82,7 +82,7 @@ async def test_half_written_file_keeps_its_clusters(tmp_path, eventually, caplog
         write(other, "beside")
         await eventually(clusters.names, lambda names: len(names) == 2)
         for port in (2, 3, 4):
-            # Each is seen in one more look.
+            # The provider sees each change in another look.
             write(other, "beside", port=port)
             server = f"https://127.0.0.1:{port}"
             await eventually(lambda: clusters.get("b").config.server, lambda seen, server=server: seen == server)
@@ -208,7 +208,7 @@ async def test_file_provider_refuses_a_second_cluster_of_one_name(tmp_path, capl
     write(first, "x", port=1)
     provider, clusters = FileProvider(directories=[tmp_path]), Clusters()
     await provider.run_once(clusters)
-    # It is before the other one in the order of names, and yet takes nothing from it.
+    # The new file sorts before the existing file, and still does not replace its cluster.
     write(second, "x", port=2)
     for _ in range(2):
         await provider.run_once(clusters)
@@ -265,7 +265,7 @@ def test_file_is_read_again_only_after_a_change(tmp_path, monkeypatch, tools):
         file.look()
     assert len(reads) == 1
 
-    # A certificate that it names, and a change of which size and time of change tell nothing.
+    # Change the named certificate, then the file itself with equal size and modification time.
     renewed = tools.Authority("two").pem
     (tmp_path / "ca.pem").write_bytes(renewed)
     file.look()
@@ -319,7 +319,7 @@ async def test_exec_plugins_are_refused_unless_the_files_are_trusted(tmp_path, c
     assert "failed to read context 'c': the kubeconfig has an exec credential plugin" in caplog.text
     assert await names_of(FileProvider(files=[file], trusted=True)) == ["a"]
     assert await names_of(FileProvider(directories=[tmp_path], trusted=True)) == ["a"]
-    # As in ClusterConfig.default(): the files are those that kubectl reads.
+    # The files of kubectl are trusted, as in ClusterConfig.default().
     monkeypatch.setenv("KUBECONFIG", str(file))
     assert await names_of(FileProvider()) == ["a"]
 

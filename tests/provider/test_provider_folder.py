@@ -1,4 +1,4 @@
-"""Folders of kubeconfig files: what a pattern finds, where a search ends, and what is named in the log."""
+"""Folders of kubeconfig files: patterns, limits of the search, and log messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kplane.provider.providers.file.folder import Folder
 
 @pytest.fixture
 def tree(tmp_path):
-    """A function that makes files below a folder, and returns the folder."""
+    """Return a function that creates files below a folder and returns the folder."""
 
     def make(*names):
         for name in names:
@@ -43,7 +43,7 @@ def test_folder_finds_files_that_match_the_pattern(tree, pattern, found):
 
 
 def test_folder_finds_files_behind_links(tree, tmp_path):
-    """Kubernetes mounts a Secret so: the files are links through a link to a hidden directory."""
+    """Kubernetes mounts a Secret like this: each file is a link through a link to a hidden directory."""
     path = tree("..2026_11_28/a.yaml")
     (tmp_path / "..data").symlink_to("..2026_11_28")
     (tmp_path / "a.yaml").symlink_to("..data/a.yaml")
@@ -82,7 +82,7 @@ def test_search_ends_at_the_limit_of_depth(tree, monkeypatch):
 
 
 def look(folder, *, kubeconfigs=0):
-    """Search as the provider does: the first files are kubeconfigs, the others are not."""
+    """Search like the provider: the first files are kubeconfigs, the others are not."""
     folder.name_unread(folder.files()[kubeconfigs:], kubeconfigs=kubeconfigs)
 
 

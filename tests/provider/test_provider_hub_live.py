@@ -66,7 +66,7 @@ async def test_member_gets_hub_object_from_its_peer_after_kill(client, namespace
 
     await want("first")
     await eventually_written("first")
-    # The members are divided soon. Then each has one peer, which is the same for every value.
+    # Each member gets one peer, which then stays the same for each value.
     owners, before = {}, None
     for number in range(30):
         if owners == before and set(owners.values()) == set(PEERS):

@@ -1,4 +1,4 @@
-"""A server that hangs is noticed within 45 s, and one that is merely quiet is left alone."""
+"""Liveness: a hung server is unreachable within 45 s, a quiet server stays ready."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MAPS, SECRETS = "v1/ConfigMap", "v1/Secret"
 
 @pytest.fixture
 def steered():
-    """`steered(coroutine)` runs it in made-up time."""
+    """`steered(coroutine)`: run a coroutine in simulated time."""
     with asyncio.Runner(loop_factory=SteeredLoop) as runner:
         yield runner.run
 
 
 @pytest.fixture
 def server(monkeypatch):
-    """Paths of requests to FakeClusters with their times; with `hangs` none is answered."""
+    """Paths and times of requests to FakeClusters. With `hangs` the server answers none of them."""
 
     class Server:
         def __init__(self):

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.integration
 
 @contextlib.asynccontextmanager
 async def silenced(server):
-    """Yield the port of a line to an API server, and an event: until it is cleared, bytes pass."""
+    """Yield the port of a line to an API server, and an event: bytes pass until the event is cleared."""
     address, passing = urlsplit(server), asyncio.Event()
     passing.set()
 

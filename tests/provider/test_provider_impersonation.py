@@ -1,4 +1,4 @@
-"""Requests in somebody else's name, and through a proxy."""
+"""Impersonated requests, and requests through a proxy."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_api_server_sees_impersonated_user(client):
 
 @pytest.fixture
 async def proxy():
-    """An http proxy that connects where it is told to; what it was asked is in `asked`."""
+    """An HTTP proxy that supports CONNECT, with its requests in `asked`."""
     asked, tasks = [], set()
 
     async def copy(reader, writer):

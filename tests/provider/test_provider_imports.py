@@ -1,4 +1,4 @@
-"""What importing the provider loads: no modules that an author of a reconciler may not have, or not need."""
+"""Imports of the provider load no optional or heavy modules."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ clusters: [{name: a, cluster: {server: "https://a"}}]
 
 
 def loaded_by(statement):
-    """Run a statement in an interpreter of its own; returns which of the heavy modules it loads."""
+    """Run a statement in a new interpreter and return the heavy modules that it loads."""
     program = (
         f"import sys\nLISTED = {LISTED!r}\n{statement}\nprint(*[name for name in {HEAVY!r} if name in sys.modules])"
     )
@@ -56,7 +56,7 @@ def test_import_of_the_provider_loads_no_heavy_module(statement):
 
 
 def test_manager_loads_the_client_and_no_server():
-    """In its constructor, so that no request waits for it in the loop."""
+    """The constructor loads the client, so that no request waits for the import in the loop."""
     statement = "from kplane.provider import Manager; Manager(None, name='test')"
     assert set(loaded_by(statement)) - {"tempfile", "urllib.request"} == set(CLIENT)
     assert loaded_by(f"{statement}\nassert 'aiohttp.web' not in sys.modules") != []

@@ -1,4 +1,4 @@
-"""Informers against a server that goes wrong as told."""
+"""Informers against a server with scripted faults."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def end(version=5):
 
 
 class Script:
-    """A collection whose answers go as written: streams (with what is there), watches and lists; at the end all stall.
+    """A collection with scripted answers: streams (with initial objects), watches and lists, which stall at their end.
 
     A number is a refusal; "stall" waits, "reset" cuts the connection; a callable is awaited.
     """
@@ -78,7 +78,7 @@ class Script:
 
 
 class Seen(list):
-    """A handler that keeps what it is told."""
+    """A handler that records its events."""
 
     def __call__(self, event):
         self.append((event.kind, event.name, event.resource_version, event.initial))
@@ -86,7 +86,7 @@ class Seen(list):
 
 @pytest.fixture
 def play(fault_server, tools):
-    """`async with play(streams=..., ...) as (informer, script)`: an informer that runs."""
+    """`async with play(streams=..., ...) as (informer, script)`: run an informer."""
 
     @contextlib.asynccontextmanager
     async def run(*, limits=AnswerLimits(), timeout_seconds=30.0, options=None, **steps):  # noqa: B008 - frozen
@@ -236,7 +236,7 @@ async def test_late_handler_gets_each_object_exactly_once(play, eventually):
         late, removed = Seen(), Seen()
         registration = informer.add_handler(late)
         assert late == []
-        # Changes come between the first and the last object that the handler is given.
+        # The changes arrive between the first and the last initial object of the handler.
         await asyncio.sleep(0)
         assert len(late) == 100
         informer._parts.of(None).mirror.apply(
@@ -254,7 +254,7 @@ async def test_late_handler_gets_each_object_exactly_once(play, eventually):
         by_name.setdefault(name, []).append((kind, version, initial))
     assert by_name.pop("o0") == [("ADDED", "1", True), ("DELETED", "1003", False)]
     assert by_name.pop("o349") == [("ADDED", "1001", True)]
-    # Its end is told though it was not yet handed over: the handler may know it from an earlier registration.
+    # The handler gets DELETED without ADDED: it may know the object from an earlier registration.
     assert by_name.pop("o348") == [("DELETED", "1002", False), ("ADDED", "1005", False)]
     assert by_name.pop("new") == [("ADDED", "1004", False)]
     assert {name: events for name, events in by_name.items() if len(events) != 1} == {}
@@ -338,7 +338,7 @@ async def test_handler_of_a_namespace_gets_only_its_events(play, eventually):
 
 
 async def test_informer_keeps_watch_after_token_renewal(play, eventually):
-    """Criterion 74: credentials are swapped under a running watch, which goes on at its resourceVersion."""
+    """Criterion 74: new credentials keep a running watch, which continues at its resourceVersion."""
     renewed, cut = asyncio.Event(), asyncio.Event()
     seen = Seen()
     stream = [end(), renewed.wait, event("ADDED", item("a", 6)), cut.wait, "reset"]
@@ -353,7 +353,7 @@ async def test_informer_keeps_watch_after_token_renewal(play, eventually):
         cut.set()
         await eventually(lambda: len(seen) == 2)
     assert seen == [("ADDED", "a", "6", False), ("ADDED", "b", "7", False)]
-    # The 401 is one that the old token was answered, and says nothing against the version either.
+    # The 401 concerned the old token, so the version is still valid.
     assert script.asked == ["stream", ("watch", "6"), ("watch", "6")]
     assert script.headers[-1]["authorization"] == "Bearer new"
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 
 
 class Counting(Client):
-    """A client that notes which watches it opens, and how often it lists."""
+    """A client that records its watches and counts its lists."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
@@ -127,7 +127,7 @@ async def test_field_index_finds_objects(client, cache, namespace):
 
 
 async def test_next_watch_uses_rotated_token_at_last_version(client, namespace, eventually, allowed):
-    """Criterion 74: a renewed token takes no new list; the watch goes on at its resourceVersion."""
+    """Criterion 74: a renewed token causes no new list. The watch continues at its resourceVersion."""
     await client.create(SERVICE_ACCOUNTS, {"metadata": {"name": "reader"}}, namespace=namespace)
     subject = {"kind": "ServiceAccount", "name": "reader", "namespace": namespace}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}

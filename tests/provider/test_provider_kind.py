@@ -1,4 +1,4 @@
-"""Clusters of a program that lists them, fails, hangs, and hands out other kubeconfigs; kind itself needs Docker."""
+"""Clusters of a fake `kind` program that lists, fails, hangs, and returns changed kubeconfigs."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ async def test_provider_leaves_no_process_after_stop(machine, eventually, tellin
 
 
 def runs(pid):
-    """Whether a process runs: one that ended, but nobody waited for, has no command line any more."""
+    """Return whether a process runs. The command line of a zombie is empty."""
     try:
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     except FileNotFoundError:

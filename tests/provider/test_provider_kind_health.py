@@ -1,4 +1,4 @@
-"""Health by kind: a kind that is missing or forbidden makes no cluster unreachable."""
+"""Health by kind: a missing or forbidden kind does not make a cluster unreachable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ END = {"metadata": {"resourceVersion": "5", "annotations": {"k8s.io/initial-even
 
 
 class Server:
-    """Serves kinds without objects, or refuses them with the status of their plural."""
+    """Serves kinds without objects. Refuses a kind with the status in `refusals`."""
 
     def __init__(self, tools):
         self.tools = tools
@@ -80,7 +80,7 @@ async def test_refused_kind_is_named_and_cluster_stays_ready(cluster, server, ev
         assert not isinstance(missing.value, NotFound)
         with pytest.raises(Forbidden, match=r"cluster 'acme' does not let secrets be read: .*so it is; grant that"):
             await cluster.cache.get(SECRETS, "a", namespace="b")
-        # And at once, now that it is known.
+        # The second list fails at once, because the cache knows the refusal.
         with pytest.raises(NotServed):
             await cluster.cache.list(PODS)
     state, message, kinds = cluster.health

@@ -1,4 +1,4 @@
-"""Names of kinds, and asking a cluster for those that nobody knows."""
+"""Names of built-in kinds, and errors for unknown kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kopf for each cluster: started again, stopped with the engagement, and never logged in elsewhere."""
+"""A kopf operator for each cluster: restarts, credentials, and refused clusters."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def clusters():
 
 @pytest.fixture
 def kopf_ends_at_once(monkeypatch):
-    """Have kopf wait for no tasks that hang: it does so for five seconds, for which there is no setting."""
+    """Keep kopf from waiting five seconds for hung tasks, which kopf has no setting for."""
     from kopf._core.reactor import running
 
     wait = running.aiotasks.wait
@@ -82,7 +82,7 @@ async def test_kopf_with_refused_credentials_sends_no_more_requests(
 @pytest.mark.usefixtures("kopf_ends_at_once")
 async def test_kopf_that_ends_is_restarted(fault_server, clusters, settings, eventually):
     async def answer(_, writer):
-        """Answer what has kopf try no more."""
+        """Answer with a status that kopf does not retry."""
         writer.write(b"HTTP/1.1 415 No\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
 
     registry, starts = kopf.OperatorRegistry(), []

@@ -1,4 +1,4 @@
-"""kopf and a real API server: handlers see the objects of engaged clusters, and those of no other."""
+"""kopf and a real API server: handlers see the objects of engaged clusters only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 
 
 class Seen(set):
-    """What handlers saw."""
+    """The objects that a handler saw."""
 
     __hash__ = object.__hash__
 
@@ -60,7 +60,7 @@ async def test_handlers_see_objects_of_engaged_clusters_only(client, namespace, 
     clusters = Clusters(awares=[KopfAware(registry, settings=settings, memo={"answer": 42})])
     await config_map("first")
     try:
-        # To kopf, which sees one cluster at a time, the same API server is as good as two.
+        # Two clusters of one API server suffice, because each kopf operator sees one cluster.
         for name in ("one", "two"):
             await clusters.add_or_replace(Cluster(name, config=client.config))
         for name in ("one", "two"):

@@ -1,4 +1,4 @@
-"""Kubeconfigs: what is taken, what is refused, and what is never shown."""
+"""Kubeconfigs: valid documents, refusals, and secrets that are never shown."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_kubeconfig_refusal_names_the_cause(document, section, change, sentence)
 
 
 def altered(pem, old, new):
-    """The same certificate with other bytes in it."""
+    """Return the certificate with some bytes replaced."""
     der = x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.DER)
     assert old in der
     encoded = base64.encodebytes(der.replace(old, new)).decode()
@@ -195,7 +195,7 @@ def test_insecure_cluster_config_survives_its_own_kubeconfig(document):
 
 
 def with_contexts(document, count):
-    """The same with as many contexts, clusters and users, each with certificates of usual size."""
+    """Return the document with `count` contexts, clusters and users with certificates of usual size."""
     pem = base64.b64encode(b"x" * 1100).decode()
     for section, kind in (("contexts", "context"), ("clusters", "cluster"), ("users", "user")):
         (first,) = document[section]
@@ -284,7 +284,7 @@ def test_in_cluster_config_has_identity_of_pod(tools, tmp_path):
 
 
 def test_default_config_is_that_of_kubectl(document, tmp_path, monkeypatch):
-    """Of two files, the first counts for each name; a file's own files are beside it."""
+    """The first of two files counts for each name. Relative paths start at the folder of their file."""
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(KubeconfigError, match=r"there is no kubeconfig at .*/\.kube/config; set KUBECONFIG"):
         ClusterConfig.default(environment={})

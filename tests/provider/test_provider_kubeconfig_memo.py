@@ -1,4 +1,4 @@
-"""Kubeconfigs are read once for as long as they stay as they are."""
+"""The memo of kubeconfigs: unchanged texts are parsed once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clusters from labelled Secrets of a real API server, which is the cluster in all of them as well."""
+"""Clusters from labelled Secrets of a real API server, which also serves as each of these clusters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 
 
 class Secrets:
-    """The namespace that the provider follows."""
+    """Writes Secrets to the namespace that the provider follows."""
 
     def __init__(self, client, namespace):
         self.client, self.namespace = client, namespace
@@ -44,7 +44,7 @@ def secrets(client, namespace):
 
 
 def follow(manager, namespace):
-    """Have a controller ask for the ConfigMaps of one namespace; returns from which servers it was given which."""
+    """Run a controller of the ConfigMaps of a namespace. Returns the ConfigMaps that it got, by server."""
     seen = set()
 
     async def reconcile(request):
@@ -64,7 +64,7 @@ async def managing(client, namespace):
 
 
 async def test_clusters_follow_labelled_secrets(client, namespace, secrets, eventually, caplog):
-    """Criterion 37: three labelled Secrets give three names, and other Secrets none. Criteria 39 and 40 as well."""
+    """Criteria 37, 39 and 40: three labelled Secrets yield three names, and other Secrets yield none."""
     for name in ("zoo", "jungle", "island"):
         await secrets.put(name, client.config)
     await secrets.put("unlabelled", client.config, labels={})
@@ -76,16 +76,16 @@ async def test_clusters_follow_labelled_secrets(client, namespace, secrets, even
         assert zoo.config == client.config
         assert yaml.safe_load(zoo.credentials["kubeconfig"])
 
-        # Criterion 39: an annotation makes no other engagement.
+        # Criterion 39: an annotation keeps the engagement.
         await secrets.patch("zoo", {"metadata": {"annotations": {"note": "x"}, "labels": {"other": "y"}}})
-        # Criterion 69: without its label a Secret is none of ours. It was changed last, so the change before is seen.
+        # Criterion 69: the provider ignores a Secret without label. It has seen the earlier change by then.
         await secrets.patch("jungle", {"metadata": {"labels": {KUBECONFIG_LABEL: None}}})
         await eventually(manager.cluster_names, lambda names: names == ["island", "zoo"])
         assert manager.get_cluster("zoo") is zoo
         assert [found for found in manager.clusters.engagements() if found.closing] == []
         assert {each.generation for each in manager.clusters.engagements()} < {each.generation for each in engagements}
 
-        # Criterion 40: a deleted Secret takes the name along, and so does one that is being deleted.
+        # Criterion 40: a deleted Secret removes the name, and so does a Secret that is being deleted.
         await secrets.delete("island")
         await eventually(manager.cluster_names, lambda names: names == ["zoo"])
         with pytest.raises(ClusterNotFound):
@@ -97,7 +97,7 @@ async def test_clusters_follow_labelled_secrets(client, namespace, secrets, even
 
 
 async def test_removed_label_disengages_the_cluster(client, namespace, secrets, eventually):
-    """Criterion 69: without its label a Secret is none of ours, and its cluster is disengaged; with it, it is back."""
+    """Criterion 69: removal of the label disengages the cluster, and adding the label engages it again."""
     await secrets.put("a", client.config)
     async with managing(client, namespace) as manager:
         (engagement,) = await eventually(manager.clusters.engagements)
@@ -109,7 +109,7 @@ async def test_removed_label_disengages_the_cluster(client, namespace, secrets, 
 
 
 async def test_secret_with_new_server_moves_the_watches(client, namespace, secrets, eventually):
-    """Criterion 38: a Secret changed to another API server has the objects of the new one seen."""
+    """Criterion 38: after a change of the API server in a Secret, the objects of the new server are seen."""
     other = dataclasses.replace(client.config, server=client.config.server.replace("127.0.0.1", "localhost"))
     await secrets.put("a", client.config)
     async with managing(client, namespace) as manager:
@@ -147,7 +147,7 @@ async def test_secret_without_kubeconfig_is_skipped(client, namespace, secrets, 
         await eventually(lambda: caplog.text, lambda text: "its key 'kubeconfig' is empty" in text)
         await eventually(lambda: caplog.text, lambda text: "it has no key 'kubeconfig'" in text)
         (engagement,) = manager.clusters.engagements()
-        # What follows in the same watch is seen after all that came before.
+        # A watch delivers in order, so the later Secret shows that the earlier ones were seen.
         await secrets.put("later", client.config)
         await eventually(manager.cluster_names, lambda names: names == ["good", "later"])
         assert manager.clusters.engagements()[0] is engagement
@@ -192,7 +192,7 @@ def name_of(found):
 async def test_forty_concurrent_calls_raise_only_not_found_or_not_ready(client, namespace, secrets, eventually):
     """Criterion 42: 40 concurrent get/list/index/remove, while Secrets come and go: no error but ClusterNotFound.
 
-    And ClusterNotReady, of one that is engaged anew: upstream has no error for that.
+    A cluster that is engaged again may also raise ClusterNotReady, which upstream does not have.
     """
     names = [f"c{number}" for number in range(4)]
     await asyncio.gather(*(secrets.put(name, client.config) for name in names))
@@ -225,7 +225,7 @@ async def test_forty_concurrent_calls_raise_only_not_found_or_not_ready(client, 
                 await asyncio.sleep(0)
 
         users = [asyncio.create_task(use(number)) for number in range(40)]
-        # Some remove clusters as soon as they have used them: later on, others may never find them.
+        # Some tasks remove clusters after use, so later calls of other tasks may not find them.
         await eventually(lambda: all(answers.values()))
         for _ in range(5):
             await eventually(manager.cluster_names, lambda found: found)
