@@ -57,10 +57,10 @@ def seen(fake_cluster):
         (none_of(on_events(modified=False), labels_changed()), "-MMM-M-"),
     ],
 )
-def test_lets_through_what_matters(seen, predicate, passed):
+def test_predicate_passes_matching_events(seen, predicate, passed):
     assert seen(predicate) == passed
 
 
-def test_a_selector_that_cannot_be_read_is_refused():
+def test_matches_labels_refuses_an_invalid_selector():
     with pytest.raises(ProviderError, match="label selector"):
         matches_labels("app>web")

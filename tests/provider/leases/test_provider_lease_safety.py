@@ -264,7 +264,7 @@ async def story(
     blank=st.booleans(),
     remembers=st.booleans(),
 )
-def test_never_do_two_work_at_once(
+def test_processes_never_work_at_the_same_time(
     made_up_time: type[asyncio.AbstractEventLoop],
     new_wire: Wires,
     events: list[tuple[float, str, int]],
@@ -281,7 +281,7 @@ def test_never_do_two_work_at_once(
 
 
 @pytest.mark.parametrize("seconds", [1.0, 3.0, 7.6])
-def test_a_stop_that_comes_while_the_work_ends_is_not_forgotten(
+def test_stop_during_the_end_of_work_prevents_a_new_election(
     made_up_time: type[asyncio.AbstractEventLoop], new_wire: Wires, seconds: float
 ) -> None:
     """The Lease is lost, and the work takes its time to end: the process must not stand for election again."""
@@ -293,7 +293,9 @@ def test_a_stop_that_comes_while_the_work_ends_is_not_forgotten(
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_alone(made_up_time: type[asyncio.AbstractEventLoop], new_wire: Wires, fault: str) -> None:
+def test_processes_survive_each_single_fault(
+    made_up_time: type[asyncio.AbstractEventLoop], new_wire: Wires, fault: str
+) -> None:
     """With each process, and at each moment between two renewals."""
     for number, moment in itertools.product(range(PROCESSES), range(6)):
         with asyncio.Runner(loop_factory=made_up_time) as runner:
@@ -324,7 +326,7 @@ async def holder_and_next(new_wire: Wires, seed: int) -> AsyncIterator[tuple[Pro
 
 
 @pytest.mark.parametrize("meanwhile", ["slow", "shorten", "delete", "free", "annotate"])
-def test_a_holder_that_is_cut_off_has_stopped_before_the_next_one_begins(
+def test_isolated_holder_stops_before_the_next_begins(
     made_up_time: type[asyncio.AbstractEventLoop], new_wire: Wires, meanwhile: str
 ) -> None:
     """Though it takes its time to end, and whatever else was done; the last answer that it got may have been late."""
@@ -343,9 +345,7 @@ def test_a_holder_that_is_cut_off_has_stopped_before_the_next_one_begins(
             runner.run(cut_off(seed))
 
 
-def test_a_holder_that_is_killed_is_replaced_in_time(
-    made_up_time: type[asyncio.AbstractEventLoop], new_wire: Wires
-) -> None:
+def test_killed_holder_is_replaced_in_time(made_up_time: type[asyncio.AbstractEventLoop], new_wire: Wires) -> None:
     """By another one, which the clock of neither of them decides."""
 
     async def killed(seed: int) -> float:
@@ -360,7 +360,7 @@ def test_a_holder_that_is_killed_is_replaced_in_time(
             assert runner.run(killed(seed)) < 13.0
 
 
-async def test_a_process_that_does_not_end_its_work_is_ended(new_wire: Wires) -> None:
+async def test_process_with_endless_work_is_ended(new_wire: Wires) -> None:
     """In a thread: the loop of such a process may stand still."""
     server = Server()
     link = World(server, new_wire).link(random.Random(0))

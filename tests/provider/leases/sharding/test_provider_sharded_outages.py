@@ -28,7 +28,7 @@ Worlds = Callable[..., Any]
     drifts=st.lists(st.floats(-DRIFT, DRIFT), min_size=1, max_size=3),
     fault=st.sampled_from(["cut", "deaf"]),
 )
-def test_an_outage_of_a_minute_ends_no_work(
+def test_peers_keep_work_in_an_outage_of_a_minute(
     made_up_time: Loop, world_of: Worlds, began: float, drifts: list[float], fault: str
 ) -> None:
     async def outage() -> None:
@@ -73,7 +73,7 @@ async def says_yes() -> bool:
     ready_after=st.floats(0.0, 30.0),
     shards=st.integers(1, 16),
 )
-def test_a_rolling_update_moves_no_shard_to_another_name(
+def test_rolling_update_moves_no_shard_to_another_name(
     made_up_time: Loop,
     world_of: Worlds,
     joins: list[float],
@@ -109,7 +109,7 @@ def test_a_rolling_update_moves_no_shard_to_another_name(
         runner.run(rolled())
 
 
-def test_a_peer_that_does_not_return_is_replaced_when_its_time_is_over(made_up_time: Loop, world_of: Worlds) -> None:
+def test_peer_that_does_not_return_is_replaced_after_its_time(made_up_time: Loop, world_of: Worlds) -> None:
     async def gone() -> None:
         async with world_of(0.0, 0.0, timings=LONG, returns=says_yes) as world:
             await asyncio.sleep(120)
@@ -126,9 +126,7 @@ def test_a_peer_that_does_not_return_is_replaced_when_its_time_is_over(made_up_t
 
 
 @pytest.mark.parametrize("answer", [False, TimeoutError()])
-def test_a_peer_that_is_not_known_to_return_is_replaced_at_once(
-    made_up_time: Loop, world_of: Worlds, answer: Any
-) -> None:
+def test_peer_not_expected_to_return_is_replaced_at_once(made_up_time: Loop, world_of: Worlds, answer: Any) -> None:
     async def says() -> bool:
         if isinstance(answer, Exception):
             raise answer
@@ -144,7 +142,7 @@ def test_a_peer_that_is_not_known_to_return_is_replaced_at_once(
         runner.run(scaled_down())
 
 
-def test_nobody_waits_for_a_lease_that_no_work_can_be_behind(made_up_time: Loop, world_of: Worlds) -> None:
+def test_unused_lease_is_acquired_without_waiting(made_up_time: Loop, world_of: Worlds) -> None:
     """And no longer than until that is known; a Lease that is deleted later is another matter."""
     known: list[str] = []
 

@@ -35,7 +35,7 @@ async def story(world_of: Worlds, events: list[tuple[float, str, int]], drifts: 
 
 @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 @given(events=EVENTS, drifts=st.lists(st.floats(-DRIFT, DRIFT), min_size=3, max_size=3))
-def test_never_do_two_work_on_a_cluster(
+def test_peers_never_work_on_a_cluster_together(
     made_up_time: Loop, events: list[tuple[float, str, int]], drifts: list[float], world_of: Worlds
 ) -> None:
     with asyncio.Runner(loop_factory=made_up_time) as runner:
@@ -45,13 +45,13 @@ def test_never_do_two_work_on_a_cluster(
 @pytest.mark.parametrize(
     ("fault", "fence"), [*((fault, "shard") for fault in FAULTS), *((fault, "cluster") for fault in ("kill", "delete"))]
 )
-def test_each_fault_alone(made_up_time: Loop, fault: str, fence: str, world_of: Worlds) -> None:
+def test_peers_survive_each_single_fault(made_up_time: Loop, fault: str, fence: str, world_of: Worlds) -> None:
     with asyncio.Runner(loop_factory=made_up_time) as runner:
         runner.run(story(world_of, [(3.0, fault, 1), (25.0, "mend", 1)], [-DRIFT, 0.0, DRIFT], fence=fence))
 
 
 @pytest.mark.parametrize("meanwhile", ["slow", "delete", "free", "shorten", "rename"])
-def test_a_peer_that_is_cut_off_has_ended_its_work_before_the_next_one_begins(
+def test_isolated_peer_ends_its_work_before_the_next_begins(
     made_up_time: Loop, meanwhile: str, world_of: Worlds
 ) -> None:
     """Though it takes its time to end, and whatever else was done; the last answer that it got may have been late."""
@@ -74,7 +74,7 @@ def test_a_peer_that_is_cut_off_has_ended_its_work_before_the_next_one_begins(
             runner.run(cut_off(seed))
 
 
-def test_a_peer_that_is_killed_is_replaced_in_time(made_up_time: Loop, world_of: Worlds) -> None:
+def test_killed_peer_is_replaced_within_fence_and_probe(made_up_time: Loop, world_of: Worlds) -> None:
     """Criterion 61: within the duration of a fence and a probe, though it is a peer for longer than that."""
 
     async def killed(seed: int) -> None:
@@ -88,7 +88,7 @@ def test_a_peer_that_is_killed_is_replaced_in_time(made_up_time: Loop, world_of:
             runner.run(killed(seed))
 
 
-def test_a_lease_that_was_deleted_before_its_cluster_was_known_counts(made_up_time: Loop, world_of: Worlds) -> None:
+def test_deleted_lease_delays_work_on_a_new_cluster(made_up_time: Loop, world_of: Worlds) -> None:
     """Its holder may be cut off, and at work until that Lease would have expired."""
 
     async def deleted() -> None:
@@ -108,7 +108,7 @@ def test_a_lease_that_was_deleted_before_its_cluster_was_known_counts(made_up_ti
         runner.run(deleted())
 
 
-def test_one_failed_renewal_stops_nothing(made_up_time: Loop, world_of: Worlds) -> None:
+def test_failed_renewal_stops_no_work(made_up_time: Loop, world_of: Worlds) -> None:
     """Criterion 65: while the fence is valid, work goes on (D4)."""
 
     async def failing() -> None:
@@ -128,9 +128,7 @@ def test_one_failed_renewal_stops_nothing(made_up_time: Loop, world_of: Worlds) 
         runner.run(failing())
 
 
-def test_a_renewal_that_gets_no_answer_ends_the_work_before_the_fence_runs_out(
-    made_up_time: Loop, world_of: Worlds
-) -> None:
+def test_unanswered_renewal_ends_work_before_fence_expires(made_up_time: Loop, world_of: Worlds) -> None:
     """Criterion 75: by the local clock; what takes its time has `drain_seconds` for it."""
 
     async def stuck() -> None:
@@ -155,7 +153,7 @@ def test_a_renewal_that_gets_no_answer_ends_the_work_before_the_fence_runs_out(
         runner.run(stuck())
 
 
-def test_work_is_drained_before_its_fence_is_given_back(made_up_time: Loop, world_of: Worlds) -> None:
+def test_fence_is_released_after_its_work_has_drained(made_up_time: Loop, world_of: Worlds) -> None:
     """Criterion 75: also where that takes longer than a fence lasts; it is renewed meanwhile (D7)."""
 
     async def handed_over() -> None:
@@ -177,7 +175,7 @@ def test_work_is_drained_before_its_fence_is_given_back(made_up_time: Loop, worl
         runner.run(handed_over())
 
 
-def test_who_fails_to_begin_keeps_nothing_else_from_it(made_up_time: Loop, world_of: Worlds) -> None:
+def test_failed_begin_affects_no_other_cluster(made_up_time: Loop, world_of: Worlds) -> None:
     """Nor from being ended before the fence is given back: two would work on it."""
 
     async def failing() -> None:
@@ -203,7 +201,7 @@ def test_who_fails_to_begin_keeps_nothing_else_from_it(made_up_time: Loop, world
         runner.run(failing())
 
 
-async def test_what_was_begun_in_part_is_ended_before_the_fence_is_given_back() -> None:
+async def test_partly_begun_work_ends_before_fence_release() -> None:
     done: list[str] = []
 
     class Held:
@@ -240,7 +238,7 @@ async def test_what_was_begun_in_part_is_ended_before_the_fence_is_given_back() 
     assert fence.overrun_at == float("inf")
 
 
-def test_a_fence_of_work_that_never_ends_runs_out(made_up_time: Loop, world_of: Worlds) -> None:
+def test_fence_of_endless_work_expires(made_up_time: Loop, world_of: Worlds) -> None:
     """Criterion 75: it is not given back, and not renewed for ever either."""
 
     async def endless() -> None:
@@ -261,7 +259,7 @@ def test_a_fence_of_work_that_never_ends_runs_out(made_up_time: Loop, world_of: 
         runner.run(endless())
 
 
-def test_two_processes_of_one_name_do_no_harm(
+def test_processes_of_equal_identity_stay_safe(
     made_up_time: Loop, caplog: pytest.LogCaptureFixture, world_of: Worlds
 ) -> None:
     async def twins() -> None:
