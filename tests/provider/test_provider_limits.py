@@ -1,4 +1,4 @@
-"""What a client takes in of a server that means harm: counted in bytes, objects and values, not in seconds."""
+"""Limits of the client against hostile servers, counted in bytes, objects and values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OBJECT = {"metadata": {"name": "a"}}
 
 
 class Watched(Allowance):
-    """Remembers the most that was taken."""
+    """An allowance that records its highest use."""
 
     most = 0
 
@@ -39,7 +39,7 @@ def always(content: bytes) -> Callable[..., Awaitable[None]]:
 
 
 def large(size: int) -> bytes:
-    """An object that is as large as that, and has few values."""
+    """Return an object of `size` bytes with few values."""
     frame = len(json.dumps({**OBJECT, "data": {"filler": ""}}))
     return json.dumps({**OBJECT, "data": {"filler": "x" * (size - frame)}}).encode()
 
@@ -71,9 +71,7 @@ async def test_endless_response_is_dropped_at_its_limit(fault_server: FaultServe
 
 
 @pytest.mark.parametrize("status", [200, 403])
-async def test_response_is_refused_one_byte_above_the_limit(
-    fault_server: FaultServer, tools: Any, status: int
-) -> None:
+async def test_response_is_refused_one_byte_above_the_limit(fault_server: FaultServer, tools: Any, status: int) -> None:
     limits = AnswerLimits(answer_bytes=100 * KIB)
     server = await fault_server(always(tools.http(large(100 * KIB))))
     async with Client(server.config, limits=limits) as client:
@@ -118,7 +116,9 @@ async def test_list_is_refused_above_max_items(fault_server: FaultServer, tools:
     [b'{"metadata":{},"x":' + b"[" * 500 + b"]" * 500 + b"}", b'{"metadata":{},"x":[' + b"0," * 500 + b"0]}"],
     ids=["nested", "flat"],
 )
-async def test_response_with_too_many_values_is_not_parsed(fault_server: FaultServer, tools: Any, content: bytes) -> None:
+async def test_response_with_too_many_values_is_not_parsed(
+    fault_server: FaultServer, tools: Any, content: bytes
+) -> None:
     together = Watched(1000 * KIB)
     server = await fault_server(always(tools.http(content)))
     async with Client(server.config, limits=AnswerLimits(values=500, together=together)) as client:
@@ -197,9 +197,7 @@ async def test_delete_all_requires_a_label_and_a_namespace(fault_server: FaultSe
     assert server.asked == []
 
 
-async def test_metadata_list_drops_other_fields_that_the_server_sends(
-    fault_server: FaultServer, tools: Any
-) -> None:
+async def test_metadata_list_drops_other_fields_that_the_server_sends(fault_server: FaultServer, tools: Any) -> None:
     page = {"metadata": {"resourceVersion": "7"}, "items": [{**OBJECT, "kind": "Other", "data": {"b": "c"}}]}
     server = await fault_server(always(tools.http(page)))
     async with Client(server.config) as client:

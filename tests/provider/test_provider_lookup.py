@@ -1,4 +1,4 @@
-"""Names that nobody answers for stay without effect on others."""
+"""Host names whose name servers are silent delay no other lookup."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kplane.provider.client.lookup import Resolver
 
 
 class NameServers:
-    """Stands for those of names that end with `.dead`, which say nothing until they are let; others are real."""
+    """Name servers that are silent for names with the suffix `.dead` until `answer` is set; others are real."""
 
     def __init__(self) -> None:
         self.answer = threading.Event()
@@ -66,7 +66,9 @@ async def test_resolver_shares_a_pending_lookup_after_cancellation(
     assert name_servers.asked == {"one.dead": 2}
 
 
-async def test_resolver_refuses_lookups_above_its_limit(name_servers: NameServers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_resolver_refuses_lookups_above_its_limit(
+    name_servers: NameServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_AT_ONCE", 2)
     resolver = Resolver()
     waiting = [asyncio.create_task(resolver.resolve(f"full-{number}.dead")) for number in range(2)]

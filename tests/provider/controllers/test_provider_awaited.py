@@ -89,7 +89,7 @@ async def test_error_without_a_name_is_retried_while_own_cluster_is_known(
 
 
 class OnlyA:
-    """A coordinator that works on cluster `a`, and leaves the others to other processes."""
+    """A coordinator that owns cluster `a`, and leaves other clusters to other processes."""
 
     async def run(self, target):
         while True:
@@ -134,7 +134,7 @@ def test_request_is_retried_when_missing_cluster_never_joins():
         async def reconcile(request):
             times.append(loop.time())
             if len(times) < 5:
-                # Not the manager's fleet: nothing tells of such a cluster.
+                # The fleet of the manager never gets such a cluster.
                 raise ClusterNotFound("there is no cluster 'b'", cluster="b")
 
         built = controller(manager).for_("v1/ConfigMap").build(reconcile)

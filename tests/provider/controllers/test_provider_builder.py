@@ -1,4 +1,4 @@
-"""The builder: what makes a controller and what does not, and which clusters each of its kinds is watched in."""
+"""The builder: valid and invalid controllers, and the clusters in which each kind is watched."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def manager():
 
 
 async def watched(built, cluster):
-    """The kinds that a controller watches in a cluster."""
+    """Return the kinds that a controller watches in a cluster."""
     engagement = Engagement(cluster, generation=1)
     try:
         await (built.engage(engagement) if cluster.name else built.engage_local(engagement))
@@ -87,7 +87,7 @@ def test_builder_with_a_name_and_watches_builds(manager):
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "", "a/b/c/d", "v1/"])
 def test_builder_refuses_an_invalid_kind(manager, kind):
-    """Criterion 7: a For kind that cannot be resolved is an error at build; what to do is said."""
+    """Criterion 7: a For kind that cannot be resolved is an error at build, with a remedy."""
     builder = controller(manager).named("x").for_(kind)
     with pytest.raises(ProviderError, match="written as"):
         builder.build(reconcile)

@@ -1,4 +1,4 @@
-"""When a request is worked on, waits, or is nothing to this process."""
+"""Dispatch of requests: reconciled, parked or dropped."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_cluster_removed_during_reconcile_is_no_failure(fake_cluster, even
         assert built.stats.reconciles["error"] == 0
         assert built.stats.dropped["not_found"] == 1
         assert (built.queue.idle, built.under_way, built.queue.depths()) == (True, {}, {})
-        # Those of other clusters go on, and so does one of that name that comes later.
+        # Requests of other clusters continue, as do those of a later cluster of that name.
         again = fake_cluster("a")
         await given.add_or_replace(again)
         again.maps.put("y")
@@ -91,7 +91,7 @@ async def test_flood_of_a_cluster_delays_others_by_a_reconcile_at_most(manager, 
 
 
 class Later:
-    """A coordinator that lets work on clusters begin when it is told."""
+    """A coordinator that allows work on clusters when the test says so."""
 
     def __init__(self):
         self.workplace = None
@@ -173,7 +173,7 @@ async def test_parked_request_is_dropped_when_its_cluster_leaves(
 async def test_request_of_an_unowned_cluster_waits_for_its_takeover(
     work, fake_cluster, eventually, monkeypatch, fleet, given
 ):
-    """No informer gives again what a raw source gave at the start, or in a takeover."""
+    """No informer repeats the requests that a raw source added at the start, or in a takeover."""
     monkeypatch.setattr("kplane.provider.controllers.multicluster._SWEEP_SECONDS", 0.01)
     coordinator, channel = Later(), Channel()
     coordinator.mine = lambda cluster: False
@@ -207,7 +207,7 @@ async def test_reconcile_starts_only_on_owned_clusters(work, fake_cluster, event
         await eventually(lambda: built.stats.dropped, lambda dropped: dropped == {"not_owned": 1})
         await eventually(lambda: built.under_way, lambda under_way: under_way == {})
         assert (work.asked, built.queue.depth("a")) == ([], 2)
-        # The engagement has not ended, so nobody would tell of these objects again.
+        # The engagement has not ended, so no informer would repeat these objects.
         coordinator.mine = lambda name: True
         await eventually(lambda: sorted(work.names("a")), lambda names: names == ["x", "y"])
 

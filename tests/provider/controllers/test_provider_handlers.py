@@ -1,4 +1,4 @@
-"""Which requests events lead to."""
+"""Handlers: the requests that events enqueue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects of the local cluster that lead to work in others, as several processes share these."""
+"""Objects of the local cluster that enqueue requests of clusters which several processes share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLUSTERS = "abc"
 
 
 class Sharing:
-    """A coordinator of a process that works on the clusters which it is told."""
+    """A coordinator of a process that owns the clusters in `mine`."""
 
     def __init__(self):
         self.mine = set()
@@ -115,7 +115,7 @@ async def test_hub_requests_are_reconciled_by_the_owner_of_the_hub(process, work
     await eventually(lambda: work.asked, lambda asked: asked == [Request("", "ns", "s")])
     await process.give("")
     await process.take("c")
-    # The hub is still watched by who does not own it.
+    # A process without ownership of the hub still watches it.
     process.local.maps.put("two")
     await eventually(lambda: sorted(set(work.names("c"))), lambda names: names == ["one", "two"])
     process.local.mirror(SECRETS).put("t")
@@ -152,7 +152,7 @@ async def test_failed_review_is_retried(process, work, eventually, monkeypatch, 
 
 
 async def test_late_member_receives_hub_objects_from_a_single_process(process, work, eventually):
-    """Nobody knew the cluster when its request was worked on."""
+    """The cluster was unknown when its request was reconciled."""
     process.coordinator.mine.update(CLUSTERS)
     await process.take("")
     process.local.maps.put("one")

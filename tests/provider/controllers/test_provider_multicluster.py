@@ -1,4 +1,4 @@
-"""Controllers over a fleet: what comes leads to reconciles, what goes leaves nothing, and none delays the others."""
+"""Controllers over a fleet: new clusters are reconciled, removed ones leave no state, and no cluster delays others."""
 
 from __future__ import annotations
 

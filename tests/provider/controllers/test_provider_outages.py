@@ -1,4 +1,4 @@
-"""API servers that are down for minutes: the work on their clusters waits, and goes on soon after they are back."""
+"""API servers that are down for minutes: requests of their clusters wait, and continue soon after the outage."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ TARGET_SECONDS = 5.0
 
 @pytest.fixture
 def steered():
-    """`steered(coroutine)` runs it in made-up time."""
+    """`steered(coroutine)` runs a coroutine in virtual time."""
     with asyncio.Runner(loop_factory=SteeredLoop) as runner:
         yield runner.run
 
 
 class Fleet:
-    """Clusters in memory, and when which request was reconciled with which result."""
+    """Clusters in memory, and a log of reconciles with time, request and result."""
 
     def __init__(self, *names, **options):
         self.clusters = {name: FakeCluster(name) for name in names}
@@ -74,7 +74,7 @@ def test_requests_are_all_reconciled_soon_after_an_outage(steered):
                 await fleet.fill(name, count=REQUESTS)
             await eventually(lambda: len(fleet.done()) == 2 * REQUESTS)
             with fleet.clusters["a"].outage():
-                # Some fail before anybody knows of the outage.
+                # Some reconciles fail before the outage is detected.
                 fleet.add_all("a")
                 await asyncio.sleep(OUTAGE_SECONDS)
                 waiting = fleet.built.queue.suspended(), fleet.built.queue.depth("a")

@@ -1,4 +1,4 @@
-"""Which events matter."""
+"""Predicates of events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kplane.provider.controllers.predicates import (
 
 @pytest.fixture
 def seen(fake_cluster):
-    """Play the life of an object, and say which events a predicate let through."""
+    """Play the life of an object, and return the events that the predicate passes."""
 
     def play(predicate):
         mirror, passed = fake_cluster("a").mirror(CONFIG_MAPS), []
@@ -47,7 +47,7 @@ def seen(fake_cluster):
         (generation_changed(), "A--M--D"),
         (labels_changed(), "A---M-D"),
         (annotations_changed(), "A-M---D"),
-        # The change that takes the label away is still told, else nobody would learn of it.
+        # The predicate passes the change that removes the label, so that handlers see it.
         (matches_labels("app=web"), "AMMMM--"),
         (matches_labels("app in (db),app"), "----MMD"),
         (in_namespaces("ns", "other"), "AMMMMMD"),

@@ -1,4 +1,4 @@
-"""What may be given as a reconcile function, and the cluster that it gets."""
+"""Valid reconcile functions, and the cluster that they receive."""
 
 from __future__ import annotations
 

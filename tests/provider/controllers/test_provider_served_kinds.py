@@ -1,4 +1,4 @@
-"""Kinds that are given by name and served by some clusters only, now or later."""
+"""Kinds by name that some clusters serve, now or later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources that have nothing to do with clusters."""
+"""Sources without a cluster."""
 
 from __future__ import annotations
 

@@ -13,18 +13,18 @@ from kplane.provider.errors import LeaseLost
 from kplane.provider.testing import FakeCluster, SteeredLoop, eventually
 
 MAXIMUM_SECONDS = 0.1
-"""What is done at once takes less."""
+"""Maximum time of an acquisition at once."""
 
 
 @pytest.fixture
 def steered():
-    """`steered(coroutine)` runs it in made-up time."""
+    """`steered(coroutine)` runs a coroutine in virtual time."""
     with asyncio.Runner(loop_factory=SteeredLoop) as runner:
         yield runner.run
 
 
 class Replica:
-    """A process that stands for election again and again, and when it began to work."""
+    """A process that repeats its election, and records the times at which its work began."""
 
     def __init__(self, cluster, identity, *, namespace="default", **options):
         self.now = asyncio.get_running_loop().time
@@ -114,7 +114,7 @@ def test_lost_lease_without_a_new_holder_is_reacquired_at_once(steered):
             await eventually(lambda: len(replica.begun) == 2, timeout_seconds=60)
         return replica.begun[1] - replica.lost[0]
 
-    # One retry: the first try was in the outage.
+    # One retry: the first attempt was in the outage.
     assert steered(scenario()) < 2
 
 

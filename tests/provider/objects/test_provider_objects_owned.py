@@ -1,4 +1,4 @@
-"""Owned objects: applied, kept, pruned, and never taken from others."""
+"""Owned objects: applied, kept, pruned, and never taken from another owner."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def owner(fake):
 
 @pytest.fixture
 def asked(fake, monkeypatch):
-    """All requests, as method and last part of the path."""
+    """Return all requests, as method and last part of the path."""
     seen, request = [], Client._request
 
     async def note(self, method, path, **given):
@@ -254,7 +254,7 @@ async def test_invalid_descriptions_are_refused_before_a_write(fake, owner, aske
 @pytest.mark.parametrize("takes_effect", [True, False])
 @pytest.mark.parametrize("failing", [0, 1, 2, 3])
 async def test_interrupted_writes_are_completed_by_the_next_process(fake, owner, failing, takes_effect):
-    """Each write may be the last one of a process; the one after it has no memory."""
+    """Each write may be the last one of a process. The next process starts without memory."""
     await apply_owned(fake, owner, [config_map("old-1"), config_map("old-2")])
     described = [config_map("new-1", a="1"), config_map("new-2", a="2")]
     verb, number = ("patch", failing) if failing < 2 else ("delete", failing - 2)

@@ -98,7 +98,7 @@ async def test_apply_owned_deletes_objects_no_longer_described(cluster, owner, n
 
 
 async def test_api_server_refuses_a_second_controller(cluster, owner, namespace):
-    """By this, an object that another owner makes between the read and the write is not taken over."""
+    """This protects an object that another owner creates between the read and the write."""
     other = await cluster.client.create(MAPS, config_map("other"), namespace=namespace)
     owned = {**config_map("owned"), "metadata": {"name": "owned", "namespace": namespace}}
     theirs, ours = ({**owned, "metadata": dict(owned["metadata"])} for _ in range(2))

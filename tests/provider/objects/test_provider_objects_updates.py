@@ -1,4 +1,4 @@
-"""Reads that may find nothing, retries, create or update, status, finalizers."""
+"""Reads of missing objects, retries, create or update, status, finalizers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def fake():
 
 @pytest.fixture
 def writes(fake, monkeypatch):
-    """The methods of all requests but GET."""
+    """Return the methods of all requests but GET."""
     seen, request = [], Client._request
 
     async def note(self, method, path, **given):

@@ -1,4 +1,4 @@
-"""Leases that are not needed are deleted, and no others."""
+"""Garbage collection of Leases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kplane.provider.coordination.lease_gc import LeaseGC
 Loop = type[asyncio.AbstractEventLoop]
 Worlds = Callable[..., AbstractAsyncContextManager[Any]]
 LOOK_SECONDS = 300.0
-"""Instead of an hour, which takes long in made-up time too."""
+"""Instead of an hour, which takes long in virtual time too."""
 
 
 def test_lease_gc_deletes_leases_of_dead_peers_and_clusters(
@@ -48,7 +48,7 @@ def test_lease_gc_deletes_leases_of_dead_peers_and_clusters(
 
 
 async def looks(api: Any, link: Any, *, needed: Callable[[str], bool] = lambda _name: False) -> tuple[str, ...]:
-    """Look twice, the second time at what was there at the first, and return what is left."""
+    """Collect twice over the same Leases, and return the names of the remaining ones."""
     seen = [api.get(name) for name in api.leases]
     gc = LeaseGC(link, namespace="ns", leases=lambda: seen, needed=needed)
     await gc.collect()

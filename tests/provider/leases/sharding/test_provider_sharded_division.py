@@ -1,4 +1,4 @@
-"""Who gets which clusters as peers and clusters come and go."""
+"""The division of clusters as peers and clusters come and go."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_leaving_peer_hands_over_at_once(made_up_time: Loop, world_of: Worlds) -
 
 
 def test_listener_is_called_when_clusters_are_taken_over(made_up_time: Loop, world_of: Worlds) -> None:
-    """Each time, once they are its own; and not what it had before."""
+    """The listener is called for each takeover, after the peer owns the clusters."""
 
     async def leaving() -> None:
         async with world_of(0.0, 0.0) as world:
@@ -40,7 +40,7 @@ def test_listener_is_called_when_clusters_are_taken_over(made_up_time: Loop, wor
             await asyncio.sleep(60)
             assert told == []
             await first.stop()
-            # A shard without clusters is taken as well, perhaps after all others.
+            # The peer also acquires a shard without clusters, perhaps as the last one.
             await world.until(lambda: world.settled() and len(told) >= world.shards // 2, within=2)
             assert len(told) == world.shards // 2
             assert told[-1] == len(world.clusters)
@@ -50,7 +50,7 @@ def test_listener_is_called_when_clusters_are_taken_over(made_up_time: Loop, wor
 
 
 async def test_announcement_is_deleted_after_its_pending_write(eventually: Callable[..., Any]) -> None:
-    """It would be there again otherwise, and others would wait for one that comes no more."""
+    """A late write would create the announcement again, and other peers would wait for the ended peer."""
     arrived: list[str] = []
     gate = asyncio.Event()
 
@@ -86,7 +86,7 @@ async def test_announcement_is_deleted_after_its_pending_write(eventually: Calla
 
 
 def test_peers_move_few_shards_when_joining_and_leaving(made_up_time: Loop, world_of: Worlds) -> None:
-    """From one to three to two: a peer that comes learns who is there first, and takes no more than its part (D8)."""
+    """From one to three to two: a new peer reads the other peers first, and acquires only its part (D8)."""
 
     async def scaled() -> None:
         async with world_of(0.0) as world:
@@ -110,7 +110,7 @@ def test_peers_move_few_shards_when_joining_and_leaving(made_up_time: Loop, worl
 
 
 def test_peers_starting_together_acquire_only_their_parts(made_up_time: Loop, world_of: Worlds) -> None:
-    """None takes what it has to give back (D8); weights are heeded."""
+    """No peer acquires a shard that it has to release again (D8); the parts follow the weights."""
 
     async def together() -> None:
         async with world_of(0.0, 0.0, 0.0, 0.0) as world:
@@ -145,7 +145,7 @@ def test_peer_of_another_layout_waits_until_others_have_left(
 
 
 def test_cluster_changes_leave_others_at_work(made_up_time: Loop, world_of: Worlds) -> None:
-    """Criterion 64: what happens to one cluster is none of the others' business (D3)."""
+    """Criterion 64: a change of one cluster does not affect the others (D3)."""
 
     async def changing(fence: str) -> None:
         async with world_of(0.0, 0.0, fence=fence) as world:
@@ -171,7 +171,7 @@ def test_cluster_changes_leave_others_at_work(made_up_time: Loop, world_of: Worl
 
 
 def test_new_cluster_with_its_own_fence_begins_at_once(made_up_time: Loop, world_of: Worlds) -> None:
-    """There is no Lease of it, and there was none for as long as one lasts: nobody can be at work."""
+    """The cluster had no Lease for the duration of a Lease, so no peer can be at work."""
 
     async def coming() -> None:
         async with world_of(0.0, fence="cluster") as world:

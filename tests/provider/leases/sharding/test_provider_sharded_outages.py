@@ -1,4 +1,4 @@
-"""Peers keep what they have when their API server is away for a while, and when each of them is started again."""
+"""Peers keep their shards in an outage of their API server, and in a rolling update."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_peers_keep_work_in_an_outage_of_a_minute(
 
 
 def moves(world: Any, *, since: int) -> dict[str, int]:
-    """How often each fence went to a peer of another name."""
+    """Return how often each fence moved to a peer of another name."""
     owners: defaultdict[str, list[str]] = defaultdict(list)
     for number, event in world.api.log:
         name, holder = event.object["metadata"]["name"], event.object["spec"]["holderIdentity"]
@@ -66,7 +66,7 @@ async def says_yes() -> bool:
 
 @settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    # Peers that come one after the other, and one that went for good: the division is not that of a fresh start.
+    # Peers that join in turn, and a peer that left: the division differs from that of a fresh start.
     joins=st.lists(st.floats(0.0, 40.0), min_size=0, max_size=3),
     left=st.booleans(),
     pauses=st.lists(st.floats(0.0, 80.0), min_size=4, max_size=4),
@@ -143,7 +143,7 @@ def test_peer_not_expected_to_return_is_replaced_at_once(made_up_time: Loop, wor
 
 
 def test_unused_lease_is_acquired_without_waiting(made_up_time: Loop, world_of: Worlds) -> None:
-    """And no longer than until that is known; a Lease that is deleted later is another matter."""
+    """A peer acquires a missing Lease once it is known to be unused; a Lease deleted later still delays it."""
     known: list[str] = []
 
     def unused(key: str) -> bool:
@@ -160,7 +160,7 @@ def test_unused_lease_is_acquired_without_waiting(made_up_time: Loop, world_of: 
             await world.until(lambda: world.spread() == [3], within=3)
             await asyncio.sleep(LONG.duration_seconds - 30)
             assert world.spread() == [3]
-            # The watch has seen no such Lease for as long as one lasts.
+            # The watch has seen no such Lease for the duration of a Lease.
             await world.until(lambda: world.spread() == [world.shards], within=15)
             second = world.join(timings=LONG, unused=lambda _key: True)
             await world.until(lambda: world.spread() == [4, 4], within=20)

@@ -1,4 +1,4 @@
-"""Whatever happens to peers, network and Leases: never do two work on one cluster, and one does in the end."""
+"""Safety of shards under faults of peers, network and Leases: two peers never work on a cluster together."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_peers_survive_each_single_fault(made_up_time: Loop, fault: str, fence: 
 def test_isolated_peer_ends_its_work_before_the_next_begins(
     made_up_time: Loop, meanwhile: str, world_of: Worlds
 ) -> None:
-    """Though it takes its time to end, and whatever else was done; the last answer that it got may have been late."""
+    """Also if its work ends slowly, other faults occur, or its last response was late."""
 
     async def cut_off(seed: int) -> None:
         async with world_of(-DRIFT, DRIFT) as world:
@@ -75,7 +75,7 @@ def test_isolated_peer_ends_its_work_before_the_next_begins(
 
 
 def test_killed_peer_is_replaced_within_fence_and_probe(made_up_time: Loop, world_of: Worlds) -> None:
-    """Criterion 61: within the duration of a fence and a probe, though it is a peer for longer than that."""
+    """Criterion 61: within the duration of a fence and a probe, although its peer Lease lasts longer."""
 
     async def killed(seed: int) -> None:
         async with world_of(-DRIFT, 0.0, DRIFT) as world:
@@ -89,7 +89,7 @@ def test_killed_peer_is_replaced_within_fence_and_probe(made_up_time: Loop, worl
 
 
 def test_deleted_lease_delays_work_on_a_new_cluster(made_up_time: Loop, world_of: Worlds) -> None:
-    """Its holder may be cut off, and at work until that Lease would have expired."""
+    """Its holder may be isolated, and at work until the Lease would have expired."""
 
     async def deleted() -> None:
         async with world_of(0.0, fence="cluster") as world:
@@ -109,7 +109,7 @@ def test_deleted_lease_delays_work_on_a_new_cluster(made_up_time: Loop, world_of
 
 
 def test_failed_renewal_stops_no_work(made_up_time: Loop, world_of: Worlds) -> None:
-    """Criterion 65: while the fence is valid, work goes on (D4)."""
+    """Criterion 65: work continues while the fence is valid (D4)."""
 
     async def failing() -> None:
         async with world_of(0.0) as world:
@@ -129,7 +129,7 @@ def test_failed_renewal_stops_no_work(made_up_time: Loop, world_of: Worlds) -> N
 
 
 def test_unanswered_renewal_ends_work_before_fence_expires(made_up_time: Loop, world_of: Worlds) -> None:
-    """Criterion 75: by the local clock; what takes its time has `drain_seconds` for it."""
+    """Criterion 75: by the local clock; running reconciles have `drain_seconds` to end."""
 
     async def stuck() -> None:
         async with world_of(0.0) as world:
@@ -138,7 +138,7 @@ def test_unanswered_renewal_ends_work_before_fence_expires(made_up_time: Loop, w
             await world.until(
                 lambda: not any(process.coordinator.may_work(cluster) for cluster in world.clusters), within=20
             )
-            # What is under way may come to its end, but not later than that.
+            # Running reconciles may finish within this time.
             assert max(process.coordinator.grace_seconds(cluster) or 0 for cluster in world.clusters) == pytest.approx(
                 4, abs=0.1
             )
@@ -154,7 +154,7 @@ def test_unanswered_renewal_ends_work_before_fence_expires(made_up_time: Loop, w
 
 
 def test_fence_is_released_after_its_work_has_drained(made_up_time: Loop, world_of: Worlds) -> None:
-    """Criterion 75: also where that takes longer than a fence lasts; it is renewed meanwhile (D7)."""
+    """Criterion 75: the fence is renewed while the drain lasts longer than the fence (D7)."""
 
     async def handed_over() -> None:
         async with world_of(0.0) as world:
@@ -176,7 +176,7 @@ def test_fence_is_released_after_its_work_has_drained(made_up_time: Loop, world_
 
 
 def test_failed_begin_affects_no_other_cluster(made_up_time: Loop, world_of: Worlds) -> None:
-    """Nor from being ended before the fence is given back: two would work on it."""
+    """The failed cluster ends before its fence is released, so that two peers never work on it."""
 
     async def failing() -> None:
         async with world_of(0.0, 0.0) as world:
@@ -239,7 +239,7 @@ async def test_partly_begun_work_ends_before_fence_release() -> None:
 
 
 def test_fence_of_endless_work_expires(made_up_time: Loop, world_of: Worlds) -> None:
-    """Criterion 75: it is not given back, and not renewed for ever either."""
+    """Criterion 75: the fence is not released, and its renewals end."""
 
     async def endless() -> None:
         async with world_of(0.0) as world:
