@@ -1,4 +1,4 @@
-"""What a fleet that comes and goes leaves behind: nothing."""
+"""Engagements that come and go leak no task, socket or memory."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Fleet:
 async def test_engagements_leak_no_task_socket_or_memory(
     api_server: Any, caplog: pytest.LogCaptureFixture, count: int, warm: int
 ) -> None:
-    """Criterion 68: a removal returns when nothing of the cluster lives, and a thousand of them cost nothing."""
+    """Criterion 68: a removal returns after all tasks of the cluster; a thousand removals leak nothing."""
     # Of each careless callback, which pytest would keep with its traceback.
     caplog.set_level(logging.CRITICAL, logger="kplane.provider.cluster.engagement")
     fleet = Fleet(ClusterConfig.load(api_server.admin_kubeconfig))

@@ -1,4 +1,4 @@
-"""A Lease on the real API server, with an identity that may touch this one by its name alone."""
+"""A Lease on the real API server, with an identity that has permissions for this Lease only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kplane.provider.errors import Forbidden, LeaseLost
 pytestmark = pytest.mark.integration
 
 TIMINGS = LeaseTimings(duration_seconds=60, renew_deadline_seconds=40, retry_seconds=0.3)
-"""So long that none runs out during a test, whatever else the machine does."""
+"""Longer than any test, so that no Lease expires during a test on a slow machine."""
 RULE = {
     "apiGroups": ["coordination.k8s.io"],
     "resources": ["leases"],
@@ -83,7 +83,7 @@ async def test_missing_strict_lease_is_acquired_after_its_duration(
     assert not await first.try_acquire()
     assert (await client.get(LEASES, "mine", namespace=namespace))["metadata"]["labels"] == {"of": "test"}
     assert not await second.try_acquire()
-    # Renewed on the way, as it would run out otherwise.
+    # Each attempt renews the Lease, which would expire otherwise.
     for _ in range(2):
         stepped_clock.skip(TIMINGS.duration_seconds / 2 - 1)
         assert not await first.try_acquire()
@@ -93,7 +93,7 @@ async def test_missing_strict_lease_is_acquired_after_its_duration(
 
 
 async def test_release_keeps_strict_lease_that_was_not_acquired_yet(lease: Callable[..., Lease]) -> None:
-    """Somebody may have been at work when it was deleted, and may be still."""
+    """The holder of the deleted Lease may still be working."""
     first, second = lease("first", strict=True), lease("second")
     assert not await first.try_acquire()
     await first.release()
@@ -150,7 +150,7 @@ async def test_lease_is_lost_when_its_holder_identity_changes(
     await client.patch(LEASES, "mine", {"spec": {"holderIdentity": "second"}}, namespace=namespace)
     with pytest.raises(LeaseLost, match="held by second"):
         await first.renew()
-    # It was not this one that wrote it.
+    # Another process wrote the holder, so the second one does not hold the Lease.
     assert not await second.try_acquire()
 
 
@@ -158,7 +158,7 @@ async def test_lease_is_lost_when_its_holder_identity_changes(
 async def test_takeover_does_not_recreate_deleted_lease(
     client: Client, namespace: str, lease: Callable[..., Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would be held at once, though somebody may have had a newer one meanwhile."""
+    """The new Lease would be held at once, although another process may have held a newer one."""
     first = lease("first")
     read = first._read
 

@@ -1,4 +1,4 @@
-"""What a client takes in of a server that means harm: counted in bytes, objects and values, not in seconds."""
+"""Limits of the client against hostile servers, counted in bytes, objects and values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OBJECT = {"metadata": {"name": "a"}}
 
 
 class Watched(Allowance):
-    """Remembers the most that was taken."""
+    """An allowance that records its highest use."""
 
     most = 0
 
@@ -39,7 +39,7 @@ def always(content: bytes) -> Callable[..., Awaitable[None]]:
 
 
 def large(size: int) -> bytes:
-    """An object that is as large as that, and has few values."""
+    """Return an object of `size` bytes with few values."""
     frame = len(json.dumps({**OBJECT, "data": {"filler": ""}}))
     return json.dumps({**OBJECT, "data": {"filler": "x" * (size - frame)}}).encode()
 

@@ -1,4 +1,4 @@
-"""What a server of this process is: an application that is served while a block runs."""
+"""HTTP servers of this process, which serve while a block runs."""
 
 from __future__ import annotations
 

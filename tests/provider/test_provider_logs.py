@@ -1,4 +1,4 @@
-"""Log lines that a machine reads."""
+"""Log lines as JSON for machines, and as text for terminals."""
 
 from __future__ import annotations
 

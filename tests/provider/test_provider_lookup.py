@@ -1,4 +1,4 @@
-"""Names that nobody answers for stay without effect on others."""
+"""Host names whose name servers are silent delay no other lookup."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kplane.provider.client.lookup import Resolver
 
 
 class NameServers:
-    """Stands for those of names that end with `.dead`, which say nothing until they are let; others are real."""
+    """Name servers that are silent for names with the suffix `.dead` until `answer` is set; others are real."""
 
     def __init__(self) -> None:
         self.answer = threading.Event()

@@ -1,4 +1,4 @@
-"""The manager: a provider that may fail, and an end at which nothing is left."""
+"""The manager: providers that fail, and an end that leaves no task."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cluster(name):
 
 
 class Fixed:
-    """A provider of these clusters that fails some times before it tells the rest."""
+    """A provider that adds the first clusters, fails some times, and then adds the others."""
 
     name = "fixed"
 
@@ -95,7 +95,7 @@ async def test_cancelled_manager_closes_engagements(eventually):
 
 
 async def test_get_cluster_raises_by_cause_for_a_missing_cluster(eventually):
-    """Criterion 29: "" is the local cluster; unknown, no provider and no context are three different things."""
+    """Criterion 29: "" is the local cluster; unknown cluster, no provider and no context are distinct errors."""
     config = ClusterConfig("https://127.0.0.1:1")
     async with Manager(config, Fixed("a"), name="test") as manager:
         await eventually(manager.cluster_names, lambda names: names == ["a"])
@@ -116,7 +116,7 @@ async def test_get_cluster_raises_by_cause_for_a_missing_cluster(eventually):
 
 
 async def test_single_cluster_reconciler_reads_cluster_from_context(eventually):
-    """Criterion 30: it is given namespace and name, and knows of no fleet."""
+    """Criterion 30: the reconciler receives namespace and name, and depends on no fleet."""
     seen = []
     async with Manager(None, Fixed("a", "b"), name="test") as manager:
         await eventually(manager.cluster_names, lambda names: names == ["a", "b"])

@@ -1,4 +1,4 @@
-"""What a manager answers over HTTP: its numbers, none of a cluster that is gone, and whether it is well."""
+"""The HTTP endpoints of a manager: metrics without those of removed clusters, health and readiness."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from kplane.provider.serving.metrics import ManagerMetrics, render_families
 
 
 class Told:
-    """A provider that keeps the clusters that it is told to."""
+    """A provider of the clusters that the test gives it."""
 
     name = "told"
 
@@ -50,7 +50,7 @@ class Told:
 
 
 class Requests:
-    """A raw source of the requests that are put into it."""
+    """A raw source of the requests that the test puts into it."""
 
     def __init__(self):
         self.put = asyncio.Queue()
@@ -230,7 +230,7 @@ async def test_serving_answers_probes_and_metrics_while_manager_runs(eventually)
 
         async with manager:
             await serving.listening.wait()
-            # The local cluster cannot be reached, which is nothing that a new process would change.
+            # The local cluster is unreachable. A restart of the process would not help.
             _ = manager.local.cache.informer(CONFIG_MAPS)
             assert await ask("/healthz") == (200, "ok")
             verbose = "[+]ping ok\n[+]manager ok\n[-]warm failed: not warm yet\n[+]beside ok\nreadyz check failed\n"

@@ -1,4 +1,4 @@
-"""What the Milo provider refuses at the start."""
+"""Configurations that the Milo provider refuses."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def test_milo_requires_a_ca_for_internal_service_discovery():
     client = Client(ClusterConfig("https://milo.test", token="t"))
     with pytest.raises(KubeconfigError, match="no CA of its own"):
         MiloProvider(client, internal_service_discovery=True)
-    # At the host that they are for they may be used.
+    # The credentials may be used at the host that they are for.
     assert MiloProvider(client).name == "milo"

@@ -52,7 +52,7 @@ class Front:
             site = web.TCPSite(self.runner, "127.0.0.1", 0, ssl_context=context)
             await site.start()
             port = site._server.sockets[0].getsockname()[1]
-            # The path is there to be replaced.
+            # The provider replaces this path.
             self.config = ClusterConfig(f"https://127.0.0.1:{port}/base", ca_data=authority.pem, token=token)
             try:
                 yield self
@@ -165,7 +165,7 @@ async def test_ready_projects_are_engaged_at_their_path(client, namespace, milo,
             for name in ("nobody", milo.name("pending"), milo.name("other")):
                 with pytest.raises(ClusterNotFound):
                     manager.get_cluster(name)
-            # Nobody looks again at those that are not ready: they cost nothing until they change.
+            # The provider does not poll projects that are not ready.
             await eventually(
                 lambda: not [task for task in asyncio.all_tasks() if task.get_name().startswith("project ")]
             )
@@ -223,7 +223,7 @@ async def test_internal_service_discovery_finds_project_control_planes(
         await eventually(fleet.names, lambda names: names == [good])
         server = f"https://milo-apiserver.project-{good}.svc.cluster.local:6443"
         assert fleet.get(good).config.server == server
-        # Of the rest of the configuration nothing is replaced.
+        # The rest of the configuration stays as it is.
         assert fleet.get(good).config == front.config.with_server(server)
         await eventually(lambda: caplog.text, lambda text: "no namespace can be called 'project-a.b" in text)
         await milo.ready("good", "False")
@@ -244,7 +244,7 @@ async def test_silent_project_delays_no_other_and_connections_are_shared(client,
             listed[engagement.cluster.name] = found
 
     provider = MiloProvider(client, project_config=front.config, label_selector=milo.selector)
-    # The silent one is given up long after this test has ended.
+    # The timeout of the silent project is longer than this test.
     async with Manager(None, provider, awares=[Lister()], timeout_seconds=600.0, name="test") as manager:
         for name in names:
             await milo.create(name)
@@ -255,5 +255,5 @@ async def test_silent_project_delays_no_other_and_connections_are_shared(client,
             await eventually(lambda name=name: milo.name(name) in listed)
         assert milo.name("p0") in manager.cluster_names()
         assert milo.name("p0") not in listed
-    # One is held by the silent project; the others came one after the other.
+    # The silent project holds one connection; the other projects used theirs in turn.
     assert len(front.opened) == 2

@@ -17,7 +17,7 @@ def cluster(name, *, port=1):
 
 
 class Failing:
-    """A provider that tells of a cluster and fails, some times."""
+    """A provider that adds a cluster and fails, some times."""
 
     name = "failing"
 
@@ -33,7 +33,7 @@ class Failing:
 
 
 class Slow:
-    """An aware whose end takes until it is allowed."""
+    """An aware whose engagements close when `allowed` is set."""
 
     def __init__(self):
         self.allowed = asyncio.Event()
@@ -104,7 +104,7 @@ async def test_removed_member_removes_its_clusters(eventually):
         await asyncio.wait_for(removing, 60)
         assert multi.provider_names() == ["one-more"]
 
-        # It may come again, and serve again.
+        # The removed member may be added again.
         multi.add_provider("one", first)
         await eventually(manager.cluster_names, lambda names: names == ["one#a", "one-more#a"])
         await multi.remove_provider("unknown")
@@ -116,7 +116,7 @@ async def test_failed_member_is_restarted_and_others_stay(eventually, caplog):
     multi.add_provider("bad", failing)
     multi.add_provider("good", steady)
     async with Manager(None, multi, name="test") as manager:
-        # Until it is run again there is no more, which is over after a second.
+        # The failed member is restarted after a second, and adds its second cluster then.
         await eventually(manager.cluster_names, lambda names: {"bad#c1", "good#a"} <= set(names))
         kept = manager.get_cluster("bad#c1")
         await eventually(manager.cluster_names, lambda names: names == ["bad#c1", "bad#c2", "good#a"])

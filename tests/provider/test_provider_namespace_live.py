@@ -1,4 +1,4 @@
-"""Namespaces of a real API server, each as a cluster of its own."""
+"""Namespaces of a real API server, each as a separate cluster."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class World:
             await self.put(namespace, inhabitant, kind)
 
     async def unsettle(self, namespace):
-        """Have the namespace be gone, without the five seconds that a controller manager takes for it."""
+        """Delete the namespace without the five seconds that a controller manager needs."""
         name = self.name(namespace)
         await self.client.delete(NAMESPACES, name)
-        # By now no more objects may come into it.
+        # From now on the API server refuses new objects in the namespace.
         for resource in (CONFIG_MAPS, SERVICE_ACCOUNTS):
             await self.client.request("DELETE", resource.path(namespace=name))
         found = await self.client.get(NAMESPACES, name)
@@ -84,7 +84,7 @@ async def host(client):
 
 
 def feed(manager):
-    """Have a controller feed the animals, which knows nothing of namespaces; returns what it is asked for."""
+    """Run a controller without knowledge of namespaces that feeds the animals; return its requests."""
     asked = []
 
     async def reconcile(request):
@@ -131,7 +131,7 @@ async def test_namespace_objects_are_reconciled_in_default(world, host, eventual
             await client.get(CONFIG_MAPS, "monkey", namespace=world.name("jungle"))
         with pytest.raises(NotFound):
             await client.get(CLUSTER_ROLES, "cluster-admin")
-        # One informer of a kind, however many namespaces there are.
+        # All namespaces share one informer of a kind.
         assert len(host.cache._informers) == 1
 
 

@@ -1,4 +1,4 @@
-"""What a namespace looks like as a cluster, and what may be said to it."""
+"""The view of a namespace as a cluster: translated requests, and refused ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VIEW = NamespaceView("zoo")
 
 
 class Server:
-    """An API server that notes what it is asked, and answers with what it is told to."""
+    """An API server that records requests and returns `answer`."""
 
     def __init__(self, fault_server, tools):
         self._fault_server, self._tools = fault_server, tools

@@ -1,4 +1,4 @@
-"""Several processes share a fleet: each follows the Secrets of its own clusters, and forgets those that it lost."""
+"""Processes that share a fleet: each follows the Secrets of its clusters, and forgets lost clusters."""
 
 from __future__ import annotations
 

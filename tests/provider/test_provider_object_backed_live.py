@@ -1,4 +1,4 @@
-"""Following objects on a real API server: ConfigMaps whose data say which cluster is wanted."""
+"""Clusters from objects on a real API server: the data of ConfigMaps describe the clusters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 
 
 def plan(found):
-    """`server`: a cluster there; `secret`: one whose server is in that Secret; `keep`; `bad`; else none."""
+    """Plan by the data: `server` is a URL; `secret` names a Secret with it; `keep`; `bad`; else no cluster."""
     metadata, data = found["metadata"], found.get("data") or {}
     name = f"{metadata['namespace']}/{metadata['name']}"
     if "keep" in data:
@@ -99,7 +99,7 @@ async def test_clusters_follow_changes_of_their_objects(place, fleet, eventually
         await place.put("b", server="https://b.test")
         await eventually(lambda: len(fleet.names()), lambda count: count == 2)
         assert server(fleet, name) == "https://two.test"
-        # Objects that rest cost no task.
+        # Unchanged objects have no task.
         await eventually(lambda: tasks_for(place.namespace), lambda found: not found)
         await place.put("a")
         await eventually(fleet.names, lambda names: names == [f"{place.namespace}/b"])
@@ -165,7 +165,7 @@ async def test_slow_engagement_and_failing_plan_delay_no_other_cluster(place, fl
         await place.put("failing", server="https://failing.test")
         await place.put("other", server="https://other.test")
         await eventually(lambda: server(fleet, f"{place.namespace}/other"))
-        # Tried again without another event.
+        # The provider retries without another event.
         await eventually(lambda: server(fleet, f"{place.namespace}/failing"))
         assert len(failures) == 2
         assert "unexpected error" in caplog.text

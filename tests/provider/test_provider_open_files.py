@@ -1,4 +1,4 @@
-"""The limit of open files is raised, and told of before it is reached."""
+"""The limit of open files is raised, and a warning is logged before it is reached."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOWERED = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128)
 
 @pytest.mark.parametrize("operator", ["kplane.mcm.main", "kplane.controlplane_operator.main"])
 def test_operators_raise_the_soft_limit_to_the_hard_limit(tmp_path: Path, operator: str) -> None:
-    """As each ends soon here, for want of what it needs, what counts is the limit that it leaves."""
+    """The operator ends early, without a cluster. The test reads the limit that the operator has set."""
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.touch()
     script = f"""

@@ -1,4 +1,4 @@
-"""Own writes against the watch: in each order of answers, events and lists, readers see their writes."""
+"""Own writes against the watch: readers see their writes in each order of responses, events and lists."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class Server:
         after = State(name, uid, self.version + 1, selected, held=held, deleting=deleting)
         if before is not None and deleting and not held:
             self._commit(before, State(name, uid, self.version + 1, before.selected), gone=True)
-            # The answer is a state that was never stored, with the version of before.
+            # The response is a state that was never stored, with the previous version.
             return State(name, uid, before.version, selected, deleting=True)
         self._commit(before, after)
         return after
 
     def delete(self, name: str) -> tuple[State, bool]:
-        """Return the answer, and whether the object is gone."""
+        """Return the response, and whether the object is deleted."""
         before = self.objects[name]
         if before.held:
             if before.deleting:
@@ -100,7 +100,7 @@ def raw(state: State) -> dict[str, object]:
 
 
 class World:
-    """A server, a mirror that follows it, and answers that are under way."""
+    """A server, a mirror that follows it, and responses in flight."""
 
     def __init__(self) -> None:
         self.server = Server()
@@ -142,7 +142,7 @@ class World:
         return self.reader.entry(json.dumps(raw(state)).encode())
 
     def write(self, name: str, change: str, *, own: bool) -> None:
-        """Write to the server. The answer to an own write is under way then."""
+        """Write to the server. The response to an own write is in flight afterwards."""
         if change != "delete":
             answer, gone = self.server.write(name, selected=change != "leave", held=change == "hold"), False
         elif name in self.server.objects:
@@ -153,7 +153,7 @@ class World:
             self.answers.append((answer, gone, self.server.version))
 
     def answer(self, number: int) -> None:
-        """Deliver one of the answers that are under way."""
+        """Deliver one of the responses in flight."""
         if not self.answers:
             return
         state, gone, revision = self.answers.pop(number % len(self.answers))
@@ -196,7 +196,7 @@ class World:
             self.listed = (self.server.version, dict(self.server.views[-1]))
 
     async def take_list(self) -> None:
-        """Begin to take the list in, or continue by one object."""
+        """Begin to process the list, or continue by one object."""
         if self.listed is not None and self.listing is None:
             version, view = self.listed
             entries = [self.entry(state) for state in view.values()]
@@ -209,7 +209,7 @@ class World:
                 self.position, self.listing, self.is_listing, self.listed = self.listed[0], None, False, None
 
     async def settle(self) -> None:
-        """Deliver everything that is under way."""
+        """Deliver all responses in flight."""
         while self.answers:
             self.answer(0)
             self.check()
@@ -229,7 +229,7 @@ class World:
         for name, floor in self.floors.items():
             known = self.store.get(("ns", name))
             seen = None if known is None else int(known.resource_version)
-            # A relist starts from later revisions, and may pass over some.
+            # A relist starts from later revisions, and may skip some.
             possible = {
                 None if (state := view.get(name)) is None else state.version for view in self.server.views[floor:]
             }

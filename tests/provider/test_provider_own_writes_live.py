@@ -1,4 +1,4 @@
-"""Caches of a real kube-apiserver have what the program wrote, and in the end what the server has."""
+"""Caches of a real kube-apiserver return own writes, and converge to the state of the server."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_cache_reads_see_each_write_and_converge(cluster, namespace, kind,
     if kind in SPECS:
         held["spec"] = SPECS[kind]
     await cluster.client.create(kind, held)
-    # The API server gives a PersistentVolumeClaim a finalizer, which no controller takes away here.
+    # The API server adds a finalizer to a PersistentVolumeClaim, which no controller removes here.
     await cluster.client.patch(kind, "last", {"metadata": {"finalizers": None}}, namespace=namespace)
     await cluster.client.delete(kind, "last", namespace=namespace, propagation="Background", grace_period_seconds=0)
 

@@ -1,4 +1,4 @@
-"""Handlers that a program adds itself: they outlive the loss and the return of a shard."""
+"""Handlers of the program survive the loss and the return of a shard."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def config_map(namespace, name, *, version=1, **labels):
 
 
 class Server:
-    """Streams ConfigMaps, and then changes to each watch that is open; counts the watches that began."""
+    """Streams ConfigMaps, then changes to each open watch; counts started watches."""
 
     def __init__(self, tools):
         self.tools, self.objects, self.watches, self.queries = tools, [], [], []
@@ -58,7 +58,7 @@ async def config(fault_server, server):
 
 
 class Watching:
-    """An aware that adds a handler for each engagement, and removes it with that."""
+    """An aware that adds a handler for each engagement, and removes it at the end of the engagement."""
 
     def __init__(self):
         self.events = []
@@ -167,7 +167,7 @@ async def test_handlers_of_a_namespace_survive_a_pause(host, namespace_cluster, 
     registration.remove()
     await zoo.pause_reading()
     assert zoo.cache._informers == {}
-    # The host's informer goes on, whoever listens.
+    # The informer of the host continues, with or without handlers.
     assert len(server.watches) == 1
     await zoo.aclose()
     assert list(host.cache.informer(CONFIG_MAPS)._handlers) != []

@@ -133,7 +133,7 @@ class TestLogLines:
 
 
 async def shout(command: Command) -> None:
-    """Send stdin back in capitals, complain, and end with code 3."""
+    """Return stdin in capitals, write to stderr, and exit with code 3."""
     async for data in command.stdin():
         await command.send(STDOUT, data.upper())
     await command.send(STDERR, b"done")
@@ -394,7 +394,7 @@ class TestPortForward:
                     pass
 
     async def test_port_forward_picks_another_port_when_ipv6_has_it_in_use(self, client, monkeypatch):
-        """The port that IPv4 was given may be taken on IPv6; then both get another one."""
+        """The free port of IPv4 may be in use on IPv6; then both listen on another port."""
         taken, real = [], socket.create_server
 
         def create_server(address, **options):

@@ -1,4 +1,4 @@
-"""What a process does that serves: it runs until a signal, and tells why it cannot."""
+"""A serving process: it runs until a signal, and logs why it cannot run."""
 
 from __future__ import annotations
 

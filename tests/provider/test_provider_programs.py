@@ -1,4 +1,4 @@
-"""Programs that are started, and ended with what they started."""
+"""Programs that are started, and ended together with their child processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_cancelled_start_program_leaves_no_process(tmp_path, eventually, t
     async with asyncio.timeout(60):
         await asyncio.wait([starting])
     if starting.cancelled():
-        # It may have been killed before it wrote anything.
+        # The program may have been killed before it wrote the id of its child.
         await eventually(lambda: not (child.exists() and child.read_text() and _runs(int(child.read_text()))))
     else:
         await end_program(starting.result())
@@ -47,7 +47,7 @@ async def test_end_program_ends_processes_with_unread_output(eventually):
             return True
         return False
 
-    # What was killed is there until somebody has taken note of its end.
+    # A killed process stays a zombie until its parent has waited for it.
     await eventually(gone)
 
 

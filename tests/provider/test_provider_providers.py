@@ -1,4 +1,4 @@
-"""What is true of every provider."""
+"""Requirements on every provider."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kplane.provider.providers.single import SingleProvider
 
 
 def found():
-    """Module and name of each provider there is."""
+    """Return module and name of each provider."""
     for info in pkgutil.walk_packages(providers.__path__, f"{providers.__name__}."):
         module = importlib.import_module(info.name)
         for name, member in vars(module).items():

@@ -1,4 +1,4 @@
-"""The work queue: no key twice at once, none lost."""
+"""The work queue: it processes a key once at a time, and loses no key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kplane.provider.controllers.rate_limiter import ItemBackoff
 
 
 async def take(queue):
-    """Take a key as soon as there is one."""
+    """Wait for the next key."""
     async with asyncio.timeout(60):
         while (key := queue.take()) is None:  # noqa: ASYNC110 - as a worker would take it
             await asyncio.sleep(0.0005)

@@ -1,4 +1,4 @@
-"""Caches whose watch is behind: reads see what the program wrote, by every write of a client."""
+"""Caches whose watch lags: reads see every write of the client."""
 
 from __future__ import annotations
 

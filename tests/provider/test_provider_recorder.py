@@ -1,4 +1,4 @@
-"""Events of a cluster: posted in the background, counted, bounded, and gone with it."""
+"""Events of a cluster: posted in the background, counted, bounded, and dropped with the cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "namespace
 
 
 class Asking:
-    """A client of which only the writes count; `refusal` is raised by each of them, once it is set."""
+    """A client that records writes; each write raises `refusal` if it is set."""
 
     def __init__(self):
         self.created, self.patched, self.refused, self.refusal, self.of_reconciles = [], [], [], None, None
@@ -90,7 +90,7 @@ async def test_second_event_begins_a_series_at_once(recorder, eventually):
             await eventually(lambda count=count: len(recorder.client.created) + len(recorder.client.patched) == count)
     slow.event(POD, "Normal", "Resized", "another thing")
     await eventually(lambda: len(recorder.client.created) == 2)
-    # The third and the fourth wait until the series has ended, or is old.
+    # The third and the fourth event wait until the series has ended, or is old.
     assert [series["count"] for series in recorder.client.patched] == [2]
     await slow.aclose()
 
@@ -121,7 +121,7 @@ async def test_event_that_the_server_has_forgotten_is_created_again(recorder, ev
 
 @pytest.mark.parametrize(("own", "count"), [(False, 8), (True, None)])
 async def test_event_of_another_process_is_continued(recorder, eventually, own, count):
-    """After a restart the Event is there already, and after a request without an answer it may be."""
+    """The Event exists after a restart, and may exist after a request without a response."""
     asked = asyncio.Event()
 
     async def create(resource, body):
@@ -166,7 +166,7 @@ def test_similar_events_are_separate_again_after_ten_minutes():
 
 
 async def test_recorder_posts_no_event_of_a_fenced_reconcile(recorder, eventually):
-    """A coordinator such as `Leader` holds back what is done in reconciles."""
+    """A coordinator such as `Leader` refuses writes of reconciles."""
     recorder.client.of_reconciles = ClusterNotOwned("this process does not lead")
     with cluster_context("a"):
         recorder.event(POD, "Normal", "Created", "said in a reconcile")

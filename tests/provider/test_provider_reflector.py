@@ -1,4 +1,4 @@
-"""Informers that list in pages or follow one name, against faults that a real API server cannot be made to show."""
+"""Informers of a collection or a name, against faults that a real API server does not show on demand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def event(kind, found):
 
 
 class Script:
-    """A collection whose lists and watches go as written; at the end of the script everything stalls."""
+    """A collection whose lists and watches follow a script; all requests stall at its end."""
 
     def __init__(self, tools, *, lists, watches):
         self.tools, self.lists, self.watches = tools, list(lists), list(watches)

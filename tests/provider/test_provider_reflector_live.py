@@ -59,7 +59,7 @@ async def test_informer_reports_deletions_missed_by_its_watch(client, namespace,
     following = Informer(client, CONFIG_MAPS, namespace=namespace, label_selector="mine", relist_seconds=1.0)
     async with running(following, handler):
         await asyncio.wait_for(following.synced.wait(), 60)
-        # As if its deletion had never been told.
+        # The informer missed the event of the deletion.
         ghost = {"metadata": {"name": "ghost", "namespace": namespace, "uid": "u"}}
         following._store.put(following._reader.encode(ghost))
         await client.delete(CONFIG_MAPS, "goes", namespace=namespace)
@@ -88,7 +88,7 @@ async def test_informer_continues_after_api_server_was_killed(api_server, client
             await client.probe()
 
         async def create():
-            # An answer may be lost with the server's last connection.
+            # A response may be lost with the last connection of the server.
             with contextlib.suppress(AlreadyExists):
                 await client.create(CONFIG_MAPS, {"metadata": {"name": "after"}}, namespace=namespace)
             return True
@@ -130,7 +130,7 @@ async def test_single_object_informer_needs_permission_by_name_only(client, name
             await eventually(lambda: events, lambda seen: ("ADDED", "mine") in seen)
             await client.patch(SECRETS, "mine", {"stringData": {"x": "1"}}, namespace=namespace)
             await eventually(lambda: events, lambda seen: ("MODIFIED", "mine") in seen)
-            # Over the end of a watch or two nothing is told again.
+            # The informer repeats no event after the end of a watch.
             reads = limited.reads
             await eventually(lambda: limited.reads, lambda now: now >= reads + 2)
             await client.delete(SECRETS, "mine", namespace=namespace)

@@ -115,13 +115,13 @@ def test_controllers_list_is_an_attribute(controllers, listed):
         ({}, True, False, True),
         ({"mode": "Shared"}, True, False, True),
         ({"mode": "Dedicated"}, False, True, True),
-        # Until the instance of the other mode has ended there is none of this one.
+        # The instance of this mode starts after that of the other mode has ended.
         ({"mode": "Shared", "instance": {"mode": "Dedicated"}}, False, False, False),
         ({"mode": "Dedicated", "instance": {}}, False, False, True),
         ({"mode": "Dedicated", "instance": {"mode": "Dedicated"}}, False, True, False),
         ({"mode": "Shared", "instance": {"mode": "Shared"}}, True, False, True),
         ({"mode": "Shared", "instance": {"controlPlaneUID": "u"}}, True, False, True),
-        # Of one that is not understood nobody knows that it is theirs.
+        # No instance claims a registration with an unknown mode.
         ({"mode": "Else"}, False, False, True),
         ({"instance": {"mode": "Else"}}, False, False, False),
     ],
@@ -153,7 +153,7 @@ async def test_registration_cluster_is_engaged_updated_and_removed(
         await eventually(lambda: engagement.cluster.config.token, lambda token: token == "two")
         assert not engagement.closed
 
-        # Garbage and absence: the last good one stays.
+        # The last valid kubeconfig stays, after garbage and after a deletion.
         await client.patch(SECRETS, "admin", {"data": {"kubeconfig": "eA=="}}, namespace=namespace)
         await eventually(lambda: caplog.text, re.compile("failed to use .*admin: .*; keeping the engaged").search)
         caplog.clear()
@@ -176,7 +176,7 @@ async def test_registration_cluster_is_engaged_updated_and_removed(
         await client.patch(REGISTRATIONS, management.name, {"spec": {"controlPlaneRef": {"name": "y"}}})
         await management.answer(generation=2, ready=False)
         await eventually(clusters.names, lambda names: names == [])
-        # It is no longer offered at once; what ran for it ends after that.
+        # The cluster is no longer offered at once; its engagement closes afterwards.
         await eventually(lambda: engagement.closed)
 
         await management.answer(generation=2, resolvedControllersSecretRef=reference)
@@ -314,7 +314,7 @@ def test_read_wish_reads_endpoint_secret_and_attributes():
         wish(version="v1.37.0"),
     ]
     assert len({str(found.attributes) for found in identities}) == len(identities)
-    # A patch makes no other cluster: nothing is restarted for it.
+    # A patch release keeps the identity of the cluster: no controller restarts.
     assert wish(version="v1.36.4") == wish(version="v1.36.3-vendor.1")
     assert wish(version={"no": "text"}).attributes["version"] == ""
 
@@ -347,6 +347,6 @@ def test_read_wish_accepts_any_status(fields, spec):
     registration = {"metadata": {"name": "a", "generation": 1}, "spec": spec, "status": {**status("ns"), **fields}}
     for each in (registration, {**registration, "status": fields.get("ready")}):
         wish = read_wish(each, services=frozenset({"controllers"}))
-        # Whoever is given a cluster is given all that it takes to reach it, in texts.
+        # A cluster always has an endpoint, a namespace and a Secret, as strings.
         for text in (wish.endpoint, wish.namespace, wish.secret) if hasattr(wish, "endpoint") else ():
             assert isinstance(text, str) and text  # noqa: PT018

@@ -1,4 +1,4 @@
-"""Those who ask for metrics at the same time share them, and nobody gets what is older than the question."""
+"""Concurrent requests for metrics share a rendering, and no response is older than its request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kplane.provider.serving.metrics import Rendering
 
 
 class Source:
-    """Gives the number of the rendering, each when the test lets it."""
+    """Returns the number of the rendering, each after the test releases `go`."""
 
     def __init__(self, *, failing: int = 0) -> None:
         self.begun: asyncio.Queue[int] = asyncio.Queue()
@@ -56,7 +56,7 @@ async def test_failed_rendering_is_repeated_for_requests_that_share_it() -> None
         await asyncio.sleep(0)
         source.go.release()
         assert await source.begun.get() == 2
-        source.go.release()  # it fails
+        source.go.release()  # the second rendering fails
         assert await source.begun.get() == 3
         sharing[1].cancel()
         assert await source.begun.get() == 4

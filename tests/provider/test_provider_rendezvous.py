@@ -1,4 +1,4 @@
-"""How names are spread over peers, by the numbers."""
+"""The distribution of names over peers, in numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHARDS = Layout("mcr-shard", "shard", 64)
 
 
 def owned(weights: dict[str, float], layout: Layout = SHARDS) -> dict[str, float]:
-    """How many per cent of the names each peer has."""
+    """Return the percentage of the names that each peer owns."""
     owners = assign(layout.keys(NAMES), weights, held={})
     counts = Counter(owners[layout.key_of(name)] for name in NAMES)
     return {peer: counts[peer] / len(NAMES) * 100 for peer in weights}
@@ -41,7 +41,7 @@ def test_peers_own_parts_by_weight(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_score_distributes_names_by_weight(scheme: str) -> None:
-    """Criterion 67: also without the bound that 64 shards need."""
+    """Criterion 67: the hash is fair without the bound that 64 shards need."""
     weights = {scheme.format(number): number + 1.0 for number in range(3)}
     won = Counter(max(weights, key=lambda peer: score(name, peer, weights[peer])) for name in NAMES)
     for peer, weight in weights.items():
@@ -71,7 +71,7 @@ def test_assign_moves_no_key_between_remaining_peers(scheme: str) -> None:
 
 
 def test_assign_is_stable_during_a_handover() -> None:
-    """At each step of the way every peer wants what it wanted at first, so that none takes what the next one gives."""
+    """The assignment stays equal at each step, so that no peer takes a shard which it has to release again."""
     keys, weights = SHARDS.keys([]), {"a": 1.0, "b": 1.0, "c": 2.0}
     held = dict.fromkeys(keys, "a")
     goal = assign(keys, weights, held=held)
@@ -95,14 +95,14 @@ def test_assign_moves_keys_of_missing_peers() -> None:
 
 
 def test_slot_of_is_stable_across_versions() -> None:
-    """For ever: two versions of this program work at the same time during an update."""
+    """The hash must never change: two versions of this program work at the same time during an update."""
     assert [slot_of(name, 64) for name in ("", "a", "ns/name", "prod#eu-1")] == [52, 47, 52, 57]
 
 
 def test_lease_names_of_clusters_are_unique() -> None:
     layout = Layout("mcr-shard", "cluster", 64)
     names = ["zoo", "Zoo", "a/b", "a-b", "a.b", "", "x" * 300, "x" * 301, "é", "-", "a.-b", "../..", "local"]
-    # Names that somebody chose so that they look like what is made of another one.
+    # Names that equal the Lease name suffix of another cluster.
     names += [layout.lease_name(name).removeprefix("mcr-shard-") for name in names if name != "zoo"]
     leases = {layout.lease_name(name) for name in dict.fromkeys(names)}
     assert len(leases) == len(dict.fromkeys(names))

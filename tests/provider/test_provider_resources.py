@@ -1,4 +1,4 @@
-"""Where objects are, and names that would be somewhere else."""
+"""Paths of objects, and names that would change them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets as their writers left them."""
+"""Secrets with values of any form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Webhooks with certificates of their own: what they serve, and the caBundles that they write."""
+"""Webhooks with self-signed certificates: the served certificate, and the caBundles in the cluster."""
 
 from __future__ import annotations
 

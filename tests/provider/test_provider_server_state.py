@@ -1,4 +1,4 @@
-"""What the feeds of one API server know together: whether it can be reached, and who retries first."""
+"""The shared state of the feeds of an API server: reachability, and which feed retries first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECRETS = "v1/Secret"
 
 @pytest.fixture
 def steered():
-    """`steered(coroutine)` runs it in made-up time."""
+    """`steered(coroutine)` runs a coroutine in virtual time."""
     with asyncio.Runner(loop_factory=SteeredLoop) as runner:
         yield runner.run
 

@@ -22,7 +22,7 @@ from kplane.provider.errors import ClusterNotOwned
 pytestmark = pytest.mark.integration
 
 TIMINGS = ShardTimings(
-    # None runs out during a test, whatever else the machine does.
+    # No Lease expires during a test, even on a slow machine.
     duration_seconds=60,
     renew_seconds=0.5,
     retry_seconds=0.2,
@@ -49,7 +49,7 @@ async def limited(service_account: Callable[..., Awaitable[ClusterConfig]]) -> A
 
 
 class Fleet:
-    """A provider of clusters that nobody connects to."""
+    """A provider of clusters without connections."""
 
     name = "fleet"
 
@@ -96,7 +96,7 @@ class Replica:
 
 @pytest.fixture
 async def replica(limited: Client, namespace: str) -> AsyncIterator[Callable[..., Awaitable[Replica]]]:
-    """`await replica(identity, **options)`: one that runs until the test ends, or until `stop` of it is set."""
+    """`await replica(identity, **options)`: a replica that runs until the test ends, or until its `stop` is set."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(identity: str, **options: Any) -> Replica:
@@ -119,10 +119,10 @@ def spec(client: Client, namespace: str) -> Callable[[str], Awaitable[dict[str, 
 async def test_peer_announces_itself_and_releases_its_leases(
     client: Client, namespace: str, limited: Client, spec: Any, free_leases: Any, eventually: Eventually
 ) -> None:
-    """Criterion 58: labels, weight, a renewTime that advances, and no Lease of it afterwards."""
+    """Criterion 58: labels, weight, a renewTime that advances, and no Lease of the peer afterwards."""
     await free_leases(*FENCES)
     replica = Replica(limited, namespace, "Node_7", weight=3)
-    # Dead for long, of another fleet, and as upstream leaves it when it has no holder.
+    # A dead peer, a peer of another fleet, and a Lease without a holder as upstream leaves it.
     for name, prefix, holder, renewed in (
         ("mcr-peer-dead", "mcr-peer", "dead", "2020-01-01T00:00:00.000000Z"),
         ("other-peer-x", "other-peer", "x", "2099-01-01T00:00:00.000000Z"),
@@ -155,16 +155,16 @@ async def test_peer_announces_itself_and_releases_its_leases(
         found["metadata"]["name"]: found["spec"] for found in (await client.list(LEASES, namespace=namespace)).items
     }
     assert "mcr-peer-node-7" not in left
-    # The next one need not wait until they run out.
+    # The next peer need not wait until the Leases expire.
     assert not any(left[name].get("holderIdentity") for name in FENCES)
 
 
 async def test_fence_is_acquired_and_released(namespace: str, limited: Client, spec: Any, stepped_clock: Any) -> None:
-    """Criteria 54, 57: the Lease has holder and duration, taking it twice is no error, giving it back frees it."""
+    """Criteria 54, 57: the Lease has holder and duration; a second acquire is no error; a release frees it."""
     options = {"namespace": namespace, "identity": "it", "timings": LeaseTimings(), "now": stepped_clock}
     lease = Lease(limited, name="mcr-shard-zoo", strict=True, **options)
     await lease.release()
-    assert not await lease.try_acquire()  # it may have been deleted while somebody was at work
+    assert not await lease.try_acquire()  # the Lease may have been deleted while its holder was at work
     stepped_clock.skip(9.0)
     assert not await lease.try_acquire()
     stepped_clock.skip(1.0)
@@ -182,7 +182,7 @@ async def test_fence_is_acquired_and_released(namespace: str, limited: Client, s
 async def test_fence_of_another_peer_is_respected_until_expiry(
     client: Client, namespace: str, limited: Client, stepped_clock: Any
 ) -> None:
-    """Criterion 55: by the own clock, from when it was seen to be renewed."""
+    """Criterion 55: the expiry counts by the local clock, from the observed renewal."""
     said = {"holderIdentity": "other", "leaseDurationSeconds": 20, "renewTime": "2020-01-01T00:00:00.000000Z"}
     metadata = {"name": "mcr-shard-1", "namespace": namespace}
     await client.create(LEASES, {"metadata": metadata, "spec": said})
@@ -203,7 +203,7 @@ async def test_fence_of_another_peer_is_respected_until_expiry(
 async def test_fence_with_an_edited_holder_is_lost_once(
     client: Client, namespace: str, limited: Client, spec: Any, eventually: Eventually
 ) -> None:
-    """Criterion 56: work ends once, and what another one wrote stays."""
+    """Criterion 56: work ends once, and the holder that another process wrote stays."""
     ended: list[bool] = []
     begun = asyncio.Event()
     counts = Counts()
@@ -237,7 +237,7 @@ async def test_fence_with_an_edited_holder_is_lost_once(
 async def test_clusters_are_divided_again_when_peers_join_and_leave(
     namespace: str, limited: Client, replica: Any, spec: Any, free_leases: Any, eventually: Eventually
 ) -> None:
-    """Criteria 59, 60, 75: who works on a cluster holds its fence; it is drained before the next one has it."""
+    """Criteria 59, 60, 75: the peer at work holds the fence; its work drains before the next peer acquires it."""
     await free_leases(*(f"mcr-shard-{name}" for name in CLUSTERS))
     first = await replica("first", fence="cluster")
     await eventually(lambda: first.working.live == set(CLUSTERS))
@@ -252,7 +252,7 @@ async def test_clusters_are_divided_again_when_peers_join_and_leave(
     async with second.manager:
         await eventually(lambda: first.coordinator.stats.draining)
         (moving,) = [name for name in CLUSTERS if not first.coordinator.may_work(name)]
-        # It is renewed for as long as that takes.
+        # The fence is renewed while its work drains.
         for _ in range(2):
             drained = (await spec(f"mcr-shard-{moving}"))["renewTime"]
             await eventually(
@@ -269,12 +269,12 @@ async def test_clusters_are_divided_again_when_peers_join_and_leave(
                 first.manager.get_cluster(moving)
             return str(refused.value)
 
-        # Who has it is known once the watch has told of it.
+        # The holder is known after the watch event.
         await eventually(refusal, lambda text: text.endswith(f"mcr-shard-{moving} is held by second"))
         assert refusal().startswith(f"cluster '{moving}' ")
         with pytest.raises(ClusterNotOwned):
             first.coordinator.require_write(moving)
-        # Everybody writes to the local cluster, for clusters of its own.
+        # Each peer writes to the local cluster, for its own clusters.
         assert first.coordinator.require_write("") is None
         with cluster_context(moving), pytest.raises(ClusterNotOwned):
             first.coordinator.require_write("")
@@ -284,7 +284,7 @@ async def test_clusters_are_divided_again_when_peers_join_and_leave(
 
 
 async def test_removed_cluster_leaves_others_engaged(replica: Any, free_leases: Any, eventually: Eventually) -> None:
-    """Criterion 64: and it is worked on again when it comes back (D3)."""
+    """Criterion 64: the removed cluster is engaged again when it comes back (D3)."""
     await free_leases(*FENCES)
     first = await replica("first")
     await eventually(lambda: first.working.live == set(CLUSTERS))
@@ -298,7 +298,7 @@ async def test_removed_cluster_leaves_others_engaged(replica: Any, free_leases: 
 async def test_process_with_endless_work_is_ended(
     limited: Client, namespace: str, free_leases: Any, running_clock: Any, eventually: Eventually
 ) -> None:
-    """Criterion 75: before anybody else can have the fence, which is not given back."""
+    """Criterion 75: the process ends before another peer can acquire the fence, which is not released."""
     await free_leases(*FENCES)
     held: list[bool] = []
     ended = threading.Event()
@@ -314,12 +314,12 @@ async def test_process_with_endless_work_is_ended(
         due_at = replica.coordinator._fences.overrun_at()
         assert running_clock() < due_at < min(fence.lease.expires_at for fence in replica.coordinator._fences.all())
         running_clock.stop(at=due_at)
-        ended.wait(60.0)  # the loop stands still
+        ended.wait(60.0)  # blocks the event loop
         assert held == [True]
 
 
 async def test_server_times_out_a_write_when_its_fence_expires(client: Client, namespace: str) -> None:
-    """The parameter that says so is one that the API server understands."""
+    """The API server accepts the timeout parameter of the write."""
     async with Client(client.config, before_write=lambda: 20.0) as capped:
         await capped.create(LEASES, {"metadata": {"name": "a", "namespace": namespace}})
         assert await capped.delete(LEASES, "a", namespace=namespace)

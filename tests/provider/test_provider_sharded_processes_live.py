@@ -1,4 +1,4 @@
-"""Three processes share clusters; one is killed, one is frozen. Proved by what the API server wrote down, not by logs.
+"""Three processes share clusters; one is killed, one is frozen. The audit log of the API server is the proof.
 
 All that they write, Leases and objects, is in one etcd, so the resourceVersions say what came before what.
 """
@@ -55,7 +55,7 @@ rules:
 
 
 class Audited(ManagementCluster):
-    """A management cluster whose API server writes down who changed what."""
+    """A management cluster whose API server has an audit log."""
 
     def __init__(self, directory: Path, *, binaries: Binaries) -> None:
         super().__init__(directory / "cluster", binaries=binaries, operators=False, manifests=False, fsync=False)
@@ -85,7 +85,7 @@ class Change:
 
 
 def changes(log: Path) -> list[Change]:
-    """Return all that were made, in the order of etcd."""
+    """Return all changes, in the order of etcd."""
     found = []
     for line in log.read_text().splitlines():
         event = json.loads(line)
@@ -103,7 +103,7 @@ def changes(log: Path) -> list[Change]:
 
 
 class Replica:
-    """A process that is started again when it ends by itself, as a kubelet does."""
+    """A process that is restarted when it ends by itself, as by a kubelet."""
 
     def __init__(self, identity: str, *, kubeconfig: Path, directory: Path) -> None:
         self.identity = identity
@@ -162,7 +162,7 @@ async def writers(client: Client) -> dict[str, str]:
 
 
 def taken_over(log: Path, identity: str, *, since: float) -> dict[str, str]:
-    """Return who worked next on each cluster of a process that went; StopIteration where nobody did."""
+    """Return the next writer to each cluster of an ended process. Raises StopIteration if there is none."""
     last = {change.name: change.who for change in changes(log) if change.kind == "configmaps" and change.done < since}
     orphans = {name for name, who in last.items() if who.startswith(f"{identity}/")}
     return {
@@ -183,7 +183,7 @@ async def test_one_process_at_a_time_writes_to_a_cluster(
     everybody = {replica.identity for replica in replicas}
 
     async def shared_by(those: set[str], *, not_by: str = "") -> set[str]:
-        """Wait until all of them, and no others, wrote last, and nothing is left of one process; return them all."""
+        """Wait until exactly these processes wrote last, and `not_by` wrote last to no cluster; return them."""
 
         def fits(found: dict[str, str]) -> bool:
             return {who.split("/")[0] for who in found.values()} == those and not_by not in found.values()
@@ -199,7 +199,7 @@ async def test_one_process_at_a_time_writes_to_a_cluster(
     await shared_by(everybody, not_by=next(who for who in processes if who.startswith(f"{killed.identity}/")))
 
     frozen_at = frozen.send(signal.SIGSTOP)
-    # When others work on what it had, its fences have run out.
+    # When other peers work on its clusters, its fences have expired.
     await shared_by(everybody - {frozen.identity})
     frozen.send(signal.SIGCONT)
     await shared_by(everybody)
@@ -216,7 +216,7 @@ async def test_one_process_at_a_time_writes_to_a_cluster(
             fences[change.name] = change.who
         elif change.who:
             written += 1
-            # Who writes has the fence at that moment, in the order of etcd: so nobody else has.
+            # In the order of etcd, the writer holds the fence at that moment: so no other process does.
             assert fences[LAYOUT.lease_name(LAYOUT.key_of(change.name))] == change.who.split("/")[0], change
             before = tenures[change.name][-1] if tenures[change.name] else None
             if before is not None and before.who != change.who:

@@ -1,4 +1,4 @@
-"""Time that passes at once: requeues, and processes that share clusters by Leases."""
+"""Virtual time that passes at once: requeues, and processes that share clusters by Leases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLUSTERS = [f"cluster-{number}" for number in range(6)]
 
 @pytest.fixture
 def steered():
-    """`steered(coroutine)` runs it in made-up time."""
+    """`steered(coroutine)` runs a coroutine in virtual time."""
     with asyncio.Runner(loop_factory=SteeredLoop) as runner:
         yield runner.run
 
@@ -124,7 +124,7 @@ class Replica:
         return Result(requeue_after_seconds=1)
 
     def works_on(self):
-        """The clusters that it reconciled in the last seconds."""
+        """Return the clusters that the replica reconciled in the last seconds."""
         now = asyncio.get_running_loop().time()
         return {name for name, at in self.busy.items() if now - at < 3}
 

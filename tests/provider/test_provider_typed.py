@@ -1,4 +1,4 @@
-"""Kinds as classes: the client, watches, caches, indexes, events and controllers give and take instances."""
+"""Kinds as classes: client, watches, caches, indexes, events and controllers accept and return instances."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_typed_client_writes_and_reads_instances(cluster: FakeCluster, cls
     assert type(created) is cls
     assert created.metadata["uid"]
     stored = await client.get(WIDGETS, "a", namespace="x")
-    # Without the field that is None.
+    # A field that is None is left out.
     assert stored["spec"] == {"shownSize": 3}
     assert (stored["apiVersion"], stored["kind"]) == ("example.com/v1", "Widget")
     for found in (
@@ -202,7 +202,7 @@ async def test_object_version_is_decoded_once_for_all_readers(cluster: FakeClust
         with pytest.raises(DecodeFailed, match="as Counted: bad"):
             await cluster.cache.get(Counted, key)
     assert len(seen) == 2
-    # The dicts of others are copies still.
+    # Readers of dicts still get copies.
     assert (await cluster.cache.get(WIDGETS, key))["spec"] == {"shownSize": "bad"}
 
 
@@ -246,7 +246,7 @@ async def test_controller_of_a_class_continues_after_a_bad_object(
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(manager.run(asyncio.Event()))
             await eventually(lambda: (sizes, mapped) == ({"good": 7}, [7]) and "failed to reconcile" in caplog.text)
-            # Mended: the former version, which cannot be decoded, holds nothing up.
+            # The repaired object passes, although its former version cannot be decoded.
             await cluster.client.patch(WIDGETS, ObjectKey("x", "bad"), {"spec": {"shownSize": 8}})
             await eventually(lambda: (sizes, mapped) == ({"good": 7, "bad": 8}, [7, 8]))
             running.cancel()

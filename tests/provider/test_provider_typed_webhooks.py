@@ -1,4 +1,4 @@
-"""Webhooks for a kind as a class: instances in, the change of a part of the fields out."""
+"""Webhooks for a kind as a class: they receive instances, and return changes of some fields."""
 
 from __future__ import annotations
 

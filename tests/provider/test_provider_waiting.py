@@ -1,4 +1,4 @@
-"""Reconciles that wait for an answer, and leave their worker to others meanwhile."""
+"""Reconciles that wait for a response, and release their worker meanwhile."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def running(controller: Controller[str]) -> AsyncIterator[asyncio.Task[Non
 
 
 class Work:
-    """A reconcile function: keys that begin with `silent` wait for an answer until it is given, others are done."""
+    """A reconcile function: keys with the prefix `silent` wait until `answer` is set; others return at once."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
@@ -55,7 +55,7 @@ async def test_waiting_reconciles_occupy_no_worker(eventually: Callable[..., Any
         for number in range(5):
             queue.add(f"silent-{number}")
         queue.add("good")
-        # The last silent one may still have a worker when the good one is done.
+        # The last silent key may still occupy a worker when the good key is done.
         await eventually(lambda: (work.done, controller.waiting), lambda seen: seen == (["good"], 5))
         work.answer.set()
         await eventually(lambda: (len(work.done), queue.idle), lambda seen: seen == (6, True))
@@ -78,7 +78,7 @@ async def test_reconciles_above_the_waiting_limit_keep_their_worker(eventually: 
         for name in (*answers, "good"):
             queue.add(name)
         await eventually(lambda: (controller.waiting, len(queue)), lambda seen: seen == (2, 1))
-        # The worker is with the third one; when the first one ends there is room for it, and for the good one a worker.
+        # The worker is with the third key. When the first key ends, the third one waits, and the worker is free.
         answers["silent-0"].set()
         await eventually(lambda: done, lambda found: found == ["silent-0", "good"])
 
@@ -147,7 +147,7 @@ async def test_reconcile_deadline_applies_while_waiting(eventually: Callable[...
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """The URL of a server that accepts connections and never says a word."""
+    """The URL of a server that accepts connections and never responds."""
     with silent_server() as server:
         yield server.url
 

@@ -1,4 +1,4 @@
-"""Watches that are cut, stall, or carry something else than events."""
+"""Watches that are cut, stall, or carry invalid events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def event(kind, name, **fields):
 
 @pytest.fixture
 def follow(fault_server, tools):
-    """`await follow([bytes, ...])`: the events that come out of these chunks; None in between waits for ever."""
+    """`await follow([bytes, ...])`: the events of these chunks; None stalls the stream."""
 
     async def run(chunks, **options):
         async def answer(asked, writer):

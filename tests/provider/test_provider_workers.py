@@ -223,7 +223,7 @@ async def test_on_failure_receives_each_failure_and_timeout(eventually, caplog, 
 
 
 class _Noting(logging.Filter):
-    """Notes the fields of a record while still in the context of the one who logs."""
+    """Records the log fields in the context of the logging task."""
 
     def filter(self, record):
         record.noted = dict(logs._fields.get())

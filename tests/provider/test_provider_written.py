@@ -1,4 +1,4 @@
-"""What answers to writes say of the objects."""
+"""The state of objects, read from responses to writes."""
 
 from __future__ import annotations
 

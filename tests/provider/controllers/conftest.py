@@ -1,4 +1,4 @@
-"""Clusters without servers for controllers, and who tells of them."""
+"""Clusters without servers for tests of controllers, and their provider."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class FakeCluster(Cluster):
     """A cluster without a server: `cluster.maps.put("x")` is an event there."""
 
     def __init__(self, name: str, *, generation: int = 0) -> None:
-        # Another generation is another cluster of the same name.
+        # Another generation is a different cluster of the same name.
         super().__init__(name, config=ClusterConfig("https://127.0.0.1:1"), attributes={"generation": str(generation)})
         self.mirrors: dict[tuple[Resource, bool], Mirror] = {}
         self.asked: list[tuple[str, bool]] = []
@@ -92,7 +92,7 @@ def fake_cluster() -> type[FakeCluster]:
 
 
 class Given:
-    """A provider of what a test puts into its fleet."""
+    """A provider of the clusters that a test puts into its fleet."""
 
     name = "given"
 
@@ -105,7 +105,7 @@ class Given:
 
 
 class Work:
-    """A reconciler that notes what it is asked, and does as it is told."""
+    """A reconciler that records requests, and returns the answers of the test."""
 
     def __init__(self):
         self.asked = []
@@ -133,7 +133,7 @@ class Work:
 
 @contextlib.asynccontextmanager
 async def _fleet(manager):
-    """Run the manager; what is given is its provider's fleet."""
+    """Run the manager, and yield the fleet of its provider."""
     async with manager:
         yield await manager.provider.fleet
 

@@ -89,7 +89,7 @@ async def test_error_without_a_name_is_retried_while_own_cluster_is_known(
 
 
 class OnlyA:
-    """A coordinator that works on cluster `a`, and leaves the others to other processes."""
+    """A coordinator that owns cluster `a`, and leaves other clusters to other processes."""
 
     async def run(self, target):
         while True:
@@ -126,7 +126,7 @@ async def test_request_is_repeated_when_another_process_works_on_the_joined_clus
         assert built.clusters == ["a"]
 
 
-def test_request_is_tried_again_when_missing_cluster_never_joins():
+def test_request_is_retried_when_missing_cluster_never_joins():
     async def scenario():
         loop, fleet, times = asyncio.get_running_loop(), ClustersProvider(), []
         manager = Manager(None, fleet, name="test")
@@ -134,7 +134,7 @@ def test_request_is_tried_again_when_missing_cluster_never_joins():
         async def reconcile(request):
             times.append(loop.time())
             if len(times) < 5:
-                # Not the manager's fleet: nothing tells of such a cluster.
+                # The fleet of the manager never gets such a cluster.
                 raise ClusterNotFound("there is no cluster 'b'", cluster="b")
 
         built = controller(manager).for_("v1/ConfigMap").build(reconcile)
@@ -152,7 +152,7 @@ def test_request_is_tried_again_when_missing_cluster_never_joins():
         assert most / 2 <= delay <= most * 1.01
 
 
-async def test_memory_is_full_then_requests_wait_for_their_delay_only():
+async def test_full_memory_keeps_requests_waiting_for_their_delay():
     awaited = AwaitedClusters("x", limit=2, uniform=lambda _, most: most)
     requests = [Request("a", "ns", str(number)) for number in range(3)]
     assert [awaited.wait(each, "b") for each in requests] == [60.0] * 3
@@ -161,7 +161,7 @@ async def test_memory_is_full_then_requests_wait_for_their_delay_only():
     assert (len(awaited), awaited.clusters) == (0, ())
 
 
-async def test_request_waits_for_another_cluster_then_its_tries_begin_anew():
+async def test_request_delay_restarts_when_it_awaits_another_cluster():
     awaited = AwaitedClusters("x", uniform=lambda _, most: most)
     request = Request("a", "ns", "x")
     assert [awaited.wait(request, missing) for missing in ("b", "b", "c")] == [60.0, 120.0, 60.0]
@@ -171,7 +171,7 @@ async def test_request_waits_for_another_cluster_then_its_tries_begin_anew():
 
 
 @pytest.mark.parametrize("cluster", ["a", "b"])
-async def test_cluster_leaves_then_only_its_requests_are_forgotten(cluster):
+async def test_drop_forgets_only_requests_of_the_cluster(cluster):
     awaited = AwaitedClusters("x")
     for name in ("a", "b"):
         awaited.wait(Request(name, "ns", "x"), "c")

@@ -1,4 +1,4 @@
-"""The builder: what makes a controller and what does not, and which clusters each of its kinds is watched in."""
+"""The builder: valid and invalid controllers, and the clusters in which each kind is watched."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def manager():
 
 
 async def watched(built, cluster):
-    """The kinds that a controller watches in a cluster."""
+    """Return the kinds that a controller watches in a cluster."""
     engagement = Engagement(cluster, generation=1)
     try:
         await (built.engage(engagement) if cluster.name else built.engage_local(engagement))
@@ -49,45 +49,45 @@ async def watched(built, cluster):
         await engagement.aclose()
 
 
-def test_for_and_owns_make_a_controller(manager):
+def test_builder_with_for_and_owns_builds_a_controller(manager):
     """Criterion 1: valid For + Owns builds; returns a controller."""
     built = controller(manager).for_("apps/v1/Deployment").owns("apps/v1/ReplicaSet").build(reconcile)
     assert isinstance(built, MulticlusterController)
     assert (built.name, manager.controllers) == ("deployment", {"deployment": built})
 
 
-def test_a_second_for_is_refused(manager):
+def test_builder_refuses_a_second_for(manager):
     """Criterion 2: a second For is an error."""
     with pytest.raises(ProviderError, match="only be called once"):
         controller(manager).for_("v1/Pod").for_("v1/Secret").build(reconcile)
 
 
-def test_without_for_a_name_is_needed(manager):
+def test_builder_without_for_needs_a_name(manager):
     """Criterion 3: no For and no name is an error."""
     with pytest.raises(ProviderError, match="no name"):
         controller(manager).watches("v1/Pod", enqueue_object()).build(reconcile)
 
 
-def test_owns_needs_for(manager):
+def test_builder_refuses_owns_without_for(manager):
     """Criterion 4: Owns without For is an error."""
     with pytest.raises(ProviderError, match=r"for_\(\)"):
         controller(manager).named("x").owns("v1/Pod").build(reconcile)
 
 
-def test_nothing_to_watch_is_refused(manager):
+def test_builder_refuses_a_controller_without_watches(manager):
     """Criterion 5: no watches is an error."""
     with pytest.raises(ProviderError, match="nothing to watch"):
         controller(manager).named("x").build(reconcile)
 
 
-def test_a_name_and_watches_are_enough(manager):
+def test_builder_with_a_name_and_watches_builds(manager):
     """Criterion 6: a name and Watches only builds."""
     assert controller(manager).named("x").watches("v1/Pod", enqueue_object()).build(reconcile).name == "x"
 
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "", "a/b/c/d", "v1/"])
-def test_what_is_no_kind_is_refused(manager, kind):
-    """Criterion 7: a For kind that cannot be resolved is an error at build; what to do is said."""
+def test_builder_refuses_an_invalid_kind(manager, kind):
+    """Criterion 7: a For kind that cannot be resolved is an error at build, with a remedy."""
     builder = controller(manager).named("x").for_(kind)
     with pytest.raises(ProviderError, match="written as"):
         builder.build(reconcile)
@@ -99,7 +99,7 @@ class Job(NamedTuple):
     number: int
 
 
-def test_own_requests_need_own_sources(manager):
+def test_builder_refuses_for_with_custom_requests(manager):
     """Criterion 8: For and Owns with a custom request type are errors; with a raw source or own handler it builds."""
     with pytest.raises(ProviderError, match="not Job"):
         controller(manager, request=Job).for_("v1/Pod")
@@ -113,7 +113,7 @@ def test_own_requests_need_own_sources(manager):
     assert built.name == "jobs"
 
 
-def test_what_the_manager_refuses_is_told_and_leaves_nothing(manager, monkeypatch):
+def test_build_raises_the_refusal_of_the_manager(manager, monkeypatch):
     """Criterion 9: an error of the controller's making comes out of build."""
 
     def refuse(what):
@@ -125,7 +125,7 @@ def test_what_the_manager_refuses_is_told_and_leaves_nothing(manager, monkeypatc
     assert manager.controllers == {}
 
 
-def test_how_many_work_at_once_is_the_options_or_the_kinds_or_the_managers(manager):
+def test_workers_come_from_option_then_kind_then_manager(manager):
     """Criterion 10: the workers option wins; else group-kind concurrency applies, then the manager's default."""
     by_option = controller(manager).for_(REPLICA_SETS).named("a").with_options(workers=9).build(reconcile)
     by_kind = controller(manager).for_(REPLICA_SETS).build(reconcile)
@@ -156,7 +156,7 @@ async def test_rate_limiter_and_logger_reach_the_controller(manager, eventually,
     assert {record.name for record in caplog.records if "failed" in record.message} == {"mine"}
 
 
-def test_two_reconcilers_are_one_too_many(manager):
+def test_builder_refuses_two_reconcilers(manager):
     """Criterion 12: a reconciler given both in the options and to build is an error."""
     builder = controller(manager).for_("v1/Pod").with_options(reconcile=reconcile)
     with pytest.raises(ProviderError, match="give one of them"):
@@ -164,7 +164,7 @@ def test_two_reconcilers_are_one_too_many(manager):
     assert builder.build().name == "pod"
 
 
-def test_two_controllers_for_one_kind_need_two_names(manager):
+def test_controllers_of_a_kind_need_distinct_names(manager):
     """Criterion 13: two controllers for one kind with different names coexist; the same name twice is refused."""
     one = controller(manager).for_("v1/Pod").build(reconcile)
     with pytest.raises(ProviderError, match="another name"):
@@ -174,7 +174,7 @@ def test_two_controllers_for_one_kind_need_two_names(manager):
     assert controller(Manager(None, Nothing(), name="test")).for_("v1/Pod").build(reconcile).name == "pod"
 
 
-def test_no_reconciler_and_no_manager_are_refused(manager):
+def test_builder_refuses_missing_reconciler_and_manager(manager):
     """Criterion 14: a nil reconciler and a nil manager are errors."""
     with pytest.raises(ProviderError, match="reconcile function"):
         controller(manager).for_("v1/Pod").build()
@@ -182,7 +182,7 @@ def test_no_reconciler_and_no_manager_are_refused(manager):
         controller(None)
 
 
-async def test_a_filter_keeps_provider_clusters_out_but_not_the_local_one(manager, fake_cluster):
+async def test_engage_filter_excludes_provider_clusters_only(manager, fake_cluster):
     """Criterion 19: the filter is called for the local cluster but cannot block it; it holds for provider clusters."""
     asked = []
 
@@ -195,7 +195,7 @@ async def test_a_filter_keeps_provider_clusters_out_but_not_the_local_one(manage
     assert asked == [("", ""), ("a", "a"), ("b", "b")]
 
 
-async def test_local_and_provider_clusters_are_chosen_apart_and_for_each_kind(manager, fake_cluster):
+async def test_engage_options_are_merged_by_kind_and_field(manager, fake_cluster):
     """Criterion 20: local=True and provider=False both hold, merged field by field with the controller's."""
     built = (
         controller(manager)
@@ -211,14 +211,14 @@ async def test_local_and_provider_clusters_are_chosen_apart_and_for_each_kind(ma
 
 
 @pytest.mark.parametrize(("provider", "local_on"), [(Nothing(), False), (None, True)])
-async def test_with_a_provider_its_clusters_are_watched_else_the_local_one(provider, local_on, fake_cluster):
+async def test_local_cluster_is_watched_by_default_without_a_provider(provider, local_on, fake_cluster):
     """Criterion 21: provider set: local off, provider clusters on; none set: local on."""
     built = controller(Manager(LOCAL, provider, name="test")).for_("v1/Pod").build(reconcile)
     assert await watched(built, fake_cluster("")) == (["Pod"] if local_on else [])
     assert await watched(built, fake_cluster("a")) == ([] if local_on else ["Pod"])
 
 
-async def test_only_clusters_of_one_provider_where_that_is_asked_for(manager, fake_cluster):
+async def test_engage_from_provider_limits_the_clusters(manager, fake_cluster):
     mine, other = Nothing(), Nothing()
     built = controller(manager).for_("v1/Pod", engage(from_provider=mine)).build(reconcile)
     for provider, kinds in ((mine, ["Pod"]), (other, [])):
@@ -227,7 +227,7 @@ async def test_only_clusters_of_one_provider_where_that_is_asked_for(manager, fa
         assert await watched(built, cluster) == kinds
 
 
-async def test_metadata_only_watches_ask_for_no_more(manager, fake_cluster):
+async def test_metadata_only_watches_request_metadata(manager, fake_cluster):
     built = (
         controller(manager)
         .for_("v1/Pod", metadata_only())
@@ -250,12 +250,12 @@ async def test_metadata_only_watches_ask_for_no_more(manager, fake_cluster):
         {"timeout_seconds": 0},
     ],
 )
-def test_options_that_make_no_sense_are_refused(manager, options):
+def test_with_options_refuses_invalid_values(manager, options):
     with pytest.raises(ProviderError, match=r"cannot be"):
         controller(manager).for_("v1/Pod").with_options(**options)
 
 
-def test_options_that_belong_elsewhere_are_refused(manager):
+def test_builder_refuses_options_of_other_watches(manager):
     with pytest.raises(ProviderError, match=r"only owns\(\)"):
         controller(manager).for_("v1/Pod", every_owner()).build(reconcile)
     with pytest.raises(ProviderError, match="handler"):
@@ -263,7 +263,7 @@ def test_options_that_belong_elsewhere_are_refused(manager):
     assert controller(manager).for_("v1/Pod", predicates(on_events(deleted=False))).build(reconcile)
 
 
-def test_a_resource_stands_for_a_kind_that_has_no_name_here(manager):
+def test_builder_accepts_a_resource_as_kind(manager):
     widgets = Resource("example.com/v1", "Widget", "widgets", namespaced=True)
     assert controller(manager).for_(widgets).build(reconcile).name == "widget"
 
@@ -277,14 +277,14 @@ def test_a_resource_stands_for_a_kind_that_has_no_name_here(manager):
         (LOCAL, None, engage(from_provider=Nothing()), "the manager finds no clusters"),
     ],
 )
-async def test_clusters_that_the_manager_does_not_have_cannot_be_watched(config, provider, choice, why):
+async def test_builder_refuses_clusters_that_the_manager_lacks(config, provider, choice, why):
     manager = Manager(config, provider, name="test")
     with pytest.raises(ProviderError, match=f"controller pod cannot watch v1/Pod: {why}"):
         controller(manager).for_("v1/Pod", choice).build(reconcile)
     assert manager.controllers == {}
 
 
-async def test_a_controller_that_is_described_and_not_built_stops_the_manager(manager):
+async def test_manager_refuses_to_run_with_an_unbuilt_controller(manager):
     builder = controller(manager).for_("v1/Pod")
     with pytest.raises(ProviderError, match=r"controller v1/Pod is described, and not made: call build\(reconcile\)"):
         await manager.run(asyncio.Event())
@@ -293,7 +293,7 @@ async def test_a_controller_that_is_described_and_not_built_stops_the_manager(ma
         assert list(manager.controllers) == ["pod"]
 
 
-async def test_a_controller_of_another_manager_is_not_added(manager):
+async def test_manager_refuses_a_controller_of_another_manager(manager):
     built = controller(Manager(LOCAL, name="test")).for_("v1/Pod").build(reconcile)
     with pytest.raises(ProviderError, match="controller pod was made for another manager"):
         manager.add(built)
@@ -309,7 +309,7 @@ def test_classes_in_place_of_instances_are_refused():
 
 
 @pytest.mark.parametrize(("own", "expected"), [(None, 0.05), (0.01, 0.01)], ids=["the manager's", "its own"])
-async def test_reconcile_has_the_time_of_its_manager_or_its_own(given, work, eventually, caplog, own, expected):
+async def test_reconcile_timeout_comes_from_controller_or_manager(given, work, eventually, caplog, own, expected):
     channel = Channel()
     manager = Manager(None, given(), reconcile_timeout_seconds=0.05, name="test")
     builder = controller(manager).named("x").watches_raw(channel)
@@ -321,6 +321,6 @@ async def test_reconcile_has_the_time_of_its_manager_or_its_own(given, work, eve
     assert f"it took longer than {expected:g} s" in caplog.text
 
 
-async def test_manager_without_time_for_reconciles_is_refused():
+async def test_manager_refuses_a_reconcile_timeout_of_zero():
     with pytest.raises(ProviderError, match="a reconcile cannot be given 0 s"):
         Manager(None, reconcile_timeout_seconds=0, name="test")

@@ -191,7 +191,7 @@ async def test_source_of_one_cluster_adds_a_request_at_its_earliest_delay(fake_c
     await asyncio.wait([running])
 
 
-async def test_source_has_none_for_a_cluster_that_it_excludes(fake_cluster):
+async def test_cluster_source_skips_a_cluster_that_it_excludes(fake_cluster):
     source = KindSource(CONFIG_MAPS, enqueue_object(), engage=engage(filter=lambda name, _: name == "a"))
     assert source.for_cluster(fake_cluster("b")) is None
     assert source.for_cluster(fake_cluster("a")) is not None

@@ -1,4 +1,4 @@
-"""When a request is worked on, waits, or is nothing to this process."""
+"""Dispatch of requests: reconciled, parked or dropped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kplane.provider.controllers.sources import Channel
 from kplane.provider.errors import ClusterNotOwned
 
 
-async def test_a_cluster_that_is_gone_is_no_failure_unless_asked_for(manager, work, eventually, new_work):
+async def test_cluster_not_found_is_dropped_unless_retries_are_on(manager, work, eventually, new_work):
     """Criterion 28: ClusterNotFound from a reconciler: no retry, no error; with the wrapper off: retried."""
     channel, tolerant, strict = Channel(), new_work(), new_work()
     for each in (tolerant, strict):
@@ -33,9 +33,7 @@ async def test_a_cluster_that_is_gone_is_no_failure_unless_asked_for(manager, wo
         assert two.stats.reconciles["error"] >= 2
 
 
-async def test_a_cluster_that_vanishes_in_the_middle_of_a_reconcile_is_no_failure(
-    fake_cluster, eventually, fleet, given, caplog
-):
+async def test_cluster_removed_during_reconcile_is_no_failure(fake_cluster, eventually, fleet, given, caplog):
     """Criterion 28: the cluster goes while it is worked on: its reconcile ends with no error and no retry."""
     manager, seen, gate = Manager(None, given(), name="test"), [], asyncio.Event()
 
@@ -63,7 +61,7 @@ async def test_a_cluster_that_vanishes_in_the_middle_of_a_reconcile_is_no_failur
         assert built.stats.reconciles["error"] == 0
         assert built.stats.dropped["not_found"] == 1
         assert (built.queue.idle, built.under_way, built.queue.depths()) == (True, {}, {})
-        # Those of other clusters go on, and so does one of that name that comes later.
+        # Requests of other clusters continue, as do those of a later cluster of that name.
         again = fake_cluster("a")
         await given.add_or_replace(again)
         again.maps.put("y")
@@ -71,9 +69,7 @@ async def test_a_cluster_that_vanishes_in_the_middle_of_a_reconcile_is_no_failur
     assert "failed" not in caplog.text
 
 
-async def test_a_flood_in_one_cluster_delays_the_first_of_another_by_one_reconcile_at_most(
-    manager, work, fake_cluster, eventually, fleet
-):
+async def test_flood_of_a_cluster_delays_others_by_a_reconcile_at_most(manager, work, fake_cluster, eventually, fleet):
     """Criterion 70: 10,000 items of A; the first one of B starts within one worker slot."""
     built = controller(manager).for_(CONFIG_MAPS).with_options(workers=1).build(work.reconcile)
     work.gates["100"] = asyncio.Event()
@@ -95,7 +91,7 @@ async def test_a_flood_in_one_cluster_delays_the_first_of_another_by_one_reconci
 
 
 class Later:
-    """A coordinator that lets work on clusters begin when it is told."""
+    """A coordinator that allows work on clusters when the test says so."""
 
     def __init__(self):
         self.workplace = None
@@ -119,9 +115,7 @@ class Later:
         pass
 
 
-async def test_a_request_for_a_cluster_that_is_not_ready_waits_until_it_is(
-    work, fake_cluster, eventually, fleet, given
-):
+async def test_request_is_parked_until_its_cluster_is_ready(work, fake_cluster, eventually, fleet, given):
     """Criterion 71: a request for a known but not ready cluster is parked and runs on engagement, not dropped."""
     coordinator, channel = Later(), Channel()
     manager = Manager(None, given(), coordinator=coordinator, name="test")
@@ -138,9 +132,7 @@ async def test_a_request_for_a_cluster_that_is_not_ready_waits_until_it_is(
         assert built.queue.parked() == []
 
 
-async def test_what_is_under_way_ends_in_the_time_that_the_coordinator_has(
-    work, fake_cluster, eventually, fleet, given
-):
+async def test_reconcile_ends_within_the_grace_of_the_coordinator(work, fake_cluster, eventually, fleet, given):
     """Criterion 75: before a fence runs out, whatever grace the controller gives."""
     coordinator, channel = Later(), Channel()
     manager = Manager(None, given(), coordinator=coordinator, name="test")
@@ -157,7 +149,7 @@ async def test_what_is_under_way_ends_in_the_time_that_the_coordinator_has(
         assert work.ended == [Request("a", "ns", "stuck")]
 
 
-async def test_what_waits_for_a_cluster_that_goes_is_thrown_away(
+async def test_parked_request_is_dropped_when_its_cluster_leaves(
     work, fake_cluster, eventually, monkeypatch, fleet, given
 ):
     monkeypatch.setattr("kplane.provider.controllers.multicluster._SWEEP_SECONDS", 0.01)
@@ -178,10 +170,10 @@ async def test_what_waits_for_a_cluster_that_goes_is_thrown_away(
         assert work.asked == []
 
 
-async def test_what_is_asked_for_while_a_cluster_is_nobodys_yet_is_done_when_it_is_ours(
+async def test_request_of_an_unowned_cluster_waits_for_its_takeover(
     work, fake_cluster, eventually, monkeypatch, fleet, given
 ):
-    """No informer gives again what a raw source gave at the start, or in a takeover."""
+    """No informer repeats the requests that a raw source added at the start, or in a takeover."""
     monkeypatch.setattr("kplane.provider.controllers.multicluster._SWEEP_SECONDS", 0.01)
     coordinator, channel = Later(), Channel()
     coordinator.mine = lambda cluster: False
@@ -197,9 +189,7 @@ async def test_what_is_asked_for_while_a_cluster_is_nobodys_yet_is_done_when_it_
         assert built.stats.dropped == {}
 
 
-async def test_a_reconcile_begins_only_while_this_process_may_work(
-    work, fake_cluster, eventually, monkeypatch, fleet, given
-):
+async def test_reconcile_starts_only_on_owned_clusters(work, fake_cluster, eventually, monkeypatch, fleet, given):
     """Criterion 61: ownership is asked at dispatch: what is somebody else's is not begun, nor lost where it is ours."""
     monkeypatch.setattr("kplane.provider.controllers.multicluster._SWEEP_SECONDS", 0.01)
     coordinator = Later()
@@ -217,14 +207,12 @@ async def test_a_reconcile_begins_only_while_this_process_may_work(
         await eventually(lambda: built.stats.dropped, lambda dropped: dropped == {"not_owned": 1})
         await eventually(lambda: built.under_way, lambda under_way: under_way == {})
         assert (work.asked, built.queue.depth("a")) == ([], 2)
-        # The engagement has not ended, so nobody would tell of these objects again.
+        # The engagement has not ended, so no informer would repeat these objects.
         coordinator.mine = lambda name: True
         await eventually(lambda: sorted(work.names("a")), lambda names: names == ["x", "y"])
 
 
-async def test_what_turns_out_not_to_be_ours_waits_and_other_clusters_are_a_failure(
-    work, fake_cluster, eventually, fleet, given
-):
+async def test_not_owned_error_parks_the_request_after_lost_ownership(work, fake_cluster, eventually, fleet, given):
     coordinator = Later()
     manager = Manager(None, given(), coordinator=coordinator, name="test")
 
@@ -247,9 +235,7 @@ async def test_what_turns_out_not_to_be_ours_waits_and_other_clusters_are_a_fail
         assert built.stats.reconciles == {"error": 1}
 
 
-async def test_a_cluster_that_is_not_ready_is_asked_again_and_is_no_failure(
-    manager, work, fake_cluster, eventually, fleet
-):
+async def test_cluster_not_ready_is_retried_without_failure(manager, work, fake_cluster, eventually, fleet):
     built = controller(manager).for_(CONFIG_MAPS).build(work.reconcile)
     work.answers["x"] = ClusterNotReady("another cluster is being engaged")
     async with fleet(manager) as given:
@@ -262,7 +248,7 @@ async def test_a_cluster_that_is_not_ready_is_asked_again_and_is_no_failure(
         assert built.stats.reconciles == {"requeue": len(work.asked) - 1, "success": 1}
 
 
-async def test_silent_clusters_keep_no_worker_from_others(manager, fake_cluster, eventually, fleet):
+async def test_silent_clusters_occupy_no_worker(manager, fake_cluster, eventually, fleet):
     """Criterion 63: clusters whose servers say nothing delay nobody else's reconciles."""
     done, silence = [], asyncio.Event()
 

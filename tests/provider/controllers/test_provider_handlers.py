@@ -1,4 +1,4 @@
-"""Which requests events lead to."""
+"""Handlers: the requests that events enqueue."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ def steered():
         yield runner.run
 
 
-async def test_what_a_mapping_returns_is_of_the_events_cluster_unless_preserved(
-    manager, work, fake_cluster, eventually, fleet
-):
+async def test_mapped_requests_get_the_cluster_of_the_event(manager, work, fake_cluster, eventually, fleet):
     """Criterion 32: map func output gets the event's cluster; the "preserve" variant keeps the given one."""
 
     def fan_out(cluster, found):
@@ -47,7 +45,7 @@ async def test_what_a_mapping_returns_is_of_the_events_cluster_unless_preserved(
         await eventually(lambda: sorted(work.asked), lambda asked: asked == expected)
 
 
-def test_a_delayed_request_is_reconciled_when_it_is_due(steered):
+def test_delayed_request_is_reconciled_when_due(steered):
     async def scenario():
         fleet, one, seen = ClustersProvider(), FakeCluster("one"), []
         loop = asyncio.get_running_loop()
@@ -77,7 +75,7 @@ def test_a_delayed_request_is_reconciled_when_it_is_due(steered):
     assert steered(scenario()) == [("now", 0), ("key", 30), ("minute", 60), ("request", 90), ("hour", 3600)]
 
 
-def test_a_mapping_that_would_have_to_be_awaited_is_refused():
+def test_enqueue_mapped_refuses_a_coroutine_function():
     async def fan_out(cluster, found):
         return []
 
@@ -89,9 +87,7 @@ def owner(kind, name, *, controlling=False, api_version="apps/v1"):
     return {"apiVersion": api_version, "kind": kind, "name": name, "uid": name, "controller": controlling}
 
 
-async def test_owned_objects_lead_to_their_controller_or_to_every_owner(
-    manager, fake_cluster, eventually, fleet, new_work
-):
+async def test_owned_objects_enqueue_controller_or_every_owner(manager, fake_cluster, eventually, fleet, new_work):
     """Criterion 15: an owned object's event reconciles its controller owner; every_owner reconciles every owner."""
     one, every = new_work(), new_work()
     controller(manager).for_("apps/v1/Deployment").owns(CONFIG_MAPS).build(one.reconcile)
@@ -114,7 +110,7 @@ async def test_owned_objects_lead_to_their_controller_or_to_every_owner(
 
 
 @pytest.mark.parametrize("references", [None, "odd", [1, None], [{"kind": "Node", "name": None}], {}])
-def test_owners_that_are_none_lead_nowhere_and_of_cluster_scoped_kinds_there_is_no_namespace(references, fake_cluster):
+def test_enqueue_owner_ignores_malformed_owner_references(references, fake_cluster):
     seen = []
     cluster = fake_cluster("a")
     handler = enqueue_owner("v1/Node", every_owner=True)
@@ -124,7 +120,7 @@ def test_owners_that_are_none_lead_nowhere_and_of_cluster_scoped_kinds_there_is_
     assert Request("a", "", "n") in seen
 
 
-async def test_predicates_of_a_kind_and_of_all_must_both_agree(manager, work, fake_cluster, eventually, fleet):
+async def test_kind_and_global_predicates_must_both_pass(manager, work, fake_cluster, eventually, fleet):
     """Criterion 17: a per-input predicate sees only its kind; the global filter sees all; both must pass."""
     of_all, of_secrets = [], []
 
@@ -152,7 +148,7 @@ async def test_predicates_of_a_kind_and_of_all_must_both_agree(manager, work, fa
     assert len(of_all) == 6
 
 
-async def test_events_that_do_not_matter_lead_to_nothing(manager, work, fake_cluster, eventually, fleet):
+async def test_filtered_events_enqueue_nothing(manager, work, fake_cluster, eventually, fleet):
     built = controller(manager).for_(CONFIG_MAPS, predicates(on_events(deleted=False))).build(work.reconcile)
     async with fleet(manager) as given:
         cluster = fake_cluster("a")

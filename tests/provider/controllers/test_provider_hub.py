@@ -1,4 +1,4 @@
-"""Objects of the local cluster that lead to work in others, as several processes share these."""
+"""Objects of the local cluster that enqueue requests of clusters which several processes share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLUSTERS = "abc"
 
 
 class Sharing:
-    """A coordinator of a process that works on the clusters which it is told."""
+    """A coordinator of a process that owns the clusters in `mine`."""
 
     def __init__(self):
         self.mine = set()
@@ -83,7 +83,7 @@ async def process(given, work, fake_cluster):
     await asyncio.wait([running])
 
 
-async def test_a_process_takes_what_leads_to_its_own_clusters_and_drops_the_rest(process, work, eventually):
+async def test_process_reconciles_only_requests_of_owned_clusters(process, work, eventually):
     await process.controller.watch_local(process.watch)
     await process.take("a")
     process.local.maps.put("one")
@@ -92,7 +92,7 @@ async def test_a_process_takes_what_leads_to_its_own_clusters_and_drops_the_rest
     assert len(process.controller.queue) == 0
 
 
-async def test_what_was_there_before_is_reviewed_for_a_cluster_that_is_gained(process, work, eventually):
+async def test_hub_objects_are_reviewed_for_a_gained_cluster(process, work, eventually):
     await process.controller.watch_local(process.watch)
     process.local.maps.put("one")
     process.local.maps.put("two")
@@ -106,7 +106,7 @@ async def test_what_was_there_before_is_reviewed_for_a_cluster_that_is_gained(pr
     await eventually(lambda: sorted(set(work.names("b"))), lambda names: names == ["one", "three", "two"])
 
 
-async def test_objects_of_the_hub_itself_wait_for_the_process_that_owns_it(process, work, eventually):
+async def test_hub_requests_are_reconciled_by_the_owner_of_the_hub(process, work, eventually):
     await process.controller.watch_local(process.watch)
     process.local.mirror(SECRETS).put("s")
     process.local.maps.put("one")
@@ -115,14 +115,14 @@ async def test_objects_of_the_hub_itself_wait_for_the_process_that_owns_it(proce
     await eventually(lambda: work.asked, lambda asked: asked == [Request("", "ns", "s")])
     await process.give("")
     await process.take("c")
-    # The hub is still watched by who does not own it.
+    # A process without ownership of the hub still watches it.
     process.local.maps.put("two")
     await eventually(lambda: sorted(set(work.names("c"))), lambda names: names == ["one", "two"])
     process.local.mirror(SECRETS).put("t")
     assert work.names("") == ["s"]
 
 
-async def test_clusters_that_are_gained_together_share_a_review(process, work, eventually):
+async def test_clusters_gained_together_share_a_review(process, work, eventually):
     await process.controller.watch_local(process.watch)
     process.local.maps.put("one")
     before = len(process.local.asked)
@@ -134,7 +134,7 @@ async def test_clusters_that_are_gained_together_share_a_review(process, work, e
     assert len(process.local.maps.handlers) == 1
 
 
-async def test_a_review_that_fails_is_made_again(process, work, eventually, monkeypatch, caplog):
+async def test_failed_review_is_retried(process, work, eventually, monkeypatch, caplog):
     await process.controller.watch_local(process.watch)
     process.local.maps.put("one")
     informer, tries = process.local.informer, []
@@ -151,8 +151,8 @@ async def test_a_review_that_fails_is_made_again(process, work, eventually, monk
     assert "spread: failed to review the local cluster; retrying" in caplog.text
 
 
-async def test_a_member_that_comes_late_gets_what_the_hub_has_also_from_the_only_process(process, work, eventually):
-    """Nobody knew the cluster when its request was worked on."""
+async def test_late_member_receives_hub_objects_from_a_single_process(process, work, eventually):
+    """The cluster was unknown when its request was reconciled."""
     process.coordinator.mine.update(CLUSTERS)
     await process.take("")
     process.local.maps.put("one")
@@ -162,7 +162,7 @@ async def test_a_member_that_comes_late_gets_what_the_hub_has_also_from_the_only
     await eventually(lambda: work.asked, lambda asked: asked == [Request("b", "ns", "one")])
 
 
-async def test_a_hub_that_was_watched_for_the_work_on_it_is_watched_after_that(process, work, eventually):
+async def test_hub_stays_watched_after_its_ownership_ends(process, work, eventually):
     await process.take("")
     await process.controller.watch_local(process.watch)
     await process.give("")

@@ -1,4 +1,4 @@
-"""Controllers over a fleet: what comes leads to reconciles, what goes leaves nothing, and none delays the others."""
+"""Controllers over a fleet: new clusters are reconciled, removed ones leave no state, and no cluster delays others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kplane.provider.controllers.rate_limiter import ItemBackoff
 from kplane.provider.controllers.sources import KindSource
 
 
-async def test_engaging_the_same_engagement_twice_is_one(manager, work, fake_cluster, eventually):
+async def test_second_engage_of_an_engagement_adds_no_handler(manager, work, fake_cluster, eventually):
     """Criterion 22: engaging the same live instance twice registers one handler: one reconcile per event."""
     built = controller(manager).for_(CONFIG_MAPS).build(work.reconcile)
     engagement = Engagement(fake_cluster("a"), generation=1)
@@ -28,7 +28,7 @@ async def test_engaging_the_same_engagement_twice_is_one(manager, work, fake_clu
         await engagement.aclose()
 
 
-async def test_a_new_engagement_under_a_name_stops_the_old_handlers_first(manager, work, fake_cluster, eventually):
+async def test_new_engagement_of_a_name_stops_old_handlers_first(manager, work, fake_cluster, eventually):
     """Criterion 23: engaging a new instance under the same name stops the old handlers first."""
     built = controller(manager).for_(CONFIG_MAPS).build(work.reconcile)
     old, new = (Engagement(fake_cluster("a", generation=number), generation=number) for number in (1, 2))
@@ -50,9 +50,7 @@ async def test_a_new_engagement_under_a_name_stops_the_old_handlers_first(manage
         await new.aclose()
 
 
-async def test_a_watch_that_is_added_later_reaches_the_clusters_that_are_there(
-    manager, work, fake_cluster, eventually, fleet
-):
+async def test_late_watch_starts_in_engaged_clusters(manager, work, fake_cluster, eventually, fleet):
     """Criterion 24: a watch added after engagement reaches already engaged clusters, and those to come."""
     built = controller(manager).for_(CONFIG_MAPS).build(work.reconcile)
     async with fleet(manager) as given:
@@ -68,9 +66,7 @@ async def test_a_watch_that_is_added_later_reaches_the_clusters_that_are_there(
         await eventually(lambda: set(work.asked), lambda asked: asked == expected)
 
 
-async def test_a_controller_that_is_added_later_gets_the_clusters_that_are_there(
-    manager, work, fake_cluster, eventually, fleet
-):
+async def test_late_controller_receives_engaged_clusters(manager, work, fake_cluster, eventually, fleet):
     """Criterion 66: a controller added after engagement gets all engaged clusters, and runs."""
     async with fleet(manager) as given:
         cluster = fake_cluster("a")
@@ -80,7 +76,7 @@ async def test_a_controller_that_is_added_later_gets_the_clusters_that_are_there
         await eventually(lambda: work.asked, lambda asked: asked == [Request("a", "ns", "x")])
 
 
-async def test_after_removal_nothing_of_a_cluster_is_left(manager, work, fake_cluster, eventually, fleet):
+async def test_removed_cluster_leaves_no_state_in_the_controller(manager, work, fake_cluster, eventually, fleet):
     """Criterion 27: after removal no event of that cluster enqueues; its entry is gone from the controller."""
     built = controller(manager).for_(CONFIG_MAPS).with_options(workers=1, grace_seconds=5).build(work.reconcile)
     work.gates["slow"] = asyncio.Event()
@@ -107,7 +103,7 @@ async def test_after_removal_nothing_of_a_cluster_is_left(manager, work, fake_cl
         assert built.stats.reconciles == {"success": 1}
 
 
-async def test_reconciles_under_way_get_a_grace_and_are_cancelled_then(manager, work, fake_cluster, eventually, fleet):
+async def test_running_reconciles_are_cancelled_after_the_grace(manager, work, fake_cluster, eventually, fleet):
     """Criterion 75: the end of the work on a cluster waits for its reconciles, and cancels those that take too long."""
     built = controller(manager).for_(CONFIG_MAPS).with_options(grace_seconds=0.05).build(work.reconcile)
     work.gates["stuck"] = asyncio.Event()
@@ -123,7 +119,7 @@ async def test_reconciles_under_way_get_a_grace_and_are_cancelled_then(manager, 
         assert built.stats.reconciles == {}
 
 
-async def test_what_a_late_reconcile_asks_for_is_not_done(manager, work, fake_cluster, eventually, fleet):
+async def test_requeue_of_a_removed_cluster_is_ignored(manager, work, fake_cluster, eventually, fleet):
     built = controller(manager).for_(CONFIG_MAPS).build(work.reconcile)
     work.gates["slow"] = asyncio.Event()
     work.answers["slow"] = Result(requeue_after_seconds=0.001)
@@ -141,7 +137,7 @@ async def test_what_a_late_reconcile_asks_for_is_not_done(manager, work, fake_cl
         assert work.names("a") == ["slow"]
 
 
-async def test_a_reconciler_for_one_cluster_gets_it_from_the_context(manager, fake_cluster, eventually, fleet):
+async def test_single_cluster_reconciler_reads_cluster_from_context(manager, fake_cluster, eventually, fleet):
     """Criterion 30: a single-cluster reconciler runs unmodified with the cluster taken from the context."""
     seen = []
 
@@ -158,7 +154,7 @@ async def test_a_reconciler_for_one_cluster_gets_it_from_the_context(manager, fa
         assert current_cluster() is None
 
 
-async def test_a_thousand_clusters_that_come_and_go_leave_nothing(manager, work, fake_cluster):
+async def test_thousand_engage_cycles_leave_no_task_or_state(manager, work, fake_cluster):
     """Criterion 68: 1,000 engage/disengage cycles: tasks and what the controller keeps stay as they were."""
     built = controller(manager).for_(CONFIG_MAPS).build(work.reconcile)
     async with manager:
@@ -178,7 +174,7 @@ async def test_a_thousand_clusters_that_come_and_go_leave_nothing(manager, work,
         assert (built.queue._lanes, built.queue._limiter._failures, built.queue.idle) == ({}, {}, True)
 
 
-async def test_counts_results_by_cluster_as_controller_runtime_does(manager, work, fake_cluster, eventually, fleet):
+async def test_results_are_counted_by_cluster_as_in_controller_runtime(manager, work, fake_cluster, eventually, fleet):
     builder = controller(manager).for_(CONFIG_MAPS)
     built = builder.with_options(timeout_seconds=0.05, rate_limiter=ItemBackoff(initial_seconds=60)).build(
         work.reconcile
@@ -213,9 +209,7 @@ class _Noting(logging.Filter):
         return True
 
 
-async def test_what_is_logged_in_a_reconcile_and_of_its_failure_names_the_cluster(
-    manager, fake_cluster, eventually, caplog, fleet
-):
+async def test_reconcile_log_records_have_cluster_fields(manager, fake_cluster, eventually, caplog, fleet):
     """Criterion 73: every log line of a reconcile carries cluster, namespace and name, those of its tasks too."""
 
     async def reconcile(request):
@@ -238,7 +232,7 @@ async def test_what_is_logged_in_a_reconcile_and_of_its_failure_names_the_cluste
     assert all(each == expected for each in noted)
 
 
-async def test_the_context_of_one_reconcile_is_not_that_of_the_next(manager, fake_cluster, eventually, fleet):
+async def test_reconciles_have_separate_contexts(manager, fake_cluster, eventually, fleet):
     import contextvars
 
     left = contextvars.ContextVar("left", default="nothing")
@@ -260,7 +254,7 @@ async def test_the_context_of_one_reconcile_is_not_that_of_the_next(manager, fak
     assert seen == ["nothing"] * 3
 
 
-async def test_one_whose_source_does_not_start_is_tried_again_and_delays_nobody(
+async def test_failed_source_is_retried_and_delays_no_other_cluster(
     manager, work, fake_cluster, eventually, caplog, fleet
 ):
     tries = []
@@ -284,7 +278,7 @@ async def test_one_whose_source_does_not_start_is_tried_again_and_delays_nobody(
         assert len(clusters["odd"].maps.handlers) == 1
 
 
-async def test_a_later_watch_that_does_not_start_in_one_cluster_starts_in_others_and_there_later(
+async def test_failed_late_watch_starts_elsewhere_and_is_retried(
     manager, work, fake_cluster, eventually, caplog, fleet, monkeypatch
 ):
     monkeypatch.setattr("kplane.provider.controllers.engaged._RETRY_SECONDS", 0.01)
@@ -311,7 +305,7 @@ async def test_a_later_watch_that_does_not_start_in_one_cluster_starts_in_others
         assert (len(tries), len(clusters["a"].mirror(SECRETS).handlers)) == (3, 1)
 
 
-async def test_a_later_watch_is_not_tried_again_in_a_cluster_that_went(
+async def test_failed_late_watch_is_not_retried_in_a_removed_cluster(
     manager, work, fake_cluster, eventually, fleet, monkeypatch
 ):
     monkeypatch.setattr("kplane.provider.controllers.engaged._RETRY_SECONDS", 0.01)
@@ -333,7 +327,7 @@ async def test_a_later_watch_is_not_tried_again_in_a_cluster_that_went(
         assert len(tries) == count
 
 
-async def test_the_end_of_the_manager_leaves_no_task(manager, work, fake_cluster, eventually, fleet):
+async def test_manager_end_leaves_no_task(manager, work, fake_cluster, eventually, fleet):
     """Criterion 68: nothing of a controller is left when its manager has ended."""
     controller(manager).for_(CONFIG_MAPS).with_options(grace_seconds=0.01).build(work.reconcile)
     work.gates["stuck"] = asyncio.Event()

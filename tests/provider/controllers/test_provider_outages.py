@@ -1,4 +1,4 @@
-"""API servers that are down for minutes: the work on their clusters waits, and goes on soon after they are back."""
+"""API servers that are down for minutes: requests of their clusters wait, and continue soon after the outage."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ TARGET_SECONDS = 5.0
 
 @pytest.fixture
 def steered():
-    """`steered(coroutine)` runs it in made-up time."""
+    """`steered(coroutine)` runs a coroutine in virtual time."""
     with asyncio.Runner(loop_factory=SteeredLoop) as runner:
         yield runner.run
 
 
 class Fleet:
-    """Clusters in memory, and when which request was reconciled with which result."""
+    """Clusters in memory, and a log of reconciles with time, request and result."""
 
     def __init__(self, *names, **options):
         self.clusters = {name: FakeCluster(name) for name in names}
@@ -64,7 +64,7 @@ class Fleet:
             self.built.queue.add(Request(cluster, "default", str(number)))
 
 
-def test_all_requests_are_reconciled_soon_after_an_outage(steered):
+def test_requests_are_all_reconciled_soon_after_an_outage(steered):
     async def scenario():
         loop, fleet = asyncio.get_running_loop(), Fleet("a", "b")
         fleet.again = Result(requeue_after_seconds=20)
@@ -74,7 +74,7 @@ def test_all_requests_are_reconciled_soon_after_an_outage(steered):
                 await fleet.fill(name, count=REQUESTS)
             await eventually(lambda: len(fleet.done()) == 2 * REQUESTS)
             with fleet.clusters["a"].outage():
-                # Some fail before anybody knows of the outage.
+                # Some reconciles fail before the outage is detected.
                 fleet.add_all("a")
                 await asyncio.sleep(OUTAGE_SECONDS)
                 waiting = fleet.built.queue.suspended(), fleet.built.queue.depth("a")
@@ -94,7 +94,7 @@ def test_all_requests_are_reconciled_soon_after_an_outage(steered):
     assert suspended == []
 
 
-def test_requests_of_a_hub_are_reconciled_soon_after_the_outage_of_a_member(steered):
+def test_hub_requests_are_reconciled_soon_after_a_member_outage(steered):
     async def scenario():
         loop, fleet = asyncio.get_running_loop(), Fleet("hub", "member")
         fleet.asks = lambda request: "member"
@@ -116,7 +116,7 @@ def test_requests_of_a_hub_are_reconciled_soon_after_the_outage_of_a_member(stee
     assert suspended == ["member"]
 
 
-def test_backoff_begins_anew_after_an_outage(steered):
+def test_backoff_restarts_after_an_outage(steered):
     async def scenario():
         fleet = Fleet("a")
         async with fleet.manager:
@@ -132,7 +132,7 @@ def test_backoff_begins_anew_after_an_outage(steered):
     assert set(steered(scenario())) == {0}
 
 
-def test_controller_that_asks_for_it_works_while_its_cluster_is_unreachable(steered):
+def test_controller_can_opt_to_work_on_unreachable_clusters(steered):
     async def scenario():
         fleet = Fleet("a", while_unreachable=True)
         async with fleet.manager:
@@ -148,7 +148,7 @@ def test_controller_that_asks_for_it_works_while_its_cluster_is_unreachable(stee
     assert steered(scenario()) == []
 
 
-def test_cluster_that_leaves_in_an_outage_leaves_nothing(steered):
+def test_cluster_removed_in_an_outage_leaves_no_state(steered):
     async def scenario():
         fleet = Fleet("a")
         async with fleet.manager:

@@ -1,4 +1,4 @@
-"""Which events matter."""
+"""Predicates of events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kplane.provider.controllers.predicates import (
 
 @pytest.fixture
 def seen(fake_cluster):
-    """Play the life of an object, and say which events a predicate let through."""
+    """Play the life of an object, and return the events that the predicate passes."""
 
     def play(predicate):
         mirror, passed = fake_cluster("a").mirror(CONFIG_MAPS), []
@@ -47,7 +47,7 @@ def seen(fake_cluster):
         (generation_changed(), "A--M--D"),
         (labels_changed(), "A---M-D"),
         (annotations_changed(), "A-M---D"),
-        # The change that takes the label away is still told, else nobody would learn of it.
+        # The predicate passes the change that removes the label, so that handlers see it.
         (matches_labels("app=web"), "AMMMM--"),
         (matches_labels("app in (db),app"), "----MMD"),
         (in_namespaces("ns", "other"), "AMMMMMD"),
@@ -57,10 +57,10 @@ def seen(fake_cluster):
         (none_of(on_events(modified=False), labels_changed()), "-MMM-M-"),
     ],
 )
-def test_lets_through_what_matters(seen, predicate, passed):
+def test_predicate_passes_matching_events(seen, predicate, passed):
     assert seen(predicate) == passed
 
 
-def test_a_selector_that_cannot_be_read_is_refused():
+def test_matches_labels_refuses_an_invalid_selector():
     with pytest.raises(ProviderError, match="label selector"):
         matches_labels("app>web")

@@ -1,4 +1,4 @@
-"""What may be given as a reconcile function, and the cluster that it gets."""
+"""Valid reconcile functions, and the cluster that they receive."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Reconciler:
     ],
     ids=["request", "both", "object", "method", "bound", "partial", "decorated"],
 )
-async def test_what_takes_a_request_or_a_request_and_its_cluster_reconciles(reconcile):
+async def test_build_accepts_functions_of_request_and_cluster(reconcile):
     assert controller(Manager(LOCAL, name="test")).for_("v1/Pod").build(reconcile).name == "pod"
 
 
@@ -76,14 +76,14 @@ async def of_three(request, cluster, more):
         ("reconcile", "'reconcile' cannot be called: give build"),
     ],
 )
-async def test_what_cannot_reconcile_is_refused_when_it_is_given(reconcile, why):
+async def test_build_refuses_an_invalid_reconcile_function(reconcile, why):
     manager = Manager(LOCAL, name="test")
     with pytest.raises(ProviderError, match=why):
         controller(manager).for_("v1/Pod").build(reconcile)
     assert manager.controllers == {}
 
 
-async def test_the_cluster_of_the_request_is_handed_over(manager, fake_cluster, eventually, fleet):
+async def test_reconcile_function_receives_the_cluster(manager, fake_cluster, eventually, fleet):
     seen = []
 
     async def reconcile(request, cluster):
@@ -98,7 +98,7 @@ async def test_the_cluster_of_the_request_is_handed_over(manager, fake_cluster, 
         await eventually(lambda: sorted(seen), lambda found: found == [("map-a", "a"), ("map-b", "b")])
 
 
-async def test_a_cluster_that_is_gone_ends_the_request_as_in_the_reconcile(manager, eventually, fleet):
+async def test_request_of_a_missing_cluster_is_dropped(manager, eventually, fleet):
     async def reconcile(request, cluster):
         raise AssertionError(cluster)
 

@@ -1,4 +1,4 @@
-"""Kinds that are given by name and served by some clusters only, now or later."""
+"""Kinds by name that some clusters serve, now or later."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def serving(fake_cluster, monkeypatch):
     return make
 
 
-async def test_a_kind_is_watched_in_each_cluster_as_soon_as_it_serves_it(
+async def test_kind_is_watched_in_each_cluster_once_served(
     manager, work, serving, eventually, fleet, monkeypatch, caplog
 ):
     monkeypatch.setattr("kplane.provider.controllers.engaged._RETRY_SECONDS", 0.01)
@@ -54,7 +54,7 @@ async def test_a_kind_is_watched_in_each_cluster_as_soon_as_it_serves_it(
     assert f"serves no {WIDGET}: apply its CustomResourceDefinition" in told[0]
 
 
-async def test_a_cluster_that_is_not_wanted_is_not_asked(manager, work, serving, eventually, fleet):
+async def test_filtered_cluster_is_not_asked_for_discovery(manager, work, serving, eventually, fleet):
     built = controller(manager).for_(WIDGET, engage(filter=lambda name, _cluster: name == "a")).build(work.reconcile)
     async with fleet(manager) as given:
         clusters = {name: serving(name) for name in "ab"}
@@ -67,9 +67,7 @@ async def test_a_cluster_that_is_not_wanted_is_not_asked(manager, work, serving,
 
 
 @pytest.mark.parametrize("namespaced", [True, False])
-async def test_owned_objects_lead_to_owners_of_a_kind_that_each_cluster_tells(
-    manager, work, serving, eventually, fleet, namespaced
-):
+async def test_owned_objects_enqueue_owners_of_a_discovered_kind(manager, work, serving, eventually, fleet, namespaced):
     controller(manager).for_(WIDGET).owns("v1/ConfigMap").build(work.reconcile)
     async with fleet(manager) as given:
         cluster = serving("a", namespaced=namespaced)
@@ -81,7 +79,7 @@ async def test_owned_objects_lead_to_owners_of_a_kind_that_each_cluster_tells(
         assert cluster.discoveries == 1
 
 
-async def test_a_handler_that_is_used_alone_says_what_it_has_to_know(fake_cluster):
+async def test_enqueue_owner_raises_when_the_kind_is_unknown(fake_cluster):
     cluster = fake_cluster("a")
     seen = []
 

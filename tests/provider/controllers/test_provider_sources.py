@@ -1,4 +1,4 @@
-"""Sources that have nothing to do with clusters."""
+"""Sources without a cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kplane.provider.controllers.builder import controller
 from kplane.provider.controllers.sources import Channel, Poll
 
 
-async def test_raw_sources_run_whatever_clusters_there_are_and_again_when_they_fail(work, eventually, monkeypatch):
+async def test_raw_sources_run_without_clusters_and_restart_on_failure(work, eventually, monkeypatch):
     monkeypatch.setattr(
         "kplane.provider.aio.running.Backoff", lambda **_: Backoff(initial_seconds=0.01, maximum_seconds=0.01)
     )
@@ -47,6 +47,6 @@ async def test_raw_sources_run_whatever_clusters_there_are_and_again_when_they_f
     assert counts["polled"] >= 2
 
 
-def test_a_source_that_is_polled_without_a_pause_is_refused():
+def test_poll_refuses_an_interval_of_zero():
     with pytest.raises(ProviderError, match="above 0"):
         Poll(None, every_seconds=0)

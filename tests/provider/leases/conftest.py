@@ -1,4 +1,4 @@
-"""Made-up time, and a network in it, for processes that share Leases."""
+"""Virtual time, with a network, for processes that share Leases."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def made_up_time() -> type[SteeredLoop]:
 
 
 class Wire:
-    """Between one process and its API server, in made-up time. Requests arrive late or never, and so do answers."""
+    """The wire from a process to its API server, in virtual time. Requests and responses arrive late or never."""
 
     def __init__(self, *, patience_seconds: float, uniform: Callable[[float, float], float] = random.uniform) -> None:
         self._patience_seconds = patience_seconds
@@ -35,11 +35,11 @@ class Wire:
         """Requests arrive, and answers do not."""
 
     async def call(self, act: Callable[[], T]) -> T:
-        """Have the server do something, and return its answer."""
+        """Send a call to the server, and return its response."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
         if not self.cut:
-            # What was sent arrives, even if nobody waits for the answer any more.
+            # A sent request arrives, even if its caller was cancelled.
             loop.call_later(self.delay(), self._arrive, act, answer)
         try:
             async with asyncio.timeout(self._patience_seconds):

@@ -13,18 +13,18 @@ from kplane.provider.errors import LeaseLost
 from kplane.provider.testing import FakeCluster, SteeredLoop, eventually
 
 MAXIMUM_SECONDS = 0.1
-"""What is done at once takes less."""
+"""Maximum time of an acquisition at once."""
 
 
 @pytest.fixture
 def steered():
-    """`steered(coroutine)` runs it in made-up time."""
+    """`steered(coroutine)` runs a coroutine in virtual time."""
     with asyncio.Runner(loop_factory=SteeredLoop) as runner:
         yield runner.run
 
 
 class Replica:
-    """A process that stands for election again and again, and when it began to work."""
+    """A process that repeats its election, and records the times at which its work began."""
 
     def __init__(self, cluster, identity, *, namespace="default", **options):
         self.now = asyncio.get_running_loop().time
@@ -56,7 +56,7 @@ async def standing(*replicas):
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_lease_that_was_never_held_is_taken_at_once(steered):
+def test_lease_never_held_is_acquired_at_once(steered):
     async def scenario():
         cluster = FakeCluster("local")
         first, second = Replica(cluster, "first"), Replica(cluster, "second")
@@ -71,7 +71,7 @@ def test_lease_that_was_never_held_is_taken_at_once(steered):
     assert count == 1
 
 
-def test_strict_lease_that_does_not_exist_is_taken_after_its_duration(steered, caplog):
+def test_strict_missing_lease_is_acquired_after_its_duration(steered, caplog):
     async def scenario():
         replica = Replica(FakeCluster("local"), "first", strict=True)
         async with standing(replica):
@@ -87,7 +87,7 @@ def test_strict_lease_that_does_not_exist_is_taken_after_its_duration(steered, c
     ]
 
 
-def test_lease_that_was_deleted_under_its_holder_is_not_taken_at_once(steered):
+def test_deleted_lease_of_a_holder_is_not_acquired_at_once(steered):
     async def scenario():
         cluster = FakeCluster("local")
         first, second = Replica(cluster, "first"), Replica(cluster, "second")
@@ -103,7 +103,7 @@ def test_lease_that_was_deleted_under_its_holder_is_not_taken_at_once(steered):
     assert (len(first), second) == (1, [])
 
 
-def test_lease_that_this_process_has_lost_and_nobody_took_is_taken_at_once(steered):
+def test_lost_lease_without_a_new_holder_is_reacquired_at_once(steered):
     async def scenario():
         cluster = FakeCluster("local")
         replica = Replica(cluster, "first")
@@ -114,11 +114,11 @@ def test_lease_that_this_process_has_lost_and_nobody_took_is_taken_at_once(steer
             await eventually(lambda: len(replica.begun) == 2, timeout_seconds=60)
         return replica.begun[1] - replica.lost[0]
 
-    # One retry: the first try was in the outage.
+    # One retry: the first attempt was in the outage.
     assert steered(scenario()) < 2
 
 
-def test_lease_in_a_missing_namespace_names_the_namespace(steered, caplog):
+def test_lease_obstacle_names_a_missing_namespace(steered, caplog):
     async def scenario():
         cluster = FakeCluster("local")
         replica = Replica(cluster, "first", namespace="missing")
@@ -131,7 +131,7 @@ def test_lease_in_a_missing_namespace_names_the_namespace(steered, caplog):
 
 
 @pytest.mark.parametrize(("identity", "expected"), [("second", "is held by first since "), ("first", "is held since ")])
-def test_obstacle_names_the_holder_and_not_the_process_that_asks(steered, identity, expected):
+def test_lease_obstacle_names_the_holder(steered, identity, expected):
     async def scenario():
         cluster = FakeCluster("local")
         holder, asking = Replica(cluster, "first"), Replica(cluster, identity)

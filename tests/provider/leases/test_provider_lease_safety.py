@@ -1,4 +1,4 @@
-"""Whatever happens to processes, clocks, network and the Lease: never do two work at once, and one does in the end.
+"""Safety of a Lease under faults of processes, clocks and network: two processes never work together.
 
 Elections run in a loop whose time is made up, against an API server that is slow, or cannot be reached, or whose
 answers are lost; each process has a clock of its own.
@@ -72,7 +72,7 @@ class Server:
 
 @dataclass
 class Link:
-    """The client of one process, on the wire between it and the server."""
+    """The client of a process, on its wire to the server."""
 
     server: Server
     wire: Any
@@ -90,7 +90,7 @@ class Link:
 
 @dataclass
 class World:
-    """Processes that want to work, and who does."""
+    """Candidates for the Lease, and the processes at work."""
 
     server: Server
     new_wire: Wires
@@ -111,7 +111,7 @@ class World:
 
 
 class Process:
-    """One of them: started again when it ends, as a container is."""
+    """A candidate. It is restarted when it ends, as a container is."""
 
     def __init__(self, number: int, world: World, *, chance: random.Random, drift: float, remembers: bool) -> None:
         self.number = number
@@ -150,7 +150,7 @@ class Process:
                 await asyncio.sleep(3600)
             finally:
                 try:
-                    # As long as the thread lets it: it ends the process before the Lease runs out.
+                    # The thread ends the process before the Lease expires.
                     await asyncio.sleep(max(0.0, min(self.slow_end, lease.expires_at - self.now() - 0.5)))
                 finally:
                     self.world.working.discard(name)
@@ -164,7 +164,7 @@ class Process:
             await asyncio.wait((self._task,))
 
     def kill(self) -> None:
-        """SIGKILL: nothing that it does now reaches anybody."""
+        """Act as SIGKILL: the process has no effect from now on."""
         if self._task is not None:
             nowhere = self.world.link(random.Random(0))
             nowhere.wire.cut = True
@@ -183,7 +183,7 @@ EVENTS = st.lists(
 
 
 async def happen(what: str, process: Process, server: Server) -> None:
-    """Let one thing go wrong, or be mended."""
+    """Inject a fault, or repair all faults."""
     wire = process.link.wire
     match what:
         case "stop":
@@ -205,7 +205,7 @@ async def happen(what: str, process: Process, server: Server) -> None:
 
 
 def edit(what: str, process: Process, server: Server) -> None:
-    """Have somebody change the Lease by hand."""
+    """Edit the Lease as a user would."""
     match what:
         case "delete":
             server.lease = None
@@ -264,7 +264,7 @@ async def story(
     blank=st.booleans(),
     remembers=st.booleans(),
 )
-def test_never_do_two_work_at_once(
+def test_processes_never_work_at_the_same_time(
     made_up_time: type[asyncio.AbstractEventLoop],
     new_wire: Wires,
     events: list[tuple[float, str, int]],
@@ -281,10 +281,10 @@ def test_never_do_two_work_at_once(
 
 
 @pytest.mark.parametrize("seconds", [1.0, 3.0, 7.6])
-def test_a_stop_that_comes_while_the_work_ends_is_not_forgotten(
+def test_stop_during_the_end_of_work_prevents_a_new_election(
     made_up_time: type[asyncio.AbstractEventLoop], new_wire: Wires, seconds: float
 ) -> None:
-    """The Lease is lost, and the work takes its time to end: the process must not stand for election again."""
+    """The Lease is lost, and the work ends slowly: the stopped process must not start another election."""
     for seed in range(6):
         events = [(11.5, "slow end", 0), (9.3 + seed * 0.3, "deaf", 0), (7.0, "annotate", 1), (seconds, "stop", 0)]
         with asyncio.Runner(loop_factory=made_up_time) as runner:
@@ -293,7 +293,9 @@ def test_a_stop_that_comes_while_the_work_ends_is_not_forgotten(
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_alone(made_up_time: type[asyncio.AbstractEventLoop], new_wire: Wires, fault: str) -> None:
+def test_processes_survive_each_single_fault(
+    made_up_time: type[asyncio.AbstractEventLoop], new_wire: Wires, fault: str
+) -> None:
     """With each process, and at each moment between two renewals."""
     for number, moment in itertools.product(range(PROCESSES), range(6)):
         with asyncio.Runner(loop_factory=made_up_time) as runner:
@@ -304,7 +306,7 @@ def test_each_fault_alone(made_up_time: type[asyncio.AbstractEventLoop], new_wir
 
 @asynccontextmanager
 async def holder_and_next(new_wire: Wires, seed: int) -> AsyncIterator[tuple[Process, Process]]:
-    """Give a process that works, and one that waits for it to go, at some moment between two renewals."""
+    """Yield the holder and a waiting process, at some moment between two renewals."""
     server = Server()
     server.put({"metadata": {"namespace": "ns", "name": "lease"}, "spec": {}})
     world, chance = World(server, new_wire), random.Random(seed)
@@ -324,10 +326,10 @@ async def holder_and_next(new_wire: Wires, seed: int) -> AsyncIterator[tuple[Pro
 
 
 @pytest.mark.parametrize("meanwhile", ["slow", "shorten", "delete", "free", "annotate"])
-def test_a_holder_that_is_cut_off_has_stopped_before_the_next_one_begins(
+def test_isolated_holder_stops_before_the_next_begins(
     made_up_time: type[asyncio.AbstractEventLoop], new_wire: Wires, meanwhile: str
 ) -> None:
-    """Though it takes its time to end, and whatever else was done; the last answer that it got may have been late."""
+    """Also if its work ends slowly, other faults occur, or its last response was late."""
 
     async def cut_off(seed: int) -> None:
         async with holder_and_next(new_wire, seed) as (first, second):
@@ -343,10 +345,8 @@ def test_a_holder_that_is_cut_off_has_stopped_before_the_next_one_begins(
             runner.run(cut_off(seed))
 
 
-def test_a_holder_that_is_killed_is_replaced_in_time(
-    made_up_time: type[asyncio.AbstractEventLoop], new_wire: Wires
-) -> None:
-    """By another one, which the clock of neither of them decides."""
+def test_killed_holder_is_replaced_in_time(made_up_time: type[asyncio.AbstractEventLoop], new_wire: Wires) -> None:
+    """The replacement depends on neither of the two clocks."""
 
     async def killed(seed: int) -> float:
         async with holder_and_next(new_wire, seed) as (first, second):
@@ -360,8 +360,8 @@ def test_a_holder_that_is_killed_is_replaced_in_time(
             assert runner.run(killed(seed)) < 13.0
 
 
-async def test_a_process_that_does_not_end_its_work_is_ended(new_wire: Wires) -> None:
-    """In a thread: the loop of such a process may stand still."""
+async def test_process_with_endless_work_is_ended(new_wire: Wires) -> None:
+    """The end runs in a thread, because the event loop of such a process may be blocked."""
     server = Server()
     link = World(server, new_wire).link(random.Random(0))
     timings = LeaseTimings(duration_seconds=1, renew_deadline_seconds=0.3, retry_seconds=0.1)
@@ -376,7 +376,7 @@ async def test_a_process_that_does_not_end_its_work_is_ended(new_wire: Wires) ->
 
     async def stubborn() -> None:
         link.wire.cut = True
-        ended.wait(60.0)  # the loop stands still
+        ended.wait(60.0)  # blocks the event loop
 
     with contextlib.suppress(LeaseLost):
         await Election(lease, on_overrun=end).run(stubborn)

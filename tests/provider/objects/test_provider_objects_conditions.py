@@ -24,7 +24,7 @@ LATER = THEN + dt.timedelta(hours=1)
 SHOWN_THEN, SHOWN_LATER = "2026-01-01T00:00:00Z", "2026-01-01T01:00:00Z"
 
 
-def test_a_new_condition_is_added_after_others():
+def test_set_condition_appends_a_new_condition():
     status = {"conditions": [{"type": "Theirs", "status": "True"}]}
     assert set_condition(status, "Ready", value=False, reason="Waits", message="m", observed_generation=3, now=THEN)
     assert status["conditions"][1] == {
@@ -47,7 +47,7 @@ def test_a_new_condition_is_added_after_others():
         ({"value": "Unknown"}, True, SHOWN_LATER),
     ],
 )
-def test_the_transition_time_changes_only_with_the_status(change, is_changed, shown):
+def test_transition_time_changes_only_with_the_status(change, is_changed, shown):
     status = {}
     given = {"value": "True", "reason": "Done", "message": "m", "observed_generation": 1}
     set_condition(status, "Ready", **given, now=THEN)
@@ -55,12 +55,12 @@ def test_the_transition_time_changes_only_with_the_status(change, is_changed, sh
     assert status["conditions"][0]["lastTransitionTime"] == shown
 
 
-def test_a_condition_without_a_reason_is_refused():
+def test_condition_without_a_reason_is_refused():
     with pytest.raises(ProviderError, match="needs a reason"):
         set_condition({}, "Ready", value=True, reason="")
 
 
-def test_a_condition_is_found_in_any_status():
+def test_find_condition_accepts_any_status():
     status = {}
     set_condition(status, "Ready", "True", reason="Done", observed_generation=1)
     found = {"metadata": {"generation": 2}, "status": status}
@@ -76,7 +76,7 @@ def body(name, *, namespace="x", uid=None, kind="ConfigMap"):
     return {"apiVersion": "v1", "kind": kind, "metadata": metadata}
 
 
-def test_a_controller_is_set_once_and_refuses_a_second():
+def test_set_controller_refuses_a_second_controller():
     owner, owned = body("owner"), body("owned")
     set_controller(owner, owned)
     set_controller(owner, owned)
@@ -90,7 +90,7 @@ def test_a_controller_is_set_once_and_refuses_a_second():
     assert is_controlled_by(owned, owner)
 
 
-def test_an_owner_is_added_besides_the_controller():
+def test_owner_is_added_besides_the_controller():
     owner, owned = body("owner"), body("owned")
     set_controller(owner, owned)
     add_owner(body("second"), owned)
@@ -100,13 +100,13 @@ def test_an_owner_is_added_besides_the_controller():
     assert controller_of(body("none")) is None
 
 
-def test_owners_in_other_namespaces_are_refused():
+def test_owner_in_another_namespace_is_refused():
     for owned in (body("owned", namespace="y"), body("owned", namespace=None)):
         with pytest.raises(ProviderError, match="owns objects of that namespace"):
             set_controller(body("owner"), owned)
     set_controller(body("owner", namespace=None, kind="Node"), body("owned"))
 
 
-def test_an_owner_that_was_never_read_has_no_reference():
+def test_owner_without_a_uid_is_refused():
     with pytest.raises(ProviderError, match="has no uid"):
         owner_reference({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}})

@@ -1,4 +1,4 @@
-"""Owned objects: applied, kept, pruned, and never taken from others."""
+"""Owned objects: applied, kept, pruned, and never taken from another owner."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def owner(fake):
 
 @pytest.fixture
 def asked(fake, monkeypatch):
-    """All requests, as method and last part of the path."""
+    """Return all requests, as method and last part of the path."""
     seen, request = [], Client._request
 
     async def note(self, method, path, **given):
@@ -62,7 +62,7 @@ async def data(fake, name, kind=MAPS):
     return None if found is None else found.get("data")
 
 
-async def test_objects_are_made_with_owner_label_and_namespace(fake, owner):
+async def test_owned_objects_are_created_with_owner_label_and_namespace(fake, owner):
     applied = await apply_owned(fake, owner, [config_map("one", a="1"), secret("two")])
     assert [each["metadata"]["name"] for each in applied.objects] == ["one", "two"]
     assert (applied.written, applied.pruned) == (2, 0)
@@ -73,7 +73,7 @@ async def test_objects_are_made_with_owner_label_and_namespace(fake, owner):
         assert [each["uid"] for each in metadata["ownerReferences"]] == [owner["metadata"]["uid"]]
 
 
-async def test_objects_that_are_as_applied_cost_no_request(fake, owner, asked):
+async def test_owned_objects_without_changes_cost_no_request(fake, owner, asked):
     described = [config_map("one", a="1"), secret("two")]
     first = await apply_owned(fake, owner, described)
     asked.clear()
@@ -82,14 +82,14 @@ async def test_objects_that_are_as_applied_cost_no_request(fake, owner, asked):
     assert asked == []
 
 
-async def test_a_changed_description_is_applied_and_drops_fields(fake, owner):
+async def test_changed_description_is_applied_and_drops_fields(fake, owner):
     await apply_owned(fake, owner, [config_map("one", a="1", b="2")])
     applied = await apply_owned(fake, owner, [config_map("one", b="3")])
     assert applied.objects[0]["data"] == {"b": "3"}
     assert applied.written == 1
 
 
-async def test_what_others_change_is_undone_and_what_they_add_stays(fake, owner, asked):
+async def test_changes_of_others_are_reverted_and_their_fields_stay(fake, owner, asked):
     described = [config_map("one", a="1")]
     await apply_owned(fake, owner, described)
     other = fake.make_client()
@@ -102,7 +102,7 @@ async def test_what_others_change_is_undone_and_what_they_add_stays(fake, owner,
     await other.aclose()
 
 
-async def test_a_label_or_owner_that_others_remove_comes_back(fake, owner):
+async def test_removed_label_or_owner_is_restored(fake, owner):
     described = [config_map("one", a="1")]
     await apply_owned(fake, owner, described)
     await fake.client.patch(MAPS, "one", {"metadata": {"labels": None}}, namespace="default")
@@ -110,7 +110,7 @@ async def test_a_label_or_owner_that_others_remove_comes_back(fake, owner):
     assert found["metadata"]["labels"] == {OWNER_LABEL: owner["metadata"]["uid"]}
 
 
-async def test_objects_that_the_server_completes_are_written_once(fake, owner, asked, monkeypatch):
+async def test_objects_with_server_defaults_are_written_once(fake, owner, asked, monkeypatch):
     commit = Store._commit
 
     def complete(self, resource, before, after, *, gone=False):
@@ -132,7 +132,7 @@ async def test_objects_that_the_server_completes_are_written_once(fake, owner, a
     assert asked == []
 
 
-async def test_an_object_that_each_write_changes_is_an_error_and_no_loop(fake, owner, monkeypatch):
+async def test_object_that_changes_with_each_write_is_an_error(fake, owner, monkeypatch):
     commit, numbers = Store._commit, itertools.count()
 
     def disturb(self, resource, before, after, *, gone=False):
@@ -145,14 +145,14 @@ async def test_an_object_that_each_write_changes_is_an_error_and_no_loop(fake, o
         await apply_owned(fake, owner, [config_map("one", a="1")])
 
 
-async def test_texts_of_a_secret_are_applied_as_data(fake, owner):
+async def test_string_data_of_a_secret_is_applied_as_data(fake, owner):
     plain = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}}
     await apply_owned(fake, owner, [{**plain, "stringData": {"a": "x", "b": "y"}}])
     applied = await apply_owned(fake, owner, [{**plain, "stringData": {"a": "x"}, "data": {"c": "eg=="}}])
     assert applied.objects[0]["data"] == {"a": "eA==", "c": "eg=="}
 
 
-async def test_objects_that_are_described_no_longer_are_deleted(fake, owner, asked):
+async def test_objects_no_longer_described_are_deleted(fake, owner, asked):
     await apply_owned(fake, owner, [config_map("one", a="1"), config_map("two"), secret("three")])
     asked.clear()
     applied = await apply_owned(fake, owner, [config_map("one", a="1")], kinds=[SECRETS])
@@ -162,7 +162,7 @@ async def test_objects_that_are_described_no_longer_are_deleted(fake, owner, ask
     assert await data(fake, "one") is None
 
 
-async def test_parts_of_one_owner_leave_each_other_alone(fake, owner):
+async def test_parts_of_an_owner_keep_objects_of_other_parts(fake, owner):
     await apply_owned(fake, owner, [config_map("one")], part="first")
     await apply_owned(fake, owner, [config_map("two")], part="second")
     assert (await apply_owned(fake, owner, [], kinds=[MAPS], part="first")).pruned == 1
@@ -170,7 +170,7 @@ async def test_parts_of_one_owner_leave_each_other_alone(fake, owner):
     assert found["metadata"]["labels"] == {OWNER_LABEL: f"second.{owner['metadata']['uid']}"}
 
 
-async def test_an_object_of_another_owner_is_neither_changed_nor_deleted(fake, owner):
+async def test_object_of_another_owner_is_not_changed_or_deleted(fake, owner):
     second = await fake.client.create(WIDGETS, widget("second"))
     await apply_owned(fake, second, [config_map("one", a="theirs")])
     with pytest.raises(ObjectTaken, match="is controlled by Widget second"):
@@ -181,7 +181,7 @@ async def test_an_object_of_another_owner_is_neither_changed_nor_deleted(fake, o
     assert await data(fake, "one") == {"a": "theirs"}
 
 
-async def test_an_object_that_changes_owner_before_its_deletion_stays(fake, owner):
+async def test_object_with_a_new_owner_is_not_deleted(fake, owner):
     second = await fake.client.create(WIDGETS, widget("second"))
     await apply_owned(fake, owner, [config_map("one")])
     fake.client.ignore_writes(fake.cache.observe)
@@ -199,7 +199,7 @@ async def test_an_object_that_changes_owner_before_its_deletion_stays(fake, owne
     assert await fake.client.exists(MAPS, "one", namespace="default")
 
 
-async def test_an_object_without_an_owner_is_taken_over_only_if_asked(fake, owner):
+async def test_object_without_an_owner_is_adopted_only_on_request(fake, owner):
     await fake.client.create(MAPS, config_map("one", namespace="default", a="1", b="2"))
     with pytest.raises(ObjectTaken, match="has no controller"):
         await apply_owned(fake, owner, [config_map("one", a="3")])
@@ -209,7 +209,7 @@ async def test_an_object_without_an_owner_is_taken_over_only_if_asked(fake, owne
     assert (await apply_owned(fake, owner, [config_map("one", a="3")])).written == 0
 
 
-async def test_an_object_that_is_made_meanwhile_keeps_its_fields(fake, owner, monkeypatch):
+async def test_object_created_meanwhile_keeps_its_fields(fake, owner, monkeypatch):
     get = Client.get
 
     async def create_after(self, kind, key, **given):
@@ -227,7 +227,7 @@ async def test_an_object_that_is_made_meanwhile_keeps_its_fields(fake, owner, mo
     await other.aclose()
 
 
-async def test_an_object_that_is_being_deleted_is_left_alone(fake, owner):
+async def test_object_being_deleted_is_not_changed(fake, owner):
     await apply_owned(fake, owner, [config_map("one", a="1")])
     held = {"metadata": {"finalizers": ["example.com/x"]}}
     await fake.client.patch(MAPS, "one", held, namespace="default")
@@ -236,7 +236,7 @@ async def test_an_object_that_is_being_deleted_is_left_alone(fake, owner):
     assert (await apply_owned(fake, owner, [], kinds=[MAPS])).pruned == 0
 
 
-async def test_descriptions_that_cannot_be_are_refused_before_a_write(fake, owner, asked):
+async def test_invalid_descriptions_are_refused_before_a_write(fake, owner, asked):
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}}
     elsewhere = config_map("two", namespace="kube-public")
     for described, problem in [
@@ -253,8 +253,8 @@ async def test_descriptions_that_cannot_be_are_refused_before_a_write(fake, owne
 
 @pytest.mark.parametrize("takes_effect", [True, False])
 @pytest.mark.parametrize("failing", [0, 1, 2, 3])
-async def test_a_process_that_ends_between_two_writes_is_completed_by_the_next(fake, owner, failing, takes_effect):
-    """Each write may be the last one of a process; the one after it has no memory."""
+async def test_interrupted_writes_are_completed_by_the_next_process(fake, owner, failing, takes_effect):
+    """Each write may be the last one of a process. The next process starts without memory."""
     await apply_owned(fake, owner, [config_map("old-1"), config_map("old-2")])
     described = [config_map("new-1", a="1"), config_map("new-2", a="2")]
     verb, number = ("patch", failing) if failing < 2 else ("delete", failing - 2)
@@ -281,7 +281,7 @@ async def test_a_process_that_ends_between_two_writes_is_completed_by_the_next(f
     assert names == {"new-1", "new-2"}
 
 
-async def test_drift_comes_back_by_owns(fake):
+async def test_drift_is_reverted_by_owns(fake):
     fleet = ClustersProvider()
     manager = Manager(None, fleet, name="test")
 
@@ -303,6 +303,6 @@ async def test_drift_comes_back_by_owns(fake):
         await other.aclose()
 
 
-async def test_the_annotation_holds_no_content(fake, owner):
+async def test_annotation_holds_no_content_of_the_object(fake, owner):
     found = (await apply_owned(fake, owner, [secret("s")])).objects[0]
     assert len(found["metadata"]["annotations"][APPLIED_ANNOTATION]) == 16

@@ -61,7 +61,7 @@ async def owner(cluster, namespace):
     return await cluster.client.create(MAPS, config_map("owner"), namespace=namespace)
 
 
-async def test_a_second_apply_writes_nothing_and_a_third_undoes_a_change(cluster, owner, namespace, api_server):
+async def test_apply_owned_writes_nothing_twice_and_reverts_changes(cluster, owner, namespace, api_server):
     first = await apply_owned(cluster, owner, described())
     assert first.written >= 5
     again = await apply_owned(cluster, owner, described())
@@ -88,7 +88,7 @@ async def test_a_second_apply_writes_nothing_and_a_third_undoes_a_change(cluster
     assert (await apply_owned(cluster, owner, described())).written == 0
 
 
-async def test_what_is_described_no_longer_goes(cluster, owner, namespace):
+async def test_apply_owned_deletes_objects_no_longer_described(cluster, owner, namespace):
     await apply_owned(cluster, owner, described())
     pruned = await apply_owned(cluster, owner, [config_map("settings", a="1")], kinds=[DEPLOYMENTS, SERVICES, ROLES])
     assert (pruned.written, pruned.pruned) == (0, 3)
@@ -97,8 +97,8 @@ async def test_what_is_described_no_longer_goes(cluster, owner, namespace):
         await cluster.cache.get(SERVICES, "web", namespace=namespace)
 
 
-async def test_the_server_refuses_a_second_controller(cluster, owner, namespace):
-    """By this, an object that another owner makes between the read and the write is not taken over."""
+async def test_api_server_refuses_a_second_controller(cluster, owner, namespace):
+    """This protects an object that another owner creates between the read and the write."""
     other = await cluster.client.create(MAPS, config_map("other"), namespace=namespace)
     owned = {**config_map("owned"), "metadata": {"name": "owned", "namespace": namespace}}
     theirs, ours = ({**owned, "metadata": dict(owned["metadata"])} for _ in range(2))

@@ -1,4 +1,4 @@
-"""Reads that may find nothing, retries, create or update, status, finalizers."""
+"""Reads of missing objects, retries, create or update, status, finalizers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def fake():
 
 @pytest.fixture
 def writes(fake, monkeypatch):
-    """The methods of all requests but GET."""
+    """Return the methods of all requests but GET."""
     seen, request = [], Client._request
 
     async def note(self, method, path, **given):
@@ -61,14 +61,14 @@ def conflict():
     return Conflict(409, "Conflict", "it has changed")
 
 
-async def test_or_none_returns_none_for_an_object_that_is_gone(fake):
+async def test_or_none_returns_none_for_a_missing_object(fake):
     await fake.client.create(MAPS, body(MAPS))
     assert (await or_none(fake.client.get(MAPS, "m", namespace="default")))["kind"] == "ConfigMap"
     assert await or_none(fake.cache.get(MAPS, "other", namespace="default")) is None
     assert await or_none(fake.client.delete(MAPS, "other", namespace="default")) is None
 
 
-async def test_or_none_raises_for_a_kind_that_is_missing():
+async def test_or_none_raises_for_a_missing_kind():
     async def answer():
         raise NotFound(404, "Not Found", "the server answered 404 page not found")
 
@@ -135,7 +135,7 @@ async def test_create_or_update_gives_up_after_five_conflicts(fake):
     assert (await create_or_update(fake.client, body(MAPS), set_data(a="1"))).result == "updated"
 
 
-async def test_create_or_update_with_a_cache_asks_nothing_if_nothing_differs(fake, monkeypatch):
+async def test_create_or_update_with_a_cache_sends_no_request_if_equal(fake, monkeypatch):
     await create_or_update(fake.client, body(MAPS), set_data(a="1"), cache=fake.cache)
 
     async def refuse(self, method, path, **given):
@@ -146,7 +146,7 @@ async def test_create_or_update_with_a_cache_asks_nothing_if_nothing_differs(fak
     assert outcome.result == "unchanged"
 
 
-async def test_create_or_update_refuses_a_mutate_that_cannot_work(fake):
+async def test_create_or_update_refuses_an_invalid_mutate(fake):
     def rename(found):
         found["metadata"]["name"] = "other"
 
@@ -169,7 +169,7 @@ async def test_create_or_update_refuses_a_mutate_that_cannot_work(fake):
         Invalid(422, "Invalid", "x"),
     ],
 )
-async def test_retry_on_conflict_raises_at_once_what_a_retry_does_not_end(error):
+async def test_retry_on_conflict_raises_other_errors_at_once(error):
     calls = []
 
     async def attempt():
@@ -215,7 +215,7 @@ async def test_update_status_writes_once_and_keeps_conditions_of_others(fake, wr
     assert writes == []
 
 
-async def test_update_status_leaves_an_object_alone_that_is_gone_or_another(fake):
+async def test_update_status_skips_missing_and_recreated_objects(fake):
     found = await fake.client.create(WIDGETS, body(WIDGET))
     await fake.client.delete(WIDGETS, "m", namespace="default")
     assert await update_status(fake.client, found, ready) is None
@@ -224,7 +224,7 @@ async def test_update_status_leaves_an_object_alone_that_is_gone_or_another(fake
     assert "status" not in await fake.client.get(WIDGETS, "m", namespace="default")
 
 
-async def test_update_status_of_a_kind_without_a_status_says_so(fake):
+async def test_update_status_raises_for_a_kind_without_status(fake):
     found = await fake.client.create(CONFIG_MAPS, body(MAPS))
     with pytest.raises(ProviderError, match=r"needs subresources.status"):
         await update_status(fake.client, found, ready)
@@ -253,7 +253,7 @@ async def test_finalizers_of_others_survive_a_conflict(fake):
     assert await finalizers(fake) == ["example.com/new", FINALIZER]
 
 
-async def test_the_last_finalizer_ends_an_object_and_its_removal_may_be_repeated(fake):
+async def test_removal_of_the_last_finalizer_can_be_repeated(fake):
     found = await fake.client.create(WIDGETS, body(WIDGET, metadata={"finalizers": [FINALIZER]}))
     held = await fake.client.delete(WIDGETS, "m", namespace="default")
     await remove_finalizer(fake.client, held, FINALIZER)
@@ -261,7 +261,7 @@ async def test_the_last_finalizer_ends_an_object_and_its_removal_may_be_repeated
     await remove_finalizer(fake.client, found, FINALIZER)
 
 
-async def test_an_object_that_ends_gets_no_finalizer(fake):
+async def test_object_being_deleted_gets_no_finalizer(fake):
     found = await fake.client.create(WIDGETS, body(WIDGET, metadata={"finalizers": ["example.com/theirs"]}))
     await fake.client.delete(WIDGETS, "m", namespace="default")
     with pytest.raises(ProviderError, match="is being deleted"):

@@ -29,7 +29,7 @@ def has_a(found):
     return found is not None and "a" in found.get("data", {})
 
 
-def test_it_returns_the_object_once_the_condition_is_true(steered):
+def test_wait_for_returns_the_object_once_the_condition_is_true(steered):
     async def scenario():
         fake = FakeCluster("a")
         waiting = asyncio.create_task(wait_for(fake.client, MAPS, "m", has_a, **KEY, timeout_seconds=60))
@@ -59,7 +59,7 @@ def test_it_returns_the_object_once_the_condition_is_true(steered):
         ("v1/Secret", body(data={"b": "c2VjcmV0"}), r"it is \{\"apiVersion\":\"v1\",\"kind\":\"Secret\"\}$"),
     ],
 )
-def test_a_timeout_shows_the_last_state(steered, kind, stored, message):
+def test_wait_for_timeout_shows_the_last_state(steered, kind, stored, message):
     async def scenario():
         fake = FakeCluster("a")
         if stored is not None:
@@ -74,7 +74,7 @@ def test_a_timeout_shows_the_last_state(steered, kind, stored, message):
     assert isinstance(steered(scenario()), TimeoutError)
 
 
-async def test_conditions_are_waited_for_by_their_names():
+async def test_wait_for_accepts_is_condition_true():
     kind = Resource("example.com/v1", "Widget", "widgets", namespaced=True)
     fake = FakeCluster("a", kinds=[kind])
     await fake.client.create(kind, body())
@@ -85,7 +85,7 @@ async def test_conditions_are_waited_for_by_their_names():
     await fake.aclose()
 
 
-async def test_a_kind_that_is_not_served_is_no_timeout():
+async def test_wait_for_raises_not_served_for_a_missing_kind():
     fake = FakeCluster("a")
     with pytest.raises(NotServed):
         await wait_for(fake.client, "example.com/v1/Widget", "m", bool, **KEY, timeout_seconds=9)

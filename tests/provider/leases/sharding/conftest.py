@@ -1,4 +1,4 @@
-"""Sharded coordinators in made-up time: their API server is slow or cut off, and each has a clock of its own."""
+"""Sharded coordinators in virtual time: with a slow or unreachable API server, and separate clocks."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Api:
 
 
 class Link:
-    """The client of one process, on the wire between it and the server."""
+    """The client of a process, on its wire to the server."""
 
     def __init__(self, api: Api, wire: Any) -> None:
         self.api, self.wire = api, wire
@@ -135,7 +135,7 @@ class Link:
 
 
 class Stream:
-    """A watch; where the network is cut nothing comes, and what was missed comes later."""
+    """A watch. It delivers missed events after a cut of the network."""
 
     def __init__(self, link: Link, position: int | None) -> None:
         self._link = link
@@ -186,7 +186,7 @@ class World:
         return Link(self.api, self._new_wire(patience_seconds=30.0))
 
     def join(self, *, drift: float = 0.0, **options: Any) -> Process:
-        """Start one more process."""
+        """Start another process."""
         return Process(len(self.processes), self, drift=drift, **options).start()
 
     def begin(self, cluster: str, name: str) -> None:
@@ -201,21 +201,21 @@ class World:
         return {name: lease["spec"]["holderIdentity"] for name, lease in leases if name.startswith("mcr-shard-")}
 
     def spread(self) -> list[int]:
-        """How many fences each process works behind."""
+        """Return the number of fences behind which each process works."""
         return [each.coordinator.stats.owned for each in self.processes if each.running]
 
     def settled(self) -> bool:
         return all(len(self.working[cluster]) == 1 for cluster in self.clusters)
 
     async def until(self, condition: Callable[[], bool], *, within: float) -> None:
-        """Wait for something, in made-up time."""
+        """Wait until the condition is true, in virtual time."""
         began = asyncio.get_running_loop().time()
         while not condition():
             assert asyncio.get_running_loop().time() - began < within, f"not within {within} s"
             await asyncio.sleep(0.05)
 
     async def watch_writers(self) -> None:
-        """Look all the time whether two may write."""
+        """Check all the time that no two processes may write."""
         while True:
             for cluster in self.clusters:
                 allowed = {each.name for each in self.processes if each.running and each.may_write(cluster)}
@@ -285,7 +285,7 @@ class Process:
             self.running = False
 
     def kill(self) -> None:
-        """SIGKILL: nothing that it does now reaches anybody, and it is started again under the same name."""
+        """Act as SIGKILL: the process has no effect from now on, and restarts under the same name."""
         self.link.wire.cut = True
         self.running = False
         for working in self.world.working.values():
@@ -301,7 +301,7 @@ class Process:
         self.start()
 
     async def meet(self, what: str) -> None:
-        """Let one thing go wrong, or be mended."""
+        """Inject a fault, or repair all faults."""
         match what:
             case "stop":
                 await self.stop()
@@ -319,7 +319,7 @@ class Process:
                 self._edit(what)
 
     def _edit(self, what: str) -> None:
-        """Have somebody change Leases by hand."""
+        """Edit Leases as a user would."""
         api = self.world.api
         for name in [name for name, holder in self.world.holders().items() if holder == self.identity]:
             if what == "delete":
@@ -365,7 +365,7 @@ class Place:
         while now() < slow_until:
             await asyncio.sleep(0.05)
             if now() >= fence.overrun_at:
-                # The process is ended now, and so its work; here it stays, and must not be able to write.
+                # The process has ended. In this test its work stays, and must not be able to write.
                 working.discard(self._name)
         working.discard(self._name)
 

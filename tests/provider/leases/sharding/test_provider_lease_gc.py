@@ -1,4 +1,4 @@
-"""Leases that are not needed are deleted, and no others."""
+"""Garbage collection of Leases."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kplane.provider.coordination.lease_gc import LeaseGC
 Loop = type[asyncio.AbstractEventLoop]
 Worlds = Callable[..., AbstractAsyncContextManager[Any]]
 LOOK_SECONDS = 300.0
-"""Instead of an hour, which takes long in made-up time too."""
+"""Instead of an hour, which takes long in virtual time too."""
 
 
-def test_leases_of_dead_peers_and_gone_clusters_are_deleted(
+def test_lease_gc_deletes_leases_of_dead_peers_and_clusters(
     made_up_time: Loop, world_of: Worlds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kplane.provider.coordination.lease_gc._LOOK_SECONDS", LOOK_SECONDS)
@@ -48,7 +48,7 @@ def test_leases_of_dead_peers_and_gone_clusters_are_deleted(
 
 
 async def looks(api: Any, link: Any, *, needed: Callable[[str], bool] = lambda _name: False) -> tuple[str, ...]:
-    """Look twice, the second time at what was there at the first, and return what is left."""
+    """Collect twice over the same Leases, and return the names of the remaining ones."""
     seen = [api.get(name) for name in api.leases]
     gc = LeaseGC(link, namespace="ns", leases=lambda: seen, needed=needed)
     await gc.collect()
@@ -58,7 +58,7 @@ async def looks(api: Any, link: Any, *, needed: Callable[[str], bool] = lambda _
     return tuple(sorted(api.leases))
 
 
-def test_what_is_needed_lasts_or_was_taken_meanwhile_stays(made_up_time: Loop, world_of: Worlds) -> None:
+def test_lease_gc_keeps_needed_long_and_reacquired_leases(made_up_time: Loop, world_of: Worlds) -> None:
     async def kept() -> None:
         async with world_of() as world:
             for name, seconds in {"idle": 20, "needed": 20, "lasts": 7200, "taken": 20}.items():

@@ -1,4 +1,4 @@
-"""Who gets which clusters as peers and clusters come and go."""
+"""The division of clusters as peers and clusters come and go."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Loop = type[asyncio.AbstractEventLoop]
 Worlds = Callable[..., Any]
 
 
-def test_a_peer_that_leaves_is_followed_at_once(made_up_time: Loop, world_of: Worlds) -> None:
+def test_leaving_peer_hands_over_at_once(made_up_time: Loop, world_of: Worlds) -> None:
     async def leaving() -> None:
         async with world_of(0.0, 0.0) as world:
             first, second = world.processes
@@ -29,8 +29,8 @@ def test_a_peer_that_leaves_is_followed_at_once(made_up_time: Loop, world_of: Wo
         runner.run(leaving())
 
 
-def test_who_gets_clusters_of_others_is_told(made_up_time: Loop, world_of: Worlds) -> None:
-    """Each time, once they are its own; and not what it had before."""
+def test_listener_is_called_when_clusters_are_taken_over(made_up_time: Loop, world_of: Worlds) -> None:
+    """The listener is called for each takeover, after the peer owns the clusters."""
 
     async def leaving() -> None:
         async with world_of(0.0, 0.0) as world:
@@ -40,7 +40,7 @@ def test_who_gets_clusters_of_others_is_told(made_up_time: Loop, world_of: World
             await asyncio.sleep(60)
             assert told == []
             await first.stop()
-            # A shard without clusters is taken as well, perhaps after all others.
+            # The peer also acquires a shard without clusters, perhaps as the last one.
             await world.until(lambda: world.settled() and len(told) >= world.shards // 2, within=2)
             assert len(told) == world.shards // 2
             assert told[-1] == len(world.clusters)
@@ -49,8 +49,8 @@ def test_who_gets_clusters_of_others_is_told(made_up_time: Loop, world_of: World
         runner.run(leaving())
 
 
-async def test_a_peer_is_gone_only_when_what_it_last_said_has_arrived(eventually: Callable[..., Any]) -> None:
-    """It would be there again otherwise, and others would wait for one that comes no more."""
+async def test_announcement_is_deleted_after_its_pending_write(eventually: Callable[..., Any]) -> None:
+    """A late write would create the announcement again, and other peers would wait for the ended peer."""
     arrived: list[str] = []
     gate = asyncio.Event()
 
@@ -85,8 +85,8 @@ async def test_a_peer_is_gone_only_when_what_it_last_said_has_arrived(eventually
     await asyncio.wait([keeping])
 
 
-def test_only_what_must_moves_when_peers_come_and_go(made_up_time: Loop, world_of: Worlds) -> None:
-    """From one to three to two: a peer that comes learns who is there first, and takes no more than its part (D8)."""
+def test_peers_move_few_shards_when_joining_and_leaving(made_up_time: Loop, world_of: Worlds) -> None:
+    """From one to three to two: a new peer reads the other peers first, and acquires only its part (D8)."""
 
     async def scaled() -> None:
         async with world_of(0.0) as world:
@@ -109,8 +109,8 @@ def test_only_what_must_moves_when_peers_come_and_go(made_up_time: Loop, world_o
         runner.run(scaled())
 
 
-def test_peers_that_begin_together_take_their_parts(made_up_time: Loop, world_of: Worlds) -> None:
-    """None takes what it has to give back (D8); weights are heeded."""
+def test_peers_starting_together_acquire_only_their_parts(made_up_time: Loop, world_of: Worlds) -> None:
+    """No peer acquires a shard that it has to release again (D8); the parts follow the weights."""
 
     async def together() -> None:
         async with world_of(0.0, 0.0, 0.0, 0.0) as world:
@@ -127,7 +127,7 @@ def test_peers_that_begin_together_take_their_parts(made_up_time: Loop, world_of
 
 
 @pytest.mark.parametrize("other", [{"shards": 16}, {"fence": "cluster"}, {"fence_prefix": "other"}], ids=str)
-def test_who_divides_in_another_way_waits_until_the_others_are_gone(
+def test_peer_of_another_layout_waits_until_others_have_left(
     made_up_time: Loop, other: dict[str, Any], world_of: Worlds
 ) -> None:
     async def divided() -> None:
@@ -144,8 +144,8 @@ def test_who_divides_in_another_way_waits_until_the_others_are_gone(
         runner.run(divided())
 
 
-def test_clusters_come_and_go(made_up_time: Loop, world_of: Worlds) -> None:
-    """Criterion 64: what happens to one cluster is none of the others' business (D3)."""
+def test_cluster_changes_leave_others_at_work(made_up_time: Loop, world_of: Worlds) -> None:
+    """Criterion 64: a change of one cluster does not affect the others (D3)."""
 
     async def changing(fence: str) -> None:
         async with world_of(0.0, 0.0, fence=fence) as world:
@@ -170,8 +170,8 @@ def test_clusters_come_and_go(made_up_time: Loop, world_of: Worlds) -> None:
             runner.run(changing(fence))
 
 
-def test_a_new_cluster_of_its_own_fence_is_begun_at_once(made_up_time: Loop, world_of: Worlds) -> None:
-    """There is no Lease of it, and there was none for as long as one lasts: nobody can be at work."""
+def test_new_cluster_with_its_own_fence_begins_at_once(made_up_time: Loop, world_of: Worlds) -> None:
+    """The cluster had no Lease for the duration of a Lease, so no peer can be at work."""
 
     async def coming() -> None:
         async with world_of(0.0, fence="cluster") as world:
@@ -183,7 +183,7 @@ def test_a_new_cluster_of_its_own_fence_is_begun_at_once(made_up_time: Loop, wor
         runner.run(coming())
 
 
-def test_sixty_four_fences_cost_seven_writes_a_second(made_up_time: Loop, world_of: Worlds) -> None:
+def test_fences_of_64_shards_cost_seven_writes_a_second(made_up_time: Loop, world_of: Worlds) -> None:
     async def measured() -> None:
         async with world_of(0.0, shards=64) as world:
             before = world.api.writes

@@ -1,4 +1,4 @@
-"""Peers keep what they have when their API server is away for a while, and when each of them is started again."""
+"""Peers keep their shards in an outage of their API server, and in a rolling update."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Worlds = Callable[..., Any]
     drifts=st.lists(st.floats(-DRIFT, DRIFT), min_size=1, max_size=3),
     fault=st.sampled_from(["cut", "deaf"]),
 )
-def test_an_outage_of_a_minute_ends_no_work(
+def test_peers_keep_work_in_an_outage_of_a_minute(
     made_up_time: Loop, world_of: Worlds, began: float, drifts: list[float], fault: str
 ) -> None:
     async def outage() -> None:
@@ -51,7 +51,7 @@ def test_an_outage_of_a_minute_ends_no_work(
 
 
 def moves(world: Any, *, since: int) -> dict[str, int]:
-    """How often each fence went to a peer of another name."""
+    """Return how often each fence moved to a peer of another name."""
     owners: defaultdict[str, list[str]] = defaultdict(list)
     for number, event in world.api.log:
         name, holder = event.object["metadata"]["name"], event.object["spec"]["holderIdentity"]
@@ -66,14 +66,14 @@ async def says_yes() -> bool:
 
 @settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    # Peers that come one after the other, and one that went for good: the division is not that of a fresh start.
+    # Peers that join in turn, and a peer that left: the division differs from that of a fresh start.
     joins=st.lists(st.floats(0.0, 40.0), min_size=0, max_size=3),
     left=st.booleans(),
     pauses=st.lists(st.floats(0.0, 80.0), min_size=4, max_size=4),
     ready_after=st.floats(0.0, 30.0),
     shards=st.integers(1, 16),
 )
-def test_a_rolling_update_moves_no_shard_to_another_name(
+def test_rolling_update_moves_no_shard_to_another_name(
     made_up_time: Loop,
     world_of: Worlds,
     joins: list[float],
@@ -109,7 +109,7 @@ def test_a_rolling_update_moves_no_shard_to_another_name(
         runner.run(rolled())
 
 
-def test_a_peer_that_does_not_return_is_replaced_when_its_time_is_over(made_up_time: Loop, world_of: Worlds) -> None:
+def test_peer_that_does_not_return_is_replaced_after_its_time(made_up_time: Loop, world_of: Worlds) -> None:
     async def gone() -> None:
         async with world_of(0.0, 0.0, timings=LONG, returns=says_yes) as world:
             await asyncio.sleep(120)
@@ -126,9 +126,7 @@ def test_a_peer_that_does_not_return_is_replaced_when_its_time_is_over(made_up_t
 
 
 @pytest.mark.parametrize("answer", [False, TimeoutError()])
-def test_a_peer_that_is_not_known_to_return_is_replaced_at_once(
-    made_up_time: Loop, world_of: Worlds, answer: Any
-) -> None:
+def test_peer_not_expected_to_return_is_replaced_at_once(made_up_time: Loop, world_of: Worlds, answer: Any) -> None:
     async def says() -> bool:
         if isinstance(answer, Exception):
             raise answer
@@ -144,8 +142,8 @@ def test_a_peer_that_is_not_known_to_return_is_replaced_at_once(
         runner.run(scaled_down())
 
 
-def test_nobody_waits_for_a_lease_that_no_work_can_be_behind(made_up_time: Loop, world_of: Worlds) -> None:
-    """And no longer than until that is known; a Lease that is deleted later is another matter."""
+def test_unused_lease_is_acquired_without_waiting(made_up_time: Loop, world_of: Worlds) -> None:
+    """A peer acquires a missing Lease once it is known to be unused; a Lease deleted later still delays it."""
     known: list[str] = []
 
     def unused(key: str) -> bool:
@@ -162,7 +160,7 @@ def test_nobody_waits_for_a_lease_that_no_work_can_be_behind(made_up_time: Loop,
             await world.until(lambda: world.spread() == [3], within=3)
             await asyncio.sleep(LONG.duration_seconds - 30)
             assert world.spread() == [3]
-            # The watch has seen no such Lease for as long as one lasts.
+            # The watch has seen no such Lease for the duration of a Lease.
             await world.until(lambda: world.spread() == [world.shards], within=15)
             second = world.join(timings=LONG, unused=lambda _key: True)
             await world.until(lambda: world.spread() == [4, 4], within=20)

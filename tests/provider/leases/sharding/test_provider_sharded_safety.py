@@ -1,4 +1,4 @@
-"""Whatever happens to peers, network and Leases: never do two work on one cluster, and one does in the end."""
+"""Safety of shards under faults of peers, network and Leases: two peers never work on a cluster together."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def story(world_of: Worlds, events: list[tuple[float, str, int]], drifts: 
 
 @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 @given(events=EVENTS, drifts=st.lists(st.floats(-DRIFT, DRIFT), min_size=3, max_size=3))
-def test_never_do_two_work_on_a_cluster(
+def test_peers_never_work_on_a_cluster_together(
     made_up_time: Loop, events: list[tuple[float, str, int]], drifts: list[float], world_of: Worlds
 ) -> None:
     with asyncio.Runner(loop_factory=made_up_time) as runner:
@@ -45,16 +45,16 @@ def test_never_do_two_work_on_a_cluster(
 @pytest.mark.parametrize(
     ("fault", "fence"), [*((fault, "shard") for fault in FAULTS), *((fault, "cluster") for fault in ("kill", "delete"))]
 )
-def test_each_fault_alone(made_up_time: Loop, fault: str, fence: str, world_of: Worlds) -> None:
+def test_peers_survive_each_single_fault(made_up_time: Loop, fault: str, fence: str, world_of: Worlds) -> None:
     with asyncio.Runner(loop_factory=made_up_time) as runner:
         runner.run(story(world_of, [(3.0, fault, 1), (25.0, "mend", 1)], [-DRIFT, 0.0, DRIFT], fence=fence))
 
 
 @pytest.mark.parametrize("meanwhile", ["slow", "delete", "free", "shorten", "rename"])
-def test_a_peer_that_is_cut_off_has_ended_its_work_before_the_next_one_begins(
+def test_isolated_peer_ends_its_work_before_the_next_begins(
     made_up_time: Loop, meanwhile: str, world_of: Worlds
 ) -> None:
-    """Though it takes its time to end, and whatever else was done; the last answer that it got may have been late."""
+    """Also if its work ends slowly, other faults occur, or its last response was late."""
 
     async def cut_off(seed: int) -> None:
         async with world_of(-DRIFT, DRIFT) as world:
@@ -74,8 +74,8 @@ def test_a_peer_that_is_cut_off_has_ended_its_work_before_the_next_one_begins(
             runner.run(cut_off(seed))
 
 
-def test_a_peer_that_is_killed_is_replaced_in_time(made_up_time: Loop, world_of: Worlds) -> None:
-    """Criterion 61: within the duration of a fence and a probe, though it is a peer for longer than that."""
+def test_killed_peer_is_replaced_within_fence_and_probe(made_up_time: Loop, world_of: Worlds) -> None:
+    """Criterion 61: within the duration of a fence and a probe, although its peer Lease lasts longer."""
 
     async def killed(seed: int) -> None:
         async with world_of(-DRIFT, 0.0, DRIFT) as world:
@@ -88,8 +88,8 @@ def test_a_peer_that_is_killed_is_replaced_in_time(made_up_time: Loop, world_of:
             runner.run(killed(seed))
 
 
-def test_a_lease_that_was_deleted_before_its_cluster_was_known_counts(made_up_time: Loop, world_of: Worlds) -> None:
-    """Its holder may be cut off, and at work until that Lease would have expired."""
+def test_deleted_lease_delays_work_on_a_new_cluster(made_up_time: Loop, world_of: Worlds) -> None:
+    """Its holder may be isolated, and at work until the Lease would have expired."""
 
     async def deleted() -> None:
         async with world_of(0.0, fence="cluster") as world:
@@ -108,8 +108,8 @@ def test_a_lease_that_was_deleted_before_its_cluster_was_known_counts(made_up_ti
         runner.run(deleted())
 
 
-def test_one_failed_renewal_stops_nothing(made_up_time: Loop, world_of: Worlds) -> None:
-    """Criterion 65: while the fence is valid, work goes on (D4)."""
+def test_failed_renewal_stops_no_work(made_up_time: Loop, world_of: Worlds) -> None:
+    """Criterion 65: work continues while the fence is valid (D4)."""
 
     async def failing() -> None:
         async with world_of(0.0) as world:
@@ -128,10 +128,8 @@ def test_one_failed_renewal_stops_nothing(made_up_time: Loop, world_of: Worlds) 
         runner.run(failing())
 
 
-def test_a_renewal_that_gets_no_answer_ends_the_work_before_the_fence_runs_out(
-    made_up_time: Loop, world_of: Worlds
-) -> None:
-    """Criterion 75: by the local clock; what takes its time has `drain_seconds` for it."""
+def test_unanswered_renewal_ends_work_before_fence_expires(made_up_time: Loop, world_of: Worlds) -> None:
+    """Criterion 75: by the local clock; running reconciles have `drain_seconds` to end."""
 
     async def stuck() -> None:
         async with world_of(0.0) as world:
@@ -140,7 +138,7 @@ def test_a_renewal_that_gets_no_answer_ends_the_work_before_the_fence_runs_out(
             await world.until(
                 lambda: not any(process.coordinator.may_work(cluster) for cluster in world.clusters), within=20
             )
-            # What is under way may come to its end, but not later than that.
+            # Running reconciles may finish within this time.
             assert max(process.coordinator.grace_seconds(cluster) or 0 for cluster in world.clusters) == pytest.approx(
                 4, abs=0.1
             )
@@ -155,8 +153,8 @@ def test_a_renewal_that_gets_no_answer_ends_the_work_before_the_fence_runs_out(
         runner.run(stuck())
 
 
-def test_work_is_drained_before_its_fence_is_given_back(made_up_time: Loop, world_of: Worlds) -> None:
-    """Criterion 75: also where that takes longer than a fence lasts; it is renewed meanwhile (D7)."""
+def test_fence_is_released_after_its_work_has_drained(made_up_time: Loop, world_of: Worlds) -> None:
+    """Criterion 75: the fence is renewed while the drain lasts longer than the fence (D7)."""
 
     async def handed_over() -> None:
         async with world_of(0.0) as world:
@@ -177,8 +175,8 @@ def test_work_is_drained_before_its_fence_is_given_back(made_up_time: Loop, worl
         runner.run(handed_over())
 
 
-def test_who_fails_to_begin_keeps_nothing_else_from_it(made_up_time: Loop, world_of: Worlds) -> None:
-    """Nor from being ended before the fence is given back: two would work on it."""
+def test_failed_begin_affects_no_other_cluster(made_up_time: Loop, world_of: Worlds) -> None:
+    """The failed cluster ends before its fence is released, so that two peers never work on it."""
 
     async def failing() -> None:
         async with world_of(0.0, 0.0) as world:
@@ -203,7 +201,7 @@ def test_who_fails_to_begin_keeps_nothing_else_from_it(made_up_time: Loop, world
         runner.run(failing())
 
 
-async def test_what_was_begun_in_part_is_ended_before_the_fence_is_given_back() -> None:
+async def test_partly_begun_work_ends_before_fence_release() -> None:
     done: list[str] = []
 
     class Held:
@@ -240,8 +238,8 @@ async def test_what_was_begun_in_part_is_ended_before_the_fence_is_given_back() 
     assert fence.overrun_at == float("inf")
 
 
-def test_a_fence_of_work_that_never_ends_runs_out(made_up_time: Loop, world_of: Worlds) -> None:
-    """Criterion 75: it is not given back, and not renewed for ever either."""
+def test_fence_of_endless_work_expires(made_up_time: Loop, world_of: Worlds) -> None:
+    """Criterion 75: the fence is not released, and its renewals end."""
 
     async def endless() -> None:
         async with world_of(0.0) as world:
@@ -261,7 +259,7 @@ def test_a_fence_of_work_that_never_ends_runs_out(made_up_time: Loop, world_of: 
         runner.run(endless())
 
 
-def test_two_processes_of_one_name_do_no_harm(
+def test_processes_of_equal_identity_stay_safe(
     made_up_time: Loop, caplog: pytest.LogCaptureFixture, world_of: Worlds
 ) -> None:
     async def twins() -> None:
