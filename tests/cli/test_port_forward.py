@@ -81,8 +81,9 @@ def port_of(found: dict[str, Any]) -> int:
     address = urlsplit(cluster["cluster"]["server"])
     assert (address.scheme, address.hostname, address.path) == ("https", "127.0.0.1", "/path")
     assert cluster["cluster"]["tls-server-name"] == HOST
-    assert address.port is not None
-    return address.port
+    port: int | None = address.port
+    assert port is not None
+    return port
 
 
 async def ask(port: int, content: bytes) -> bytes:
