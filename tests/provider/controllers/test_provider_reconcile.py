@@ -98,6 +98,22 @@ async def test_the_cluster_of_the_request_is_handed_over(manager, fake_cluster, 
         await eventually(lambda: sorted(seen), lambda found: found == [("map-a", "a"), ("map-b", "b")])
 
 
+async def test_a_reconcile_that_returns_something_else_fails_and_says_so(
+    manager, fake_cluster, eventually, fleet, caplog
+):
+    async def reconcile(request, cluster):
+        return {"kind": "Status"}
+
+    built = controller(manager).for_("v1/ConfigMap").build(reconcile)
+    async with fleet(manager) as given:
+        cluster = fake_cluster("a")
+        cluster.maps.put("map")
+        await given.add_or_replace(cluster)
+        await eventually(lambda: built.stats.by_cluster.get("a"))
+        await eventually(lambda: caplog.text, lambda text: "returned dict: let it return None or a Result" in text)
+    assert "Traceback" not in caplog.text
+
+
 async def test_a_cluster_that_is_gone_ends_the_request_as_in_the_reconcile(manager, eventually, fleet):
     async def reconcile(request, cluster):
         raise AssertionError(cluster)
