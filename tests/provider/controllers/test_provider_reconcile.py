@@ -98,6 +98,20 @@ async def test_reconcile_function_receives_the_cluster(manager, fake_cluster, ev
         await eventually(lambda: sorted(seen), lambda found: found == [("map-a", "a"), ("map-b", "b")])
 
 
+async def test_reconcile_that_returns_a_dict_fails_with_the_remedy(manager, fake_cluster, eventually, fleet, caplog):
+    async def reconcile(request, cluster):
+        return {"kind": "Status"}
+
+    built = controller(manager).for_("v1/ConfigMap").build(reconcile)
+    async with fleet(manager) as given:
+        cluster = fake_cluster("a")
+        cluster.maps.put("map")
+        await given.add_or_replace(cluster)
+        await eventually(lambda: built.stats.by_cluster.get("a"))
+        await eventually(lambda: caplog.text, lambda text: "returned dict: let it return None or a Result" in text)
+    assert "Traceback" not in caplog.text
+
+
 async def test_request_of_a_missing_cluster_is_dropped(manager, eventually, fleet):
     async def reconcile(request, cluster):
         raise AssertionError(cluster)

@@ -83,8 +83,12 @@ def test_set_controller_refuses_a_second_controller():
     expected = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": "uid-owner"}
     expected |= {"controller": True, "blockOwnerDeletion": True}
     assert owned["metadata"]["ownerReferences"] == [expected]
-    for other in (body("other"), body("owner", uid="of-a-later-one")):
-        with pytest.raises(ObjectTaken, match="is controlled by ConfigMap owner"):
+    later = body("owner", uid="of-a-later-one")
+    for other, why in (
+        (body("other"), "owner; delete or rename it"),
+        (later, "owner of uid uid-owner, an earlier one"),
+    ):
+        with pytest.raises(ObjectTaken, match=f"is controlled by ConfigMap {why}"):
             set_controller(other, owned)
         assert not is_controlled_by(owned, other)
     assert is_controlled_by(owned, owner)

@@ -8,6 +8,7 @@ from kplane.provider import AlreadyExists, Client, Conflict, Invalid, NotFound, 
 from kplane.provider.client.resources import CONFIG_MAPS
 from kplane.provider.objects import (
     add_finalizer,
+    apply_owned,
     create_or_update,
     or_none,
     remove_finalizer,
@@ -269,3 +270,20 @@ async def test_object_being_deleted_gets_no_finalizer(fake):
     await fake.client.patch(WIDGETS, "m", {"metadata": {"finalizers": None}}, namespace="default")
     with pytest.raises(NotFound, match="is gone"):
         await add_finalizer(fake.client, found, FINALIZER)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda fake, found: add_finalizer(fake.client, found, FINALIZER),
+        lambda fake, found: remove_finalizer(fake.client, found, FINALIZER),
+        lambda fake, found: update_status(fake.client, found, dict.clear),
+        lambda fake, found: apply_owned(fake, found, []),
+    ],
+)
+async def test_an_instance_of_a_class_is_refused_with_what_to_read_instead(fake, use):
+    class Widget:
+        pass
+
+    with pytest.raises(ProviderError, match="takes dicts, and Widget is none: read the object by the name of its kind"):
+        await use(fake, Widget())

@@ -19,7 +19,7 @@ from kplane.provider.controllers.engaged import ClusterWatch, EngagedCluster, na
 from kplane.provider.controllers.options import Options
 from kplane.provider.controllers.queue import FairQueue
 from kplane.provider.controllers.rate_limiter import Clustered
-from kplane.provider.controllers.reconcile import Reconcile, is_unreached
+from kplane.provider.controllers.reconcile import Reconcile, is_unreached, require_result
 from kplane.provider.controllers.request import Request
 from kplane.provider.controllers.review import Review
 from kplane.provider.controllers.sources import Add, ClusterSource, Engage, KindSource, RawSource
@@ -308,7 +308,7 @@ class MulticlusterController(Generic[R]):
         missing: str | None = None
         try:
             with cluster_context(cluster):
-                result = await self._reconcile(request)
+                result = require_result(await self._reconcile(request))
         except ClusterNotFound as error:
             if self._options.retry_cluster_not_found or (error.cluster is None and self._known(cluster)):
                 raise

@@ -12,7 +12,7 @@ from kplane.provider.controllers.rate_limiter import Clustered
 from kplane.provider.controllers.workers import Result
 from kplane.provider.errors import ClusterNotReady, ProviderError, ServerError, Unreachable
 
-__all__ = ["AnyReconcile", "Reconcile", "is_unreached", "with_cluster"]
+__all__ = ["AnyReconcile", "Reconcile", "is_unreached", "require_result", "with_cluster"]
 
 R = TypeVar("R", bound=Clustered)
 
@@ -44,6 +44,13 @@ def with_cluster(reconcile: AnyReconcile[R], *, get_cluster: Callable[[str], Clu
         return await both(request, get_cluster(request.cluster))
 
     return within
+
+
+def require_result(returned: object) -> Result | None:
+    """Return what a reconcile function returned. Raises ProviderError if that is no Result and not None."""
+    if returned is None or isinstance(returned, Result):
+        return returned
+    raise ProviderError(f"the reconcile function returned {type(returned).__name__}: let it return None or a Result")
 
 
 def is_unreached(error: BaseException) -> bool:

@@ -54,6 +54,7 @@ _FORMATS: Final = frozenset(
 )
 """Formats that Kubernetes checks, and that mean the same in JSON schema; a duration is another text there."""
 _INT_OR_STRING: Final = "x-kubernetes-int-or-string"
+_MAP_KEYS: Final = "x-kubernetes-list-map-keys"
 _PRESERVES: Final = "x-kubernetes-preserve-unknown-fields"
 _NULL: Final = {"type": "null"}
 _INTEGER_OR_STRING: Final = (
@@ -120,6 +121,7 @@ class _Translation:
                     structural[keyword] = [{"type": "integer"}, {"type": "string"}]
                 case _:
                     structural.update(_keyword(keyword, value, schema, at=at))
+        _require_keys(structural, at=at)
         if "type" not in structural and not structural.keys() & {_INT_OR_STRING, _PRESERVES}:
             raise SchemaError(f"{at or 'the kind'}: a structural schema needs a type, and {dict(schema)} has none")
         return structural
@@ -153,10 +155,24 @@ class _Translation:
         if value is False or (value is True and schema.get(_PRESERVES)):
             return {}  # the API server prunes, refuses or keeps unknown fields by itself
         if "properties" in schema:
-            raise SchemaError(f"{at}: additionalProperties beside properties; use a dict or a model, not both")
+            raise SchemaError(
+                f"{at}: additionalProperties beside properties; use a dict, or give the model"
+                " json_schema_extra=PRESERVE_UNKNOWN_FIELDS"
+            )
         if value is True:
             return {_PRESERVES: True}
         return {"additionalProperties": self.translate(value, at=f"{at}{{}}", within=within)}
+
+
+def _require_keys(structural: Mapping[str, Any], *, at: str) -> None:
+    """Refuse a list by keys that items may lack: an API server takes no such CustomResourceDefinition."""
+    items = structural.get("items", {})
+    for key in structural.get(_MAP_KEYS, ()):
+        if key not in items.get("required", ()) and "default" not in items.get("properties", {}).get(key, {}):
+            raise SchemaError(
+                f"{at}: list_map({key!r}) needs items with a field {key!r} that is required or has a default; use a"
+                " model for them"
+            )
 
 
 def _in_terms_of_kubernetes(schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ from kplane.provider.objects.conflicts import retry_on_conflict
 from kplane.provider.objects.fingerprint import Fingerprint
 from kplane.provider.objects.identity import Object, kind_of, title_of, uid_of
 from kplane.provider.objects.missing import or_none
-from kplane.provider.objects.owners import controller_of, is_controlled_by, set_controller
+from kplane.provider.objects.owners import controller_of, controller_words, is_controlled_by, set_controller
 
 __all__ = ["OWNER_LABEL", "Applied", "apply_owned"]
 
@@ -173,12 +173,11 @@ class _Work:
         controller = controller_of(existing)
         if is_controlled_by(existing, self._owner) or (controller is None and self._adopt):
             return
-        why = (
-            "has no controller" if controller is None else f"is controlled by {controller['kind']} {controller['name']}"
-        )
-        raise ObjectTaken(
-            f"failed to apply {title_of(existing)} of {title_of(self._owner)}: it {why}; delete or rename it"
-        )
+        if controller is None:
+            why = "has no controller; delete or rename it"
+        else:
+            why = f"is controlled by {controller_words(controller, self._owner)}"
+        raise ObjectTaken(f"failed to apply {title_of(existing)} of {title_of(self._owner)}: it {why}")
 
     async def prune(self, resources: Iterable[Resource], *, kept: Sequence[_Described]) -> None:
         """Delete the objects of these kinds that have no description any more."""

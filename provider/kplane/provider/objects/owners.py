@@ -6,7 +6,7 @@ from kplane.provider.client.body import name_of, namespace_of
 from kplane.provider.errors import ObjectTaken, ProviderError
 from kplane.provider.objects.identity import Object, kind_of, title_of, uid_of
 
-__all__ = ["add_owner", "controller_of", "is_controlled_by", "owner_reference", "set_controller"]
+__all__ = ["add_owner", "controller_of", "controller_words", "is_controlled_by", "owner_reference", "set_controller"]
 
 
 def owner_reference(owner: Object, *, controller: bool = False, block_owner_deletion: bool | None = None) -> Object:
@@ -32,9 +32,7 @@ def set_controller(owner: Object, body: Object) -> None:
     """
     existing = controller_of(body)
     if existing is not None and existing.get("uid") != uid_of(owner):
-        raise ObjectTaken(
-            f"{title_of(body)} is controlled by {existing.get('kind')} {existing.get('name')}: delete or rename it"
-        )
+        raise ObjectTaken(f"{title_of(body)} is controlled by {controller_words(existing, owner)}")
     _put(body, owner, owner_reference(owner, controller=True))
 
 
@@ -50,6 +48,17 @@ def add_owner(owner: Object, body: Object) -> None:
 def controller_of(body: Object) -> Object | None:
     """Return the reference to the controller of an object, or None."""
     return next((reference for reference in _references(body) if reference.get("controller") is True), None)
+
+
+def controller_words(controller: Object, owner: Object) -> str:
+    """Say which controller an object has in the place of `owner`, and the remedy."""
+    title = f"{controller.get('kind')} {controller.get('name')}"
+    if (controller.get("kind"), controller.get("name")) != (owner.get("kind"), name_of(owner)):
+        return f"{title}; delete or rename it"
+    return (
+        f"{title} of uid {controller.get('uid')}, an earlier one of this name; the garbage collector of the cluster"
+        " deletes it, or delete it yourself"
+    )
 
 
 def is_controlled_by(body: Object, owner: Object) -> bool:

@@ -167,7 +167,7 @@ class _Part(Informer):
     async def stop(self) -> None:
         """Call no handler until the next `start`; the host's informer continues."""
         self._stopped = True
-        self._tell()
+        self._wake_waiters()
         for registration in self._registrations:
             registration.pause()
 
@@ -185,7 +185,7 @@ class _Part(Informer):
     async def aclose(self) -> None:
         """Remove the handlers of this cache."""
         self._closed = True
-        self._tell()
+        self._wake_waiters()
         for registration in self._registrations:
             registration.remove()
         self._registrations.clear()
@@ -204,7 +204,7 @@ class _Part(Informer):
         try:
             while not whole.done():
                 # Wait for the end of this part too: the informer of the host may wait for longer.
-                ended = asyncio.create_task(self._news.wait(), name=f"{title}: wait for its end")
+                ended = asyncio.create_task(self._state_changed.wait(), name=f"{title}: wait for its end")
                 await asyncio.wait((whole, ended), return_when=asyncio.FIRST_COMPLETED)
                 await end_tasks([ended])
                 self._require_open()
