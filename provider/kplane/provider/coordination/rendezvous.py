@@ -59,6 +59,6 @@ def assign(items: Collection[str], weights: Mapping[str, float], *, held: Mappin
 def _draw(item: str, peer: str) -> float:
     # Names have no zero byte, so no two pairs have the same input to the hash.
     digest = hashlib.blake2b(f"{item}\0{peer}".encode(), digest_size=8).digest()
-    # Take few enough bits that the result is neither 0 nor 1.
+    # Take so few bits that the result is between 0 and 1, both excluded.
     number = int.from_bytes(digest, "big") >> (64 - _BITS)
     return -1.0 / math.log((number + 0.5) / (1 << _BITS))

@@ -100,7 +100,7 @@ def _entry(manager: Manager, owned: _Owned) -> Object:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A write of a manager, which can neither change nor own the top-level fields `reset`."""
+    """A write of a manager. It cannot change or own the top-level fields `reset`."""
 
     manager: Manager
     shape: Shape
