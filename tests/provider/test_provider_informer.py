@@ -373,7 +373,7 @@ async def test_informer_yields_to_other_tasks_during_flood(play, eventually):
                 await asyncio.sleep(0)
 
         other = asyncio.create_task(others())
-        await informer.feeds[0]._take(flood.splitlines())
+        await informer.feeds[0]._handle(flood.splitlines())
         await other
     assert turns >= 19
 

@@ -282,7 +282,7 @@ def worlds(
     """Worlds for one example each, with waits between tries that are short."""
     directory = tmp_path_factory.mktemp("convergence")
     stack, patches = contextlib.AsyncExitStack(), pytest.MonkeyPatch()
-    patient, once = KeyedBackoff.next, Calls._once
+    patient, once = KeyedBackoff.next, Calls._attempt
     management = ClusterConfig.load(api_server.operator_kubeconfig).server
 
     def hurried(self: Any, key: Any, *, reason: str = "") -> float:
@@ -301,7 +301,7 @@ def worlds(
         return await fate.decide(send, writes=request.method != "GET", in_tenant=in_tenant)
 
     patches.setattr(KeyedBackoff, "next", hurried)
-    patches.setattr(Calls, "_once", fated)
+    patches.setattr(Calls, "_attempt", fated)
     patches.setattr(control_plane_registration, "_RETRY_SECONDS", 0.2)
     patches.setattr(resolution, "_FIRST_WORDS_SECONDS", 0.0)
     patches.setattr(resolution, "_CREATED_SECONDS", 0.0)
