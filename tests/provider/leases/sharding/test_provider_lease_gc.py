@@ -13,14 +13,14 @@ from kplane.provider.coordination.lease_gc import LeaseGC
 
 Loop = type[asyncio.AbstractEventLoop]
 Worlds = Callable[..., AbstractAsyncContextManager[Any]]
-LOOK_SECONDS = 300.0
+INTERVAL_SECONDS = 300.0
 """Instead of an hour, which takes long in virtual time too."""
 
 
 def test_lease_gc_deletes_leases_of_dead_peers_and_clusters(
     made_up_time: Loop, world_of: Worlds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kplane.provider.coordination.lease_gc._LOOK_SECONDS", LOOK_SECONDS)
+    monkeypatch.setattr("kplane.provider.coordination.lease_gc._INTERVAL_SECONDS", INTERVAL_SECONDS)
 
     async def collected() -> None:
         async with world_of(0.0, 0.0, fence="cluster") as world:
@@ -33,7 +33,7 @@ def test_lease_gc_deletes_leases_of_dead_peers_and_clusters(
             await asyncio.sleep(100)
             assert {third.announced, f"mcr-shard-{gone}"} <= world.api.leases.keys()
 
-            await asyncio.sleep(3 * LOOK_SECONDS)
+            await asyncio.sleep(3 * INTERVAL_SECONDS)
             living = {process.announced for process in world.processes if process.running}
             assert world.api.leases.keys() == living | {f"mcr-shard-{each}" for each in world.clusters}
             assert world.settled()
