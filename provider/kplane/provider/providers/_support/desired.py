@@ -1,4 +1,4 @@
-"""The clusters that a provider wants in its fleet, each applied at its own pace."""
+"""Desired clusters of a provider, which are applied to its fleet concurrently."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log: Final = logging.getLogger(__name__)
 class DesiredClusters:
     """Reconciles a fleet with the desired clusters, in a task of `tasks` for each name with pending changes.
 
-    So a cluster whose end takes long, or which the fleet refuses, delays no other cluster. A failure is retried with
+    So a cluster that stops slowly, or that the fleet refuses, delays no other cluster. A failure is retried with
     growing delays, with the latest desired state. `what` names the kind in log messages.
     """
 
@@ -62,15 +62,15 @@ class DesiredClusters:
         changed = self._changed.get(name)
         if changed is None:
             changed = self._changed[name] = asyncio.Event()
-            self._tasks.create_task(self._settle(name, changed), name=f"{self._what} {name}")
+            self._tasks.create_task(self._reconcile(name, changed), name=f"{self._what} {name}")
         changed.set()
 
-    async def _settle(self, name: str, changed: asyncio.Event) -> None:
+    async def _reconcile(self, name: str, changed: asyncio.Event) -> None:
         backoff = Backoff(initial_seconds=0.5, maximum_seconds=30.0)
         while changed.is_set():
             changed.clear()
             try:
-                await self._bring_about(name)
+                await self._apply(name)
             except Exception as error:
                 delay = backoff.next_delay()
                 unexpected = None if isinstance(error, ProviderError) else error
@@ -88,7 +88,7 @@ class DesiredClusters:
                 changed.set()
         del self._changed[name]
 
-    async def _bring_about(self, name: str) -> None:
+    async def _apply(self, name: str) -> None:
         cluster = self._wanted.get(name)
         if cluster is None:
             await self._fleet.remove(name)
