@@ -113,11 +113,11 @@ def _create_missing(store: Store, asked: Asked, body: Object) -> Object:
 
 def _owned(store: Store, asked: Asked, before: Object | None, body: Object) -> Object:
     """Return an object for a write, whose writer owns the changed fields."""
-    given = (body.get("metadata") or {}).get("managedFields")
+    entries = (body.get("metadata") or {}).get("managedFields")
     ownership = _ownership(before)
     if not asked.subresource:
         # Clients without support of managedFields omit them. An empty list removes the owners.
-        ownership = {} if given in ([], [{}]) else ownership_of(given) or ownership
+        ownership = {} if entries in ([], [{}]) else ownership_of(entries) or ownership
     after = _unmanaged(normalized(asked.resource, body))
     if before is None or ownership:
         live = _unmanaged(normalized(asked.resource, before or {}))

@@ -29,33 +29,33 @@ class DesiredClusters:
         self._fleet = fleet
         self._tasks = tasks
         self._what = what
-        self._wanted: dict[str, Cluster] = {}
+        self._desired: dict[str, Cluster] = {}
         self._changed: dict[str, asyncio.Event] = {}
 
     def want(self, cluster: Cluster) -> None:
         """Set the desired cluster of a name."""
-        desired = self._wanted.get(cluster.name)
+        desired = self._desired.get(cluster.name)
         if desired is None or not desired.equals(cluster):
-            self._wanted[cluster.name] = cluster
+            self._desired[cluster.name] = cluster
             self._touch(cluster.name)
 
     def drop(self, name: str) -> None:
         """Remove the desired cluster of a name."""
-        if self._wanted.pop(name, None) is not None:
+        if self._desired.pop(name, None) is not None:
             self._touch(name)
 
     def want_only(self, clusters: Iterable[Cluster]) -> None:
         """Set all desired clusters; other clusters leave the fleet, even clusters of an earlier run of the provider."""
-        wanted = {cluster.name: cluster for cluster in clusters}
-        for cluster in wanted.values():
+        desired = {cluster.name: cluster for cluster in clusters}
+        for cluster in desired.values():
             self.want(cluster)
-        self.forget_others(wanted)
+        self.forget_others(desired)
 
     def forget_others(self, names: Iterable[str]) -> None:
         """Remove all clusters with other names."""
         kept = set(names)
-        for name in {*self._wanted, *self._fleet.names()} - kept:
-            self._wanted.pop(name, None)
+        for name in {*self._desired, *self._fleet.names()} - kept:
+            self._desired.pop(name, None)
             self._touch(name)
 
     def _touch(self, name: str) -> None:
@@ -89,7 +89,7 @@ class DesiredClusters:
         del self._changed[name]
 
     async def _apply(self, name: str) -> None:
-        cluster = self._wanted.get(name)
+        cluster = self._desired.get(name)
         if cluster is None:
             await self._fleet.remove(name)
         else:
