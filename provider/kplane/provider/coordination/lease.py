@@ -220,14 +220,14 @@ class Lease:
 
     @property
     def renewed_at(self) -> float:
-        """Time, by `now`, just before the last successful renewal was sent; minus infinity if the Lease is not held."""
+        """Time, by `now`, just before the last successful renewal was sent; minus infinity without one."""
         return self._renewed_at
 
     @property
     def expires_at(self) -> float:
-        """Time, by `now`, at which the last renewal of this process expires; minus infinity after a release or a loss.
+        """Time, by `now`, at which the last renewal of this process expires, and other processes may acquire the Lease.
 
-        Other processes may acquire the Lease from then on.
+        Minus infinity before the first acquisition, and after a release or a loss.
         """
         return self._expires_at
 

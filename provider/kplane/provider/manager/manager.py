@@ -42,7 +42,7 @@ class Manager:
     works on if several processes run the same manager; by default this process works on all clusters.
 
     `name` is the name of the program, such as `my-operator`, and the field manager of each write. Two programs must not
-    share a name; all versions and replicas of a program must. The User-Agent of requests consists of name and
+    share a name; all versions and replicas of a program must. The User-Agent of requests begins with name and
     `version`. Raises ProviderError without a name.
 
     `workers` is the default number of concurrent reconciles of a controller (see `Options`);
