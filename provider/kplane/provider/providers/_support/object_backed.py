@@ -84,7 +84,7 @@ class ObjectBackedProvider:
     `name` returns the name of an object's cluster by namespace and name, and must be unique. `namespace=None` means all
     namespaces. Objects that no longer match `label_selector` count as gone. The plan is called for objects that
     are `ready`, and for objects with an engaged cluster, to keep the cluster up to date. With `object_name` the
-    provider follows only the object of that name.
+    provider reads and watches only the object of that name, by its name.
 
     `mine` tells whether this process works on the cluster of a name. The provider reads no Secret of any other cluster,
     and keeps it out of the fleet. Call `look_again` when the result may have changed.
