@@ -10,7 +10,7 @@ async with Client(ClusterConfig.in_cluster()) as client:
 The provider watches `clusters` of cluster.x-k8s.io, v1beta2 or v1beta1. A Cluster is ready when its control plane was
 initialized: `status.initialization.controlPlaneInitialized`, or with v1beta1 `status.controlPlaneReady` or the
 condition ControlPlaneInitialized. Cluster API never revokes this state. If a custom `ready` turns false, the engaged
-cluster stays and is kept up to date, because the health of an engaged cluster is checked directly.
+cluster stays and is kept up to date. The health of an engaged cluster is checked directly.
 
 A cluster is named `<namespace>/<name>`. Its credentials are the key `value` of the Secret `<name>-kubeconfig`. The
 Secret needs the label `cluster.x-k8s.io/cluster-name`, as the contract demands, and is watched. A renewed token or
