@@ -117,8 +117,8 @@ class ManagerMetrics(Collector):
             labels=["kind", "reason"],
         )
         refusals = Counter((kind, refusal.reason) for _, cache in caches for kind, refusal in cache.refusals.items())
-        for (kind, reason), count in refusals.items():
-            refused.add_metric([kind, reason], count)
+        for (kind, refusal_reason), count in refusals.items():
+            refused.add_metric([kind, refusal_reason], count)
         yield refused
         yield self._requests()
         labels = ["cluster", "kind"] if self._cluster_labels else ["kind"]
