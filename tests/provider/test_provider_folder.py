@@ -103,7 +103,7 @@ def test_folder_names_unread_files_once(tree, caplog):
 
 def test_folder_names_ten_of_many_unread_files(tree, monkeypatch, caplog):
     caplog.set_level("INFO")
-    monkeypatch.setattr(module, "_MAX_NAMED", 15)
+    monkeypatch.setattr(module, "_MAX_REPORTED", 15)
     folder = Folder(tree(*(f"{number:02}" for number in range(12))), pattern="*.yaml")
     look(folder, kubeconfigs=0)
     (line,) = [text for text in caplog.messages if "not read" in text]

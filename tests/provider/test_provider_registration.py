@@ -21,7 +21,7 @@ from kplane.provider.providers.kplane.registration import (
     PROFILE_ATTRIBUTE,
     REGISTRATIONS,
     RegistrationProvider,
-    read_wish,
+    read_desired,
 )
 
 SERVICES = frozenset({"Controllers"})
@@ -105,8 +105,8 @@ async def management(client, namespace, tools):
 )
 def test_controllers_list_is_an_attribute(controllers, listed):
     registration = {"metadata": {"name": "a", "generation": 1}, "status": status("n", controllers=controllers)}
-    wish = read_wish(registration, services=frozenset({"controllers"}))
-    assert wish.attributes[CONTROLLERS_ATTRIBUTE] == listed
+    desired = read_desired(registration, services=frozenset({"controllers"}))
+    assert desired.attributes[CONTROLLERS_ATTRIBUTE] == listed
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_controllers_list_is_an_attribute(controllers, listed):
 )
 def test_registrations_are_selected_by_mode(fields, shared, dedicated, any_mode):
     registration = {"metadata": {"name": "a", "generation": 1}, "status": status("n", **fields)}
-    served = {mode: read_wish(registration, services=frozenset({"controllers"}), mode=mode) for mode in MODES}
+    served = {mode: read_desired(registration, services=frozenset({"controllers"}), mode=mode) for mode in MODES}
     assert [served[mode] is not None for mode in MODES] == [shared, dedicated, any_mode]
 
 
@@ -291,48 +291,48 @@ async def test_provider_works_with_the_permissions_of_mcm(
         await eventually(clusters.names, lambda names: names == [management.name])
 
 
-def wish(*, metadata=None, **fields):
+def desired(*, metadata=None, **fields):
     registration = {
         "metadata": {"name": "a", "generation": 1, **(metadata or {})},
         "spec": {"services": ["controllers"]},
         "status": status("ns", **fields),
     }
-    return read_wish(registration, services=frozenset({"controllers"}))
+    return read_desired(registration, services=frozenset({"controllers"}))
 
 
 def test_read_wish_reads_endpoint_secret_and_attributes():
     controllers = {"name": "controllers", "namespace": "ns"}
-    assert (wish().endpoint, wish().namespace, wish().secret) == ("https://127.0.0.1:1", "ns", "admin")
-    assert wish(resolvedControllersSecretRef=controllers).secret == "controllers"
-    assert wish(services=["CONTROLLERS"]) == wish()
+    assert (desired().endpoint, desired().namespace, desired().secret) == ("https://127.0.0.1:1", "ns", "admin")
+    assert desired(resolvedControllersSecretRef=controllers).secret == "controllers"
+    assert desired(services=["CONTROLLERS"]) == desired()
     identities = [
-        wish(),
-        wish(controlPlaneUID="2"),
-        wish(controllers=None),
-        wish(services=["Controllers", "Scheduler"]),
-        wish(version="v1.36.3"),
-        wish(version="v1.37.0"),
+        desired(),
+        desired(controlPlaneUID="2"),
+        desired(controllers=None),
+        desired(services=["Controllers", "Scheduler"]),
+        desired(version="v1.36.3"),
+        desired(version="v1.37.0"),
     ]
     assert len({str(found.attributes) for found in identities}) == len(identities)
     # A patch release keeps the identity of the cluster: no controller restarts.
-    assert wish(version="v1.36.4") == wish(version="v1.36.3-vendor.1")
-    assert wish(version={"no": "text"}).attributes["version"] == ""
+    assert desired(version="v1.36.4") == desired(version="v1.36.3-vendor.1")
+    assert desired(version={"no": "text"}).attributes["version"] == ""
 
 
 def test_read_wish_returns_none_when_not_ready():
-    assert read_wish(None, services=frozenset({"controllers"})) is None
-    assert wish(ready=False) is None
-    assert wish(ready="true") is None
-    assert wish(services=["Scheduler"]) is None
-    assert wish(metadata={"deletionTimestamp": "2026-01-01T00:00:00Z", "generation": 2}) is None
+    assert read_desired(None, services=frozenset({"controllers"})) is None
+    assert desired(ready=False) is None
+    assert desired(ready="true") is None
+    assert desired(services=["Scheduler"]) is None
+    assert desired(metadata={"deletionTimestamp": "2026-01-01T00:00:00Z", "generation": 2}) is None
 
 
 def test_read_wish_returns_unanswered_for_incomplete_status():
-    unanswered = wish(metadata={"generation": 2})
+    unanswered = desired(metadata={"generation": 2})
     assert unanswered is not None
-    assert wish(metadata={"generation": 2}, ready=False) is unanswered
-    assert wish(resolvedEndpoint=None) is unanswered
-    assert wish(resolvedKubeconfigSecretRef={"name": "x"}) is unanswered
+    assert desired(metadata={"generation": 2}, ready=False) is unanswered
+    assert desired(resolvedEndpoint=None) is unanswered
+    assert desired(resolvedKubeconfigSecretRef={"name": "x"}) is unanswered
 
 
 json_values = st.recursive(
@@ -346,7 +346,7 @@ json_values = st.recursive(
 def test_read_wish_accepts_any_status(fields, spec):
     registration = {"metadata": {"name": "a", "generation": 1}, "spec": spec, "status": {**status("ns"), **fields}}
     for each in (registration, {**registration, "status": fields.get("ready")}):
-        wish = read_wish(each, services=frozenset({"controllers"}))
+        desired = read_desired(each, services=frozenset({"controllers"}))
         # A cluster always has an endpoint, a namespace and a Secret, as strings.
-        for text in (wish.endpoint, wish.namespace, wish.secret) if hasattr(wish, "endpoint") else ():
+        for text in (desired.endpoint, desired.namespace, desired.secret) if hasattr(desired, "endpoint") else ():
             assert isinstance(text, str) and text  # noqa: PT018

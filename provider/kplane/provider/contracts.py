@@ -1,4 +1,4 @@
-"""Protocols between a manager and what it runs: awares, providers, runnables, coordinators, controllers."""
+"""Protocols between a manager and its components: awares, providers, runnables, coordinators, controllers."""
 
 from __future__ import annotations
 
@@ -53,24 +53,24 @@ class LocalWatcher(Protocol):
 
 @runtime_checkable
 class Runnable(Protocol):
-    """Runs for as long as a manager does."""
+    """Runs while a manager runs."""
 
     async def run(self) -> None:
         """Run until cancelled. The manager restarts a failed run after a backoff."""
 
 
 class Fleet(Protocol):
-    """Fleet to which a provider adds clusters."""
+    """Set of engaged clusters, which a provider keeps up to date."""
 
     async def add_or_replace(self, cluster: Cluster) -> None:
-        """Make this the cluster of its name, and return when it is.
+        """Add a cluster, or replace the cluster of its name, and return after the change.
 
-        If it continues the present cluster with renewed credentials, the engagement goes on. Otherwise the present
-        engagement is closed before the new one begins.
+        If the new cluster continues the present cluster with renewed credentials, the engagement stays. Otherwise the
+        present engagement is closed before the new engagement begins.
         """
 
     async def remove(self, name: str) -> None:
-        """Close the engagement of a cluster, and return after its end. An unknown name is no error."""
+        """Close the engagement of a cluster, and return after its end. Ignores an unknown name."""
 
     def get(self, name: str) -> Cluster:
         """Return the cluster of that name. Raises ClusterNotFound, or ClusterNotReady while it is being engaged."""
@@ -87,7 +87,7 @@ class Provider(Protocol):
         """Name for logs and metrics."""
 
     async def run(self, fleet: Fleet) -> None:
-        """Keep `fleet` up to date with every cluster that comes, changes and goes, until cancelled.
+        """Keep `fleet` up to date with all added, changed and removed clusters, until cancelled.
 
         The manager restarts a failed run; engaged clusters stay engaged meanwhile. See also `HasSynced`.
         """
@@ -95,29 +95,29 @@ class Provider(Protocol):
 
 @runtime_checkable
 class HasSynced(Protocol):
-    """Reports whether a provider has synced; a manager with such a provider is not ready before."""
+    """Reports whether a provider has synced. A manager with such a provider is not ready until then."""
 
     def has_synced(self) -> bool:
-        """Tell whether the initial list of clusters was read; client-go's HasSynced."""
+        """Tell whether the provider has read its initial list of clusters, as client-go's HasSynced."""
 
 
 class EngagementTarget(Protocol):
     """The clusters of a manager, for a coordinator to allow and withdraw."""
 
     def names(self) -> list[str]:
-        """Return the names of all known clusters, sorted; the local cluster, if there is one, is among them."""
+        """Return the names of all clusters of the fleet, sorted, and the name of the local cluster if there is one."""
 
     async def wait_changed(self) -> None:
-        """Return when clusters have come or gone since the last call; the first call returns at once."""
+        """Wait until clusters were added or removed since the last call. The first call returns at once."""
 
     def allow(self, name: str) -> None:
-        """Let the work on a cluster begin. Has no effect on begun work or an unknown cluster.
+        """Let the work on a cluster begin. Does nothing if the work has begun, or for an unknown cluster.
 
         A cluster that was removed and added again must be allowed again.
         """
 
     async def withdraw(self, name: str) -> None:
-        """End the work on a cluster, and return after its end. Has no effect without work."""
+        """End the work on a cluster, and return after its end. Does nothing without work."""
 
     def observe_local(self) -> None:
         """Let each `LocalWatcher` watch the local cluster, whether or not this process may work on it."""
@@ -133,16 +133,16 @@ class Coordinator(Protocol):
         """Allow and withdraw clusters until cancelled; finally withdraw all clusters, and then release the Leases."""
 
     def may_work(self, cluster: str) -> bool:
-        """Tell whether a reconcile may begin now. Called for each reconcile, so it must not make API calls."""
+        """Tell whether a reconcile may begin now. Each reconcile calls this method, so it must make no API calls."""
 
     def grace_seconds(self, cluster: str) -> float | None:
-        """Return the seconds that running reconciles have to end when work is withdrawn; None is no limit."""
+        """Return the seconds in which running reconciles must end when work is withdrawn; None is no limit."""
 
     def require_read(self, cluster: str) -> None:
-        """Raise ClusterNotOwned if this process must not look a cluster up."""
+        """Raise ClusterNotOwned if this process must not look up a cluster."""
 
     def require_write(self, cluster: str) -> float | None:
-        """Raise ClusterNotOwned if this process must not write to a cluster now; called before each write.
+        """Raise ClusterNotOwned if this process must not write to a cluster now. The client calls it before each write.
 
         Returns the seconds that the write may take; None is no limit. Reconciles of any cluster may write to the local
         cluster.
@@ -150,11 +150,11 @@ class Coordinator(Protocol):
 
 
 class Buildable(Protocol):
-    """Builder of a controller."""
+    """Builder of a controller, which a manager waits for."""
 
     @property
     def pending(self) -> bool:
-        """Whether `build` was not called yet."""
+        """Whether `build` is still to be called."""
 
 
 class ControllerHost(Protocol):
@@ -166,7 +166,7 @@ class ControllerHost(Protocol):
 
     @property
     def reconcile_timeout_seconds(self) -> float:
-        """Default timeout of a reconcile."""
+        """Default timeout of a reconcile, in seconds."""
 
     @property
     def scope(self) -> str | None:
@@ -178,7 +178,7 @@ class ControllerHost(Protocol):
 
     @property
     def coordinator(self) -> Coordinator:
-        """Decides which clusters this process works on."""
+        """Coordinator that decides which clusters this process works on."""
 
     @property
     def provider(self) -> Provider | None:
@@ -192,7 +192,7 @@ class ControllerHost(Protocol):
         """Return a cluster by its name. Raises ClusterNotFound, ClusterNotReady and ClusterNotOwned."""
 
     def expect(self, builder: Buildable) -> None:
-        """Refuse to run while the controller of `builder` is not built."""
+        """Register a builder. The manager refuses to run until the builder has built its controller."""
 
     def add(self, what: Aware | LocalAware | Runnable) -> None:
         """Engage and run a component."""

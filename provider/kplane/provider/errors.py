@@ -1,4 +1,4 @@
-"""The exceptions of this package, one family."""
+"""Exceptions of this package, with the root `ProviderError`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ UnreachableKind = Literal["connect", "tls", "timeout", "protocol"]
 _MAX_MESSAGE: Final = 2000
 _MAX_REASON: Final = 128
 _MANAGER: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
-"""The manager in the cause of a conflict, such as `conflict with "kubectl" using v1`."""
+"""Pattern of the manager in the cause of a conflict, such as `conflict with "kubectl" using v1`."""
 
 
 class ProviderError(Exception):
@@ -49,7 +49,7 @@ class ProviderError(Exception):
 
 
 class ClusterNotFound(ProviderError, LookupError):
-    """No cluster of that name is known. `cluster` is the name; None if the code that raised the error gave none."""
+    """The fleet has no cluster of this name. `cluster` is the name, or None if the raising code gave no name."""
 
     def __init__(self, message: str, *, cluster: str | None = None) -> None:
         super().__init__(message)
@@ -57,26 +57,26 @@ class ClusterNotFound(ProviderError, LookupError):
 
 
 class ClusterNotOwned(ProviderError):
-    """The cluster is known, but this process must not work on it now."""
+    """This process must not work on the cluster now."""
 
 
 class ClusterNotReady(ProviderError):
-    """The cluster is known, but is being engaged or replaced; retry soon."""
+    """The fleet is engaging or replacing the cluster; retry soon."""
 
 
 class NotServed(ProviderError, LookupError):
-    """The cluster answers, and serves no such kind: its CustomResourceDefinition is missing, or not established yet.
+    """The cluster does not serve the kind: its CustomResourceDefinition is missing, or not established yet.
 
-    It is no `NotFound`: a kind that is missing must not be taken for an object that is gone.
+    The error is no `NotFound`, because callers must not mistake a missing kind for a deleted object.
     """
 
 
 class KindMisspelled(NotServed):
-    """The cluster serves the kind in another spelling: a plural, or a name in lower case, was given."""
+    """The cluster serves the kind under another spelling. The given name is a plural, or in lower case."""
 
 
 class DecodeFailed(ProviderError, ValueError):
-    """A `decoder` could not read an object."""
+    """A `decoder` failed to decode an object."""
 
 
 class KubeconfigError(ProviderError, ValueError):
@@ -84,30 +84,30 @@ class KubeconfigError(ProviderError, ValueError):
 
 
 class LeaseLost(ProviderError):
-    """This process no longer holds a Lease: work under it must end."""
+    """This process no longer holds a Lease. Work that depends on the Lease must end."""
 
 
 class ListenFailed(ProviderError, OSError):
-    """The address to listen on cannot be had: another process has it, or the machine does not."""
+    """An address cannot be listened on: another process uses it, or the machine does not have it."""
 
 
 class ObjectTaken(ProviderError):
-    """An object is not the owner's: another owner controls it, or it was there before and has no owner.
+    """An object does not belong to the owner: another owner controls it, or it existed before and has no owner.
 
-    `reason` suits a condition.
+    `reason` is a valid reason of a condition.
     """
 
     reason: Final = "ObjectTaken"
 
 
 class WaitTimedOut(ProviderError, TimeoutError):
-    """An object did not become as desired in time; the message shows its last state."""
+    """An object did not reach the desired state in time. The message shows its last state."""
 
 
 class Unreachable(ProviderError):
-    """An API server gave no valid answer: connection, TLS, time-out, or protocol, as `kind` says.
+    """An API server gave no valid answer. `kind` is the kind of failure: connection, TLS, time-out, or protocol.
 
-    `reason` suits a condition: `CertificateInvalid` if the server's certificate was refused, else
+    `reason` is a valid reason of a condition: `CertificateInvalid` if the server's certificate was refused, else
     `EndpointUnreachable`. `write_sent` tells whether the request was a write, and its body was sent.
     """
 
@@ -121,7 +121,7 @@ class Unreachable(ProviderError):
 
     @property
     def timed_out(self) -> bool:
-        """Whether a deadline passed, so that the server may still have done what was asked."""
+        """Whether a deadline passed. The server may have executed the request."""
         return self.kind == "timeout"
 
 
@@ -133,9 +133,9 @@ class AnswerTooLarge(Unreachable):
 
 
 class ApiError(ProviderError):
-    """The API server refused a request. `status` is the HTTP status, `reason` that of Kubernetes' Status object.
+    """The API server refused a request. `status` is the HTTP status, `reason` the reason in the Status object.
 
-    The message is cut if it is long, and has no control characters, because an API server may be hostile.
+    Long messages are cut, and control characters are replaced, because an API server may be hostile.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class AlreadyExists(Conflict):
 class FieldConflict(Conflict):
     """409 of a server-side apply: other field managers own fields of the configuration.
 
-    `owners` has the fields, such as `.data.key`, by the names of their managers.
+    `owners` maps the names of managers to their fields, such as `.data.key`.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class Unauthorized(ApiError):
 
 
 class Forbidden(ApiError):
-    """403: the identity must not do this."""
+    """403: the identity has no permission for the request."""
 
 
 class Invalid(ApiError):
@@ -208,7 +208,7 @@ class Invalid(ApiError):
 
 
 class TooManyRequests(ApiError):
-    """429: too many requests; `retry_after_seconds` says when to retry."""
+    """429: too many requests; retry after `retry_after_seconds`."""
 
 
 class ServerError(ApiError):
@@ -249,12 +249,12 @@ def _field_conflicts(details: Mapping[str, Any] | None) -> Iterator[tuple[str, s
     for cause in causes if isinstance(causes, list) else ():
         if isinstance(cause, Mapping) and cause.get("reason") == "FieldManagerConflict":
             message, field = str(cause.get("message", "")), str(cause.get("field", ""))
-            found = _MANAGER.search(message)
-            # It is quoted as Go does, which for printable text is as JSON does.
-            name = found[1].replace(r"\"", '"').replace(r"\\", "\\") if found is not None else message
+            match = _MANAGER.search(message)
+            # Go quotes the name. For printable names, its quoting is the same as JSON's.
+            name = match[1].replace(r"\"", '"').replace(r"\\", "\\") if match is not None else message
             yield _plain(name, at_most=_MAX_REASON), _plain(field, at_most=_MAX_MESSAGE)
 
 
 def _plain(text: str, *, at_most: int) -> str:
     text = text if len(text) <= at_most else f"{text[: at_most - 1]}…"
-    return text if text.isprintable() else "".join(each if each.isprintable() else " " for each in text)
+    return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)

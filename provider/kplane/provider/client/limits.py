@@ -1,4 +1,4 @@
-"""Bounds on the answers of a server: bytes, items, and the memory of their values."""
+"""Limits for the answers of a server: bytes, number of values, and memory of the values."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _VALUE_BYTES: Final = 100
 """Memory of a parsed value, measured with orjson: 64 bytes for a nested list, 100 for a key with its value."""
 _SMALL_BYTES: Final = 64 * 1024
 """Memory up to which an answer is always accepted, so that large answers delay only other large answers."""
-_OPENING: Final = (b",", b"[", b"{")
+_VALUE_TOKENS: Final = (b",", b"[", b"{")
 
 
 class Allowance:
-    """Bounds the memory of concurrent answers of many servers; answers of up to 64 KiB do not count.
+    """Limits the memory of concurrent answers of many servers. Answers of up to 64 KiB do not count.
 
-    An answer takes its own bytes, and 100 more for each value, from its first byte until it is returned. So N
-    concurrent calls take at most `size_bytes` plus N times 64 KiB.
+    An answer reserves its own bytes, and 100 bytes for each value, until the client returns it. So N concurrent calls
+    need at most `size_bytes` plus N times 64 KiB.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -33,11 +33,11 @@ class Allowance:
 
     @property
     def taken_bytes(self) -> int:
-        """Memory in use."""
+        """Reserved memory, in bytes."""
         return self._taken_bytes
 
     def take(self, amount: int, *, server: str) -> None:
-        """Reserve memory. Raises AnswerTooLarge if too little is left; the caller retries later."""
+        """Reserve memory. Raises AnswerTooLarge if too little memory is left; a caller may retry later."""
         if self._taken_bytes + amount > self.size_bytes:
             raise AnswerTooLarge(
                 f"{server}: the answer was not taken in, because large answers of many servers are under way: together"
@@ -46,18 +46,18 @@ class Allowance:
         self._taken_bytes += amount
 
     def give_back(self, amount: int) -> None:
-        """Release memory."""
+        """Release reserved memory."""
         self._taken_bytes -= amount
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerLimits:
-    """Bounds the answers that a `Client` accepts. A larger answer raises AnswerTooLarge, and is dropped at once.
+    """Limits the answers that a `Client` accepts. A larger answer raises AnswerTooLarge, and is dropped at once.
 
-    `answer_bytes` bounds one decompressed answer, `list_bytes` all pages of a list (None: no bound but the deadline).
-    `values` bounds the number of values in an answer or a list, because four megabytes of brackets take 400 MiB once
-    parsed; commas and brackets are counted before parsing, None does not count. `together` bounds the answers of all
-    clients that share it. The defaults are for a trusted server.
+    `answer_bytes` limits a decompressed answer, and `list_bytes` all pages of a list (None: only the deadline limits a
+    list). `values` limits the number of values in an answer or a list, because four megabytes of brackets need 400 MiB
+    when parsed. The client counts commas and brackets before it parses; with None it does not count. `together` limits
+    the answers of all clients that share it. The defaults are for a trusted server.
     """
 
     answer_bytes: int = 64 * _MIB
@@ -78,7 +78,7 @@ class AnswerLimits:
 
     @contextlib.contextmanager
     def intake(self, *, server: str, is_list: bool = False) -> Iterator[Intake]:
-        """Count the bytes and values of a call, and release its part of `together` at the end."""
+        """Count bytes and values of a call. The end of the context releases the memory of the call in `together`."""
         intake = Intake(self, server=server, bytes_at_most=self.list_bytes if is_list else self.answer_bytes)
         try:
             yield intake
@@ -87,7 +87,7 @@ class AnswerLimits:
 
 
 class Intake:
-    """Counts what one call has received: an answer, or the pages of a list."""
+    """Counts bytes and values that a call receives: an answer, or the pages of a list."""
 
     def __init__(self, limits: AnswerLimits, *, server: str, bytes_at_most: int | None) -> None:
         self.answer_bytes: Final = limits.answer_bytes
@@ -100,33 +100,33 @@ class Intake:
         self._taken = 0
 
     def too_large(self, size_bytes: int) -> AnswerTooLarge:
-        """Return the error for an answer that is larger than this."""
+        """Return the error for an answer of more than `size_bytes`."""
         size = f"{size_bytes // _MIB} MiB" if size_bytes >= _MIB else f"{size_bytes} bytes"
         return AnswerTooLarge(f"{self.server} answered with more than {size}; refused")
 
     def read(self, size_bytes: int) -> None:
-        """Count received bytes."""
+        """Count received bytes. Raises AnswerTooLarge above a limit."""
         self._bytes += size_bytes
         if self._bytes_at_most is not None and self._bytes > self._bytes_at_most:
             raise self.too_large(self._bytes_at_most)
         self._take(size_bytes)
 
     def parse(self, body: bytes) -> None:
-        """Count the values of a body before it is parsed, and their memory."""
+        """Count the values of a body before it is parsed, and their memory. Raises AnswerTooLarge above a limit."""
         self._take(self.count(body) * _VALUE_BYTES)
 
     def count(self, body: bytes) -> int:
-        """Count the values of a body that stays bytes."""
+        """Count and return the values of a body, without memory for them. Raises AnswerTooLarge above the limit."""
         if self._limits.values is None:
             return 0
-        values = sum(body.count(each) for each in _OPENING)
+        values = sum(body.count(token) for token in _VALUE_TOKENS)
         self._values += values
         if self._values > self._limits.values:
             raise AnswerTooLarge(f"{self.server} answered with more than {self._limits.values} values; refused")
         return values
 
     def give_back(self) -> None:
-        """Release what was taken: the answer was returned, or dropped."""
+        """Release the memory of the call, whose answer was returned or dropped."""
         if self._limits.together is not None:
             self._limits.together.give_back(self._taken)
         self._taken = 0

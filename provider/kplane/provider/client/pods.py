@@ -32,15 +32,15 @@ _TEXT: Final = "text/plain, */*"
 
 
 class Pods:
-    """Reads logs of pods, runs commands in them, and forwards ports to them; see `Client.pods`.
+    """Reads logs of pods, runs commands in pods, and forwards ports to pods; see `Client.pods`.
 
-    A pod is given by name and `namespace`, or by an object that has both, such as a `Request`. `container` may be left
-    out if the pod has a single container, or the annotation `kubectl.kubernetes.io/default-container`. Each method
-    raises as the methods of `Client`.
+    A pod is given by name and `namespace`, or by an object that has both, such as a `Request`. `container` may be
+    omitted if the pod has a single container, or the annotation `kubectl.kubernetes.io/default-container`. Each method
+    raises the errors of the methods of `Client`.
     """
 
     def __init__(self, client: Client, *, calls: Calls, adapted: Callable[[HttpRequest], HttpRequest]) -> None:
-        """Send requests as `adapted` returns them, by the `calls` of the client."""
+        """Create the API of a client's pods. `adapted` returns the request to send; `calls` sends it."""
         self._client = client
         self._calls = calls
         self._adapted = adapted
@@ -56,7 +56,7 @@ class Pods:
         timestamps: bool = False,
         previous: bool = False,
     ) -> str:
-        """Return the log of a container: all of it, or the last `tail_lines`, or the lines of the last `since_seconds`.
+        """Return the log of a container: all lines, or the last `tail_lines`, or the lines of the last `since_seconds`.
 
         `previous` selects the container before its last restart. Bytes that are no UTF-8 are replaced. Raises
         AnswerTooLarge for a log of more than `limits.answer_bytes`.
@@ -102,12 +102,13 @@ class Pods:
     ) -> ExecResult:
         """Run a command in a container until it ends, with `stdin` as its input; return its output and exit code.
 
-        No shell is involved: give `["sh", "-c", "..."]` for one. The deadline is by default that of the client; a
-        command that is still running then continues in the container. Raises Unreachable at the deadline,
-        AnswerTooLarge for an output of more than `limits.answer_bytes`, and ApiError if the command cannot be run.
+        The command runs without a shell; for a shell, give `["sh", "-c", "..."]`. The default of `timeout_seconds` is
+        the client's. A command that runs at the deadline continues in the container. Raises Unreachable at the
+        deadline, AnswerTooLarge for an output of more than `limits.answer_bytes`, and ApiError if the command cannot be
+        run.
         """
         seconds = self._client.timeout_seconds if timeout_seconds is None else timeout_seconds
-        received: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+        chunks: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
         limit = asyncio.timeout(seconds)
         try:
             with self._calls.waiting(), self._client.limits.intake(server=self._client.config.server) as intake:
@@ -124,7 +125,7 @@ class Pods:
                         if size_bytes > intake.answer_bytes:
                             raise intake.too_large(intake.answer_bytes)
                         intake.read(len(output.data))
-                        received[output.stream].append(output.data)
+                        chunks[output.stream].append(output.data)
                     code = await running.wait()
         except TimeoutError:
             if not limit.expired():
@@ -136,7 +137,7 @@ class Pods:
                 kind="timeout",
                 write_sent=True,
             ) from None
-        return ExecResult(code, b"".join(received["stdout"]), b"".join(received["stderr"]))
+        return ExecResult(code, b"".join(chunks["stdout"]), b"".join(chunks["stderr"]))
 
     @contextlib.asynccontextmanager
     async def open_exec(
@@ -155,9 +156,9 @@ class Pods:
         """
         if isinstance(command, str) or not command:
             raise ProviderError(f"failed to run {command!r}: it is no list of arguments; write ['sh', '-c', '...']")
-        given = [("container", container)] if container is not None else []
+        selected = [("container", container)] if container is not None else []
         streams = ["stdin", "stdout", "stderr"] if stdin else ["stdout", "stderr"]
-        query = [*given, *((stream, "true") for stream in streams), *(("command", part) for part in command)]
+        query = [*selected, *((stream, "true") for stream in streams), *(("command", part) for part in command)]
         self._calls.require_write()
         request = self._request(pod, "exec", namespace, urlencode(query, quote_via=quote))
         request = replace(request, protocols=process.PROTOCOLS)
@@ -176,8 +177,8 @@ class Pods:
     ) -> AsyncIterator[PortForward]:
         """Forward a local port to a port of a pod within the context; see `PortForward`, which has the local `port`.
 
-        `local_port=0` takes a port that is free on all addresses of `local_host`. Raises NotFound if there is no such
-        pod, ProviderError if it does not run, and ListenFailed if the local port is taken.
+        `local_port=0` takes a port that is free on all addresses of `local_host`. Raises NotFound for a missing pod,
+        ProviderError if the pod does not run, and ListenFailed if the local port is taken.
         """
         name, _ = locate(pod, namespace=namespace)
         target_pod = await self._client.get(PODS, pod, namespace=namespace)
@@ -202,9 +203,9 @@ class Pods:
     ) -> AsyncIterator[PortForward]:
         """Forward a local port to a port of a Service within the context, as `port_forward` does to a pod.
 
-        Each connection looks for the pods of the Service that are ready then, and goes to the one that is ready
-        longest, or to another one if that cannot be reached. So connections that follow survive the end of a pod.
-        Raises NotFound if there is no such Service, ProviderError if it has no such port, or no pod that is ready, and
+        For each connection, the pods of the Service that are ready at that time are looked up. The connection goes to
+        the pod that is ready longest, or to the next pod if this pod is unreachable. So new connections survive the end
+        of a pod. Raises NotFound for a missing Service, ProviderError for a missing port or without a ready pod, and
         ListenFailed if the local port is taken.
         """
         name, namespace = locate(service, namespace=namespace)
@@ -218,19 +219,19 @@ class Pods:
             yield forward
 
     async def _serving(self, service: str, port: int, namespace: str | None) -> Sequence[PodPort]:
-        found = await self._client.get(SERVICES, service, namespace=namespace)
-        selector = services.selector_of(found)
+        obj = await self._client.get(SERVICES, service, namespace=namespace)
+        selector = services.selector_of(obj)
         pods = await self._client.list(PODS, namespace=namespace, label_selector=selector)
-        return services.serving(found, port, pods=pods.items)
+        return services.serving(obj, port, pods=pods.items)
 
     @contextlib.asynccontextmanager
     async def _service_channels(self, service: str, port: int, namespace: str | None) -> AsyncIterator[Channels]:
-        """Open a WebSocket to the first pod of a Service that can be reached. Raises what the last one raised."""
+        """Open a WebSocket to the first reachable pod of a Service. Raises the error of the last pod otherwise."""
         *others, last = await self._serving(service, port, namespace)
         async with contextlib.AsyncExitStack() as stack:
-            for each in others:
+            for backend in others:
                 with contextlib.suppress(ProviderError):
-                    opening = self._port_channels(each.pod, each.port, namespace)
+                    opening = self._port_channels(backend.pod, backend.port, namespace)
                     channels = await stack.enter_async_context(opening)
                     break
             else:
@@ -251,7 +252,7 @@ class Pods:
     ) -> HttpRequest:
         name, namespace = locate(pod, namespace=namespace)
         path = PODS.path(name, namespace=namespace, subresource=subresource)
-        # The answer is no object, so `received` must not change its namespace.
+        # The answer is no object: `received` of a NamespaceClient must not translate it.
         return replace(self._adapted(HttpRequest("GET", path, query, accept=accept)), received=None)
 
 
@@ -268,7 +269,7 @@ def _log_query(
 
 @contextlib.asynccontextmanager
 async def _writing(running: Process, stdin: bytes | None) -> AsyncIterator[None]:
-    """Write to stdin while the caller reads the output, because a command may block on either of them."""
+    """Write to stdin while the caller reads the output, because a command may block on either side."""
     if stdin is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Requests of one API server and their answers: paths, deadlines, bodies, errors."""
+"""Requests to an API server and their answers: paths, deadlines, bodies, errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FieldValidation = Literal["Strict", "Warn", "Ignore"]
 
 
 class Rest:
-    """Sends requests to one API server, and decodes the answers; see `Client`, whose arguments these are."""
+    """Sends requests to an API server, and decodes the answers. `Client` documents the arguments."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Rest:
         before_write: Callable[[], float | None] | None = None,
         limits: AnswerLimits | None = None,
     ) -> None:
-        """Use `connections`, or the `transport` of another client with its credentials; they outlive this client."""
+        """Create a client. The caller closes `connections`, and a `transport`, which brings its own credentials."""
         calls = config.calls
         timeout_seconds = timeout_seconds or calls.timeout_seconds or _TIMEOUT_SECONDS
         limits = AnswerLimits().within(calls) if limits is None else limits
@@ -91,12 +91,12 @@ class Rest:
 
     @property
     def config(self) -> ClusterConfig:
-        """The configuration of the next request."""
+        """Configuration for the next request."""
         return self._transport.config
 
     @property
     def transport(self) -> Transport:
-        """The transport, which sends the requests with the credentials."""
+        """Transport that sends the requests with the credentials."""
         return self._transport
 
     @property
@@ -111,12 +111,12 @@ class Rest:
 
     @property
     def limits(self) -> AnswerLimits:
-        """Bounds of the answers."""
+        """Limits of the answers."""
         return self._limits
 
     @property
     def timeout_seconds(self) -> float:
-        """The deadline of a call."""
+        """Default deadline of a call, in seconds."""
         return self._timeout_seconds
 
     async def __aenter__(self) -> Self:
@@ -154,7 +154,7 @@ class Rest:
         self._write_observers = tuple(other for other in self._write_observers if other != observer)
 
     def note_write(self, written: Written | None) -> None:
-        """Notify the observers of a write, which another client may have made on behalf of this one."""
+        """Notify the observers of a write of this client, or of another client that shares its objects."""
         if written is not None:
             for observe in self._write_observers:
                 observe(written)
@@ -180,7 +180,7 @@ class Rest:
         return BUILT_IN.get(str(kind)) or self._discovered.get(str(kind))
 
     async def probe(self, path: str = "/readyz", *, timeout_seconds: float | None = None) -> None:
-        """Return if the API server is healthy; otherwise raises Unreachable or ApiError."""
+        """Check the health of the API server. Raises Unreachable or ApiError if the server is not healthy."""
         request = self._adapted(HttpRequest("GET", path, accept="*/*"))
         await self._calls.drop(request, timeout_seconds=timeout_seconds)
 
@@ -210,7 +210,7 @@ class Rest:
         )
 
     async def text(self, path: str, *, timeout_seconds: float | None = None) -> str:
-        """Return the answer at a path that has no objects, such as `/metrics`. Bytes that are no UTF-8 are replaced."""
+        """Return the text at a path without objects, such as `/metrics`. Bytes that are no UTF-8 are replaced."""
         with self._limits.intake(server=self.config.server) as intake:
             request = self._adapted(HttpRequest("GET", path, accept="text/plain, */*"))
             body = await self._calls.body(request, intake=intake, timeout_seconds=timeout_seconds)
@@ -253,8 +253,8 @@ class Rest:
         kind: str = "",
         key: str = "",
     ) -> Any:
-        sent, query = None if body is None else encode(body), query_of(params or {})
-        request = self._adapted(HttpRequest(method, path, query, sent, content_type, accept, kind=kind, key=key))
+        content, query = None if body is None else encode(body), query_of(params or {})
+        request = self._adapted(HttpRequest(method, path, query, content, content_type, accept, kind=kind, key=key))
         with self._limits.intake(server=self.config.server) as intake:
             answer = await self._calls.body(request, intake=intake, timeout_seconds=timeout_seconds)
             intake.parse(answer)
@@ -278,10 +278,10 @@ class Rest:
         subresource: str | None = None,
         write: bool = False,
     ) -> str:
-        """Return the path of objects that are read or written."""
+        """Return the path of an object or a collection. Subclasses may refuse a path by `write`."""
         del write
         return resource.path(name, namespace=namespace, subresource=subresource)
 
     def _adapted(self, request: HttpRequest) -> HttpRequest:
-        """Return the request to send in place of this; overridden by clients with a restricted view of the server."""
+        """Return the request to send instead. Clients with a restricted view of the server override this method."""
         return request

@@ -1,1 +1,1 @@
-"""Decides which process works on which cluster, if several run the same manager."""
+"""Coordinators: decide which process works on which cluster, if several processes run the same manager."""

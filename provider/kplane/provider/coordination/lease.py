@@ -25,7 +25,8 @@ from kplane.provider.errors import Conflict, Invalid, LeaseLost, NotFound
 
 __all__ = ["Lease", "LeaseTimings", "clock"]
 
-# Only on Linux does the monotonic clock stop while the machine sleeps.
+# CLOCK_MONOTONIC of Linux stops while the machine sleeps, CLOCK_BOOTTIME does not. macOS has only CLOCK_MONOTONIC,
+# which does not stop.
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _JITTER: Final = 1.2
 _NEVER: Final = float("-inf")
@@ -110,9 +111,9 @@ class Lease:
     A missing Lease counts as never held, unless this process observed the Lease before. With `strict` a missing Lease
     counts as deleted: a user may have deleted the Lease during the work of its holder.
 
-    `patience` takes the holder and the duration in the object of another process. The function returns the seconds for
-    which the Lease must stay unchanged before this process may acquire it. The default is the longer duration of the
-    object and of this process.
+    `patience` takes the holder and the duration in the object, if another process is the holder. The function returns
+    the seconds for which the Lease must stay unchanged before this process may acquire it. The default is the longer
+    duration of the object and of this process.
 
     Every method raises ProviderError if the API server refuses or does not respond; the caller may then retry.
     """
@@ -183,48 +184,51 @@ class Lease:
 
     @property
     def holder(self) -> str | None:
-        """Holder at the last read; None without a holder."""
+        """Holder in the last observed state of the Lease; None without a holder."""
         return (self._observed.holder or None) if self._observed is not None else None
 
     @property
     def obstacle(self) -> str:
         """Reason that this process does not hold the Lease, for logs."""
-        seen = self._observed
+        observed = self._observed
         if self._now() < self._expires_at:
             return (
                 f"{self} did not exist; this process has created it, and gives a former holder"
                 f" {self.timings.duration_seconds} s to end"
             )
-        if seen is None or not seen.holder:
+        if observed is None or not observed.holder:
             return f"{self} has no holder, and is taken when that has lasted for {self._patience():g} s"
-        since = f" since {seen.acquired}" if seen.acquired else ""
-        if seen.holder == self.identity:
+        since = f" since {observed.acquired}" if observed.acquired else ""
+        if observed.holder == self.identity:
             return f"{self} is held{since} by another process of this identity, {self.identity}, which may have ended"
-        return f"{self} is held by {seen.holder}{since}"
+        return f"{self} is held by {observed.holder}{since}"
 
     @property
     def held_since(self) -> str:
-        """acquireTime of the object, for people; empty if unknown."""
+        """acquireTime in the last observed state of the Lease, for people; empty if unknown."""
         return self._observed.acquired if self._observed is not None else ""
 
     @property
     def renewed_by(self) -> str | None:
-        """Holder that renewed the Lease between two reads, and so is alive; None without an observed renewal."""
+        """Holder whose renewal this process has observed, so that it is alive; None without an observed renewal."""
         return self._renewed_by if self.holder is not None and self._renewed_by == self.holder else None
 
     @property
     def transitions(self) -> int:
-        """Number of changes of the holder at the last read; grows unless the Lease is deleted."""
+        """leaseTransitions of the object, the number of changes of the holder; grows unless the Lease is deleted."""
         return self._transitions
 
     @property
     def renewed_at(self) -> float:
-        """Time, by `now`, just before the last successful renewal was sent."""
+        """Time, by `now`, just before the last successful renewal was sent; minus infinity without one."""
         return self._renewed_at
 
     @property
     def expires_at(self) -> float:
-        """Time, by `now`, at which other processes may acquire the Lease; minus infinity if not held."""
+        """Time, by `now`, at which the last renewal of this process expires, and other processes may acquire the Lease.
+
+        Minus infinity before the first acquisition, and after a release or a loss.
+        """
         return self._expires_at
 
     @property
@@ -233,7 +237,7 @@ class Lease:
         return self._usable_from if self._now() < self._expires_at else self._observed_at + self._patience()
 
     def observe(self, lease: Object, *, deleted: bool = False) -> None:
-        """Observe an event of a watch, which restarts the duration of another holder.
+        """Observe an event of a watch. A change of the Lease restarts the wait for its holder's duration.
 
         An event from before the last read has no effect.
         """
@@ -282,13 +286,13 @@ class Lease:
             await self._write(self._own_record(), over=current)
 
     async def release(self) -> None:
-        """Release the Lease, so that the next holder need not wait. Has no effect if the Lease is not held.
+        """Release the Lease, so that the next holder need not wait. Sends no request if the Lease is not held.
 
         Call `release` after the end of all work and all renewals.
         """
         current, former = self._object, self._observed or _Record()
         if not self.held:
-            # A created Lease that may not be used yet: the next holder has to wait as well.
+            # If this process has created the Lease and may not use it yet, the next holder has to wait as well.
             self._drop()
             return
         now = self._timestamp()
@@ -330,13 +334,13 @@ class Lease:
 
     def _patience(self) -> float:
         """Return the seconds for which the Lease must stay unchanged before this process may acquire it."""
-        seen = self._observed
-        if seen is None:
+        observed = self._observed
+        if observed is None:
             # A holder creates a deleted Lease again within this time.
             return 2 * self.timings.retry_seconds if self._existed else 0.0
-        if seen.free or self._is_mine(seen) or self._was_mine(seen):
+        if observed.free or self._is_mine(observed) or self._was_mine(observed):
             return 0.0
-        return self._patience_for(seen.holder, seen.duration_seconds)
+        return self._patience_for(observed.holder, observed.duration_seconds)
 
     def _longer_duration(self, _: str, duration_seconds: int) -> float:
         # The holder may have other settings, and an edit of the object must not shorten the wait.
@@ -379,7 +383,10 @@ class Lease:
         self._expires_at = sent + record.duration_seconds
 
     async def _put(self, record: _Record, *, over: Object | None) -> Object:
-        """Replace exactly the state `over`. Raises Conflict or NotFound if the object has another state."""
+        """Replace the state `over` by a record, or create the object if `over` is None.
+
+        Raises Conflict or NotFound if the object has another state.
+        """
         # The uid makes an update of a deleted object fail; without the uid the update would create a new object.
         body = over if over is not None else {"metadata": self._metadata}
         try:
@@ -400,6 +407,6 @@ class Lease:
 
 
 def _version(lease: Object) -> int:
-    """Return the resourceVersion as a number, which grows on a server; 0 if it is no number."""
+    """Return the resourceVersion as a number; 0 if it is no number. The numbers of a server grow."""
     version = (lease.get("metadata") or {}).get("resourceVersion")
     return int(version) if isinstance(version, str) and version.isdecimal() else 0

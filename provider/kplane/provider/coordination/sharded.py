@@ -46,11 +46,11 @@ class ShardingStats:
     wanted: int
     """Number of fences assigned to this process."""
     owned: int
-    """Number of fences with work of this process."""
+    """Number of fences under which this process works."""
     draining: int
     """Number of owned fences that this process is about to release, or cannot renew."""
     clusters: int
-    """Number of clusters behind the owned fences."""
+    """Number of clusters that this process works on."""
     acquired: int
     released: int
     lost: int
@@ -71,15 +71,17 @@ class Sharded:
     processes with the same identity share a single part, and never work on the same cluster at once. `weight` is the
     relative share of a peer. A new peer observes the other peers before it acquires fences, and former owners drain
     the clusters that move. A dead peer is replaced when its fences expire, after `timings.duration_seconds`. A peer
-    that stops is replaced at once, unless `returns` is true: the process restarts soon under its identity, such as a
-    pod of a StatefulSet in a rolling update. The fences then wait at most `timings.peer_seconds`, and no shard moves.
+    that stops is replaced at once, unless `returns` returns true. True means that the process restarts soon under its
+    identity, such as a pod of a StatefulSet in a rolling update. The fences then wait at most `timings.peer_seconds`,
+    and no shard moves.
 
     Each peer watches the local cluster, because its events may lead to work in the clusters of any peer. The owner of
     the shard of the local cluster reconciles the local cluster itself.
 
     A fence with a missing Lease is used only after the duration of its new Lease, because a user may have deleted the
-    Lease of a working process. `unused` returns whether certainly no process works behind the fence of a key
-    (`layout`), so that a new installation starts without a wait. `unused` raises ProviderError while that is unknown.
+    Lease of a working process. `unused` returns true if certainly no process works behind the fence of a key
+    (`layout`), so that a new installation starts without a wait. `unused` raises ProviderError while the answer is
+    unknown.
 
     Work is withdrawn before a fence that cannot be renewed expires. If the work does not end in time, the fence is not
     released, and `on_overrun` is called in a separate thread; the default ends the process. Ownership follows the local
@@ -162,7 +164,7 @@ class Sharded:
         self._listeners.append(listener)
 
     def listen_lost(self, listener: Callable[[], None]) -> None:
-        """Call `listener` each time after the work on clusters has ended that this process no longer owns.
+        """Call `listener` each time after the end of work on clusters that this process no longer owns.
 
         It must not block. A failure is logged, and does not affect the work.
         """
@@ -174,7 +176,7 @@ class Sharded:
         return fence is not None and fence.may_begin
 
     def grace_seconds(self, cluster: str) -> float | None:
-        """Return the remaining seconds of the fence, less the time to cancel reconciles."""
+        """Return the remaining seconds of the fence, less a margin to cancel reconciles; 0 without a fence."""
         fence = self._fences.of(cluster)
         return max(0.0, fence.seconds_left - self.timings.margin_seconds) if fence is not None else 0.0
 
@@ -186,13 +188,14 @@ class Sharded:
     def require_write(self, cluster: str) -> float | None:
         """Raise ClusterNotOwned if this process does not hold the fence; return the fence's remaining seconds.
 
-        Reconciles of owned clusters may write to the local cluster.
+        Reconciles of owned clusters may write to the local cluster. Outside of a reconcile, writes to the local cluster
+        have no limit.
         """
         owned = cluster if cluster != LOCAL else current_cluster()
         return self._require(owned) if owned is not None else None
 
     async def run(self, target: EngagementTarget) -> None:
-        """Take part until cancelled; then withdraw all work, release all fences, and leave."""
+        """Share the clusters with the peers until cancelled; then withdraw all work, release all fences, and leave."""
         self._changed = asyncio.Event()
         self._announcement, self._peers, self._leases, self._fences = self._make(target)
         helpers = [
@@ -213,7 +216,7 @@ class Sharded:
                 await target.ignore_local()
 
     async def _take_part(self, helpers: list[asyncio.Task[Any]]) -> None:
-        # Observe all peers first: a process that does not would acquire fences of others, and have to return them.
+        # Observe all peers first: otherwise this process would acquire fences of other peers, and have to return them.
         await self._leases.synced.wait()
         self._fences.watched()
         self._announcement.keeps = self._peers.kept_by(self._announcement.name)
@@ -232,7 +235,7 @@ class Sharded:
             await self._pause(min(self.timings.probe_seconds, self._next_change_at() - self._now()))
 
     async def _wait_for_strangers(self) -> None:
-        """Return when no peer divides the clusters differently.
+        """Wait until no peer divides the clusters differently.
 
         Each process lists the peers after its own announcement, so of two concurrent starts at least one observes
         the other.
@@ -285,12 +288,12 @@ class Sharded:
         fence = self._fences.of(cluster)
         seconds = fence.seconds_left if fence is not None else 0.0
         if seconds <= 0:
-            why = (
+            cause = (
                 f"its fence {fence.lease} is held by {fence.lease.holder or 'nobody'}"
                 if fence
                 else "it is not known yet"
             )
-            raise ClusterNotOwned(f"cluster {cluster!r} is not worked on by peer {self.identity}: {why}")
+            raise ClusterNotOwned(f"cluster {cluster!r} is not worked on by peer {self.identity}: {cause}")
         return seconds
 
     async def _leave(self, helpers: list[asyncio.Task[Any]]) -> None:
@@ -302,7 +305,7 @@ class Sharded:
                 await self._announce(self._announcement.pause(keeps) if returns else self._announcement.leave())
             await self._fences.end()
             if announced:
-                # The time to return begins now.
+                # Announce the pause again: the time to return begins at the end of the work.
                 await self._announce(self._announcement.pause(keeps) if returns else self._announcement.delete())
         finally:
             for task in helpers:
@@ -316,8 +319,8 @@ class Sharded:
             async with asyncio.timeout(self.timings.call_seconds):
                 return await self._returns()
         except (ProviderError, TimeoutError) as error:
-            why = str(error) or "no answer in time"
-            _log.warning("failed to find out whether peer %s is started again: %s", self.identity, why)
+            cause = str(error) or "no answer in time"
+            _log.warning("failed to find out whether peer %s is started again: %s", self.identity, cause)
             return False
 
     async def _announce(self, announcing: Coroutine[Any, Any, None]) -> None:
@@ -387,7 +390,7 @@ class Sharded:
 
 
 async def _await_shielded(work: Coroutine[Any, Any, None]) -> None:
-    """Await the work to its end, however often the caller is cancelled."""
+    """Await a coroutine to its end, even if the caller is cancelled several times."""
     task = asyncio.create_task(work, name="leave the peers")
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):

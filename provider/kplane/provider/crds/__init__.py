@@ -1,4 +1,4 @@
-"""CustomResourceDefinitions from classes: pydantic models, msgspec Structs, dataclasses."""
+"""CustomResourceDefinitions of classes: pydantic models, msgspec Structs, dataclasses."""
 
 from __future__ import annotations
 

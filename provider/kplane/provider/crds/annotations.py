@@ -1,7 +1,7 @@
-"""What a Kubernetes schema can say and JSON schema cannot, as keywords for the schema of a field or a class.
+"""Keywords of Kubernetes schemas that JSON schema lacks, for the schema of a field or a class.
 
-In pydantic they are `json_schema_extra` of a Field or of the model's configuration, and in msgspec `extra_json_schema`
-of a Meta. Join several with `|`.
+pydantic takes keywords as `json_schema_extra` of a Field or of the model's configuration, and msgspec as
+`extra_json_schema` of a Meta. Join several keywords with `|`.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ __all__ = [
 Keywords = dict[str, Any]
 
 ATOMIC_LIST: Final[Keywords] = {"x-kubernetes-list-type": "atomic"}
-"""Of a list that is replaced as a whole."""
+"""A list that field managers replace as a whole."""
 SET: Final[Keywords] = {"x-kubernetes-list-type": "set"}
-"""Of a list of different values, which several field managers may own together."""
+"""A list of unique values, which several field managers may own together."""
 ATOMIC_MAP: Final[Keywords] = {"x-kubernetes-map-type": "atomic"}
-"""Of an object that is replaced as a whole, such as a reference."""
+"""An object that field managers replace as a whole, such as a reference."""
 PRESERVE_UNKNOWN_FIELDS: Final[Keywords] = {"x-kubernetes-preserve-unknown-fields": True}
-"""Of an object whose fields are kept although the schema does not have them."""
+"""An object whose unknown fields the API server keeps instead of pruning them."""
 EMBEDDED_RESOURCE: Final[Keywords] = {"x-kubernetes-embedded-resource": True, **PRESERVE_UNKNOWN_FIELDS}
-"""Of a whole object of Kubernetes within another, with apiVersion, kind and metadata."""
+"""A complete Kubernetes object within another object, with apiVersion, kind and metadata."""
 INT_OR_STRING: Final[Keywords] = {"x-kubernetes-int-or-string": True}
-"""Of a number or a text, such as a port; a field of type `int | str` has it by itself."""
+"""A number or a string, such as a port. A field of type `int | str` has this keyword by itself."""
 NULLABLE: Final[Keywords] = {"nullable": True}
-"""Of a field that keeps null; without it null is the same as an absent field."""
+"""A field that may hold null. Without this keyword, null is the same as an absent field."""
 
 
 def list_map(*keys: str) -> Keywords:
-    """Return the keywords of a list whose items are told apart by these fields, so that field managers own items."""
+    """Return the keywords of a list whose items are identified by `keys`, so that field managers own items."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 
@@ -51,14 +51,15 @@ def rule(
     field_path: str | None = None,
     reason: Literal["FieldValueInvalid", "FieldValueForbidden"] = "FieldValueInvalid",
 ) -> Keywords:
-    """Return a CEL rule for `rules`, with the sentence that the API server answers if the rule does not hold.
+    """Return a CEL rule for `rules`. The API server answers with `message` if the rule does not hold.
 
-    `field_path` points the error at a field below, such as `.size`. A rule that reads `oldSelf` is checked on updates.
+    `field_path` is the nested field that the error names, such as `.size`. The API server checks a rule that reads
+    `oldSelf` on updates only.
     """
-    described = {"rule": expression, "message": message, "reason": reason}
-    return {**described, "fieldPath": field_path} if field_path is not None else described
+    keywords = {"rule": expression, "message": message, "reason": reason}
+    return {**keywords, "fieldPath": field_path} if field_path is not None else keywords
 
 
 def rules(*items: Keywords) -> Keywords:
-    """Return the keywords for rules that `rule` has made."""
+    """Return the keywords of a field or class with these rules, which `rule` returns."""
     return {"x-kubernetes-validations": list(items)}

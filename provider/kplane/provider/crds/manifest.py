@@ -1,4 +1,4 @@
-"""CustomResourceDefinitions: of a class that stands for a kind, or of a schema."""
+"""CustomResourceDefinitions of a class that represents a kind, or of a schema."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CLASS: Final = "typed_kind('example.com/v1/Widget', plural='widgets', namespace
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of `kubectl get`; those of a priority above 0 are shown by `-o wide` only."""
+    """A column of `kubectl get`. A column with a priority above 0 is shown by `-o wide` only."""
 
     name: str
     type: Literal["string", "integer", "number", "boolean", "date"]
@@ -32,22 +32,22 @@ class Column:
 
     def as_manifest(self) -> dict[str, Any]:
         """Return an item of `additionalPrinterColumns`."""
-        described: dict[str, Any] = {"name": self.name, "type": self.type, "jsonPath": self.json_path}
-        more = {"priority": self.priority, "description": self.description, "format": self.format}
-        return described | {key: value for key, value in more.items() if value}
+        column: dict[str, Any] = {"name": self.name, "type": self.type, "jsonPath": self.json_path}
+        optional = {"priority": self.priority, "description": self.description, "format": self.format}
+        return column | {key: value for key, value in optional.items() if value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """Where the subresource `scale` finds its fields, as JSON paths: for `kubectl scale` and autoscalers."""
+    """JSON paths of the fields that the subresource `scale` shows to `kubectl scale` and autoscalers."""
 
     replicas: str = ".spec.replicas"
     status_replicas: str = ".status.replicas"
     selector: str | None = None
-    """A text with a label selector, such as `.status.selector`; an autoscaler needs it."""
+    """Path of a string with a label selector, such as `.status.selector`. An autoscaler needs the selector."""
 
     def as_manifest(self) -> dict[str, str]:
-        """Return the subresource."""
+        """Return the value of the field `scale` in `subresources`."""
         paths = {"specReplicasPath": self.replicas, "statusReplicasPath": self.status_replicas}
         return {**paths, "labelSelectorPath": self.selector} if self.selector is not None else paths
 
@@ -63,9 +63,9 @@ def crd_manifest(
 ) -> dict[str, Any]:
     """Return the CustomResourceDefinition of a class that `typed_kind` has declared with its plural.
 
-    It has the subresource `status` if the class has a field of that name. `selectable` are JSON paths of the fields
-    that field selectors may name. Raises SchemaError if the class says more than a structural schema can, and
-    ProviderError if it stands for no custom kind.
+    The definition has the subresource `status` if the class has a field of that name. `selectable` are JSON paths of
+    the fields that field selectors may name. Raises SchemaError if a structural schema cannot express the class, and
+    ProviderError if the class represents no custom kind.
     """
     typed = typed_of(cls)
     resource = typed.resource if typed is not None else None
@@ -95,26 +95,26 @@ def definition(
     status: bool = True,
     scale: Scale | None = None,
 ) -> dict[str, Any]:
-    """Return the CustomResourceDefinition of a kind with one version, whose structural schema is given."""
+    """Return the CustomResourceDefinition of a kind with a single version and this structural schema."""
     group, _, name = resource.api_version.rpartition("/")
     subresources: dict[str, Any] = {"status": {}} if status else {}
     if scale is not None:
         subresources["scale"] = scale.as_manifest()
     version: dict[str, Any] = {"name": name, "served": True, "storage": True}
-    parts: dict[str, Any] = {
+    optional: dict[str, Any] = {
         "subresources": subresources,
         "additionalPrinterColumns": [column.as_manifest() for column in columns],
         "schema": {"openAPIV3Schema": dict(schema)},
         "selectableFields": [{"jsonPath": path} for path in selectable],
     }
-    version |= {key: value for key, value in parts.items() if value}
+    version |= {key: value for key, value in optional.items() if value}
     names: dict[str, Any] = {
         "kind": resource.kind,
         "listKind": f"{resource.kind}List",
         "plural": resource.plural,
         "singular": resource.kind.lower(),
     }
-    given = {"shortNames": list(short_names), "categories": list(categories)}
+    aliases = {"shortNames": list(short_names), "categories": list(categories)}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -122,19 +122,19 @@ def definition(
         "spec": {
             "group": group,
             "scope": "Namespaced" if resource.namespaced else "Cluster",
-            "names": names | {key: value for key, value in given.items() if value},
+            "names": names | {key: value for key, value in aliases.items() if value},
             "versions": [version],
         },
     }
 
 
 def to_yaml(manifest: Mapping[str, Any]) -> str:
-    """Return a manifest as YAML, in its order and without anchors."""
+    """Return a manifest as YAML, with its order of keys and without anchors."""
     return yaml.dump(dict(manifest), Dumper=_PlainDumper, sort_keys=False, width=120, allow_unicode=True)
 
 
 class _PlainDumper(yaml.SafeDumper):
-    """Repeats what appears twice, where YAML would put anchors and aliases."""
+    """Repeats shared values, instead of anchors and aliases."""
 
     @override
     def ignore_aliases(self, data: Any) -> bool:

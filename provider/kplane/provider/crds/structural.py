@@ -1,7 +1,7 @@
-"""From the JSON schema of a class, by pydantic or msgspec, to the structural schema of a CustomResourceDefinition.
+"""Translation of the JSON schema of a class, by pydantic or msgspec, to a structural schema of Kubernetes.
 
-The absence of a field is the only null, unless the schema says `nullable`. Keywords are taken from a list, and anything
-else raises: what is dropped silently is validation that is lost silently.
+Null is the absence of a field, unless the schema has `nullable`. A keyword that has no translation raises SchemaError:
+a keyword that is dropped silently would be lost validation.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ _FORMATS: Final = frozenset(
         *("date", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"),
     }
 )
-"""Formats that Kubernetes checks, and that mean the same in JSON schema; a duration is another text there."""
+"""Formats that Kubernetes checks, with the same meaning in JSON schema. The format `duration` has another meaning."""
 _INT_OR_STRING: Final = "x-kubernetes-int-or-string"
 _MAP_KEYS: Final = "x-kubernetes-list-map-keys"
 _PRESERVES: Final = "x-kubernetes-preserve-unknown-fields"
 _NULL: Final = {"type": "null"}
-_INTEGER_OR_STRING: Final = (
+_INTEGER_OR_STRING_OPTIONS: Final = (
     [{"type": "integer"}, {"type": "string"}],
     [{"type": "string"}, {"type": "integer"}],
 )
@@ -68,13 +68,13 @@ _ROOT_TEXTS: Final = {
 
 
 class SchemaError(ProviderError, ValueError):
-    """A class says something that a structural schema cannot; the message names the place in the class."""
+    """A structural schema cannot express a class. The message names the place in the class."""
 
 
 def structural_schema(cls: type[Any]) -> dict[str, Any]:
     """Return the `openAPIV3Schema` of a kind, for a pydantic model, a Struct, a dataclass or an attrs class.
 
-    Raises SchemaError if the class says more than such a schema can.
+    Raises SchemaError if a structural schema cannot express the class.
     """
     structural = to_structural(_json_schema(cls))
     if "properties" not in structural:
@@ -95,7 +95,7 @@ def _json_schema(cls: type[Any]) -> Mapping[str, Any]:
 
 
 def to_structural(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate a JSON schema with its `$defs`; SchemaError where that is not possible."""
+    """Translate a JSON schema with its `$defs`. Raises SchemaError for a keyword that has no translation."""
     return _Translation(schema.get("$defs", {})).translate(schema, at="", within=())
 
 
@@ -104,7 +104,7 @@ class _Translation:
         self._definitions = definitions
 
     def translate(self, schema: Mapping[str, Any], *, at: str, within: tuple[str, ...]) -> dict[str, Any]:
-        """Translate one schema; `at` is its path in the kind, `within` the definitions that it lies in."""
+        """Translate a schema. `at` is its path in the kind, `within` the names of the definitions that contain it."""
         schema, within = self._inline(schema, at=at, within=within)
         structural: dict[str, Any] = {}
         for keyword, value in schema.items():
@@ -129,12 +129,12 @@ class _Translation:
     def _inline(
         self, schema: Mapping[str, Any], *, at: str, within: tuple[str, ...]
     ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-        """Put a definition where it is referred to; what stands beside the reference wins."""
+        """Replace references by their definitions, and drop null. Keywords beside a reference win."""
         while schema.keys() & {"$ref", "allOf"} or _NULL in schema.get("anyOf", ()):
             siblings = {key: value for key, value in schema.items() if key not in {"$ref", "allOf", "anyOf"}}
             if "anyOf" in schema:
-                others = [each for each in schema["anyOf"] if each != _NULL]
-                # In alphabetical order, as pydantic writes a schema without null.
+                others = [option for option in schema["anyOf"] if option != _NULL]
+                # Sort the keys, because pydantic sorts the keys of a schema without null.
                 merged = {**(others[0] if len(others) == 1 else {"anyOf": others}), **siblings}
                 schema = dict(sorted(merged.items()))
                 continue
@@ -149,11 +149,11 @@ class _Translation:
                 within = (*within, name)
                 inner = self._definitions[name]
             schema = {**inner, **siblings}
-        return _in_terms_of_kubernetes(schema), within
+        return _with_kubernetes_keywords(schema), within
 
     def _additional(self, value: Any, schema: Mapping[str, Any], *, at: str, within: tuple[str, ...]) -> dict[str, Any]:
         if value is False or (value is True and schema.get(_PRESERVES)):
-            return {}  # the API server prunes, refuses or keeps unknown fields by itself
+            return {}  # the API server itself prunes, rejects or keeps unknown fields
         if "properties" in schema:
             raise SchemaError(
                 f"{at}: additionalProperties beside properties; use a dict, or give the model"
@@ -165,7 +165,7 @@ class _Translation:
 
 
 def _require_keys(structural: Mapping[str, Any], *, at: str) -> None:
-    """Refuse a list by keys that items may lack: an API server takes no such CustomResourceDefinition."""
+    """Raise SchemaError for a list by keys that items may lack: API servers reject such a CustomResourceDefinition."""
     items = structural.get("items", {})
     for key in structural.get(_MAP_KEYS, ()):
         if key not in items.get("required", ()) and "default" not in items.get("properties", {}).get(key, {}):
@@ -175,11 +175,11 @@ def _require_keys(structural: Mapping[str, Any], *, at: str) -> None:
             )
 
 
-def _in_terms_of_kubernetes(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Say in the keywords of Kubernetes what JSON schema says in others."""
+def _with_kubernetes_keywords(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Replace keywords of JSON schema by the keywords of Kubernetes with the same meaning."""
     if schema.get("type") == "integer" and not schema.keys() & {"format", "enum", "const"}:
         return dict(sorted({"format": "int64", **schema}.items()))
-    if schema.get("anyOf") in _INTEGER_OR_STRING:
+    if schema.get("anyOf") in _INTEGER_OR_STRING_OPTIONS:
         return {**schema, _INT_OR_STRING: True}
     if schema.get("uniqueItems") is True:
         others = {key: value for key, value in schema.items() if key != "uniqueItems"}
@@ -188,7 +188,7 @@ def _in_terms_of_kubernetes(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _keyword(keyword: str, value: Any, schema: Mapping[str, Any], *, at: str) -> dict[str, Any]:
-    """Translate a keyword that holds no schema; most stay as they are."""
+    """Translate a keyword that holds no schema. Most keywords are copied."""
     if keyword in _DROPPED:
         return {}
     match keyword:
@@ -199,7 +199,7 @@ def _keyword(keyword: str, value: Any, schema: Mapping[str, Any], *, at: str) ->
         case "const":
             return {"enum": [value]}
         case "exclusiveMinimum" | "exclusiveMaximum":
-            # OpenAPI 3.0, which Kubernetes speaks, has a number and a boolean where JSON schema has one number.
+            # OpenAPI 3.0, the format of Kubernetes, needs a number and a boolean instead of the number of JSON schema.
             inclusive = keyword.replace("exclusiveM", "m")
             if inclusive in schema:
                 raise SchemaError(f"{at}: {keyword} beside {inclusive}; keep one of them")

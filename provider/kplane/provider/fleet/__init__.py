@@ -1,1 +1,1 @@
-"""All clusters of a manager, and the part of them that belongs to one provider."""
+"""All clusters of a manager, and the view of a provider on its clusters."""

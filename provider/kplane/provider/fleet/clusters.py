@@ -1,4 +1,4 @@
-"""Holds the clusters of a fleet: at most one engagement for each name, and the work that is allowed on it."""
+"""The clusters of a fleet: at most one engagement for each name, and the allowed work on each cluster."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class _Slot:
     """The desired cluster and the engagement under a name."""
 
     def __init__(self, *, allowed: bool) -> None:
-        self.wanted: Cluster | None = None
+        self.desired: Cluster | None = None
         self.allowed = allowed
         self.engagement: Engagement | None = None
         self.work: Engagement | None = None
-        """Sub-engagement of the awares, while work on the cluster is allowed."""
+        """Inner engagement for the awares, while work on the cluster is allowed."""
         self.watch: Engagement | None = None
-        """Sub-engagement of the watchers of the local cluster, while they observe the cluster."""
+        """Inner engagement for the watchers of the local cluster, while they observe the cluster."""
         self.lock = asyncio.Lock()
         self.users = 0
 
 
 class Clusters:
-    """Engages every aware with every cluster. Names are independent: a slow cluster blocks no other.
+    """Engages every aware with every cluster. Names are independent: a slow cluster blocks no other cluster.
 
     `engage_timeout_seconds` bounds a call of an aware's `engage`. A call that fails or takes longer is undone, and
     retried with growing delays up to `retry_maximum_seconds`. If the fleet is `coordinated`, awares are engaged with a
@@ -63,7 +63,7 @@ class Clusters:
         retry_maximum_seconds: float = 60.0,
     ) -> None:
         self.engage_durations: Final = Durations()
-        """Time until an aware was engaged with a cluster, including failed tries; for metrics."""
+        """Seconds until an aware was engaged with a cluster, including failed attempts; for metrics."""
         self.engage_failures = 0
         """Number of failed attempts of awares to engage with a cluster; for metrics."""
         self._awares: list[Aware | LocalAware] = list(awares)
@@ -102,57 +102,60 @@ class Clusters:
     async def add(self, cluster: Cluster) -> None:
         """Add a cluster. Raises ProviderError if its name is taken, and as `add_or_replace`."""
         slot = self._slots.get(cluster.name)
-        if slot is not None and slot.wanted is not None:
+        if slot is not None and slot.desired is not None:
             raise ProviderError(f"there is a cluster {cluster.name!r} already: remove it first, or replace it")
         await self.add_or_replace(cluster)
 
     async def add_or_replace(self, cluster: Cluster) -> None:
-        """Make this the cluster of its name, and return when it is.
+        """Add a cluster, or replace the cluster of its name, and return after the change.
 
-        If it continues the present cluster, the engagement goes on with the new credentials. Otherwise the present
-        engagement is closed before the new one begins. If calls overlap, the latest wins. Awares are engaged in the
-        background. Raises ProviderError after `aclose()`.
+        If the new cluster continues the present cluster, the engagement stays, with the new credentials. Otherwise the
+        present engagement is closed before the new engagement begins. If calls overlap, the latest call wins. Awares
+        are engaged in the background. Raises ProviderError after `aclose()`.
         """
         if self._closed:
             raise ProviderError(f"cluster {cluster.name!r} cannot be added: the fleet is closed")
         await self._want(cluster.name, cluster)
 
     async def remove(self, name: str) -> None:
-        """Close the engagement of a cluster, and return after its end. An unknown name is no error."""
+        """Close the engagement of a cluster, and return after its end. Ignores an unknown name."""
         if name in self._slots:
             await self._want(name, None)
 
     def get(self, name: str) -> Cluster:
         """Return the cluster of that name. Raises ClusterNotFound, or ClusterNotReady while it is being engaged."""
         slot = self._slots.get(name)
-        if slot is None or slot.wanted is None:
+        if slot is None or slot.desired is None:
             raise ClusterNotFound(f"there is no cluster {name!r}", cluster=name)
         if slot.engagement is None or slot.engagement.closing:
             raise ClusterNotReady(f"cluster {name!r} is being engaged; try again soon")
         return slot.engagement.cluster
 
     def present(self, name: str) -> Cluster:
-        """Return a cluster, even during the end of its work or its replacement, for reads. Raises as `get`."""
+        """Return a cluster for reads, even while its engagement closes. Raises as `get`."""
         slot = self._slots.get(name)
         if slot is not None and slot.engagement is not None and not slot.engagement.closed:
             return slot.engagement.cluster
         return self.get(name)
 
     def names(self, *, local: bool = False) -> list[str]:
-        """Return the names of all wanted clusters, sorted; with `local` the local cluster too."""
+        """Return the names of all desired clusters, sorted; with `local` the local cluster too."""
         return sorted(
-            name for name, slot in self._slots.items() if slot.wanted is not None and (local or name != LOCAL)
+            name for name, slot in self._slots.items() if slot.desired is not None and (local or name != LOCAL)
         )
 
     async def wait_changed(self) -> None:
-        """Return when clusters have come or gone since the last call; at once the first time. For one caller."""
+        """Wait until clusters were added or removed since the last call. The first call returns at once.
+
+        Only a single caller may wait.
+        """
         await self._changed.wait()
         self._changed.clear()
 
     def allow(self, name: str) -> None:
-        """Let the work on a cluster begin. Has no effect on begun work or an unknown cluster."""
+        """Let the work on a cluster begin. Does nothing if the work has begun, or for an unknown cluster."""
         slot = self._slots.get(name)
-        if slot is None or slot.wanted is None:
+        if slot is None or slot.desired is None:
             return
         slot.allowed = True
         engagement, work = slot.engagement, slot.work
@@ -163,7 +166,7 @@ class Clusters:
     async def withdraw(self, name: str) -> None:
         """End the work on a cluster, and return after its end; the cluster stays in the fleet.
 
-        No other pending change is applied: another change could fail, and the caller waits for the end of the work.
+        The call applies no other pending change, which could fail or delay the return.
         """
         slot = self._slots.get(name)
         if slot is None:
@@ -193,13 +196,16 @@ class Clusters:
     def engagements(self) -> list[Engagement]:
         """Return the live engagements, sorted by the name of their cluster."""
         live = [slot.engagement for slot in self._slots.values() if slot.engagement is not None]
-        return sorted((item for item in live if not item.closing), key=lambda item: item.cluster.name)
+        return sorted(
+            (engagement for engagement in live if not engagement.closing),
+            key=lambda engagement: engagement.cluster.name,
+        )
 
     def failure(self, name: str) -> str | None:
-        """Return the error of an aware that is not engaged with a live cluster; None without an error."""
+        """Return the last error of an aware that fails to engage with a cluster; None if no aware fails."""
         slot = self._slots.get(name)
         generation = slot.engagement.generation if slot is not None and slot.engagement is not None else 0
-        return next((why for key, why in self._failures.items() if key[0] == generation), None)
+        return next((cause for key, cause in self._failures.items() if key[0] == generation), None)
 
     async def aclose(self) -> None:
         """Close every engagement at once, and accept no more clusters."""
@@ -208,11 +214,11 @@ class Clusters:
 
     async def _want(self, name: str, cluster: Cluster | None) -> None:
         async with self._applying(name) as slot:
-            if (slot.wanted is None) != (cluster is None):
+            if (slot.desired is None) != (cluster is None):
                 self._changed.set()
             if cluster is None:
                 slot.allowed = not self._coordinated
-            slot.wanted = cluster
+            slot.desired = cluster
 
     @contextlib.asynccontextmanager
     async def _applying(self, name: str) -> AsyncIterator[_Slot]:
@@ -227,30 +233,30 @@ class Clusters:
                     await self._step(slot)
         finally:
             slot.users -= 1
-            if not slot.users and slot.wanted is None and slot.engagement is None:
+            if not slot.users and slot.desired is None and slot.engagement is None:
                 del self._slots[name]
 
     @staticmethod
     def _applied(slot: _Slot) -> bool:
         engagement = slot.engagement
         if engagement is None:
-            return slot.wanted is None
-        fits = slot.wanted is not None and not engagement.closing and engagement.cluster.equals(slot.wanted)
+            return slot.desired is None
+        fits = slot.desired is not None and not engagement.closing and engagement.cluster.equals(slot.desired)
         working = slot.work is not None and not slot.work.closing
         return fits and (working if slot.allowed else slot.work is None)
 
     async def _step(self, slot: _Slot) -> None:
-        wanted, present = slot.wanted, slot.engagement
+        desired, present = slot.desired, slot.engagement
         if present is None:
-            if wanted is not None:
-                slot.engagement = self._engage(wanted)
-                slot.watch = self._watch(slot.engagement) if self._observes(wanted.name) else None
-        elif wanted is None or present.closing or not wanted.continues(present.cluster):
+            if desired is not None:
+                slot.engagement = self._engage(desired)
+                slot.watch = self._watch(slot.engagement) if self._observes(desired.name) else None
+        elif desired is None or present.closing or not desired.continues(present.cluster):
             await present.aclose()
             slot.engagement = slot.work = slot.watch = None
-            self._failures = {key: why for key, why in self._failures.items() if key[0] != present.generation}
-        elif not present.cluster.equals(wanted):
-            await present.update(wanted)
+            self._failures = {key: cause for key, cause in self._failures.items() if key[0] != present.generation}
+        elif not present.cluster.equals(desired):
+            await present.update(desired)
         elif slot.work is None:
             slot.work = self._begin_work(present)
         else:
@@ -290,7 +296,7 @@ class Clusters:
 
     def _begin_watch(self, aware: Aware | LocalAware, watch: Engagement) -> None:
         if isinstance(aware, LocalWatcher):
-            # A different key from the engagement of the same aware for work.
+            # The key differs from the key of the same aware's engagement for work.
             key = (watch.generation, -id(aware))
             trying = self._keep_trying(aware.watch_local, watch, who=type(aware).__name__, key=key)
             _ = watch.spawn(trying, name=f"watch {type(aware).__name__}")

@@ -1,4 +1,4 @@
-"""The clusters of a fleet in the view of a provider."""
+"""View of a fleet for a provider."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["FleetView"]
 class FleetView:
     """View of a fleet for a provider: adds `prefix` to names, and the provider to the origins of clusters.
 
-    The view contains clusters with the prefix; without a prefix, clusters that the provider added. So a provider that
-    removes unknown clusters keeps clusters that the program itself added.
+    The view lists clusters with the prefix; without a prefix, clusters that the provider added. So a provider that
+    removes all clusters it does not know leaves clusters that the program itself added.
     """
 
     def __init__(self, fleet: Fleet, *, provider: Provider, prefix: str = "") -> None:
@@ -35,7 +35,7 @@ class FleetView:
         self._added.discard(f"{self._prefix}{name}")
 
     def get(self, name: str) -> Cluster:
-        """Return a cluster under its full name, as `Fleet.get`."""
+        """Return a cluster, which has its full name, as `Fleet.get`."""
         return self._fleet.get(f"{self._prefix}{name}")
 
     def names(self) -> list[str]:

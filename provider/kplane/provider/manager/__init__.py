@@ -1,1 +1,1 @@
-"""Runs providers and controllers together."""
+"""Manager: runs a provider, a coordinator and controllers together."""

@@ -10,11 +10,11 @@ from kplane.provider.errors import ProviderError
 __all__ = ["Check", "Checks"]
 
 Check = Callable[[], Awaitable[None]]
-"""Health check, which returns on success and raises an error with the cause on failure."""
+"""Health check. It returns on success, and raises an error with the cause on failure."""
 
 
 class Checks:
-    """Runs the health or readiness checks of a process; each has `timeout_seconds`."""
+    """Runs the health or readiness checks of a process, with `timeout_seconds` for each check."""
 
     def __init__(self, *, timeout_seconds: float = 2.0) -> None:
         self._timeout_seconds = timeout_seconds
@@ -28,10 +28,10 @@ class Checks:
 
     async def run(self, *, only: str | None = None) -> Mapping[str, str | None]:
         """Run all checks, or the check `only`, concurrently. Returns failures by name; None for a check that passed."""
-        asked = {name: check for name, check in self._checks.items() if only in {None, name}}
-        return dict(zip(asked, await asyncio.gather(*map(self._ask, asked.values())), strict=True))
+        selected = {name: check for name, check in self._checks.items() if only in {None, name}}
+        return dict(zip(selected, await asyncio.gather(*map(self._run_check, selected.values())), strict=True))
 
-    async def _ask(self, check: Check) -> str | None:
+    async def _run_check(self, check: Check) -> str | None:
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 await check()

@@ -39,23 +39,23 @@ class Manager:
 
     `config` is the configuration of the local cluster, which `get_cluster("")` returns; with None there is no local
     cluster. Without `provider` the local cluster is the only cluster. `coordinator` decides which clusters this process
-    works on if several processes run the same manager; by default it works on all.
+    works on if several processes run the same manager; by default this process works on all clusters.
 
     `name` is the name of the program, such as `my-operator`, and the field manager of each write. Two programs must not
-    share a name; all versions and replicas of a program must. With `version`, the name is in the
-    User-Agent too. Raises ProviderError without a name.
+    share a name; all versions and replicas of a program must. The User-Agent of requests begins with name and
+    `version`. Raises ProviderError without a name.
 
     `workers` is the default number of concurrent reconciles of a controller (see `Options`);
     `group_kind_concurrency` sets it by kind, such as `{"ReplicaSet.apps": 4}`. `transform` changes each object before
     it is cached, for example to keep less of it. `cache_scopes` select the objects that are cached, by kind, such as
     `{"v1/Secret": CacheScope(namespaces=("a", "b"))}`, or by a function of cluster and kind. `limits` bound the answers
-    of one cluster, and `timeout_seconds` bounds a call. `field_validation` is that of `Client`. `on_warning` is called
-    with each warning of an API server; each text is logged once for its kind. `on_engage_error` is called for each
-    failed attempt of a component to engage with a cluster; the manager retries in any case.
+    of a cluster, and `timeout_seconds` bounds a call. `field_validation` is passed to each `Client`. `on_warning` is
+    called with each warning of an API server; each text is logged once for its kind. `on_engage_error` is called for
+    each failed attempt of a component to engage with a cluster; the manager retries in any case.
 
     `reconcile_timeout_seconds` is the timeout of reconciles whose controller sets no timeout.
 
-    The manager is ready once the provider has synced, if the provider has `HasSynced`. Use
+    If the provider implements `HasSynced`, the manager is ready only after the provider has synced. Use
     `await manager.run(stop)`, or `async with manager`. At the end the manager closes and awaits every engagement. A
     manager runs once.
     """
@@ -101,7 +101,7 @@ class Manager:
         if provider is not None and isinstance(provider, HasSynced):
             self.ready_checks.add("provider", _Synced(provider, name=provider.name).check)
         self._local = Cluster(LOCAL, config=config) if config is not None else None
-        # A cluster that leaves takes its idle connections along.
+        # Close the idle connections of a cluster with its client, so that none remain after the cluster has left.
         self._connections = Connections(linger_seconds=0)
         wiring = Wiring(
             connections=self._connections,
@@ -144,7 +144,7 @@ class Manager:
 
     @property
     def scope(self) -> None:
-        """None: its controllers watch all clusters."""
+        """None, because the controllers of a manager watch all clusters."""
         return None
 
     @property
@@ -154,7 +154,7 @@ class Manager:
 
     @property
     def local(self) -> Cluster:
-        """The local cluster, also before the manager runs. Raises ProviderError if there is none."""
+        """The local cluster, also before the manager runs. Raises ProviderError without a `config`."""
         if self._local is None:
             raise ProviderError("this manager has no local cluster: it was made without a configuration")
         return self._local
@@ -187,7 +187,7 @@ class Manager:
         self.controllers[name] = controller
 
     def expect(self, builder: Buildable) -> None:
-        """Refuse to run while the controller of `builder` is not built; `controller()` calls this method."""
+        """Register a builder, and refuse to run until it has built its controller. `controller()` calls this method."""
         self._builders.append(builder)
 
     def index_field(self, kind: Kind[ObjectT], field: str, extract: Callable[[ObjectT], Iterable[str]]) -> None:
@@ -221,7 +221,7 @@ class Manager:
         return cluster
 
     def cluster_from_context(self) -> Cluster:
-        """Return the cluster of the current reconcile. Raises ProviderError outside of one, and as `get_cluster`."""
+        """Return the cluster of the current reconcile. Raises ProviderError without one, and as `get_cluster`."""
         name = current_cluster()
         if name is None:
             raise ProviderError("no reconcile is under way here, so there is no cluster in the context")
@@ -232,7 +232,7 @@ class Manager:
         return ScopedManager(self, name)
 
     def cluster_names(self) -> list[str]:
-        """Return the names of all clusters but the local one, sorted."""
+        """Return the names of all clusters except the local cluster, sorted."""
         return self._clusters.names()
 
     async def run(self, until: asyncio.Event) -> None:
@@ -298,7 +298,7 @@ class ScopedManager:
 
     @property
     def scope(self) -> str:
-        """Name of the only cluster that its controllers watch."""
+        """Name of the only cluster that the controllers of this view watch."""
         return self.name
 
     @property
@@ -323,12 +323,12 @@ class ScopedManager:
 
     @property
     def coordinator(self) -> Coordinator:
-        """Decides which clusters this process works on."""
+        """Coordinator that decides which clusters this process works on."""
         return self.manager.coordinator
 
     @property
     def provider(self) -> Provider | None:
-        """Finds the clusters of the manager."""
+        """Provider that finds the clusters of the manager."""
         return self.manager.provider
 
     @property
@@ -341,7 +341,7 @@ class ScopedManager:
         return self.manager.get_cluster(name)
 
     def expect(self, builder: Buildable) -> None:
-        """Refuse to run while the controller of `builder` is not built, as `Manager.expect`."""
+        """Register a builder, as `Manager.expect`."""
         self.manager.expect(builder)
 
     @property
@@ -366,7 +366,8 @@ class ScopedManager:
     def index_field(self, kind: Kind[ObjectT], field: str, extract: Callable[[ObjectT], Iterable[str]]) -> None:
         """Index a field in the cache of the current instance of the cluster, as `Cache.index_field`.
 
-        A replaced cluster does not have the index; `Manager.index_field` covers present and future clusters.
+        The successor of a replaced cluster does not have the index. `Manager.index_field` covers present and future
+        clusters.
         """
         self.cluster.cache.index_field(kind, field, extract)
 
@@ -384,7 +385,10 @@ class ScopedManager:
 
 
 class _Synced:
-    """Check that passes once the provider has synced, and ever after: a later sync makes no replica unready."""
+    """Check that passes after the first sync of the provider, and from then on.
+
+    `has_synced` may turn false again, for example when a member is added to a MultiProvider. The replica stays ready.
+    """
 
     def __init__(self, provider: HasSynced, *, name: str) -> None:
         self._provider = provider

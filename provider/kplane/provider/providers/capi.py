@@ -1,4 +1,4 @@
-"""Clusters from Cluster API: every `Cluster` whose control plane is initialized.
+"""Provider of Cluster API: every `Cluster` whose control plane is initialized.
 
 Upstream: providers/cluster-api of multicluster-runtime, and the contract of Cluster API for its kubeconfig Secrets.
 
@@ -7,20 +7,20 @@ async with Client(ClusterConfig.in_cluster()) as client:
     manager = Manager(client.config, ClusterApiProvider(client, namespace="fleet"), name="my-operator")
 ```
 
-It watches `clusters` of cluster.x-k8s.io, v1beta2 or v1beta1. A Cluster counts once its control plane was initialized:
-`status.initialization.controlPlaneInitialized`, or with v1beta1 `status.controlPlaneReady` or the condition
-ControlPlaneInitialized. Cluster API never revokes that. If a `ready` of your own does, the engaged cluster stays and is
-kept up to date; its health tells its state.
+The provider watches `clusters` of cluster.x-k8s.io, v1beta2 or v1beta1. A Cluster is ready when its control plane was
+initialized: `status.initialization.controlPlaneInitialized`, or with v1beta1 `status.controlPlaneReady` or the
+condition ControlPlaneInitialized. Cluster API never revokes this state. If a custom `ready` turns false, the engaged
+cluster stays and is kept up to date. The health of an engaged cluster is checked directly.
 
 A cluster is named `<namespace>/<name>`. Its credentials are the key `value` of the Secret `<name>-kubeconfig`. The
-Secret has the label `cluster.x-k8s.io/cluster-name`, as the contract demands, and is watched. A renewed token or client
-certificate keeps the engagement, and no watch restarts; another server, CA or user makes a new engagement. A missing or
-invalid Secret is logged and changes nothing. Exec plugins and files in a kubeconfig are refused.
+Secret needs the label `cluster.x-k8s.io/cluster-name`, as the contract demands, and is watched. A renewed token or
+client certificate keeps the engagement, and restarts no watch. Another server, CA or user makes a new engagement. A
+missing or invalid Secret is logged, and the engaged cluster stays. Kubeconfigs with exec plugins or files are refused.
 
-A Cluster that is being deleted, is gone, or no longer matches the selector, is disengaged.
+The cluster of a Cluster that is being deleted, is gone, or no longer matches the selector, is disengaged.
 
 The identity of `client` needs `list` and `watch` on `clusters`, and `list`, `watch` and `get` on `secrets`, in
-`namespace` or in all. It reads only the metadata of other Secrets.
+`namespace` or in all namespaces. Of other Secrets with the label, the provider reads only the metadata.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _KUBECONFIG_KEY: Final = "value"
 
 
 def control_plane_initialized(cluster: Object) -> bool:
-    """Tell whether the control plane of a Cluster (v1beta2 or v1beta1) accepts requests, or did once."""
+    """Tell whether the control plane of a Cluster (v1beta2 or v1beta1) has been initialized."""
     status = section(cluster, "status")
     return (
         section(status, "initialization").get("controlPlaneInitialized") is True
@@ -61,10 +61,10 @@ def control_plane_initialized(cluster: Object) -> bool:
 class ClusterApiProvider:
     """Engages every ready Cluster of Cluster API.
 
-    `client` reaches the management cluster, and belongs to the caller. `version` is the one that its API server serves.
-    `ready` replaces the check of an initialized control plane; it gets the object and must not block. `namespace=None`
-    means all namespaces; `label_selector` is the API's, such as `a=b,c!=d`. Raises ProviderError for an unknown
-    version.
+    `client` reaches the management cluster, and belongs to the caller. `version` must be served by its API server.
+    `ready` replaces the check of an initialized control plane. The function gets the object and must not block.
+    `namespace=None` means all namespaces. `label_selector` has the syntax of the API, such as `a=b,c!=d`. Raises
+    ProviderError for an unknown version.
     """
 
     def __init__(
@@ -96,26 +96,26 @@ class ClusterApiProvider:
         return "cluster-api"
 
     def has_synced(self) -> bool:
-        """Tell whether all Clusters and their Secrets were read once."""
+        """Tell whether the initial lists of Clusters and of Secrets were read."""
         return self._objects.has_synced() and self._secrets.synced.is_set()
 
     async def run(self, fleet: Fleet) -> None:
         """Follow Clusters and their Secrets until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._wake_all(), name="Secrets of Cluster API are known")
-            tasks.create_task(self._secrets.run(self._changed), name="Secrets of Cluster API")
+            tasks.create_task(self._secrets.run(self._wake_owner), name="Secrets of Cluster API")
             await self._objects.run(fleet)
 
     async def _wake_all(self) -> None:
         await self._secrets.synced.wait()
         self._objects.wake_all()
 
-    def _changed(self, namespace: str, secret: str) -> None:
+    def _wake_owner(self, namespace: str, secret: str) -> None:
         if secret.endswith(_SUFFIX):
             self._objects.wake(secret.removesuffix(_SUFFIX), namespace=namespace)
 
-    async def _plan(self, found: Object) -> Cluster | Keep | None:
-        metadata = found["metadata"]
+    async def _plan(self, obj: Object) -> Cluster | Keep | None:
+        metadata = obj["metadata"]
         if metadata.get("deletionTimestamp"):
             return None
         if not self._secrets.synced.is_set():

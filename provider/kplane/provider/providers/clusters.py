@@ -1,4 +1,4 @@
-"""Clusters that the program itself adds and removes."""
+"""Provider of clusters that the program adds and removes by calls."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["ClustersProvider"]
 class ClustersProvider:
     """Engages the clusters that the program adds, until it removes them; upstream's `providers/clusters`.
 
-    Clusters that are added before it runs are engaged as soon as it does, and again if it is run again. It serves one
-    fleet at a time.
+    `run` engages the clusters that were added before, also when it is called again. A provider serves a single fleet at
+    a time.
     """
 
     def __init__(self) -> None:
@@ -33,25 +33,25 @@ class ClustersProvider:
         return sorted(self._clusters)
 
     async def add(self, cluster: Cluster) -> None:
-        """Add a cluster, and return when it is in the fleet. Raises ProviderError if its name is taken."""
+        """Add a cluster, to the fleet as well while the provider runs. Raises ProviderError if the name is taken."""
         if cluster.name in self._clusters:
             raise ProviderError(f"there is a cluster {cluster.name!r} already: remove it first, or use add_or_replace")
         await self.add_or_replace(cluster)
 
     async def add_or_replace(self, cluster: Cluster) -> None:
-        """Make this the cluster of its name; connections stay if only credentials differ."""
+        """Add a cluster, or replace the cluster of the same name. Connections stay if only credentials differ."""
         self._clusters[cluster.name] = cluster
         if self._fleet is not None:
             await self._fleet.add_or_replace(cluster)
 
     async def remove(self, name: str) -> None:
-        """Remove a cluster, and return when nothing of it is left. An unknown name is no error."""
+        """Remove a cluster, and return when its engagement has ended. Ignores an unknown name."""
         self._clusters.pop(name, None)
         if self._fleet is not None:
             await self._fleet.remove(name)
 
     async def run(self, fleet: Fleet) -> None:
-        """Pass changes on until cancelled. Raises ProviderError if it runs already."""
+        """Apply changes to the fleet until cancelled. Raises ProviderError if the provider runs already."""
         if self._fleet is not None:
             raise ProviderError("this provider runs already: a second fleet needs a second provider")
         self._fleet = fleet
@@ -64,7 +64,7 @@ class ClustersProvider:
             self._fleet = None
 
     async def _apply(self, fleet: Fleet, name: str) -> None:
-        # Looked up here and not before: what was removed meanwhile must not come back.
+        # Look up the cluster as late as possible: a cluster that was removed meanwhile must not return.
         cluster = self._clusters.get(name)
         if cluster is None:
             await fleet.remove(name)

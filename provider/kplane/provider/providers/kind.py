@@ -1,4 +1,4 @@
-"""The kind clusters of this machine."""
+"""Provider of the kind clusters of this machine."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ __all__ = ["KindProvider"]
 
 log: Final = logging.getLogger(__name__)
 
-_MOST_OF_A_MESSAGE: Final = 500
+_MAX_MESSAGE_LENGTH: Final = 500
 
 
 class KindProvider:
     """Engages every kind cluster whose name begins with `prefix`, under its name.
 
-    A cluster counts as soon as `kind get clusters` lists it and `kind get kubeconfig` returns its kubeconfig, with the
-    credentials of a cluster-admin. Clusters are listed every `interval_seconds`; kubeconfigs are read again every
-    `refresh_seconds`, so that a recreated cluster replaces the old one. A cluster that is no longer listed is removed.
+    A cluster is engaged when `kind get clusters` lists it and `kind get kubeconfig` returns its kubeconfig, with the
+    credentials of a cluster-admin. Clusters are listed every `interval_seconds`. Kubeconfigs are read again every
+    `refresh_seconds`, so that a recreated cluster replaces its predecessor. A cluster that is no longer listed is
+    removed.
 
-    If the program fails, or takes longer than `timeout_seconds`, engaged clusters stay, and it is retried with growing
-    delays; no cluster waits for another. `program` is looked up on PATH; raises ProviderError if it is missing. It
-    inherits the environment, and so DOCKER_HOST and KIND_EXPERIMENTAL_PROVIDER.
+    If the program fails, or takes longer than `timeout_seconds`, engaged clusters stay, and the command is retried with
+    growing delays. Clusters do not wait for each other. `program` is looked up on PATH, and inherits the environment
+    with DOCKER_HOST and KIND_EXPERIMENTAL_PROVIDER. Raises ProviderError if the program is missing.
     """
 
     def __init__(
@@ -44,14 +45,14 @@ class KindProvider:
         refresh_seconds: float = 30.0,
         timeout_seconds: float = 30.0,
     ) -> None:
-        found = shutil.which(program)
-        if found is None:
+        path = shutil.which(program)
+        if path is None:
             raise ProviderError(
                 f"the program {program!r} is not on PATH: install kind (https://kind.sigs.k8s.io), or say where it is"
             )
         if min(interval_seconds, refresh_seconds, timeout_seconds) <= 0:
-            raise ProviderError("kind cannot be asked in no time; give times above 0")
-        self._program = found
+            raise ProviderError("kind cannot be command in no time; give times above 0")
+        self._program = path
         self._prefix = prefix
         self._interval_seconds = interval_seconds
         self._refresh_seconds = refresh_seconds
@@ -64,25 +65,25 @@ class KindProvider:
         return "kind"
 
     def has_synced(self) -> bool:
-        """Tell whether the clusters were listed once."""
+        """Tell whether the clusters were listed at least once."""
         return self._has_synced
 
     async def run(self, fleet: Fleet) -> None:
         """Follow the clusters until cancelled."""
-        followed: dict[str, asyncio.Task[None]] = {}
+        followers: dict[str, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as tasks:
             desired = DesiredClusters(fleet, tasks, what="kind cluster")
             while True:
-                names = await self._listed()
+                names = await self._list_clusters()
                 self._has_synced = True
-                for name in followed.keys() - names:
-                    followed.pop(name).cancel()
-                for name in names - followed.keys():
-                    followed[name] = tasks.create_task(self._follow(name, desired), name=f"kubeconfig of {name}")
+                for name in followers.keys() - names:
+                    followers.pop(name).cancel()
+                for name in names - followers.keys():
+                    followers[name] = tasks.create_task(self._follow(name, desired), name=f"kubeconfig of {name}")
                 desired.forget_others(names)
                 await asyncio.sleep(self._interval_seconds)
 
-    async def _listed(self) -> set[str]:
+    async def _list_clusters(self) -> set[str]:
         backoff = Backoff(initial_seconds=1.0, maximum_seconds=30.0)
         while True:
             try:
@@ -106,25 +107,25 @@ class KindProvider:
                 )
             else:
                 backoff.reset()
-                delay = self._refresh_seconds * random.uniform(0.8, 1.0)  # noqa: S311 - not all at once
+                delay = self._refresh_seconds * random.uniform(0.8, 1.0)  # noqa: S311 - spreads the reads
             await asyncio.sleep(delay)
 
     async def _run(self, *arguments: str) -> bytes:
-        """Return the output of the program. Raises ProviderError if it fails."""
+        """Run the program and return its output. Raises ProviderError if the program fails or times out."""
         try:
             process = await start_program(self._program, *arguments)
         except OSError as error:
             raise ProviderError(f"{self._program} cannot be run: {error.strerror}") from error
-        asked = f"kind {' '.join(arguments)}"
+        command = f"kind {' '.join(arguments)}"
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                output, complaint = await process.communicate()
+                output, errors = await process.communicate()
         except BaseException as error:
             await end_program(process)
             if not isinstance(error, TimeoutError):
                 raise
-            raise ProviderError(f"{asked} took longer than {self._timeout_seconds:g} s") from error
+            raise ProviderError(f"{command} took longer than {self._timeout_seconds:g} s") from error
         if process.returncode:
-            said = complaint.decode(errors="replace").strip()[-_MOST_OF_A_MESSAGE:]
-            raise ProviderError(f"{asked} failed: {said or f'exit status {process.returncode}'}")
+            message = errors.decode(errors="replace").strip()[-_MAX_MESSAGE_LENGTH:]
+            raise ProviderError(f"{command} failed: {message or f'exit status {process.returncode}'}")
         return output

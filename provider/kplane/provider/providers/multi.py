@@ -1,4 +1,4 @@
-"""Several providers as one, with prefixed cluster names."""
+"""Provider that joins several providers, with prefixed cluster names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["MultiProvider"]
 
 
 class _Member:
-    """A provider, and the task that runs it."""
+    """A provider, and the task of its `run`."""
 
     def __init__(self, provider: Provider) -> None:
         self.provider: Final = provider
@@ -25,9 +25,9 @@ class _Member:
 class MultiProvider:
     """Runs providers side by side: cluster `island` of the provider added as `cloud1` is `cloud1#island`.
 
-    Names are split at the first `separator`, so that a multi provider may be a member of another one. Members can be
-    added and removed at any time; their clusters go with them. A member that fails is restarted with growing delays;
-    its clusters stay, and the other members go on. Upstream's `providers/multi`.
+    Names are split at the first `separator`, so that a MultiProvider may be a member of another MultiProvider. Members
+    can be added and removed at any time; the clusters of a removed member are removed. A member that fails is restarted
+    with growing delays; its clusters stay, and other members continue. Upstream's `providers/multi`.
     """
 
     def __init__(self, *, separator: str = "#") -> None:
@@ -47,20 +47,20 @@ class MultiProvider:
         return sorted(self._members)
 
     def get_provider(self, name: str) -> Provider:
-        """Return the provider that was added under this name. Raises ProviderError if there is none."""
+        """Return the provider that was added under this name. Raises ProviderError for an unknown name."""
         if name not in self._members:
             raise ProviderError(f"there is no provider {name!r}")
         return self._members[name].provider
 
     def split(self, cluster: str) -> tuple[str, str]:
-        """Split a cluster's name into provider and name. Raises ProviderError if it has no separator."""
+        """Split a cluster's name into provider and name. Raises ProviderError for a name without separator."""
         provider, separator, name = cluster.partition(self._separator)
         if not separator:
             raise ProviderError(f"{cluster!r} names no provider: it has no {self._separator!r}")
         return provider, name
 
     def add_provider(self, name: str, provider: Provider) -> None:
-        """Add a member, and run it if this runs. Raises ProviderError if the name is taken or invalid."""
+        """Add a member, and start it while `run` runs. Raises ProviderError if the name is taken or invalid."""
         if not name or self._separator in name:
             raise ProviderError(f"a provider cannot be called {name!r}: it needs a name without {self._separator!r}")
         if name in self._members:
@@ -70,7 +70,7 @@ class MultiProvider:
             self._start(name, *self._running)
 
     async def remove_provider(self, name: str) -> None:
-        """Stop a member and remove its clusters, and return when nothing is left. An unknown name is no error."""
+        """Stop a member, and return when its clusters are removed. Ignores an unknown name."""
         member = self._members.get(name)
         if member is None:
             return
@@ -79,17 +79,17 @@ class MultiProvider:
         if self._running is not None:
             view = self._view(name, member, self._running[0])
             await complete(map(view.remove, view.names()))
-        # Only now may the name be taken again: a new member's clusters must not be removed.
+        # Release the name last: this call must not remove the clusters of a new member of the same name.
         if self._members.get(name) is member:
             del self._members[name]
 
     def has_synced(self) -> bool:
-        """Tell whether each member that tells has found its clusters."""
+        """Tell whether each member with `has_synced` has found its clusters."""
         providers = (member.provider for member in self._members.values())
-        return all(each.has_synced() for each in providers if isinstance(each, HasSynced))
+        return all(provider.has_synced() for provider in providers if isinstance(provider, HasSynced))
 
     async def run(self, fleet: Fleet) -> None:
-        """Run the members until cancelled. Raises ProviderError if it runs already."""
+        """Run the members until cancelled. Raises ProviderError if the provider runs already."""
         if self._running is not None:
             raise ProviderError("this provider runs already: a second fleet needs a second provider")
         async with asyncio.TaskGroup() as tasks:
@@ -99,7 +99,7 @@ class MultiProvider:
                     self._start(name, fleet, tasks)
                 await asyncio.Event().wait()
             finally:
-                # Before the members have ended: no member can be started any more.
+                # Reset before the members have ended: the task group that is ending can start no member.
                 self._running = None
 
     def _start(self, name: str, fleet: Fleet, tasks: asyncio.TaskGroup) -> None:

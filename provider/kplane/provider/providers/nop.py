@@ -1,4 +1,4 @@
-"""No clusters: for a manager whose controllers work on the local cluster alone."""
+"""Provider without clusters, for a manager whose controllers work on the local cluster alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["NopProvider"]
 
 
 class NopProvider:
-    """Finds no clusters. With it, sources do not watch the local cluster by default; upstream's `providers/nop`."""
+    """Finds no clusters. Sources do not watch the local cluster by default, as with upstream's `providers/nop`."""
 
     @property
     def name(self) -> str:

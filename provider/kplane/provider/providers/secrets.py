@@ -1,4 +1,4 @@
-"""Clusters from kubeconfigs in labelled Secrets of one namespace."""
+"""Provider of kubeconfigs in labelled Secrets of a namespace."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from kplane.provider.providers._support.secret import value_of, values_of
 __all__ = ["KUBECONFIG_KEY", "KUBECONFIG_LABEL", "KubeconfigProvider"]
 
 KUBECONFIG_LABEL: Final = "sigs.k8s.io/multicluster-runtime-kubeconfig"
-"""Label of the Secrets that count; its value is "true". As upstream's DefaultKubeconfigSecretLabel."""
+"""Label of Secrets with a kubeconfig, with value "true". Same as upstream's DefaultKubeconfigSecretLabel."""
 
 KUBECONFIG_KEY: Final = "kubeconfig"
-"""Where a kubeconfig is in the data of its Secret. As upstream's DefaultKubeconfigSecretKey."""
+"""Key of the kubeconfig in the data of a Secret. Same as upstream's DefaultKubeconfigSecretKey."""
 
 
 class KubeconfigProvider:
     """Engages a cluster for every Secret of `namespace` with label `label: "true"`, under the Secret's name.
 
-    The current context of the kubeconfig under `key` has address and credentials. The writers of these Secrets are not
-    trusted: a kubeconfig that runs a program (`exec`) or names a file is refused. The decoded data of the Secret is the
-    cluster's `credentials`.
+    Address and credentials come from the current context of the kubeconfig under `key`. The writers of these Secrets
+    are not trusted: a kubeconfig that runs a program (`exec`) or names a file is refused. The decoded data of the
+    Secret is the cluster's `credentials`.
 
     A renewed token or certificate keeps the cluster's connections; another server, CA or identity makes another
-    cluster. A cluster goes with its Secret, with the label, and as soon as the Secret is being deleted. While the key
-    is missing or the kubeconfig cannot be used, the engaged cluster stays, and a warning says why.
+    cluster. A cluster is removed when its Secret loses the label, is being deleted, or is gone. While the key is
+    missing or the kubeconfig cannot be used, the engaged cluster stays, and a warning names the cause.
 
-    `client` reaches the cluster with the Secrets, and belongs to the caller. It needs get, list and watch on secrets in
-    the namespace. Upstream's `providers/kubeconfig`.
+    `client` reaches the cluster with the Secrets, and belongs to the caller. The identity of `client` needs get, list
+    and watch on secrets in the namespace. Upstream's `providers/kubeconfig`.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class KubeconfigProvider:
         return "kubeconfig"
 
     def has_synced(self) -> bool:
-        """Tell whether all Secrets were read once."""
+        """Tell whether the initial list of Secrets was read."""
         return self._secrets.has_synced()
 
     async def run(self, fleet: Fleet) -> None:

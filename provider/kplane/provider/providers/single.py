@@ -1,4 +1,4 @@
-"""One cluster, given by the program."""
+"""Provider of a single cluster of the program."""
 
 from __future__ import annotations
 

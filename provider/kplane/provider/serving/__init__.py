@@ -1,1 +1,1 @@
-"""Serves metrics and health over HTTP."""
+"""Metrics and health over HTTP, and main functions of programs."""

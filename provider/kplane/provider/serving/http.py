@@ -1,4 +1,4 @@
-"""Serves `/metrics`, `/healthz` and `/readyz` of a manager."""
+"""HTTP server of a manager: `/metrics`, `/healthz` and `/readyz`."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ _CLOSE_SECONDS: Final = 2.0
 
 
 class Serving:
-    """Answers Prometheus and the kubelet for as long as the manager runs: `manager.add(Serving(manager, port=8080))`.
+    """Serves Prometheus and the kubelet while the manager runs: `manager.add(Serving(manager, port=8080))`.
 
-    `/healthz` and `/readyz` answer 200 if all checks pass, otherwise 500. `?verbose` lists them, and `/readyz/<name>`
-    runs one check. A manager that is stopping is not ready, and neither is one whose provider has not read all that
-    stands for clusters (`HasSynced`). An unreachable cluster does not fail a check, because the other clusters go on.
-    `cluster_labels` is that of `ManagerMetrics`. The server has no TLS and no authentication, so `host` is the loopback
-    address by default. `port=0` takes a free port.
+    `/healthz` and `/readyz` answer 200 if all checks pass, otherwise 500. `?verbose` lists the checks, and
+    `/readyz/<name>` runs a single check. A manager is not ready while it stops, and until its provider has found its
+    clusters (`HasSynced`). An unreachable cluster fails no check, because other clusters continue. `cluster_labels` is
+    passed to `ManagerMetrics`. The server has no TLS and no authentication, so the default of `host` is the loopback
+    address. `port=0` takes a free port.
 
     `/metrics` also shows the metrics of `registry`, such as `prometheus_client.REGISTRY`, and of `collectors`. The
     registry is collected in a thread, as by other servers of prometheus_client. The collectors are collected in the
-    loop: they may read the state of the program, and must not block. If two metrics have one name, the first is shown,
-    and the other one is logged. `routes` are further routes: `[web.get("/debug", show)]` of `aiohttp.web`.
+    loop: they may read the state of the program, and must not block. If two metrics have the same name, the first
+    metric is shown, and the second is logged. `routes` are further routes: `[web.get("/debug", show)]` of
+    `aiohttp.web`.
 
     Raises ProviderError if a route is below `/metrics`, `/healthz` or `/readyz`.
     """
@@ -67,11 +68,11 @@ class Serving:
             _require_free(route)
         self._address: tuple[str, int] | None = None
         self.listening: Final = asyncio.Event()
-        """Set while it answers."""
+        """Event that is set while the server accepts connections."""
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port that it listens on. Raises ProviderError if it does not listen."""
+        """Host and port of the listening socket. Raises ProviderError if the server does not listen."""
         if self._address is None:
             raise ProviderError("the server does not listen now")
         return self._address
@@ -92,26 +93,26 @@ class Serving:
         app = web.Application()
         app.router.add_get("/metrics", self._show_metrics)
         for path, checks in (("healthz", self._manager.health_checks), ("readyz", self._manager.ready_checks)):
-            question = _Question(path, checks, self._manager)
-            app.router.add_get(f"/{path}", question.all)
-            app.router.add_get(f"/{path}/{{name}}", question.one)
+            handler = _ChecksHandler(path, checks, self._manager)
+            app.router.add_get(f"/{path}", handler.all)
+            app.router.add_get(f"/{path}/{{name}}", handler.single)
         app.add_routes(self._routes)
         return app
 
     async def _render(self) -> bytes:
-        found = [family for collector in self._collectors for family in collector.collect()]
-        return await asyncio.to_thread(self._render_with, found)
+        collected = [family for collector in self._collectors for family in collector.collect()]
+        return await asyncio.to_thread(self._render_with, collected)
 
-    def _render_with(self, found: Iterable[Metric]) -> bytes:
-        """Render these metrics, those of the registry, and those of the process. Runs in a thread."""
+    def _render_with(self, collected: Iterable[Metric]) -> bytes:
+        """Render these metrics, and the metrics of the registry and of the process. Runs in a thread."""
         families: dict[str, Metric] = {}
-        for family in (*found, *(self._registry.collect() if self._registry is not None else ())):
+        for family in (*collected, *(self._registry.collect() if self._registry is not None else ())):
             if families.setdefault(family.name, family) is not family and family.name not in self._duplicates:
                 self._duplicates.add(family.name)
                 log.warning("/metrics leaves out a second metric named %s; rename one of the two", family.name)
-        # The registry of prometheus_client has the metrics of the process, too.
-        others = [family for family in process_families() if family.name not in families]
-        return render_families([*others, *families.values()])
+        # `registry` may have the metrics of the process, as the registry of prometheus_client does.
+        of_process = [family for family in process_families() if family.name not in families]
+        return render_families([*of_process, *families.values()])
 
     async def _show_metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=await self._metrics.text(), headers={"Content-Type": _TEXT})
@@ -123,8 +124,8 @@ def _require_free(route: web.AbstractRouteDef) -> None:
         raise ProviderError(f"failed to add route {path!r}: Serving answers below it itself; choose another path")
 
 
-class _Question:
-    """Answers `/healthz` or `/readyz`."""
+class _ChecksHandler:
+    """Handles requests for `/healthz` or `/readyz`."""
 
     def __init__(self, path: str, checks: Checks, manager: Manager) -> None:
         self._path = path
@@ -133,24 +134,25 @@ class _Question:
 
     async def all(self, request: web.Request) -> web.Response:
         """Run every check."""
-        found = await self._ask()
-        failed = any(found.values())
-        lines = [f"[-]{name} failed: {why}" if why else f"[+]{name} ok" for name, why in found.items()]
+        results = await self._run_checks()
+        failed = any(results.values())
+        lines = [f"[-]{name} failed: {cause}" if cause else f"[+]{name} ok" for name, cause in results.items()]
         lines.append(f"{self._path} check {'failed' if failed else 'passed'}")
         text = "\n".join(lines) + "\n" if failed or "verbose" in request.query else "ok"
         return web.Response(text=text, status=500 if failed else 200)
 
-    async def one(self, request: web.Request) -> web.Response:
-        """Run one check."""
+    async def single(self, request: web.Request) -> web.Response:
+        """Run the check that the path names."""
         name = request.match_info["name"]
-        found = await self._ask(only=name)
-        if name not in found:
+        results = await self._run_checks(only=name)
+        if name not in results:
             return web.Response(text=f"there is no check {name!r}\n", status=404)
-        why = found[name]
-        return web.Response(text=f"{why}\n" if why else "ok", status=500 if why else 200)
+        cause = results[name]
+        return web.Response(text=f"{cause}\n" if cause else "ok", status=500 if cause else 200)
 
-    async def _ask(self, *, only: str | None = None) -> dict[str, str | None]:
-        found: dict[str, str | None] = {"ping": None}
+    async def _run_checks(self, *, only: str | None = None) -> dict[str, str | None]:
+        """Return the cause of each failed check by name, and None for each check that passed."""
+        results: dict[str, str | None] = {"ping": None}
         if self._path == "readyz":
-            found["manager"] = "the manager is about to end" if self._manager.stopping else None
-        return {**found, **await self._checks.run(only=only)}
+            results["manager"] = "the manager is about to end" if self._manager.stopping else None
+        return {**results, **await self._checks.run(only=only)}

@@ -1,4 +1,4 @@
-"""Serves an application of aiohttp for as long as a block runs."""
+"""Context that serves an application of aiohttp."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ async def listening(
     flag: str | None = None,
     close_seconds: float = 1.0,
 ) -> AsyncIterator[tuple[str, int]]:
-    """Serve while within, with `tls` if given; gives host and port, of which 0 takes a free one. Raises ListenFailed.
+    """Serve an application within the context, and yield host and port. `port=0` takes a free port.
 
-    `flag` is that of the address, for the message. At the end, running requests have `close_seconds` for their answers.
+    `flag` is the command-line flag of the address, for the error message. At the end, running requests have
+    `close_seconds` for their answers. Raises ListenFailed if the address cannot be listened on.
     """
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=close_seconds)
     await runner.setup()
@@ -33,9 +34,9 @@ async def listening(
         try:
             await web.TCPSite(runner, host, port, ssl_context=tls).start()
         except OSError as error:
-            where = f"{host}:{port} ({flag})" if flag is not None else f"{host}:{port}"
-            raise ListenFailed(f"cannot listen on {where}: {error.strerror}") from error
-        found = runner.addresses[0]
-        yield found[0], found[1]
+            address = f"{host}:{port} ({flag})" if flag is not None else f"{host}:{port}"
+            raise ListenFailed(f"cannot listen on {address}: {error.strerror}") from error
+        socket_address = runner.addresses[0]
+        yield socket_address[0], socket_address[1]
     finally:
         await runner.cleanup()

@@ -54,9 +54,9 @@ def sharding_metrics(stats: ShardingStats) -> Iterator[Metric]:
 class ManagerMetrics(Collector):
     """Collects the metrics of a manager for prometheus_client; `Serving` shows it at `/metrics`.
 
-    With `cluster_labels=False` sums replace the series of each cluster, for fleets that are too large for Prometheus.
-    Counters of a cluster have no sum, because a sum would shrink with each cluster that leaves. A custom registry must
-    collect the metrics in the loop of the manager.
+    With `cluster_labels=False`, sums replace the series of each cluster, for fleets that are too large for Prometheus.
+    Counters of a cluster have no sum, because a sum would shrink when a cluster leaves. A custom registry must collect
+    the metrics in the loop of the manager.
     """
 
     def __init__(self, manager: Manager, *, cluster_labels: bool = True) -> None:
@@ -116,9 +116,9 @@ class ManagerMetrics(Collector):
             "Clusters that do not serve a kind, or do not let it be read.",
             labels=["kind", "reason"],
         )
-        refusals = Counter((kind, found.reason) for _, cache in caches for kind, found in cache.refusals.items())
-        for (kind, why), count in refusals.items():
-            refused.add_metric([kind, why], count)
+        refusals = Counter((kind, refusal.reason) for _, cache in caches for kind, refusal in cache.refusals.items())
+        for (kind, refusal_reason), count in refusals.items():
+            refused.add_metric([kind, refusal_reason], count)
         yield refused
         yield self._requests()
         labels = ["cluster", "kind"] if self._cluster_labels else ["kind"]
@@ -244,19 +244,19 @@ class ManagerMetrics(Collector):
 
 
 def _histogram(
-    name: str, text: str, found: Iterable[tuple[Sequence[str], Durations]], *, labels: Sequence[str] = ()
+    name: str, text: str, series: Iterable[tuple[Sequence[str], Durations]], *, labels: Sequence[str] = ()
 ) -> Metric:
     family = HistogramMetricFamily(name, text, labels=labels)
-    for values, durations in found:
-        below, buckets = 0, []
+    for values, durations in series:
+        cumulative, buckets = 0, []
         for bound, count in zip([*map(str, BOUNDS_SECONDS), "+Inf"], durations.buckets, strict=True):
-            below += count
-            buckets.append((bound, below))
+            cumulative += count
+            buckets.append((bound, cumulative))
         family.add_metric(values, buckets, durations.total_seconds)
     return family
 
 
-class _Collected(Collector):
+class _FixedCollector(Collector):
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
 
@@ -271,9 +271,9 @@ def process_families() -> Iterable[Metric]:
 
 
 def render_families(families: Iterable[Metric]) -> bytes:
-    """Return metrics in the text format, in their order."""
+    """Return metrics in the text format of Prometheus, in their order."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collected(families))
+    registry.register(_FixedCollector(families))
     return generate_latest(registry)
 
 
@@ -286,15 +286,15 @@ class Rendering:
 
     def __init__(self, render: Callable[[], Awaitable[bytes]]) -> None:
         self._render: Final = render
-        self._busy = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._next = _Shared()
 
     async def text(self) -> bytes:
-        """Return the text. Raises errors of `render`."""
+        """Return the result of the next call of `render`. Raises errors of `render`."""
         shared = self._next
-        async with self._busy:
+        async with self._lock:
             if shared.text is None:
-                self._next = _Shared()  # for callers from now on
+                self._next = _Shared()  # shared by callers from now on
                 shared.text = await self._render()
             return shared.text
 

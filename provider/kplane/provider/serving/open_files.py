@@ -1,4 +1,4 @@
-"""The limit of open files of this process: raised at its start, and a warning before it is reached."""
+"""Limit of open files of this process: raises the limit at the start, and warns before the process reaches it."""
 
 from __future__ import annotations
 
@@ -16,57 +16,57 @@ __all__ = ["OpenFiles", "raise_limit", "watching_open_files"]
 
 log: Final = logging.getLogger(__name__)
 
-_LOOK_SECONDS: Final = 30.0
-_OPEN_MAX: Final = 10_240
-"""macOS takes no soft limit beyond this, though its hard limit has no end."""
+_CHECK_SECONDS: Final = 30.0
+_MACOS_MAX: Final = 10_240
+"""Maximum soft limit of macOS, whose hard limit is infinite."""
 _HIGH: Final = 0.8
 _LOW: Final = 0.7
-"""Below that, the next warning may follow: use that swings about the mark is told once."""
+"""Share of open files below which the warning is armed again: repeated crossings of `_HIGH` cause no new warnings."""
 
 
 def raise_limit() -> None:
-    """Raise the soft limit of open files to the hard one. Programs that this process starts inherit it.
+    """Raise the soft limit of open files to the hard limit. Programs that this process starts inherit the limit.
 
-    Each connection is an open file, and many systems set a soft limit of 1024 for the sake of `select`, which nothing
-    here uses. Programs in Go raise their own limit alike.
+    Each connection is an open file. Many systems set a soft limit of 1024 for the sake of `select`, which this package
+    does not use. Programs in Go raise their own limit, too.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for wanted in (hard, max(soft, _OPEN_MAX)):
-        with contextlib.suppress(OSError, ValueError):  # the limit that there is counts, and is watched
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    for desired in (hard, max(soft, _MACOS_MAX)):
+        with contextlib.suppress(OSError, ValueError):  # `watching_open_files` watches the limit that applies
+            resource.setrlimit(resource.RLIMIT_NOFILE, (desired, hard))
             return
 
 
 class OpenFiles(NamedTuple):
-    """How many files a process has open, and may have open."""
+    """Number of open files of a process, and its limit."""
 
     used: int
     limit: int
 
     @classmethod
     def read(cls) -> OpenFiles:
-        """Read the numbers of this process. It blocks."""
+        """Read the numbers of this process. Blocks the thread."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return cls(len(os.listdir("/dev/fd")), limit)
 
 
 @contextlib.asynccontextmanager
 async def watching_open_files(
-    read: Callable[[], OpenFiles] = OpenFiles.read, *, interval_seconds: float = _LOOK_SECONDS
+    read: Callable[[], OpenFiles] = OpenFiles.read, *, interval_seconds: float = _CHECK_SECONDS
 ) -> AsyncIterator[None]:
-    """Warn once if 80 % of the open files are in use, and again after the use was below 70 %."""
+    """Warn once if 80 % of the open files are in use, and again after the use has dropped below 70 %."""
 
     async def watch() -> None:
         warned = False
         while True:
-            found = await asyncio.to_thread(read)
-            if found.used >= _HIGH * found.limit and not warned:
+            open_files = await asyncio.to_thread(read)
+            if open_files.used >= _HIGH * open_files.limit and not warned:
                 warned = True
                 log.warning(
                     "%d of %d open files are in use: raise the limit (ulimit -n), or add replicas",
-                    *found,
+                    *open_files,
                 )
-            elif found.used < _LOW * found.limit:
+            elif open_files.used < _LOW * open_files.limit:
                 warned = False
             await asyncio.sleep(interval_seconds)
 

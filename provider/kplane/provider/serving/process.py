@@ -1,4 +1,4 @@
-"""Runs a process that serves until SIGTERM or SIGINT: with logs, and as many open files as the system lets it have."""
+"""Main functions of programs that run until SIGTERM or SIGINT, with logs and a raised limit of open files."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ log: Final = logging.getLogger(__name__)
 
 _PROXY_VARIABLES: Final = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 _NEW_OBJECTS: Final = 10_000
-"""So many new objects start a garbage collection; by default 700 do."""
+"""Number of new objects that starts a garbage collection. Python's default is much lower, and costs CPU time."""
 
 
 def run(what: Manager | Callable[[asyncio.Event], Awaitable[None]], *, log_level: str = "INFO") -> None:
-    """Run a manager until SIGTERM or SIGINT: what the program of a controller does last.
+    """Run a manager until SIGTERM or SIGINT, as the last call of a controller's program.
 
-    `what` is a Manager, or a coroutine function that ends when the event is set that it gets: for what has to be opened
-    around the manager. It runs on uvloop, if that is installed. The log is text on a terminal, and JSON elsewhere. A
-    ProviderError is logged, and ends the process with status 1.
+    `what` is a Manager, or a coroutine function for programs that open resources around the manager. The function gets
+    an event, and must return after the event is set. The loop is uvloop if it is installed. The log is text on a
+    terminal, and JSON elsewhere. A ProviderError is logged, and ends the process with status 1.
     """
     raise_limit()
     logging_to = text_logging if sys.stderr.isatty() else json_logging
@@ -46,7 +46,7 @@ def run_process(
     log_level: str,
     expected: tuple[type[Exception], ...],
 ) -> None:
-    """Run on uvloop, as `run_until_signalled` does. An expected error is logged, and ends the process with status 1."""
+    """Call `run_until_signalled` on uvloop. An expected error is logged, and ends the process with status 1."""
     raise_limit()
     with json_logging(log_level):
         _run(run, name=name, expected=expected)
@@ -70,27 +70,27 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def run_until_signalled(run: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Run with an event that SIGTERM and SIGINT set. Warn of open files that run short, and of HTTPS_PROXY."""
+    """Call `run` with an event that SIGTERM and SIGINT set. Warns of HTTPS_PROXY, and when few open files are left."""
     if any(os.environ.get(name) for name in _PROXY_VARIABLES):
         log.warning("HTTPS_PROXY is set and has no effect; name a proxy by proxy-url in the kubeconfig that needs it")
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    with _few_collections():
+    with _rare_collections():
         async with watching_open_files():
             await run(stop)
 
 
 @contextmanager
-def _few_collections() -> Iterator[None]:
-    """Have the garbage collector look at new objects less often, and never at those of imported modules."""
-    before = gc.get_threshold()
+def _rare_collections() -> Iterator[None]:
+    """Make garbage collections of new objects rare, and exclude the objects that exist now, such as modules."""
+    thresholds = gc.get_threshold()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_NEW_OBJECTS, *before[1:])
+    gc.set_threshold(_NEW_OBJECTS, *thresholds[1:])
     try:
         yield
     finally:
-        gc.set_threshold(*before)
+        gc.set_threshold(*thresholds)
         gc.unfreeze()

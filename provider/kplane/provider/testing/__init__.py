@@ -1,4 +1,4 @@
-"""Tests of reconcilers without a cluster: see docs/multicluster/test.md."""
+"""Tools for tests of reconcilers without a cluster; see docs/multicluster/test.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of a cluster in memory to calls, as a kube-apiserver gives them."""
+"""Answers of a cluster in memory, with the content of a kube-apiserver's answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["answered"]
 
 
 def answered(store: Store, request: HttpRequest, asked: Asked, body: Any) -> tuple[int, Object]:
-    """Carry out a call and return status and answer. Raises ApiErrors."""
+    """Execute a request, and return HTTP status and answer. Raises ApiErrors."""
     match asked.verb:
         case "create":
             return 201, create(store, asked, body)
@@ -32,21 +32,21 @@ def answered(store: Store, request: HttpRequest, asked: Asked, body: Any) -> tup
 
 def _collection(store: Store, asked: Asked) -> Object:
     resource, matches = asked.resource, matcher(asked)
-    found = [each for each in store.of(resource, asked.namespace) if matches(each)]
+    selected = [obj for obj in store.of(resource, asked.namespace) if matches(obj)]
     if asked.verb == "deletecollection":
-        for each in found:
-            _ = store.delete(resource, each)
-    listed = {"apiVersion": resource.api_version, "kind": f"{resource.kind}List"}
-    return listed | {"items": list(map(asked.shown, found)), "metadata": {"resourceVersion": str(store.version)}}
+        for obj in selected:
+            _ = store.delete(resource, obj)
+    collection = {"apiVersion": resource.api_version, "kind": f"{resource.kind}List"}
+    return collection | {"items": list(map(asked.shown, selected)), "metadata": {"resourceVersion": str(store.version)}}
 
 
 def _deleted(store: Store, asked: Asked, body: Any) -> Object:
     before = store.get(asked.resource, asked.namespace, asked.name)
-    for field, wanted in ((body or {}).get("preconditions") or {}).items():
-        if wanted != before["metadata"].get(field):
+    for field, required in ((body or {}).get("preconditions") or {}).items():
+        if required != before["metadata"].get(field):
             raise api_error(409, "Conflict", f'{asked.resource.plural} "{asked.name}" has another {field}')
-    held = before if (body or {}).get("dryRun") else store.delete(asked.resource, before)
-    if held is not None and held["metadata"].get("finalizers"):
-        return held
+    remaining = before if (body or {}).get("dryRun") else store.delete(asked.resource, before)
+    if remaining is not None and remaining["metadata"].get("finalizers"):
+        return remaining
     details = {"name": asked.name, "kind": asked.resource.plural, "uid": before["metadata"]["uid"]}
     return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}

@@ -23,12 +23,12 @@ from kplane.provider.testing.transport import FakeTransport
 __all__ = ["FakeCluster"]
 
 _FIELD_MANAGER: Final = "test"
-"""Field manager of a reconciler that is tested without a manager."""
+"""Field manager of reconcilers that are tested without a manager."""
 _numbers: Final = itertools.count(1)
 
 
 class _Client(Client):
-    """Closes its transport with itself, though it did not make it."""
+    """Client that closes its transport, which FakeCluster made for this client alone."""
 
     @override
     async def aclose(self) -> None:
@@ -38,11 +38,11 @@ class _Client(Client):
 class FakeCluster(Cluster):
     """A cluster in memory for tests of reconcilers, with the real client, cache and controllers.
 
-    It serves Kubernetes' own kinds and `kinds`, which have a status subresource; a class in `kinds` needs its plural.
-    Reads, writes, watches, selectors of labels and names, finalizers, generations and conflicts are those of a
-    kube-apiserver. So are merge patches, JSON patches and server-side apply, but lists in `kinds` have one owner each.
-    There is no admission, no validation, no default, no right and no controller: owned objects stay when their owner
-    goes. For these, test with a real API server (fixture `k8s` of `kplane.testing`).
+    The cluster serves Kubernetes' own kinds and `kinds`, which have a status subresource. A class in `kinds` needs its
+    plural. Reads, writes, watches, selectors of labels and names, finalizers, generations and conflicts behave as with
+    a kube-apiserver. The same holds for merge patches, JSON patches and server-side apply, but lists in `kinds` are
+    atomic. The cluster has no admission, validation, defaults, permissions and controllers: owned objects stay when
+    their owner is deleted. For these features, test with a real API server (fixture `k8s` of `kplane.testing`).
     """
 
     def __init__(self, name: str, *, kinds: Iterable[Kind[Any]] = ()) -> None:
@@ -50,7 +50,7 @@ class FakeCluster(Cluster):
         self._store = Store()
         self._faults = Faults()
         self.warnings: Final[list[ApiWarning]] = []
-        """Warnings that its client got, oldest first."""
+        """Warnings that the cluster's clients received, oldest first."""
         self._transports: list[FakeTransport] = []
         self._kinds = {(kind.api_version, kind.plural): kind for kind in (*BUILT_IN.values(), *map(resource_of, kinds))}
 
@@ -65,13 +65,13 @@ class FakeCluster(Cluster):
     ) -> None:
         """Let the next `times` requests of a verb for a kind fail with `error`.
 
-        `verb` is that of RBAC. With `takes_effect` a write is done, and only its answer is lost, as with a connection
-        that breaks. Raises ProviderError if `kind` is no name of a kind.
+        `verb` is a verb of RBAC. With `takes_effect` a write is executed and only its answer is lost, as if the
+        connection broke. Raises ProviderError if `kind` is no name of a kind.
         """
         self._faults.add(Fault(error, verb, parse_kind(kind), times, takes_effect))
 
     def warn(self, text: str, *, verb: Verb, kind: Kind[Any], times: int = 1) -> None:
-        """Let the next `times` requests of a verb for a kind be answered with a warning; see `fail`.
+        """Add a warning to the answers of the next `times` requests of a verb for a kind; see `fail`.
 
         Raises ProviderError if `kind` is no name of a kind.
         """
@@ -79,7 +79,7 @@ class FakeCluster(Cluster):
 
     @contextlib.contextmanager
     def outage(self) -> Iterator[None]:
-        """Let the API server be down in this context: watches end, and each request fails with Unreachable."""
+        """Take the API server down within the context: watches end, and each request fails with Unreachable."""
         error = Unreachable(f"{self.config.server} cannot be reached: it is down", kind="connect")
         self._faults.outage = error
         for transport in self._transports:

@@ -1,4 +1,4 @@
-"""Requests that fail, or are warned about, as a test asks for it."""
+"""Errors and warnings for requests, on demand of a test."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from kplane.provider.errors import ApiError, Unreachable
 __all__ = ["Fault", "Faults", "Verb", "Warned"]
 
 Verb = Literal["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"]
-"""A verb of RBAC: what a request does."""
+"""Verb of a request, as in RBAC."""
 
 
 @dataclass(slots=True)
 class Fault:
-    """Fails so many requests of one verb for one kind."""
+    """Error for the next `left` requests of a verb for a kind."""
 
     error: ApiError | Unreachable
     verb: Verb
@@ -29,7 +29,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Warned:
-    """Warns about so many requests of one verb for one kind."""
+    """Warning for the next `left` requests of a verb for a kind."""
 
     text: str
     verb: Verb
@@ -38,20 +38,20 @@ class Warned:
 
 
 class Faults:
-    """Knows which of the next requests fail, and which are warned about."""
+    """Pending errors and warnings of a cluster."""
 
     def __init__(self) -> None:
         self._faults: Final[list[Fault]] = []
         self._warned: Final[list[Warned]] = []
         self.outage: Unreachable | None = None
-        """The error of every request, while the API server is down."""
+        """Error of every request while the API server is down; None otherwise."""
 
     def warn(self, warned: Warned) -> None:
         """Add a warning."""
         self._warned.append(warned)
 
     def warnings(self, verb: Verb, resource: Resource) -> Iterator[str]:
-        """Yield the warnings about a request, and count them."""
+        """Yield the warnings for a request, and count the request."""
         kind = parse_kind(resource)
         for warned in self._warned:
             if warned.left > 0 and (warned.verb, warned.kind) == (verb, kind):
@@ -59,11 +59,11 @@ class Faults:
                 yield warned.text
 
     def add(self, fault: Fault) -> None:
-        """Add a fault; those that were added before come first."""
+        """Add an error. Errors that were added before are used up first."""
         self._faults.append(fault)
 
     def next(self, verb: Verb, resource: Resource) -> Fault | None:
-        """Return the fault of a request, and count it; None if it does not fail."""
+        """Return the error for a request, and count the request; None if the request does not fail."""
         kind = parse_kind(resource)
         for fault in self._faults:
             if fault.left > 0 and (fault.verb, fault.kind) == (verb, kind):

@@ -1,4 +1,4 @@
-"""Sets of fields, as managedFields write them."""
+"""Sets of fields in the format of managedFields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import orjson
 __all__ = ["Path", "decoded", "encoded", "field", "item_key", "item_value", "shown", "shown_order"]
 
 Path = tuple[str, ...]
-"""A field by the elements that lead to it: `("f:metadata", "f:finalizers", 'v:"example.com/a"')`."""
+"""Path of a field: the elements that lead to it, such as `("f:metadata", "f:finalizers", 'v:"example.com/a"')`."""
 
 
 def field(name: str) -> str:
@@ -20,7 +20,7 @@ def field(name: str) -> str:
 
 
 def item_key(keys: dict[str, Any]) -> str:
-    """Return the element for an item of a list that has these keys."""
+    """Return the element for a list item with these keys."""
     return f"k:{orjson.dumps(keys, option=orjson.OPT_SORT_KEYS).decode()}"
 
 
@@ -30,17 +30,17 @@ def item_value(value: Any) -> str:
 
 
 def encoded(paths: Iterable[Path]) -> dict[str, Any]:
-    """Return fieldsV1: a tree, where `.` marks a field that is in the set together with some below it."""
-    found: dict[str, Any] = {}
+    """Return fieldsV1: a tree, in which `.` marks a field of the set that has nested fields in the set."""
+    tree: dict[str, Any] = {}
     for element, group in itertools.groupby(sorted(paths), key=lambda path: path[0]):
         rest = {path[1:] for path in group}
         below = encoded(rest - {()})
-        found[element] = {".": {}, **below} if below and () in rest else below
-    return found
+        tree[element] = {".": {}, **below} if below and () in rest else below
+    return tree
 
 
 def decoded(fields: dict[str, Any], *, above: Path = ()) -> Iterator[Path]:
-    """Yield the fields of fieldsV1. Raises ValueError for what is none."""
+    """Yield the fields of fieldsV1. Raises ValueError for an invalid tree."""
     for element, below in fields.items():
         if element == ".":
             continue
@@ -53,7 +53,7 @@ def decoded(fields: dict[str, Any], *, above: Path = ()) -> Iterator[Path]:
 
 
 def shown(path: Path) -> str:
-    """Return a field as conflicts name it: `.spec.containers[name="app"].image`."""
+    """Return the name of a field in conflicts: `.spec.containers[name="app"].image`."""
     return "".join(map(_shown_element, path))
 
 
@@ -66,5 +66,5 @@ def _shown_element(element: str) -> str:
 
 
 def shown_order(path: Path) -> tuple[tuple[bool, str], ...]:
-    """Sort fields as conflicts list them: those of a map come before those below."""
+    """Return a sort key for the order of fields in conflicts: fields of a map come before nested fields."""
     return tuple((index < len(path) - 1, element) for index, element in enumerate(path))

@@ -1,4 +1,4 @@
-"""JSON patches (RFC 6902) as a kube-apiserver applies them."""
+"""JSON patches (RFC 6902) with the deviations of a kube-apiserver."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ _TEXTS: Final = ("op", "path", "from")
 
 
 def patched(target: Any, operations: Any) -> Any:
-    """Return what a patch makes of an object, which stays as it is.
+    """Return a patched copy of an object.
 
-    Raises 400 for what is no patch, and Invalid for a patch that does not fit or whose `test` fails. Kubernetes is
-    more lenient than the RFC: `replace` adds a missing field, `copy` copies one as null, and indices may be negative.
+    Raises an ApiError with status 400 for an invalid patch, and Invalid for a patch that does not fit the object or
+    whose `test` fails. Kubernetes is more lenient than the RFC: `replace` adds a missing field, `copy` copies a missing
+    field as null, and indices may be negative.
     """
     if not isinstance(operations, list) or not all(map(_is_operation, operations)):
         raise api_error(400, "BadRequest", "error decoding patch: a JSON patch is a list of operations")
     whole: Any = [copy.deepcopy(target)]
-    for each in operations:
-        _Operation(whole, each or {}).run()
+    for operation in operations:
+        _Operation(whole, operation or {}).run()
     return whole[0]
 
 
-def _is_operation(each: Any) -> bool:
-    return each is None or (isinstance(each, dict) and all(isinstance(each.get(key), str | None) for key in _TEXTS))
+def _is_operation(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and all(isinstance(value.get(key), str | None) for key in _TEXTS))
 
 
 class _Operation:
-    """One operation on `whole[0]`."""
+    """An operation of a patch on `whole[0]`."""
 
     def __init__(self, whole: list[Any], operation: dict[str, Any]) -> None:
         self._whole = whole
@@ -92,9 +93,9 @@ class _Operation:
             parent[self._index(key, len(parent))] = self._value
 
     def _test(self) -> None:
-        found = self._whole[0] if self._path == "" else self._read(self._path)
-        # In Python, but not in JSON, 1 equals 1.0 and true.
-        if _text(found) != _text(self._value):
+        value = self._whole[0] if self._path == "" else self._read(self._path)
+        # Compare the JSON texts: in Python, but not in JSON, 1 equals 1.0 and true.
+        if _text(value) != _text(self._value):
             raise _refused(f"testing value {self._path} failed")
 
     def _read(self, path: str | None) -> Any:
@@ -102,19 +103,19 @@ class _Operation:
         return parent.get(key) if isinstance(parent, dict) else parent[self._index(key, len(parent))]
 
     def _find(self, path: str | None) -> tuple[dict[str, Any] | list[Any], str]:
-        """Return what holds the value of a path, and its key there."""
+        """Return the map or list that holds the value of a path, and the key of the value in it."""
         keys = [key.replace("~1", "/").replace("~0", "~") for key in (path or "").split("/")[1:]]
         if not keys:
             raise self._misses(path)
-        found = self._whole[0]
+        container = self._whole[0]
         for key in keys[:-1]:
-            if isinstance(found, dict):
-                found = found.get(key)
-            elif isinstance(found, list):
-                found = found[self._index(key, len(found))]
-        if not isinstance(found, dict | list):
+            if isinstance(container, dict):
+                container = container.get(key)
+            elif isinstance(container, list):
+                container = container[self._index(key, len(container))]
+        if not isinstance(container, dict | list):
             raise self._misses(path)
-        return found, keys[-1]
+        return container, keys[-1]
 
     def _index(self, key: str, length: int) -> int:
         if not _INDEX.fullmatch(key) or not -length <= int(key) < length:

@@ -1,4 +1,4 @@
-"""Which field manager owns which fields of an object: its managedFields."""
+"""Ownership of the fields of an object by field managers: its managedFields."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["Manager", "Ownership", "Write", "applied", "ownership_of", "updated"
 
 Object = dict[str, Any]
 
-_MOST_UPDATERS: Final = 10
-_OLD_UPDATERS: Final = "ancient-changes"
+_MAX_UPDATERS: Final = 10
+_MERGED_UPDATERS: Final = "ancient-changes"
 # managedFields never list these fields.
 _UNOWNED: Final = frozenset(
     {("f:apiVersion",), ("f:kind",), ("f:metadata",)}
@@ -65,26 +65,26 @@ Ownership = Mapping[Manager, _Owned]
 
 def ownership_of(entries: object) -> Ownership | None:
     """Read managedFields; None if a kube-apiserver rejects them."""
-    found: dict[Manager, _Owned] = {}
+    ownership: dict[Manager, _Owned] = {}
     try:
-        for each in entries if isinstance(entries, list) else ():
-            if each["operation"] not in {"Apply", "Update"} or each["fieldsType"] != "FieldsV1":
+        for entry in entries if isinstance(entries, list) else ():
+            if entry["operation"] not in {"Apply", "Update"} or entry["fieldsType"] != "FieldsV1":
                 return None
-            subresource = each.get("subresource", "")
-            manager = Manager(each["operation"], each.get("manager", ""), each["apiVersion"], subresource)
-            found[manager] = _Owned(frozenset(decoded(each["fieldsV1"])), each.get("time", ""))
+            subresource = entry.get("subresource", "")
+            manager = Manager(entry["operation"], entry.get("manager", ""), entry["apiVersion"], subresource)
+            ownership[manager] = _Owned(frozenset(decoded(entry["fieldsV1"])), entry.get("time", ""))
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
-    return found
+    return ownership
 
 
 def written(ownership: Ownership) -> list[Object]:
-    """Return managedFields."""
+    """Return an ownership as managedFields."""
     return [_entry(*item) for item in sorted(ownership.items(), key=_order)]
 
 
-def _order(each: tuple[Manager, _Owned]) -> tuple[str, ...]:
-    (operation, *rest), owned = each
+def _order(item: tuple[Manager, _Owned]) -> tuple[str, ...]:
+    (operation, *rest), owned = item
     return operation, owned.time, *rest
 
 
@@ -108,11 +108,11 @@ class Write:
     now: str
 
     def compared(self, live: Object, after: Object) -> Comparison:
-        """Return what the write changes."""
+        """Return the fields that the write changes."""
         # The Go types of Kubernetes have no pointers for these fields, so both are always present.
         always: Object = {"spec": {}, "status": {}} if self.shape.typed else {}
-        found = compared(always | live, after, self.shape)
-        return Comparison(*map(self.kept, (found.added, found.modified, found.removed)))
+        changes = compared(always | live, after, self.shape)
+        return Comparison(*map(self.kept, (changes.added, changes.modified, changes.removed)))
 
     def kept(self, paths: set[Path]) -> set[Path]:
         """Return the fields that the write can change."""
@@ -123,11 +123,11 @@ def updated(ownership: Ownership, write: Write, live: Object, after: Object) -> 
     """Return the ownership after an update or a patch, whose manager owns the changed fields."""
     change = write.compared(live, after)
     taken = change.added | change.modified
-    found = {manager: owned.without(taken | change.removed) for manager, owned in ownership.items()}
+    result = {manager: owned.without(taken | change.removed) for manager, owned in ownership.items()}
     if mine := taken - _UNOWNED:
-        before = found.get(write.manager, _Owned(frozenset()))
-        found[write.manager] = _Owned(before.paths | mine, write.now)
-    return _capped(_non_empty(found))
+        before = result.get(write.manager, _Owned(frozenset()))
+        result[write.manager] = _Owned(before.paths | mine, write.now)
+    return _capped(_non_empty(result))
 
 
 def applied(
@@ -139,20 +139,20 @@ def applied(
     """
     mine = _Owned(frozenset(write.kept(leaves(config, write.shape))))
     last = ownership.get(write.manager)
-    found = dict(ownership) | {write.manager: mine}
+    result = dict(ownership) | {write.manager: mine}
     after = merged(live, config, write.shape)
     if last is not None and last.paths:
-        after = _pruned(after, last.paths, frozenset().union(*(each.paths for each in found.values())), write.shape)
+        after = _pruned(after, last.paths, frozenset().union(*(owned.paths for owned in result.values())), write.shape)
     change = write.compared(live, after)
     taken = change.added | change.modified
-    others = {manager: owned for manager, owned in found.items() if manager != write.manager}
+    others = {manager: owned for manager, owned in result.items() if manager != write.manager}
     conflicts = {manager: both for manager, owned in others.items() if (both := owned.paths & taken)}
     if conflicts and not force:
         raise _conflict(conflicts)
-    found |= {manager: owned.without(taken | change.removed) for manager, owned in others.items()}
+    result |= {manager: owned.without(taken | change.removed) for manager, owned in others.items()}
     time = write.now if not equal(live, after) else last.time if last is not None else ""
-    found[write.manager] = _Owned(mine.paths - _UNOWNED, time)
-    return after, _non_empty(found)
+    result[write.manager] = _Owned(mine.paths - _UNOWNED, time)
+    return after, _non_empty(result)
 
 
 def _pruned(after: Object, last: frozenset[Path], owned: frozenset[Path], shape: Shape) -> Any:
@@ -171,39 +171,42 @@ def _non_empty(ownership: Ownership) -> dict[Manager, _Owned]:
 def _capped(ownership: dict[Manager, _Owned]) -> Ownership:
     """Merge the oldest managers of updates if there are too many."""
     updaters = sorted(
-        (each for each in ownership.items() if each[0].operation == "Update"),
-        key=lambda each: (each[1].time, each[0]),
+        (item for item in ownership.items() if item[0].operation == "Update"),
+        key=lambda item: (item[1].time, item[0]),
     )
-    surplus = len(updaters) - _MOST_UPDATERS
+    surplus = len(updaters) - _MAX_UPDATERS
     if surplus <= 0:
         return ownership
-    merged_ones = dict(updaters[: surplus + 1])
-    old = Manager("Update", _OLD_UPDATERS, updaters[0][0].api_version)
-    paths = frozenset().union(*(each.paths for each in merged_ones.values()))
-    rest = {manager: owned for manager, owned in ownership.items() if manager not in merged_ones}
+    oldest = dict(updaters[: surplus + 1])
+    old = Manager("Update", _MERGED_UPDATERS, updaters[0][0].api_version)
+    paths = frozenset().union(*(owned.paths for owned in oldest.values()))
+    rest = {manager: owned for manager, owned in ownership.items() if manager not in oldest}
     return {**rest, old: _Owned(paths, updaters[surplus][1].time)}
 
 
 def _conflict(conflicts: Mapping[Manager, frozenset[Path]]) -> ApiError:
-    listed = list(_listed(conflicts))
+    fields = list(_sorted_conflicts(conflicts))
     causes = [
         {"reason": "FieldManagerConflict", "message": f"conflict with {manager.shown}", "field": field}
-        for manager, field in listed
+        for manager, field in fields
     ]
-    if len(listed) == 1:
-        manager, field = listed[0]
-        said = f"1 conflict: conflict with {manager.shown}: {field}"
+    if len(fields) == 1:
+        manager, field = fields[0]
+        summary = f"1 conflict: conflict with {manager.shown}: {field}"
     else:
         lines = [
             line
             for manager in sorted(conflicts, key=_by_name)
-            for line in (f"conflicts with {manager.shown}:", *(f"- {field}" for by, field in listed if by == manager))
+            for line in (
+                f"conflicts with {manager.shown}:",
+                *(f"- {field}" for by, field in fields if by == manager),
+            )
         ]
-        said = f"{len(listed)} conflicts: {chr(10).join(lines)}"
-    return api_error(409, "Conflict", f"Apply failed with {said}", {"causes": causes})
+        summary = f"{len(fields)} conflicts: {chr(10).join(lines)}"
+    return api_error(409, "Conflict", f"Apply failed with {summary}", {"causes": causes})
 
 
-def _listed(conflicts: Mapping[Manager, frozenset[Path]]) -> Iterator[tuple[Manager, str]]:
+def _sorted_conflicts(conflicts: Mapping[Manager, frozenset[Path]]) -> Iterator[tuple[Manager, str]]:
     for manager in sorted(conflicts, key=_by_name):
         for path in sorted(conflicts[manager], key=shown_order):
             yield manager, shown(path)

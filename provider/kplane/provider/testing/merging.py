@@ -1,4 +1,4 @@
-"""Merges and compares objects by their `Shape`, as structured-merge-diff does for a kube-apiserver."""
+"""Merge and comparison of objects by their `Shape`, as structured-merge-diff does for a kube-apiserver."""
 
 from __future__ import annotations
 
@@ -27,41 +27,41 @@ class Comparison:
     removed: set[Path] = default(default_factory=set)
 
 
-def equal(one: Any, other: Any) -> bool:
-    """Tell whether two values are the same JSON: in Python, 1 equals true."""
-    return orjson.dumps(one, option=orjson.OPT_SORT_KEYS) == orjson.dumps(other, option=orjson.OPT_SORT_KEYS)
+def equal(value: Any, other: Any) -> bool:
+    """Tell whether two values are the same JSON, in which 1 and true differ."""
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS) == orjson.dumps(other, option=orjson.OPT_SORT_KEYS)
 
 
 def leaves(value: Any, shape: Shape, *, above: Path = ()) -> set[Path]:
-    """Return the fields that an object names."""
-    found: set[Path] = set()
+    """Return the fields that an object sets."""
+    paths: set[Path] = set()
     if isinstance(value, dict) and not shape.atomic:
-        for key, each in value.items():
+        for key, content in value.items():
             path = (*above, field(key))
-            found |= leaves(each, shape.at(key), above=path)
-            if each is None or each == {} or not shape.has_field(key):
-                found.add(path)
+            paths |= leaves(content, shape.at(key), above=path)
+            if content is None or content == {} or not shape.has_field(key):
+                paths.add(path)
     elif isinstance(value, list) and shape.keys is not None:
         for element, items in _by_element(value, shape).items():
             path = (*above, element)
-            found.add(path)
+            paths.add(path)
             if len(items) == 1:
-                found |= leaves(items[0], shape.item, above=path)
+                paths |= leaves(items[0], shape.item, above=path)
     else:
-        found.add(above)
-    return found
+        paths.add(above)
+    return paths
 
 
 def compared(old: Any, new: Any, shape: Shape) -> Comparison:
     """Return the fields in which two objects differ."""
-    found = Comparison()
-    _compare(old, new, shape, (), found)
-    return found
+    comparison = Comparison()
+    _compare(old, new, shape, (), comparison)
+    return comparison
 
 
 def _compare(old: Any, new: Any, shape: Shape, path: Path, into: Comparison) -> None:
-    # A value that changes its form, such as from a map to a text, is compared in both.
-    for form in dict.fromkeys(_form(each) for each in (old, new) if each is not _MISSING):
+    # A value that changes its form, such as from a map to a string, is compared in both forms.
+    for form in dict.fromkeys(_form(value) for value in (old, new) if value is not _MISSING):
         if form is dict and not shape.atomic and (_non_empty(old, dict) or _non_empty(new, dict)):
             olds, news = _non_empty(old, dict), _non_empty(new, dict)
             for key in olds.keys() | news.keys():
@@ -85,18 +85,18 @@ def _compare_items(old: list[Any], new: list[Any], shape: Shape, path: Path, int
             if not equal(before, after):
                 into.modified.add(below)
             continue
-        # Items with the same keys have one owner together.
+        # Items with the same keys have a common owner.
         if len(before) > 1:
             into.removed.add(below)
         elif len(after) > 1:
             into.added.add(below)
-        one, other = (each[0] if len(each) == 1 else _MISSING for each in (before, after))
-        if one is not _MISSING or other is not _MISSING:
-            _compare(one, other, shape.item, below, into)
+        old_item, new_item = (items[0] if len(items) == 1 else _MISSING for items in (before, after))
+        if old_item is not _MISSING or new_item is not _MISSING:
+            _compare(old_item, new_item, shape.item, below, into)
 
 
 def merged(live: Any, config: Any, shape: Shape) -> Any:
-    """Return an object with what a configuration says of it; nothing is removed."""
+    """Return an object with the fields of a configuration. The merge removes no field."""
     form = _form(live if config is _MISSING else config)
     if form is dict and not shape.atomic and (_non_empty(live, dict) or _non_empty(config, dict)):
         lives, configs = _non_empty(live, dict), _non_empty(config, dict)
@@ -110,19 +110,19 @@ def merged(live: Any, config: Any, shape: Shape) -> Any:
 
 
 def _merged_lists(live: list[Any], config: list[Any], shape: Shape) -> list[Any]:
-    """Merge items with the same keys, in the order of the configuration; others stay where they were among them."""
+    """Merge items with the same keys, in the order of the configuration. Other live items keep their places."""
     lives, configs = _by_element(live, shape), _by_element(config, shape)
     if twice := [element for element, items in configs.items() if len(items) > 1]:
         raise api_error(500, "InternalError", f"failed to create typed patch object: duplicate entries for key {twice}")
-    left = [(_element(each, shape), each) for each in live]
+    left = [(_element(item, shape), item) for item in live]
     right = list(configs)
     shared = [element for element in right if element in lives]
-    found, done = [], set[str]()
+    result, done = [], set[str]()
 
     def take(element: str) -> None:
         before = lives.get(element, [_MISSING])
-        # Of duplicates none is merged.
-        found.append(merged(before[0] if len(before) == 1 else None, configs[element][0], shape.item))
+        # Live items with the same keys are not merged.
+        result.append(merged(before[0] if len(before) == 1 else None, configs[element][0], shape.item))
         done.add(element)
         if shared and shared[0] == element:
             del shared[0]
@@ -138,46 +138,46 @@ def _merged_lists(live: list[Any], config: list[Any], shape: Shape) -> list[Any]
                 del left[0]
                 continue
         if left:
-            element, each = left[0]
+            element, item = left[0]
             if element not in configs:
-                found.append(each)
+                result.append(item)
                 del left[0]
                 continue
             if element in done:
                 del left[0]
         if right:
             take(right.pop(0))
-    return found
+    return result
 
 
 def without(value: Any, paths: Collection[Path], shape: Shape) -> Any:
-    """Return an object without some fields; None if nothing is left of it."""
+    """Return an object without some fields; None if no field is left."""
     if isinstance(value, dict):
         if shape.atomic:
             return None
         kept: dict[str, Any] = {}
-        for key, each in value.items():
+        for key, content in value.items():
             element = field(key)
             if (element,) not in paths:
                 below = _below(paths, element)
-                kept[key] = without(each, below, shape.at(key)) if below else each
+                kept[key] = without(content, below, shape.at(key)) if below else content
         return kept or None
     if isinstance(value, list):
         if shape.keys is None:
             return None
         items = []
-        for each in value:
-            element = _element(each, shape)
+        for item in value:
+            element = _element(item, shape)
             if (element,) not in paths:
                 below = _below(paths, element)
-                items.append(without(each, below, shape.item) if below else each)
+                items.append(without(item, below, shape.item) if below else item)
         return items or None
     return value
 
 
 def with_parents(paths: Collection[Path], shape: Shape) -> set[Path]:
-    """Return fields together with those above them that are fields of a struct."""
-    found = set(paths)
+    """Return fields, and the fields of structs that contain them."""
+    result = set(paths)
     for path in paths:
         inner = shape
         for length, element in enumerate(path[:-1], start=1):
@@ -185,9 +185,9 @@ def with_parents(paths: Collection[Path], shape: Shape) -> set[Path]:
                 inner = inner.item
                 continue
             if inner.has_field(element[2:]):
-                found.add(path[:length])
+                result.add(path[:length])
             inner = inner.at(element[2:])
-    return found
+    return result
 
 
 def _below(paths: Collection[Path], element: str) -> set[Path]:
@@ -195,7 +195,7 @@ def _below(paths: Collection[Path], element: str) -> set[Path]:
 
 
 def _form(value: Any) -> type:
-    """Return what a value is merged as; null as a map."""
+    """Return the type as which a value is merged: dict, list, or str for scalars. Null counts as a map."""
     return dict if value is None or isinstance(value, dict) else list if isinstance(value, list) else str
 
 
@@ -204,17 +204,17 @@ def _non_empty(value: Any, form: type) -> Any:
 
 
 def _by_element(items: list[Any], shape: Shape) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
-    for each in items:
-        found.setdefault(_element(each, shape), []).append(each)
-    return found
+    grouped: dict[str, list[Any]] = {}
+    for item in items:
+        grouped.setdefault(_element(item, shape), []).append(item)
+    return grouped
 
 
 def _element(item: Any, shape: Shape) -> str:
     if not shape.keys:
         return item_value(item)
-    known = shape.defaults | (item if isinstance(item, dict) else {})
-    keys = {key: known[key] for key in shape.keys if key in known}
+    content = shape.defaults | (item if isinstance(item, dict) else {})
+    keys = {key: content[key] for key in shape.keys if key in content}
     if not keys:
         raise api_error(500, "InternalError", f"an item of {shape.name} has none of the keys {', '.join(shape.keys)}")
     return item_key(keys)

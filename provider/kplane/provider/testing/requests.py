@@ -1,4 +1,4 @@
-"""Requests to a cluster in memory, as a kube-apiserver reads them."""
+"""Parser of requests to a cluster in memory, with the rules of a kube-apiserver."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Kinds = Mapping[tuple[str, str], Resource]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a path and a query ask for; empty is what they leave out."""
+    """A parsed request. Parts that path and query omit are empty."""
 
     resource: Resource
     namespace: str
@@ -33,22 +33,22 @@ class Asked:
     metadata_only: bool
 
     def shown(self, body: Object) -> Object:
-        """Return as much of an object as was asked for."""
+        """Return an object, or only its metadata if the request asks for metadata."""
         if not self.metadata_only:
             return body
         return {"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": body["metadata"]}
 
 
 def asked_of(request: HttpRequest, kinds: Kinds) -> Asked | Object:
-    """Read a request; discovery is answered at once. Raises NotFound for what is not served."""
+    """Parse a request, or return the answer to a request for discovery or health. Raises NotFound for other paths."""
     root, *parts = [unquote(part) for part in request.path.strip("/").split("/")]
     size = {"api": 1, "apis": 2}.get(root, 0)
     version, rest = "/".join(parts[:size]), parts[size:]
     if root in {"readyz", "livez", "healthz"}:
         return {}
     if size and not rest and (served := [kind for (api, _), kind in kinds.items() if api == version]):
-        listed = [{"name": each.plural, "kind": each.kind, "namespaced": each.namespaced} for each in served]
-        return {"kind": "APIResourceList", "groupVersion": version, "resources": listed}
+        resources = [{"name": kind.plural, "kind": kind.kind, "namespaced": kind.namespaced} for kind in served]
+        return {"kind": "APIResourceList", "groupVersion": version, "resources": resources}
     namespace = ""
     if len(rest) > 2 and rest[0] == "namespaces" and (version, rest[2]) in kinds:
         namespace, rest = rest[1], rest[2:]
@@ -78,7 +78,10 @@ def _verb_of(method: str, *, named: bool, watch: bool) -> Verb:
 
 
 def matcher(asked: Asked) -> Callable[[Object], bool]:
-    """Return whether an object is in the collection asked for. Raises BadRequest for other selectors."""
+    """Return a function that tells whether an object is in the requested collection.
+
+    Raises BadRequest for selectors that a FakeCluster does not support.
+    """
     try:
         labels = parse_label_selector(asked.query.get("labelSelector", ""))
     except ProviderError as error:

@@ -1,6 +1,6 @@
-"""How parts of objects merge in server-side apply: the types in the OpenAPI document of Kubernetes 1.36.
+"""Merge types of fields for server-side apply, from the OpenAPI document of Kubernetes 1.36.
 
-A live test compares the tables with the document of a kube-apiserver, for each kind that it serves by default.
+A live test compares the tables with the document of a kube-apiserver, for each kind that the server has by default.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def _by_name(table: dict[str, str]) -> dict[str, str]:
     return {name: style for style, names in table.items() for name in names.split()}
 
 
-# By the keys of their items. All other lists are atomic. A kind in front of a name means this kind alone.
+# Names of list fields by the keys of their items. All other lists are atomic. A kind in front of a name limits the
+# entry to this kind.
 _LISTS: Final = _by_name(
     {
         "atomic": "batch/v1/Job:conditions discovery.k8s.io/v1/EndpointSlice:ports v1/Namespace:finalizers"
@@ -51,7 +52,7 @@ _SELECTORS: Final = (
     " nodeSelector nodeTopology objectSelector ownerReferences[] paramKind podSelector port regarding related required"
     " requiredDuringSchedulingIgnoredDuringExecution resource scopeSelector secrets[] selector variables[]"
 )
-# Fields that are maps with any keys, and atomic maps. All others are structs, whose keys are fields.
+# Names of fields that are maps with any keys, and of atomic maps. All other maps are structs, whose keys are fields.
 _MAPS: Final = _by_name(
     {
         "atomic": f"{_REFERENCES} {_SELECTORS}",
@@ -67,9 +68,9 @@ _DEFAULT_KEYS: Final = {"protocol": "TCP"}
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How the part of an object merges that a field of this name holds.
+    """Merge type of the content of a field with this name.
 
-    `typed` is False below the top of custom kinds: only metadata is known there. Maps merge, and lists are atomic.
+    `typed` is False for custom kinds, except for their metadata. In untyped content, maps merge and lists are atomic.
     """
 
     kind: str
@@ -78,31 +79,31 @@ class Shape:
 
     @property
     def atomic(self) -> bool:
-        """Whether a map has one owner as a whole."""
+        """Whether a map has a single owner as a whole."""
         return self.typed and self._style(_MAPS) == "atomic"
 
     @property
     def keys(self) -> tuple[str, ...] | None:
-        """The fields that tell the items of a list apart; none for a set, None for an atomic list."""
+        """Fields that identify the items of a list: an empty tuple for a set, None for an atomic list."""
         style = self._style(_LISTS) if self.typed else "atomic"
         return None if style in {"", "atomic"} else () if style == "set" else tuple(style.split(","))
 
     @property
     def defaults(self) -> dict[str, str]:
-        """What keys of items are if they are left out."""
+        """Default values of the keys of items."""
         return _DEFAULT_KEYS
 
     @property
     def item(self) -> Shape:
-        """The items of a list."""
+        """Shape of the items of a list."""
         return Shape(self.kind, f"{self.name}[]", self.typed)
 
     def has_field(self, key: str) -> bool:
-        """Tell whether the type of a map names this key."""
+        """Tell whether a key is a field of a struct, and not a key of a map."""
         return self._style(_MAPS) != "map" if self.typed else not self.name and key in _CUSTOM_FIELDS
 
     def at(self, key: str) -> Shape:
-        """Return what a map has under a key."""
+        """Return the shape of the value under a key."""
         if key == "metadata" and self.has_field(key):
             return Shape(_METADATA, key)
         if not self.typed:
@@ -114,6 +115,6 @@ class Shape:
 
 
 def shape_of(resource: Resource) -> Shape:
-    """Return how the objects of a kind merge."""
+    """Return the shape of the objects of a kind."""
     kind = str(parse_kind(resource))
     return Shape(kind, typed=kind in BUILT_IN)

@@ -1,4 +1,4 @@
-"""Time that passes at once, for tests of what happens after minutes or days."""
+"""Event loop with simulated time, for tests of behaviour after minutes or days."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from typing_extensions import override
 __all__ = ["SteeredLoop", "utc_now"]
 
 _TURN_SECONDS: Final = 1e-6
-"""So long takes what is done at once."""
+"""Simulated duration of a turn of the loop."""
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
 class SteeredLoop(asyncio.SelectorEventLoop):
-    """An event loop that does not wait: when nothing is left to do, it is at once as late as its next timer.
+    """An event loop that does not wait: an idle loop advances its clock to its next timer at once.
 
-    So sleeps, timeouts, delays of requests and backoffs pass without a pause. `asyncio.Runner` takes it as its
-    `loop_factory`. Its clock `time` begins at 0; give it as `now` to coordinators and Leases. FakeClusters write its
-    `utc_now` into objects. While a thread works for the loop, time passes as usual. Connections to other processes do
-    not work in it, because their deadlines would pass first.
+    So sleeps, timeouts, delays of requests and backoffs pass without a pause. Pass the class to `asyncio.Runner` as
+    `loop_factory`. The clock `time` begins at 0; pass it as `now` to coordinators and Leases. FakeClusters write the
+    loop's `utc_now` into objects. While a thread works for the loop, time passes as usual. Connections to other
+    processes do not work in this loop, because their deadlines would pass first.
     """
 
     def __init__(self) -> None:
@@ -38,11 +38,11 @@ class SteeredLoop(asyncio.SelectorEventLoop):
 
     @override
     def time(self) -> float:
-        """Return the seconds that have passed in it."""
+        """Return the simulated seconds since the start of the loop."""
         return self._elapsed
 
     def utc_now(self) -> dt.datetime:
-        """Return the time of day, which began as that of the machine."""
+        """Return the simulated time of day, which begins at the time of the machine."""
         return self._began + dt.timedelta(seconds=self._elapsed)
 
     @override
@@ -55,11 +55,11 @@ class SteeredLoop(asyncio.SelectorEventLoop):
         return future
 
     @override
-    async def shutdown_default_executor(self, *given: Any, **named: Any) -> None:
-        # A thread joins the others. Since Python 3.12 it has a time-out, which would pass at once.
+    async def shutdown_default_executor(self, *args: Any, **kwargs: Any) -> None:
+        # A thread joins the executor's threads. Since Python 3.12 the join has a time-out, which would pass at once.
         self._threads += 1
         try:
-            await super().shutdown_default_executor(*given, **named)
+            await super().shutdown_default_executor(*args, **kwargs)
         finally:
             self._threads -= 1
 
@@ -67,23 +67,23 @@ class SteeredLoop(asyncio.SelectorEventLoop):
         self._threads -= 1
 
     def pass_time(self, seconds: float | None, wait: Callable[[float | None], Any]) -> Any:
-        """Let time pass until something is to be done, which `wait` waits for, or for so many seconds."""
-        # Code that waits until the clock has moved would wait for ever otherwise.
+        """Advance the clock until `wait` returns events, at most by `seconds`; None is no limit. Return the events."""
+        # Code that polls the clock until it advances would otherwise run for ever.
         self._elapsed += _TURN_SECONDS
-        found = wait(0)
-        if found or seconds == 0:
-            return found
+        events = wait(0)
+        if events or seconds == 0:
+            return events
         if seconds is not None and not self._threads:
             self._elapsed += seconds
-            return found
+            return events
         began = time.monotonic()
-        found = wait(seconds)
+        events = wait(seconds)
         self._elapsed += time.monotonic() - began
-        return found
+        return events
 
 
 class _Selector(selectors.DefaultSelector):
-    """Waits in the time of its loop."""
+    """Selector that waits in the simulated time of its loop."""
 
     def __init__(self, loop: SteeredLoop) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 def utc_now() -> dt.datetime:
-    """Return the time of day: in a SteeredLoop its own."""
+    """Return the time of day: the simulated time within a SteeredLoop, otherwise the time of the machine."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:

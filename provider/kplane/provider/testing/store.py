@@ -1,4 +1,4 @@
-"""The objects of a cluster in memory, and their history."""
+"""Objects of a cluster in memory, and the history of their changes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Object = dict[str, Any]
 Key = tuple[Resource, str, str]
 
 _OWNED: Final = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
-"""Metadata that only the server writes."""
+"""Fields of the metadata that only the server writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One write: `before` is None for a new object, `gone` tells that it was removed."""
+    """A change of an object. `before` is None for a new object; `gone` is true if the object was removed."""
 
     version: int
     resource: Resource
@@ -33,19 +33,19 @@ class Change:
     gone: bool = False
 
     def seen_by(self, matches: Callable[[Object], bool]) -> tuple[str, Object] | None:
-        """Return type and object of the event of a watch on the objects that match; None if there is none."""
+        """Return type and object of the event in a watch on matching objects; None if the watch has no event."""
         was = self.before is not None and matches(self.before)
         if not self.gone and matches(self.after):
             return ("MODIFIED" if was else "ADDED"), self.after
         if not was:
             return None
-        # An object that leaves the selection is sent as it was, with the version of the change.
-        left = self.before or self.after
-        return "DELETED", _at_version(left, self.version)
+        # The event for an object that leaves the selection has its former state, with the version of the change.
+        former = self.before or self.after
+        return "DELETED", _at_version(former, self.version)
 
 
 class Store:
-    """Keeps objects and every change of them as long as it lives. Raises ApiErrors as a kube-apiserver would."""
+    """Keeps objects, and all their changes without a limit. Raises the ApiErrors of a kube-apiserver."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -57,11 +57,11 @@ class Store:
             _ = self.create(NAMESPACES, "", body)
 
     def get(self, resource: Resource, namespace: str, name: str) -> Object:
-        """Return an object, not to be changed. Raises NotFound."""
-        found = self._objects.get((resource, namespace, name))
-        if found is None:
+        """Return an object, which the caller must not change. Raises NotFound."""
+        obj = self._objects.get((resource, namespace, name))
+        if obj is None:
             raise api_error(404, "NotFound", f'{resource.plural} "{name}" not found')
-        return found
+        return obj
 
     def of(self, resource: Resource, namespace: str) -> Iterator[Object]:
         """Yield the objects of a kind by namespace and name; an empty namespace means all."""
@@ -70,7 +70,7 @@ class Store:
                 yield self._objects[resource, *key]
 
     def create(self, resource: Resource, namespace: str, body: Object) -> Object:
-        """Add an object. Raises AlreadyExists, NotFound without its namespace, and Invalid."""
+        """Create an object. Raises AlreadyExists, NotFound for a missing namespace, Invalid, and 400 for a version."""
         metadata = dict(body.get("metadata") or {})
         if not metadata.get("name") and metadata.get("generateName"):
             metadata["name"] = f"{metadata['generateName']}{uuid.uuid4().hex[:5]}"
@@ -93,7 +93,7 @@ class Store:
         return self._commit(resource, None, created)
 
     def replace(self, resource: Resource, before: Object, body: Object, *, subresource: str) -> Object:
-        """Write an object, or only its status. Raises Conflict for an old resourceVersion, and Invalid."""
+        """Replace an object, or only its status. Raises Conflict for an old resourceVersion, and Invalid."""
         old, new = before["metadata"], dict(body.get("metadata") or {})
         name = old["name"]
         if needs_version(resource) and not new.get("resourceVersion"):
@@ -123,11 +123,11 @@ class Store:
             new["generation"] = old["generation"] + 1
         gone = "deletionTimestamp" in old and not new.get("finalizers")
         written = self._commit(resource, before, after, gone=gone)
-        # The answer to the removal of the last finalizer was never stored: it has the version of before.
+        # The object without its last finalizer is never stored, so the answer has the former version.
         return _at_version(written, old["resourceVersion"]) if gone else written
 
     def delete(self, resource: Resource, before: Object) -> Object | None:
-        """Remove an object; with finalizers it is only marked, and returned."""
+        """Remove an object and return None, or mark an object with finalizers for deletion and return it."""
         metadata = before["metadata"]
         if not metadata.get("finalizers"):
             _ = self._commit(resource, before, before, gone=True)
@@ -140,7 +140,7 @@ class Store:
         return self._commit(resource, before, before | {"metadata": metadata | marks})
 
     def now(self) -> str:
-        """Return the time that the server writes into objects."""
+        """Return the current time in the format of objects."""
         return utc_now().strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def _commit(self, resource: Resource, before: Object | None, after: Object, *, gone: bool = False) -> Object:
@@ -172,8 +172,8 @@ def _content(body: Object) -> Object:
 
 
 def _timeless(body: Object) -> Object:
-    """Leave out what does not make a write a change: the version, and when fields were written."""
+    """Return an object without the version and without the times of field managers, which make no change."""
     metadata = {key: value for key, value in body["metadata"].items() if key != "resourceVersion"}
     if "managedFields" in metadata:
-        metadata["managedFields"] = [each | {"time": None} for each in metadata["managedFields"]]
+        metadata["managedFields"] = [entry | {"time": None} for entry in metadata["managedFields"]]
     return body | {"metadata": metadata}

@@ -1,4 +1,4 @@
-"""How a kube-apiserver treats kinds differently: the strategies in pkg/registry of Kubernetes 1.36."""
+"""Traits of kinds in a kube-apiserver, from the strategies in pkg/registry of Kubernetes 1.36."""
 
 from __future__ import annotations
 
@@ -110,27 +110,27 @@ def _is_custom(resource: Resource) -> bool:
 
 
 def counts_generations(resource: Resource) -> bool:
-    """Tell whether objects have metadata.generation."""
+    """Tell whether objects of a kind have metadata.generation."""
     return _is_custom(resource) or resource.kind in _WITH_GENERATION
 
 
 def has_status(resource: Resource) -> bool:
-    """Tell whether there is a subresource `status`."""
+    """Tell whether a kind has the subresource `status`."""
     return _is_custom(resource) or resource.kind in _WITH_STATUS
 
 
 def is_created_by_update(resource: Resource) -> bool:
-    """Tell whether the replacement of an object that does not exist makes it."""
+    """Tell whether an update of a missing object creates the object."""
     return not _is_custom(resource) and resource.kind in _CREATED_BY_UPDATE
 
 
 def needs_version(resource: Resource) -> bool:
-    """Tell whether a replacement without a resourceVersion is refused."""
+    """Tell whether the API server refuses an update without a resourceVersion."""
     return _is_custom(resource) or resource.kind in _WITH_VERSION
 
 
 def normalized(resource: Resource, body: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what the types of Kubernetes leave out, and put what is in text into the data of a Secret."""
+    """Return an object without fields that the Go types omit, and with `stringData` of a Secret moved to `data`."""
     metadata = _without_null(body.get("metadata") or {})
     metadata = {key: value for key, value in metadata.items() if value or key not in _OMITTED_IF_EMPTY}
     body = (body if _is_custom(resource) else _without_null(body)) | {"metadata": metadata}
@@ -144,5 +144,7 @@ def normalized(resource: Resource, body: dict[str, Any]) -> dict[str, Any]:
 
 def _without_null(value: dict[str, Any]) -> dict[str, Any]:
     return {
-        key: _without_null(each) if isinstance(each, dict) else each for key, each in value.items() if each is not None
+        key: _without_null(content) if isinstance(content, dict) else content
+        for key, content in value.items()
+        if content is not None
     }

@@ -1,4 +1,4 @@
-"""Answers the requests of a client in the same process, without sockets."""
+"""Transport that answers the requests of a client in the same process, without sockets."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from kplane.provider.testing.store import Change, Object, Store
 __all__ = ["FakeTransport"]
 
 _BOOKMARK_SECONDS: Final = 60
-"""So often a kube-apiserver tells a watch that nothing has happened."""
+"""Interval at which a kube-apiserver sends bookmarks in a quiet watch."""
 
 
 class _Content:
-    """As much of an aiohttp.StreamReader as a client reads: parts of an answer, until its end or failure."""
+    """The part of aiohttp.StreamReader that a client uses: chunks of an answer, until its end or failure."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -64,7 +64,7 @@ class _Content:
 
 
 class _Answer:
-    """As much of an aiohttp.ClientResponse as a client reads."""
+    """The part of aiohttp.ClientResponse that a client uses."""
 
     def __init__(self, status: int = 200, body: Object | None = None) -> None:
         self.status: Final = status
@@ -78,7 +78,7 @@ class _Answer:
 
 
 class FakeTransport(Transport):
-    """Hands requests to a `Store`."""
+    """Transport that executes requests on a `Store`."""
 
     def __init__(self, config: ClusterConfig, *, store: Store, kinds: Kinds, faults: Faults) -> None:
         super().__init__(config, connect_timeout_seconds=1, user_agent="test")
@@ -91,7 +91,7 @@ class FakeTransport(Transport):
     @contextlib.asynccontextmanager
     async def exchange(self, request: HttpRequest) -> AsyncIterator[aiohttp.ClientResponse]:
         self._require_open()
-        # A real server never answers at once either: others run meanwhile.
+        # Let other tasks run, as during a request to a real server.
         await asyncio.sleep(0)
         if request.before_sending is not None:
             try:
@@ -119,7 +119,7 @@ class FakeTransport(Transport):
         await super().aclose()
 
     def end_watches(self, error: Unreachable) -> None:
-        """Let every watch fail."""
+        """End every watch with an error."""
         for content in self._watches:
             content.set_exception(error)
 
@@ -131,15 +131,15 @@ class FakeTransport(Transport):
         warnings = [
             f"299 - {orjson.dumps(text).decode()}" for text in self._faults.warnings(asked.verb, asked.resource)
         ]
-        answer = self._answer_asked(request, asked, body, stack)
+        answer = self._execute(request, asked, body, stack)
         answer.headers.extend(("Warning", text) for text in warnings)
         return answer
 
-    def _answer_asked(self, request: HttpRequest, asked: Asked, body: Any, stack: contextlib.ExitStack) -> _Answer:
+    def _execute(self, request: HttpRequest, asked: Asked, body: Any, stack: contextlib.ExitStack) -> _Answer:
         fault = self._faults.next(asked.verb, asked.resource)
         if fault is not None:
             if fault.takes_effect:
-                # Whatever the answer is, it is lost, a refusal as well.
+                # The answer is lost, also a refusal.
                 with contextlib.suppress(ApiError):
                     _ = answered(self._store, request, asked, body)
             raise fault.error
@@ -159,8 +159,8 @@ class FakeTransport(Transport):
                 content.send({"type": event[0], "object": asked.shown(event[1])})
 
         if initial or version in {"", "0"}:
-            for each in filter(matches, store.of(asked.resource, asked.namespace)):
-                content.send({"type": "ADDED", "object": asked.shown(each)})
+            for obj in filter(matches, store.of(asked.resource, asked.namespace)):
+                content.send({"type": "ADDED", "object": asked.shown(obj)})
         else:
             for change in store.history[int(version) :]:
                 follow(change)
@@ -183,12 +183,12 @@ class FakeTransport(Transport):
 
 
 def _status(error: ApiError) -> Object:
-    said = {"code": error.status, "reason": error.reason, "message": error.message, "details": dict(error.details)}
-    return {"kind": "Status", **said}
+    content = {"code": error.status, "reason": error.reason, "message": error.message, "details": dict(error.details)}
+    return {"kind": "Status", **content}
 
 
 def _bookmark(asked: Asked, version: int, annotations: dict[str, str]) -> Object:
     metadata = {"resourceVersion": str(version), "annotations": annotations}
     resource = asked.resource
-    found = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata}
-    return {"type": "BOOKMARK", "object": found}
+    obj = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata}
+    return {"type": "BOOKMARK", "object": obj}

@@ -1,4 +1,4 @@
-"""Waits for what a reconciler does sooner or later."""
+"""Wait for the effect of a reconciler."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ _PAUSE_SECONDS: Final = 0.01
 async def eventually(
     probe: Callable[[], Awaitable[T] | T], accept: Callable[[T], object] = bool, *, timeout_seconds: float = 10.0
 ) -> T:
-    """Call `probe` again and again until `accept` is true of what it returns, and return that.
+    """Call `probe` repeatedly until `accept` is true for its result, and return the result.
 
-    A ProviderError of the probe, such as NotFound, is no answer yet. Raises AssertionError with the last answer when
-    the time is over.
+    After a ProviderError of the probe, such as NotFound, the wait continues. Raises AssertionError with the last result
+    or error at the time-out.
     """
     last: object = "no answer"
     try:
         async with asyncio.timeout(timeout_seconds) as limit:
             while True:
                 try:
-                    asked = probe()
-                    found = await asked if inspect.isawaitable(asked) else asked
+                    returned = probe()
+                    result = await returned if inspect.isawaitable(returned) else returned
                 except ProviderError as error:
                     last = error
                 else:
-                    if accept(found):
-                        return found
-                    last = found
+                    if accept(result):
+                        return result
+                    last = result
                 await asyncio.sleep(_PAUSE_SECONDS)
     except TimeoutError:
         if not limit.expired():

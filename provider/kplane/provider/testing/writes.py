@@ -1,4 +1,4 @@
-"""Writes to a cluster in memory: what becomes of an object, and who owns its fields then."""
+"""Writes to a cluster in memory: the new objects, and the new owners of their fields."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _MERGE: Final = "application/merge-patch+json"
 _TYPES: Final = (_APPLY, _JSON, _MERGE)
 
 _FIRST: Final = "before-first-apply"
-"""Owns what an object had before its fields had owners."""
+"""Manager of fields that an object had before its fields had owners."""
 _USER_AGENT: Final = "test"
-"""As the client names itself: the owner if a request names none."""
+"""User-Agent of the client: the field manager of requests without a field manager."""
 
 
 def create(store: Store, asked: Asked, body: Object) -> Object:
-    """Add an object."""
+    """Create an object."""
     return store.create(asked.resource, asked.namespace, _owned(store, asked, None, body))
 
 
 def update(store: Store, asked: Asked, body: Object) -> tuple[int, Object]:
-    """Replace an object; of some kinds, this makes one that is missing."""
+    """Replace an object. For some kinds, an update creates a missing object."""
     _require_names(asked, body)
     try:
         before = store.get(asked.resource, asked.namespace, asked.name)
@@ -46,7 +46,7 @@ def update(store: Store, asked: Asked, body: Object) -> tuple[int, Object]:
 
 
 def patch(store: Store, asked: Asked, content_type: str, body: Any) -> tuple[int, Object]:
-    """Change an object, or apply one."""
+    """Patch an object, or apply a configuration."""
     if content_type not in _TYPES:
         message = f"a FakeCluster has no {content_type}: send {' or '.join(_TYPES)}"
         raise api_error(415, "UnsupportedMediaType", message)
@@ -84,7 +84,7 @@ def _apply(store: Store, asked: Asked, config: Any) -> tuple[int, Object]:
 
 
 def _require_config(asked: Asked, config: Any) -> None:
-    """Raise BadRequest for what cannot be applied here."""
+    """Raise BadRequest for a configuration that cannot be applied here."""
     if not isinstance(config, dict):
         raise api_error(400, "BadRequest", "error decoding YAML: a configuration is a map")
     resource = asked.resource
@@ -101,23 +101,23 @@ def _replace(store: Store, asked: Asked, before: Object, after: Object) -> Objec
 
 
 def _create_missing(store: Store, asked: Asked, body: Object) -> Object:
-    """Make an object that a write names and that is missing. Raises Conflict if the write is for one that is gone."""
+    """Create the missing object of a write. Raises Conflict if the write has the uid of a deleted object."""
     metadata = body.get("metadata") or {}
     if metadata.get("uid"):
         raise api_error(409, "Conflict", f'{asked.resource.plural} "{asked.name}" is gone')
     _require_names(asked, body)
-    # A kube-apiserver ignores the version of an object that it does not have.
+    # A kube-apiserver ignores the resourceVersion in a write of a missing object.
     metadata = {key: value for key, value in metadata.items() if key != "resourceVersion"}
     return store.create(asked.resource, asked.namespace, body | {"metadata": metadata})
 
 
 def _owned(store: Store, asked: Asked, before: Object | None, body: Object) -> Object:
-    """Return an object that is to be written, where the writer owns what it changes."""
-    given = (body.get("metadata") or {}).get("managedFields")
+    """Return an object for a write, whose writer owns the changed fields."""
+    entries = (body.get("metadata") or {}).get("managedFields")
     ownership = _ownership(before)
     if not asked.subresource:
-        # Clients that know nothing of managedFields leave them out, and an empty list removes them.
-        ownership = {} if given in ([], [{}]) else ownership_of(given) or ownership
+        # Clients without support of managedFields omit them. An empty list removes the owners.
+        ownership = {} if entries in ([], [{}]) else ownership_of(entries) or ownership
     after = _unmanaged(normalized(asked.resource, body))
     if before is None or ownership:
         live = _unmanaged(normalized(asked.resource, before or {}))
@@ -133,8 +133,8 @@ def _write(store: Store, asked: Asked, operation: str, *, name: str | None = Non
     return Write(manager, shape_of(resource), frozenset(reset), store.now())
 
 
-def _ownership(found: Object | None) -> Ownership:
-    return ownership_of(found["metadata"].get("managedFields")) or {} if found else {}
+def _ownership(obj: Object | None) -> Ownership:
+    return ownership_of(obj["metadata"].get("managedFields")) or {} if obj else {}
 
 
 def _managed(body: Object, ownership: Ownership) -> Object:
@@ -147,14 +147,14 @@ def _unmanaged(body: Object) -> Object:
 
 
 def _require_names(asked: Asked, body: Any) -> None:
-    """Raise BadRequest or Invalid unless an object is the one that the path names."""
+    """Raise BadRequest or Invalid unless an object has the name and namespace in the path."""
     metadata = (body.get("metadata") or {}) if isinstance(body, dict) else None
     if not isinstance(metadata, dict):
         raise api_error(422, "Invalid", f'{asked.resource.kind} "{asked.name}" is invalid: it is no object')
-    for field, wanted in (("name", asked.name), ("namespace", asked.namespace or None)):
-        found = metadata.get(field) or (wanted if field == "namespace" else None)
-        if found != wanted:
-            message = f"the {field} of the object ({found}) does not match the {field} on the URL ({wanted})"
+    for field, expected in (("name", asked.name), ("namespace", asked.namespace or None)):
+        actual = metadata.get(field) or (expected if field == "namespace" else None)
+        if actual != expected:
+            message = f"the {field} of the object ({actual}) does not match the {field} on the URL ({expected})"
             raise api_error(400, "BadRequest", message)
 
 

@@ -75,8 +75,8 @@ async def open_channels(
         if websocket is None and response.status >= 300:
             raise refusal_of(response, refusal, server=server, asked=asked)
         if websocket is None or websocket.protocol not in request.protocols:
-            wanted = " or ".join(request.protocols)
-            raise Unreachable(f"{asked}: {server} does not offer {wanted}; update its API server", kind="protocol")
+            protocols = " or ".join(request.protocols)
+            raise Unreachable(f"{asked}: {server} does not offer {protocols}; update its API server", kind="protocol")
         _keep_alive(websocket)
         yield Channels(websocket, server=server, asked=asked)
     finally:

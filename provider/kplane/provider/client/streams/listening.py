@@ -26,10 +26,10 @@ async def listen(host: str, port: int) -> list[socket.socket]:
     do not block. Raises ListenFailed if the port is taken, or the machine has no address of that name.
     """
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        resolved = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ListenFailed(f"failed to listen on {host}:{port}: {error.strerror}; give another host") from error
-    addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+    addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in resolved))
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             return _listen(addresses, port)

@@ -20,12 +20,15 @@ __all__ = ["PROTOCOLS", "PortForward"]
 log: Final = logging.getLogger(__name__)
 
 PROTOCOLS: Final = ("v4.channel.k8s.io",)
-"""A WebSocket for each connection. Tunnelled SPDY (KEP-4006) shares one, and needs Kubernetes 1.31 and a SPDY stack."""
+"""Protocol with a WebSocket for each connection.
+
+Tunnelled SPDY (KEP-4006) shares a single WebSocket, but needs Kubernetes 1.31 and a SPDY stack.
+"""
 
 _DATA: Final = 0
 _ERROR: Final = 1
-_CONNECTIONS: Final = 64
-_PIECE_BYTES: Final = 32 * 1024
+_MAX_CONNECTIONS: Final = 64
+_CHUNK_BYTES: Final = 32 * 1024
 _DRAIN_SECONDS: Final = 5.0
 _ACCEPT_PAUSE_SECONDS: Final = 0.5
 
@@ -37,8 +40,8 @@ class PortForward:
     connection that cannot be forwarded is closed; the reason is logged as a warning and kept in `error`. Leaving the
     context closes all connections.
 
-    The protocol has no message for the end of one direction. So after the local program has closed its side, the answer
-    is passed on until the pod sends nothing for 5 s.
+    The protocol has no message for the end of a direction. So after the local program has closed its side, the answer
+    is forwarded until the pod has sent no data for 5 s.
     """
 
     def __init__(
@@ -50,22 +53,22 @@ class PortForward:
         port: int,
     ) -> None:
         self.host: Final = host
-        """The local host that it listens on."""
+        """Local host of the listening sockets."""
         self.port = port
-        """The local port that it listens on, the same for all addresses of the host."""
+        """Local port of the listening sockets, the same for all addresses of the host."""
         self.error = ""
-        """Why the last connection that failed could not be forwarded."""
+        """Reason of the last failure to forward a connection; empty before the first failure."""
         self._opened = opened
         self._target = target
-        self._free = asyncio.Semaphore(_CONNECTIONS)
-        self._listening: list[socket.socket] = []
+        self._slots = asyncio.Semaphore(_MAX_CONNECTIONS)
+        self._listeners: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self._listening = await listen(self.host, self.port)
-        self.port = self._listening[0].getsockname()[1]
-        for each in self._listening:
-            self._start(self._accept(each), name=f"accept connections for {self._target}")
+        self._listeners = await listen(self.host, self.port)
+        self.port = self._listeners[0].getsockname()[1]
+        for listener in self._listeners:
+            self._start(self._accept(listener), name=f"accept connections for {self._target}")
         return self
 
     async def __aexit__(
@@ -74,28 +77,28 @@ class PortForward:
         try:
             await end_tasks(self._tasks)
         finally:
-            for each in self._listening:
-                each.close()
+            for listener in self._listeners:
+                listener.close()
 
     def _start(self, work: Coroutine[object, object, None], *, name: str) -> None:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _accept(self, listening: socket.socket) -> None:
+    async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await self._free.acquire()
+            await self._slots.acquire()
             try:
-                connection, _ = await loop.sock_accept(listening)
+                connection, _ = await loop.sock_accept(listener)
             except OSError as error:
-                # Out of file descriptors, for example: the next connections wait in the backlog.
-                self._free.release()
+                # For example no free file descriptor: further connections wait in the backlog.
+                self._slots.release()
                 self._report(f"failed to accept a connection: {error.strerror}")
                 await asyncio.sleep(_ACCEPT_PAUSE_SECONDS)
                 continue
             except BaseException:
-                self._free.release()
+                self._slots.release()
                 raise
             self._start(self._forward(connection), name=f"forward a connection to {self._target}")
 
@@ -108,7 +111,7 @@ class PortForward:
                 raise
             try:
                 async with self._opened() as channels:
-                    await self._pass(reader, writer, channels)
+                    await self._transfer(reader, writer, channels)
                 writer.close()
                 await writer.wait_closed()
             except ProviderError as error:
@@ -118,43 +121,43 @@ class PortForward:
             finally:
                 writer.transport.abort()
         finally:
-            self._free.release()
+            self._slots.release()
 
     def _report(self, error: str) -> None:
         self.error = error
         log.warning("failed to forward a connection to %s: %s", self._target, error)
 
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, channels: Channels) -> None:
-        """Pass data on in both directions until the pod closes, or is quiet after the local program has closed."""
+    async def _transfer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, channels: Channels) -> None:
+        """Transfer data both ways until the pod closes, or sends no data after the local program has closed."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None) as quiet:
-                sending = asyncio.create_task(self._send(reader, channels, quiet), name=f"send to {self._target}")
+            async with asyncio.timeout(None) as deadline:
+                sending = asyncio.create_task(self._send(reader, channels, deadline), name=f"send to {self._target}")
                 try:
-                    await self._receive(channels, writer, quiet)
+                    await self._receive(channels, writer, deadline)
                 finally:
                     await end_tasks([sending])
 
-    async def _send(self, reader: asyncio.StreamReader, channels: Channels, quiet: asyncio.Timeout) -> None:
-        with contextlib.suppress(OSError, ProviderError):  # The receiving side reports failures of the WebSocket.
-            while data := await reader.read(_PIECE_BYTES):
+    async def _send(self, reader: asyncio.StreamReader, channels: Channels, deadline: asyncio.Timeout) -> None:
+        with contextlib.suppress(OSError, ProviderError):  # `_receive` raises failures of the WebSocket.
+            while data := await reader.read(_CHUNK_BYTES):
                 await channels.send(_DATA, data)
-        _postpone(quiet)
+        _postpone(deadline)
 
-    async def _receive(self, channels: Channels, writer: asyncio.StreamWriter, quiet: asyncio.Timeout) -> None:
-        # Each channel begins with the number of the port, in two bytes.
-        heads = {_DATA: 2, _ERROR: 2}
+    async def _receive(self, channels: Channels, writer: asyncio.StreamWriter, deadline: asyncio.Timeout) -> None:
+        # The first two bytes of each channel are the number of the port.
+        header_bytes = {_DATA: 2, _ERROR: 2}
         while (message := await channels.receive()) is not None:
             channel, data = message
-            head = heads.get(channel, 0)
-            data, heads[channel] = data[head:], max(0, head - len(data))
+            header = header_bytes.get(channel, 0)
+            data, header_bytes[channel] = data[header:], max(0, header - len(data))
             if channel == _ERROR and data:
                 raise Unreachable(data.decode(errors="replace"), kind="connect")
             if channel == _DATA and data:
                 writer.write(data)
                 await writer.drain()
-            if quiet.when() is not None:
-                _postpone(quiet)
+            if deadline.when() is not None:
+                _postpone(deadline)
 
 
-def _postpone(quiet: asyncio.Timeout) -> None:
-    quiet.reschedule(asyncio.get_running_loop().time() + _DRAIN_SECONDS)
+def _postpone(deadline: asyncio.Timeout) -> None:
+    deadline.reschedule(asyncio.get_running_loop().time() + _DRAIN_SECONDS)

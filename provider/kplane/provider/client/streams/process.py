@@ -1,4 +1,4 @@
-"""A command that runs in a container."""
+"""Connection to a command that runs in a container."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["PROTOCOLS", "ExecResult", "Output", "Process"]
 
 _CLOSES_STDIN: Final = "v5.channel.k8s.io"
 PROTOCOLS: Final = (_CLOSES_STDIN, "v4.channel.k8s.io")
-"""Both send the exit code; only v5, of Kubernetes 1.30 and later, can close stdin."""
+"""Protocols that send the exit code. Only v5, of Kubernetes 1.30 and later, can close stdin."""
 
 _STDIN: Final = 0
 _STREAMS: Final[dict[int, Literal["stdout", "stderr"]]] = {1: "stdout", 2: "stderr"}
 _STATUS: Final = 3
 _CLOSE: Final = 255
-_PIECE_BYTES: Final = 32 * 1024
+_CHUNK_BYTES: Final = 32 * 1024
 
 
 class Output(NamedTuple):
-    """A part of what a command wrote."""
+    """A chunk of the output of a command."""
 
     stream: Literal["stdout", "stderr"]
     data: bytes
@@ -32,7 +32,7 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """What a command wrote, and its exit code."""
+    """Output and exit code of a command."""
 
     exit_code: int
     stdout: bytes
@@ -40,23 +40,23 @@ class ExecResult:
 
 
 class Process:
-    """A running command: `async for output in process` yields what it writes, until it ends.
+    """A running command: `async for output in process` yields its output until the command ends.
 
-    Read while you write: a command whose output is not read waits. Leaving the context closes the connection.
-    Kubernetes then closes stdin and the output of the command, and does not kill it.
+    Read the output while you write to stdin: a command blocks while its output is not read. Leaving the context closes
+    the connection. Kubernetes then closes stdin and output of the command, and does not kill the command.
     """
 
     def __init__(self, channels: Channels, *, asked: str) -> None:
         self._channels = channels
-        self._asked = asked
+        self._title = asked
         self._status = b""
         self.exit_code: int | None = None
-        """The exit code; None while the command runs."""
+        """Exit code of the command; None while the command runs."""
 
     async def write(self, data: bytes) -> None:
-        """Send data to stdin, and wait while the command takes no more. Raises Unreachable if the connection fails."""
-        for start in range(0, len(data), _PIECE_BYTES):
-            await self._channels.send(_STDIN, data[start : start + _PIECE_BYTES])
+        """Send data to stdin, and wait until the data is sent. Raises Unreachable if the connection fails."""
+        for start in range(0, len(data), _CHUNK_BYTES):
+            await self._channels.send(_STDIN, data[start : start + _CHUNK_BYTES])
 
     async def close_stdin(self) -> None:
         """Send the end of stdin. Raises ProviderError if the API server is older than Kubernetes 1.30."""
@@ -64,10 +64,10 @@ class Process:
         await self._channels.send(_CLOSE, bytes((_STDIN,)))
 
     def require_closing(self) -> None:
-        """Raise ProviderError if `close_stdin` would."""
+        """Raise ProviderError if the API server cannot close stdin."""
         if self._channels.protocol != _CLOSES_STDIN:
             raise ProviderError(
-                f"failed to close stdin of {self._asked}: the API server speaks {self._channels.protocol}, which has no"
+                f"failed to close stdin of {self._title}: the API server speaks {self._channels.protocol}, which has no"
                 " message for it; update it to Kubernetes 1.30, or let the command end by itself"
             )
 
@@ -88,7 +88,10 @@ class Process:
         raise StopAsyncIteration
 
     async def _receive(self) -> tuple[int, bytes] | None:
-        """Receive until the server closes: the API server may send the status before the last output."""
+        """Return the next message, or None at the end of the stream.
+
+        The status does not end the stream, because the API server may send output after the status.
+        """
         try:
             return await self._channels.receive()
         except Unreachable:
@@ -98,11 +101,11 @@ class Process:
 
     def _read_status(self) -> int:
         if not self._status:
-            raise Unreachable(f"{self._asked}: the stream ended without an exit code", kind="connect")
-        return _exit_code(self._status, asked=self._asked)
+            raise Unreachable(f"{self._title}: the stream ended without an exit code", kind="connect")
+        return _exit_code(self._status, asked=self._title)
 
     async def wait(self) -> int:
-        """Return the exit code when the command has ended; what it writes until then is dropped.
+        """Wait until the command ends, drop its further output, and return the exit code.
 
         Raises ApiError if the command cannot be run, and Unreachable if the connection fails.
         """
@@ -112,7 +115,7 @@ class Process:
 
 
 def _exit_code(data: bytes, *, asked: str) -> int:
-    """Read the Status at the end of a command. Raises ApiError if the command did not run."""
+    """Return the exit code in the final Status of a command. Raises ApiError if the command did not run."""
     try:
         status: Any = json.loads(data)
     except ValueError:

@@ -47,17 +47,17 @@ _SESSION_MINUTES: Final = 10.0
 
 
 class KopfAware:
-    """Runs a kopf operator in every cluster it is engaged with: `manager.add(KopfAware())`.
+    """Runs a kopf operator for every engaged cluster: `manager.add(KopfAware())`.
 
-    Its handlers are those of `registry`, by default those that the program has registered with kopf's decorators. They
-    stay as they are. `memo.cluster` and `current_cluster()` name their cluster; each operator gets a copy of `memo` and
-    of `settings`. Each cluster has an operator in a thread of its own: handlers share nothing with the manager's loop,
-    its queues and limits. Operators log in with the cluster's present credentials, so login handlers of the registry
-    are left out. Handlers for startup and cleanup are called once for each cluster.
+    Each operator runs the handlers of `registry`, by default the handlers that the program has registered with kopf's
+    decorators. Handlers need no change. In a handler, `memo.cluster` and `current_cluster()` name the cluster. Each
+    operator gets a copy of `memo` and of `settings`. Each operator runs in its own thread: handlers do not share the
+    manager's loop, queues and limits. Operators log in with the current credentials of the cluster, and ignore login
+    handlers of the registry. Handlers for startup and cleanup are called once for each cluster.
 
     An operator that ends by itself is restarted, with delays up to `retry_maximum_seconds`. At the end of the
-    engagement the operator is stopped, and awaited for `stop_seconds`. `before_write` of the manager does not guard its
-    writes: after a takeover by another process, a handler that does not end may still write.
+    engagement the operator is stopped, and awaited for `stop_seconds`. `before_write` of the manager does not guard the
+    writes of handlers: after a takeover by another process, a handler that does not end may still write.
 
     Raises ProviderError if kopf is not installed.
     """
@@ -82,7 +82,7 @@ class KopfAware:
         self._retry_maximum_seconds = retry_maximum_seconds
 
     async def engage(self, engagement: Engagement) -> None:
-        """Run an operator until the engagement ends. Raises ProviderError if kopf cannot reach the cluster."""
+        """Run an operator until the engagement ends. Raises ProviderError if kopf cannot work on such a cluster."""
         if "@" in (engagement.cluster.config.proxy or ""):
             raise ProviderError(
                 f"cluster {engagement.cluster.name!r} has a proxy with a password, which kopf would show in its logs"
@@ -98,7 +98,7 @@ class KopfAware:
 
 
 class _Operator:
-    """Runs kopf for one cluster, from one thread to the next."""
+    """Runs kopf for a cluster, in a new thread after each failure."""
 
     def __init__(
         self,
@@ -120,12 +120,12 @@ class _Operator:
         self._thread_ended.set()
 
     async def follow(self) -> None:
-        """Use renewed credentials at the next login."""
+        """Take over renewed credentials for the next login."""
         async for cluster in self._engagement.changes():
             self._config = cluster.config
 
     async def run(self, *, retry_maximum_seconds: float) -> None:
-        """Run kopf until cancelled, and restart it if it ends by itself."""
+        """Run kopf until cancelled. Restarts kopf if it ends by itself."""
         loop = asyncio.get_running_loop()
         backoff = Backoff(initial_seconds=1.0, maximum_seconds=retry_maximum_seconds)
         try:
@@ -148,12 +148,12 @@ class _Operator:
                 self._stop.set()
 
     async def ended(self, *, within_seconds: float) -> None:
-        """Return when the thread has ended, or after the time."""
+        """Wait until the thread has ended, at most `within_seconds`."""
         try:
             async with asyncio.timeout(within_seconds):
                 await self._thread_ended.wait()
             if self._thread is not None:
-                self._thread.join()  # it does nothing any more
+                self._thread.join()  # returns at once: the event is the last action of the thread
         except TimeoutError:
             log.warning(
                 "cluster %s: failed to stop kopf within %g s; a blocking handler still runs", self._name, within_seconds
@@ -170,7 +170,7 @@ class _Operator:
         except Exception:
             log.exception("cluster %s: kopf failed", self._name)
         finally:
-            with contextlib.suppress(RuntimeError):  # the manager's loop has ended
+            with contextlib.suppress(RuntimeError):  # the manager's loop is closed
                 loop.call_soon_threadsafe(self._thread_ended.set)
 
     async def _operate(self, stop: _Stop) -> None:
@@ -178,7 +178,7 @@ class _Operator:
 
         login = _Login(self)
         settings = _copy(self._settings)
-        # Else kopf kills our process when its loop is slow to end.
+        # Without this setting, kopf kills the process if its loop is slow to end.
         settings.process.ultimate_exiting_timeout = None
         try:
             await kopf.operator(
@@ -195,72 +195,72 @@ class _Operator:
 
     @property
     def config(self) -> ClusterConfig:
-        """The present configuration; the thread reads it."""
+        """Current configuration of the cluster. The thread of the operator reads it."""
         return self._config
 
 
 class _Stop:
-    """Stops a loop in another thread, even before it has begun."""
+    """Stop flag for the loop of another thread. It may be set before that loop has begun."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._asked = False
+        self._is_set = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._flag: asyncio.Event | None = None
 
     def begin(self) -> asyncio.Event:
-        """Return the event that is set when the running loop must stop."""
+        """Return the event that tells the running loop to stop."""
         with self._lock:
             self._loop, self._flag = asyncio.get_running_loop(), asyncio.Event()
-            if self._asked:
+            if self._is_set:
                 self._flag.set()
             return self._flag
 
     def set(self) -> None:
-        """Ask it to stop, from any thread."""
+        """Ask the loop to stop. Safe in any thread."""
         with self._lock:
-            self._asked = True
+            self._is_set = True
             if self._loop is not None and self._flag is not None:
-                with contextlib.suppress(RuntimeError):  # it has ended
+                with contextlib.suppress(RuntimeError):  # the loop is closed
                     self._loop.call_soon_threadsafe(self._flag.set)
 
 
 class _Login:
-    """Gives kopf a session at first, when the session is too old, and when it was refused."""
+    """Login handler of kopf: opens the first session, and a new session after an expiry or a refusal."""
 
     def __init__(self, operator: _Operator) -> None:
         self._operator = operator
         self._connections = Connections()
         self._config: ClusterConfig | None = None
         self._credentials: Credentials | None = None
-        self._shown: ClusterConfig | None = None
+        self._last_config: ClusterConfig | None = None
         self._expires = dt.datetime.now(dt.UTC)
         self._sessions: list[aiohttp.ClientSession] = []
         self._sockets = KopfSockets()
 
     async def log_in(self, **_: Any) -> kopf.AiohttpSession:
-        """Log in, as kopf's login handler."""
+        """Return a new session. Raises kopf.TemporaryError if the server refused the current credentials."""
         import kopf
 
-        shown = await self._show()
-        if shown is self._shown and dt.datetime.now(dt.UTC) < self._expires:
-            # kopf asks for others at once, and would do so again and again.
+        config = await self._current_config()
+        if config is self._last_config and dt.datetime.now(dt.UTC) < self._expires:
+            # Without an error, kopf would log in again and again without a delay.
             raise kopf.TemporaryError(
-                f"{shown.server} refuses the credentials, and there are no others yet", delay=_LOGIN_SECONDS
+                f"{config.server} refuses the credentials, and there are no others yet", delay=_LOGIN_SECONDS
             )
-        context = await asyncio.to_thread(ssl_context, shown)
-        headers = CIMultiDict({"Authorization": f"Bearer {shown.token}"} if shown.token is not None else {})
-        if shown.impersonation is not None:
-            headers.extend(shown.impersonation.headers())
+        context = await asyncio.to_thread(ssl_context, config)
+        headers = CIMultiDict({"Authorization": f"Bearer {config.token}"} if config.token is not None else {})
+        if config.impersonation is not None:
+            headers.extend(config.impersonation.headers())
         connector = aiohttp.TCPConnector(limit=0, ssl=context, resolver=Resolver(), socket_factory=self._sockets.open)
-        session = aiohttp.ClientSession(connector=connector, headers=headers, proxy=shown.proxy)
-        self._sessions = [*(known for known in self._sessions if not known.closed), session]
-        self._shown = shown
+        session = aiohttp.ClientSession(connector=connector, headers=headers, proxy=config.proxy)
+        self._sessions = [*(former for former in self._sessions if not former.closed), session]
+        self._last_config = config
         self._expires = dt.datetime.now(dt.UTC) + dt.timedelta(minutes=_SESSION_MINUTES)
-        return kopf.AiohttpSession(server=shown.server, aiohttp_session=session, expiration=self._expires)
+        return kopf.AiohttpSession(server=config.server, aiohttp_session=session, expiration=self._expires)
 
     async def aclose(self) -> None:
-        """Close what kopf has left open, before its loop ends."""
+        """Close sessions and connections that kopf has left open, before its loop ends."""
         for session in self._sessions:
             await session.close()
         if self._credentials is not None:
@@ -268,30 +268,30 @@ class _Login:
         await self._connections.aclose()
         await self._sockets.closed()
 
-    async def _show(self) -> ClusterConfig:
+    async def _current_config(self) -> ClusterConfig:
         config = self._operator.config
         if self._credentials is None or config is not self._config:
             self._config = config
             self._credentials = Credentials(config, plugin_runs=self._connections.plugin_runs)
             return await self._credentials.current()
-        if self._shown is not None and dt.datetime.now(dt.UTC) < self._expires:
-            return await self._credentials.refused(self._shown)
+        if self._last_config is not None and dt.datetime.now(dt.UTC) < self._expires:
+            return await self._credentials.refused(self._last_config)
         return await self._credentials.current()
 
 
 def _copy(settings: kopf.OperatorSettings) -> kopf.OperatorSettings:
-    """Return settings that an operator may change; the executor of synchronous handlers is shared."""
+    """Return a copy of settings that an operator may change. The copy shares the executor of synchronous handlers."""
     return dataclasses.replace(
-        settings, **{each.name: copy.copy(getattr(settings, each.name)) for each in dataclasses.fields(settings)}
+        settings, **{field.name: copy.copy(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
     )
 
 
 def _registry(registry: kopf.OperatorRegistry, login: _Login) -> kopf.OperatorRegistry:
-    """Return the same handlers with only our login: another one might log in to another cluster."""
+    """Return a copy of a registry whose only login handler is ours: other handlers might log in to another cluster."""
     import kopf
 
     own = copy.copy(registry)
-    # kopf has no other way to ask for some handlers of a registry.
+    # kopf has no public way to copy some handlers of a registry.
     activities = own._activities = type(registry._activities)()  # noqa: SLF001
     for handler in registry._activities.get_all_handlers():  # noqa: SLF001
         if handler.activity is None or handler.activity.value != "authentication":

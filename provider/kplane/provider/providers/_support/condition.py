@@ -1,4 +1,4 @@
-"""Conditions in the status of objects; their writers are not trusted."""
+"""Reads of conditions in the status of objects from untrusted writers."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ __all__ = ["is_false", "is_true", "section"]
 
 
 def section(obj: object, *path: str) -> Mapping[str, Any]:
-    """Return the mapping at `path` of an object; an empty one if there is none."""
+    """Return the mapping at `path` of an object; an empty mapping if it is missing or of another type."""
     for key in path:
         obj = obj.get(key) if isinstance(obj, Mapping) else None
     return obj if isinstance(obj, Mapping) else {}
 
 
 def is_true(obj: Mapping[str, Any], condition: str) -> bool:
-    """Tell whether `status.conditions` has this type with status True."""
+    """Tell whether a condition of the type `condition` has the status True."""
     return _status(obj, condition) == "True"
 
 
 def is_false(obj: Mapping[str, Any], condition: str) -> bool:
-    """Tell whether `status.conditions` has this type with status False."""
+    """Tell whether a condition of the type `condition` has the status False."""
     return _status(obj, condition) == "False"
 
 

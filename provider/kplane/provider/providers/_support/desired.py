@@ -1,4 +1,4 @@
-"""The clusters that a provider wants in its fleet, each applied at its own pace."""
+"""Desired clusters of a provider, which are applied to its fleet concurrently."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log: Final = logging.getLogger(__name__)
 class DesiredClusters:
     """Reconciles a fleet with the desired clusters, in a task of `tasks` for each name with pending changes.
 
-    So a cluster whose end takes long, or which the fleet refuses, delays no other cluster. A failure is retried with
+    So a cluster that stops slowly, or that the fleet refuses, delays no other cluster. A failure is retried with
     growing delays, with the latest desired state. `what` names the kind in log messages.
     """
 
@@ -29,48 +29,48 @@ class DesiredClusters:
         self._fleet = fleet
         self._tasks = tasks
         self._what = what
-        self._wanted: dict[str, Cluster] = {}
+        self._desired: dict[str, Cluster] = {}
         self._changed: dict[str, asyncio.Event] = {}
 
     def want(self, cluster: Cluster) -> None:
         """Set the desired cluster of a name."""
-        desired = self._wanted.get(cluster.name)
+        desired = self._desired.get(cluster.name)
         if desired is None or not desired.equals(cluster):
-            self._wanted[cluster.name] = cluster
+            self._desired[cluster.name] = cluster
             self._touch(cluster.name)
 
     def drop(self, name: str) -> None:
         """Remove the desired cluster of a name."""
-        if self._wanted.pop(name, None) is not None:
+        if self._desired.pop(name, None) is not None:
             self._touch(name)
 
     def want_only(self, clusters: Iterable[Cluster]) -> None:
         """Set all desired clusters; other clusters leave the fleet, even clusters of an earlier run of the provider."""
-        wanted = {cluster.name: cluster for cluster in clusters}
-        for cluster in wanted.values():
+        desired = {cluster.name: cluster for cluster in clusters}
+        for cluster in desired.values():
             self.want(cluster)
-        self.forget_others(wanted)
+        self.forget_others(desired)
 
     def forget_others(self, names: Iterable[str]) -> None:
         """Remove all clusters with other names."""
         kept = set(names)
-        for name in {*self._wanted, *self._fleet.names()} - kept:
-            self._wanted.pop(name, None)
+        for name in {*self._desired, *self._fleet.names()} - kept:
+            self._desired.pop(name, None)
             self._touch(name)
 
     def _touch(self, name: str) -> None:
         changed = self._changed.get(name)
         if changed is None:
             changed = self._changed[name] = asyncio.Event()
-            self._tasks.create_task(self._settle(name, changed), name=f"{self._what} {name}")
+            self._tasks.create_task(self._reconcile(name, changed), name=f"{self._what} {name}")
         changed.set()
 
-    async def _settle(self, name: str, changed: asyncio.Event) -> None:
+    async def _reconcile(self, name: str, changed: asyncio.Event) -> None:
         backoff = Backoff(initial_seconds=0.5, maximum_seconds=30.0)
         while changed.is_set():
             changed.clear()
             try:
-                await self._bring_about(name)
+                await self._apply(name)
             except Exception as error:
                 delay = backoff.next_delay()
                 unexpected = None if isinstance(error, ProviderError) else error
@@ -88,8 +88,8 @@ class DesiredClusters:
                 changed.set()
         del self._changed[name]
 
-    async def _bring_about(self, name: str) -> None:
-        cluster = self._wanted.get(name)
+    async def _apply(self, name: str) -> None:
+        cluster = self._desired.get(name)
         if cluster is None:
             await self._fleet.remove(name)
         else:

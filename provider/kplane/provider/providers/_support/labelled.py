@@ -16,7 +16,7 @@ from kplane.provider.providers._support.secret import values_of
 
 __all__ = ["LabelledSecrets"]
 
-_AT_ONCE: Final = 16
+_MAX_CONCURRENT_READS: Final = 16
 _RELIST_SECONDS: Final = 600.0
 
 
@@ -30,7 +30,7 @@ class LabelledSecrets:
     def __init__(self, client: Client, *, label_selector: str, namespace: str | None = None) -> None:
         self._client = client
         self._label_selector = label_selector
-        self._known = Informer(
+        self._metadata = Informer(
             client,
             SECRETS,
             namespace=namespace,
@@ -39,12 +39,12 @@ class LabelledSecrets:
             relist_seconds=_RELIST_SECONDS,
         )
         self._values: dict[Key, tuple[str, Mapping[str, bytes]]] = {}
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._slots = asyncio.Semaphore(_MAX_CONCURRENT_READS)
 
     @property
     def synced(self) -> asyncio.Event:
         """Event that is set after the initial list of Secrets."""
-        return self._known.synced
+        return self._metadata.synced
 
     async def run(self, changed: Callable[[str, str], None]) -> NoReturn:
         """Follow until cancelled; calls `changed` with namespace and name of each new, changed or deleted Secret."""
@@ -54,23 +54,23 @@ class LabelledSecrets:
                 self._values.pop(event.entry.key, None)
             changed(*event.entry.key)
 
-        await self._known.run(handle)
+        await self._metadata.run(handle)
 
     async def values(self, namespace: str, name: str) -> Mapping[str, bytes]:
         """Return the decoded values of a Secret; reads it only if it has changed.
 
-        Raises KubeconfigError if there is no such Secret with the label, or it is no base64, and other ProviderErrors
-        if it cannot be read now.
+        Raises KubeconfigError if no Secret of this name has the label, or if its data is no base64. Raises other
+        ProviderErrors if the read fails.
         """
-        if not self._known.scope.covers(namespace=namespace):
+        if not self._metadata.scope.covers(namespace=namespace):
             raise KubeconfigError(f"Secret {namespace}/{name} is outside of the namespace that is followed")
-        at = namespace, name
-        entry = self._known.entry(name, namespace=namespace)
+        key = namespace, name
+        entry = self._metadata.entry(name, namespace=namespace)
         if entry is None:
             raise KubeconfigError(f"Secret {namespace}/{name} is missing, or has no label {self._label_selector!r}")
-        version, values = self._values.get(at, ("", {}))
+        version, values = self._values.get(key, ("", {}))
         if version != entry.resource_version:
-            async with self._turns:
+            async with self._slots:
                 try:
                     secret = await self._client.get(SECRETS, name, namespace=namespace)
                 except NotFound as error:
@@ -79,6 +79,6 @@ class LabelledSecrets:
                 values = values_of(secret)
             except KubeconfigError as error:
                 raise KubeconfigError(f"Secret {namespace}/{name}: {error}") from error
-            if self._known.entry(name, namespace=namespace) is not None:
-                self._values[at] = str(secret["metadata"].get("resourceVersion")), values
+            if self._metadata.entry(name, namespace=namespace) is not None:
+                self._values[key] = str(secret["metadata"].get("resourceVersion")), values
         return values

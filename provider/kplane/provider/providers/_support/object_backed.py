@@ -38,7 +38,7 @@ _RELIST_SECONDS: Final = 600.0
 
 
 ReadKubeconfig = Callable[[bytes], ClusterConfig]
-"""Function that reads a kubeconfig, or raises KubeconfigError; caches the last one while a Secret is followed."""
+"""Function that parses a kubeconfig, or raises KubeconfigError. Caches the last result while its Secret is followed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,11 @@ class Keep:
 
 KEEP: Final = Keep()
 
-Wish = Cluster | FromSecret | Keep | None
-"""Desired state of an object: a cluster, named by `cluster_name` or the function of the provider, or none."""
+Desired = Cluster | FromSecret | Keep | None
+"""Desired cluster of an object, with the name that the provider's `name` function returns; None for no cluster."""
 
-Plan = Callable[[Object], Wish | Awaitable[Wish]]
-"""Function that returns the desired state of an object.
+Plan = Callable[[Object], Desired | Awaitable[Desired]]
+"""Function that returns the desired cluster of an object.
 
 A plan is called in the loop and must not block; a coroutine function delays no other object. After a KubeconfigError,
 the engaged cluster stays until the object changes. After any other error the plan is retried, with growing delays.
@@ -84,7 +84,7 @@ class ObjectBackedProvider:
     `name` returns the name of an object's cluster by namespace and name, and must be unique. `namespace=None` means all
     namespaces. Objects that no longer match `label_selector` count as gone. The plan is called for objects that
     are `ready`, and for objects with an engaged cluster, to keep the cluster up to date. With `object_name` the
-    provider follows only the object of that name.
+    provider reads and watches only the object of that name, by its name.
 
     `mine` tells whether this process works on the cluster of a name. The provider reads no Secret of any other cluster,
     and keeps it out of the fleet. Call `look_again` when the result may have changed.
@@ -98,7 +98,7 @@ class ObjectBackedProvider:
         plan: Plan,
         what: str,
         name: Callable[[str, str], str] = cluster_name,
-        ready: Callable[[Object], bool] = lambda _found: True,
+        ready: Callable[[Object], bool] = lambda _obj: True,
         namespace: str | None = None,
         label_selector: str | None = None,
         object_name: str | None = None,
@@ -167,7 +167,7 @@ class ObjectBackedProvider:
                 # Remove the follower without an await since its last check: it must not miss a notification.
                 del followers[follower.name]
 
-            def notify(name: str, found: Object | None) -> None:
+            def notify(name: str, obj: Object | None) -> None:
                 follower = followers.get(name)
                 if follower is None:
                     follower = followers[name] = _Follower(
@@ -180,7 +180,7 @@ class ObjectBackedProvider:
                         what=self._what,
                     )
                     tasks.create_task(follow(follower), name=f"{self._what} {name}")
-                follower.see(found)
+                follower.observe(obj)
 
             def handle(event: Event) -> None:
                 name = self._name(event.namespace, event.name)
@@ -188,17 +188,17 @@ class ObjectBackedProvider:
                 for listener in self._listeners:
                     listener(name)
 
-            async def forget_strangers() -> None:
+            async def remove_stale() -> None:
                 # Clusters of an earlier run: their objects may have been deleted meanwhile.
                 await self._objects.synced.wait()
-                known = set(self.names())
+                current = set(self.names())
                 for name in fleet.names():
-                    if name not in known:
+                    if name not in current:
                         notify(name, None)
 
             self._notify = notify
             try:
-                tasks.create_task(forget_strangers(), name=f"every {self._what} that is gone")
+                tasks.create_task(remove_stale(), name=f"every {self._what} that is gone")
                 await self._objects.run(handle)
             finally:
                 self._notify = None
@@ -232,25 +232,25 @@ class _Follower:
         self._title = f"{what} {name}"
         self._object: Object | None = None
         self._gone = False
-        self._seen = asyncio.Event()
+        self._changed = asyncio.Event()
         self._backoff = Backoff(initial_seconds=0.5, maximum_seconds=30.0)
         self._secret: Informer | None = None
-        self._secret_at: Key | None = None
+        self._secret_key: Key | None = None
         self._secret_task: asyncio.Task[None] | None = None
         self._kubeconfigs = _new_memo()
 
-    def see(self, found: Object | None) -> None:
-        """Observe the current object; None means deleted. An object that is created again is a new object."""
-        self._object = found
-        self._gone = self._gone or found is None
-        self._seen.set()
+    def observe(self, obj: Object | None) -> None:
+        """Observe the current object; None means deleted. A recreated object gets a new cluster."""
+        self._object = obj
+        self._gone = self._gone or obj is None
+        self._changed.set()
 
     async def run(self) -> None:
         """Reconcile until no work is left."""
         try:
-            while self._seen.is_set() or self._secret is not None:
-                await self._seen.wait()
-                self._seen.clear()
+            while self._changed.is_set() or self._secret is not None:
+                await self._changed.wait()
+                self._changed.clear()
                 try:
                     await self._reconcile()
                 except ProviderError as error:
@@ -268,8 +268,8 @@ class _Follower:
         log.warning("failed to process %s: %s; retrying in %.1f s", self._title, error, delay)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay):
-                await self._seen.wait()
-        self._seen.set()
+                await self._changed.wait()
+        self._changed.set()
 
     async def _reconcile(self) -> None:
         if self._gone:
@@ -283,19 +283,19 @@ class _Follower:
             return
         if self._object is None or not (self._ready(self._object) or self._engaged()):
             return
-        answer = await self._ask(self._object)
+        desired = await self._call_plan(self._object)
         if self._gone:
-            # The object changed during the plan: the next round handles the change.
+            # The object was deleted during the plan: the next pass handles the deletion.
             return
-        if isinstance(answer, FromSecret):
-            await self._follow_secret((answer.namespace, answer.name))
-            answer = self._made_of(answer)
-        elif not isinstance(answer, Keep):
+        if isinstance(desired, FromSecret):
+            await self._follow_secret((desired.namespace, desired.name))
+            desired = self._cluster_from_secret(desired)
+        elif not isinstance(desired, Keep):
             await self._stop_secret()
-        if answer is None:
+        if desired is None:
             await self._fleet.remove(self.name)
-        elif isinstance(answer, Cluster):
-            await self._fleet.add_or_replace(self._usable(answer))
+        elif isinstance(desired, Cluster):
+            await self._fleet.add_or_replace(self._usable(desired))
 
     def _engaged(self) -> bool:
         try:
@@ -306,18 +306,18 @@ class _Follower:
             pass
         return True
 
-    async def _ask(self, found: Object) -> Wish:
+    async def _call_plan(self, obj: Object) -> Desired:
         try:
-            answer = self._plan(found)
-            return await answer if isinstance(answer, Awaitable) else answer
+            desired = self._plan(obj)
+            return await desired if isinstance(desired, Awaitable) else desired
         except KubeconfigError as error:
             log.warning("failed to use %s: %s; keeping the engaged cluster", self._title, error)
             return KEEP
 
     def _usable(self, cluster: Cluster) -> Cluster:
-        """Keep the engaged kubeconfig for the same address if the new one cannot be used.
+        """Return the cluster, with the engaged kubeconfig if the new kubeconfig for the same address cannot be used.
 
-        Without an engaged cluster at the same address, the users of the credentials report the problem.
+        Without an engaged cluster at the same address, the cluster stays unchanged: its clients report the problem.
         """
         try:
             present = self._fleet.get(self.name).config
@@ -328,31 +328,31 @@ class _Follower:
         try:
             require_usable(cluster.config)
         except KubeconfigError as error:
-            where = "Secret {}/{}".format(*self._secret_at) if self._secret_at is not None else "its object"
+            source = "Secret {}/{}".format(*self._secret_key) if self._secret_key is not None else "its object"
             log.warning(
-                "%s: failed to use the kubeconfig in %s: %s; keeping the previous one", self._title, where, error
+                "%s: failed to use the kubeconfig in %s: %s; keeping the previous one", self._title, source, error
             )
             return cluster.with_config(present)
         return cluster
 
-    def _made_of(self, wish: FromSecret) -> Cluster | Keep:
-        where = f"Secret {wish.namespace}/{wish.name}"
-        secret = None if self._secret is None else self._secret.get(wish.name, namespace=wish.namespace)
+    def _cluster_from_secret(self, desired: FromSecret) -> Cluster | Keep:
+        title = f"Secret {desired.namespace}/{desired.name}"
+        secret = None if self._secret is None else self._secret.get(desired.name, namespace=desired.namespace)
         if secret is None:
             if self._secret is not None and self._secret.synced.is_set():
-                log.warning("%s: %s is missing; keeping the engaged cluster", self._title, where)
+                log.warning("%s: %s is missing; keeping the engaged cluster", self._title, title)
             return KEEP
         try:
-            return wish.make(values_of(secret), self._kubeconfigs.read)
+            return desired.make(values_of(secret), self._kubeconfigs.read)
         except KubeconfigError as error:
-            log.warning("%s: failed to use %s: %s; keeping the engaged cluster", self._title, where, error)
+            log.warning("%s: failed to use %s: %s; keeping the engaged cluster", self._title, title, error)
             return KEEP
 
-    async def _follow_secret(self, at: Key) -> None:
-        if self._secret_at == at:
+    async def _follow_secret(self, key: Key) -> None:
+        if self._secret_key == key:
             return
         await self._stop_secret()
-        namespace, name = self._secret_at = at
+        namespace, name = self._secret_key = key
         self._secret = Informer(self._client, SECRETS, namespace=namespace, name=name)
         self._secret_task = asyncio.create_task(
             self._mirror(self._secret), name=f"{self._title}: Secret {namespace}/{name}"
@@ -360,13 +360,13 @@ class _Follower:
 
     async def _mirror(self, secret: Informer) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(secret.run(lambda _event: self._seen.set()), name=f"mirror of {secret}")
+            tasks.create_task(secret.run(lambda _event: self._changed.set()), name=f"mirror of {secret}")
             # A Secret that is missing from the beginning has no event, and should be logged.
             await secret.synced.wait()
-            self._seen.set()
+            self._changed.set()
 
     async def _stop_secret(self) -> None:
-        task, self._secret_task, self._secret, self._secret_at = self._secret_task, None, None, None
+        task, self._secret_task, self._secret, self._secret_key = self._secret_task, None, None, None
         self._kubeconfigs = _new_memo()
         if task is not None:
             await end_tasks([task])

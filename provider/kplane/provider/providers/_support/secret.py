@@ -1,4 +1,4 @@
-"""Contents of Secrets; their writers are not trusted."""
+"""Reads of Secrets from untrusted writers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["value_of", "values_of"]
 
 
 def values_of(secret: Mapping[str, Any]) -> dict[str, bytes]:
-    """Decode a Secret's data. Raises KubeconfigError if it is no base64."""
+    """Decode the data of a Secret. Raises KubeconfigError if a value is no base64."""
     data = secret.get("data")
     if not isinstance(data, Mapping):
         return {}
@@ -24,7 +24,7 @@ def values_of(secret: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def value_of(values: Mapping[str, bytes], key: str) -> bytes:
-    """Return one value. Raises KubeconfigError if it is missing or empty."""
+    """Return the value of a key. Raises KubeconfigError if the value is missing or empty."""
     if key not in values:
         raise KubeconfigError(f"it has no key {key!r}")
     if not values[key]:

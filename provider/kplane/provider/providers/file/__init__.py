@@ -1,4 +1,4 @@
-"""Clusters from kubeconfig files."""
+"""Provider of kubeconfig files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One folder of kubeconfig files: the files that match a pattern, found in bounded time."""
+"""A folder of kubeconfig files: finds the files that match a pattern in bounded time."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["Folder"]
 log: Final = logging.getLogger(__name__)
 
 _MAX_ENTRIES: Final = 10_000
-"""Maximum number of directory entries of one search: a search through links that loop ends here, too."""
+"""Maximum number of directory entries of a search. Bounds also a search through links that form a loop."""
 _MAX_DEPTH: Final = 16
-_MAX_NAMED: Final = 1_000
-_SHOWN: Final = 10
+_MAX_REPORTED: Final = 1_000
+_MAX_NAMES_OF_A_LINE: Final = 10
 _ANY_DEPTH: Final = "**"
 
 
@@ -27,7 +27,7 @@ class _Level(NamedTuple):
     """A directory to search, and the parts of the pattern that its entries may match."""
 
     path: str
-    """Relative to the folder; empty for the folder itself."""
+    """Path relative to the folder; empty for the folder itself."""
     parts: frozenset[int]
     depth: int
 
@@ -52,12 +52,12 @@ class Folder:
         self.pattern: Final = pattern
         self._parts: Final = (*parts, "*") if parts[-1] == _ANY_DEPTH else tuple(parts)
         self._others: list[str] = []
-        self._named: set[str] = set()
+        self._reported: set[str] = set()
         self._problem: str | None = None
-        self._told: str | None = None
+        self._last_problem: str | None = None
 
     def files(self) -> list[str]:
-        """Return the matching files, relative to the folder, sorted. Blocks meanwhile."""
+        """Return the matching files, relative to the folder, sorted. Blocks the thread."""
         matching: list[str] = []
         self._others = []
         self._problem = None
@@ -75,32 +75,33 @@ class Folder:
         return sorted(matching)
 
     def name_unread(self, unread: Collection[str], *, kubeconfigs: int) -> None:
-        """Log each file that is not read once, and what is wrong with the folder, such as no kubeconfigs.
+        """Log, once each, files that are not read and the problem of the folder, such as a missing kubeconfig.
 
-        `unread` are matching files that are no kubeconfigs; `kubeconfigs` is the number of those that are.
+        `unread` are matching files that are no kubeconfigs; `kubeconfigs` is the number of other matching files.
         """
         reasons = dict.fromkeys(unread, "is no kubeconfig")
         reasons |= dict.fromkeys(self._others, f"does not match {self.pattern!r}")
-        new = [name for name in sorted(reasons) if name not in self._named][: _MAX_NAMED - len(self._named)]
+        new = [name for name in sorted(reasons) if name not in self._reported][: _MAX_REPORTED - len(self._reported)]
         if new:
-            self._named.update(new)
-            shown = ", ".join(f"{name!r} {reasons[name]}" for name in new[:_SHOWN])
-            more = f", and {len(new) - _SHOWN} more" if len(new) > _SHOWN else ""
+            self._reported.update(new)
+            shown = ", ".join(f"{name!r} {reasons[name]}" for name in new[:_MAX_NAMES_OF_A_LINE])
+            more = f", and {len(new) - _MAX_NAMES_OF_A_LINE} more" if len(new) > _MAX_NAMES_OF_A_LINE else ""
             log.info("folder %s: not read: %s%s", self.path, shown, more)
         problem = self._problem
         if problem is None and not kubeconfigs:
             problem = f"it has no kubeconfig that matches {self.pattern!r}; clusters join when one is there"
-        if problem is not None and problem != self._told:
+        if problem is not None and problem != self._last_problem:
             log.warning("folder %s: %s", self.path, problem)
-        self._told = problem
+        self._last_problem = problem
 
     def _search(self) -> Iterator[tuple[str, bool]]:
-        """Yield each regular file that the search passes, and whether it matches.
+        """Yield the path of each regular file in the searched directories, and whether the file matches.
 
-        Raises _TooManyEntries at the limit, and OSError if the folder itself cannot be read.
+        Skips hidden files that do not match. Raises _TooManyEntries at the limit, and OSError if the folder itself
+        cannot be read.
         """
-        left = _MAX_ENTRIES
-        levels = deque([_Level("", self._reached(0), 0)])
+        remaining = _MAX_ENTRIES
+        levels = deque([_Level("", self._parts_from(0), 0)])
         while levels:
             level = levels.popleft()
             try:
@@ -111,9 +112,9 @@ class Folder:
                 continue
             with entries:
                 for entry in entries:
-                    if not left:
+                    if not remaining:
                         raise _TooManyEntries
-                    left -= 1
+                    remaining -= 1
                     relative = os.path.join(level.path, entry.name)
                     if _is_file(entry):
                         if (matches := self._matches(entry.name, level.parts)) or not entry.name.startswith("."):
@@ -121,8 +122,8 @@ class Folder:
                     elif level.depth < _MAX_DEPTH and (parts := self._parts_below(entry, level.parts)):
                         levels.append(_Level(relative, parts, level.depth + 1))
 
-    def _reached(self, part: int) -> frozenset[int]:
-        """Return the part, and the parts after it as long as these may stand for no folder."""
+    def _parts_from(self, part: int) -> frozenset[int]:
+        """Return the part, and the next parts that a path may match instead, because `**` may match no directory."""
         reached = {part}
         while self._parts[part] == _ANY_DEPTH:
             part += 1
@@ -133,20 +134,20 @@ class Folder:
         return len(self._parts) - 1 in parts and _fits(name, self._parts[-1])
 
     def _parts_below(self, entry: os.DirEntry[str], parts: frozenset[int]) -> frozenset[int]:
-        """Return the parts that may match the entries of a directory; none if there is nothing to search."""
+        """Return the parts that entries of a directory may match; an empty set if the search skips the directory."""
         below: set[int] = set()
         for part in parts:
             if self._parts[part] == _ANY_DEPTH:
                 if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
                     below.add(part)
-                    below |= self._reached(part)
+                    below |= self._parts_from(part)
             elif part < len(self._parts) - 1 and _fits(entry.name, self._parts[part]) and _is_directory(entry):
-                below |= self._reached(part + 1)
+                below |= self._parts_from(part + 1)
         return frozenset(below)
 
 
 class _TooManyEntries(Exception):
-    """The search has reached its limit."""
+    """The search has reached the maximum number of entries."""
 
 
 def _fits(name: str, part: str) -> bool:

@@ -60,27 +60,27 @@ class KubeconfigFile:
         self._exec_plugins = exec_plugins
         self._allow_insecure = allow_insecure
         self._references: tuple[Path, ...] = ()
-        self._seen: tuple[_Stat | None, ...] | None = None
+        self._last_stats: tuple[_Stat | None, ...] | None = None
         self._missing: frozenset[str] = frozenset()
         self._problems: dict[str, str] = {}
 
     def look(self) -> None:
         """Read the file if the file, or a certificate that it names, may have changed. Blocks the thread."""
         try:
-            seen = self._stats()
-            if seen == self._seen and not self._missing:
+            stats = self._stats()
+            if stats == self._last_stats and not self._missing:
                 return
-            self.exists = seen[0] is not None
+            self.exists = stats[0] is not None
             document = self._read() if self.exists else {}
         except Exception as error:  # noqa: BLE001 - an invalid file must not stop the reads of other files
-            self._seen = None
+            self._last_stats = None
             self._note("", f"{_reason(error)}; keeping its clusters")
             return
         self._note("", None)
         self._take(document)
         # The state of the file is from before the read, the state of the files that it names from after.
-        seen = (seen[0], *self._stats()[1:])
-        self._seen = None if _is_young(seen) else seen
+        stats = (stats[0], *self._stats()[1:])
+        self._last_stats = None if _is_young(stats) else stats
 
     def clusters(self) -> dict[str, ClusterConfig]:
         """Return the contexts by the names of their clusters: `<file>`, or `<file>.<context>` if there are several."""
@@ -103,11 +103,11 @@ class KubeconfigFile:
 
     def _take(self, document: Mapping[str, Any]) -> None:
         directory = Path(self.path).absolute().parent
-        found: dict[str, ClusterConfig] = {}
+        contexts: dict[str, ClusterConfig] = {}
         names = _names(document)
         for name in names:
             try:
-                found[name] = ClusterConfig.from_kubeconfig(
+                contexts[name] = ClusterConfig.from_kubeconfig(
                     document,
                     context=name,
                     directory=directory,
@@ -117,16 +117,16 @@ class KubeconfigFile:
             except Exception as error:  # noqa: BLE001 - an invalid context must not affect other contexts
                 self._note(name, f"failed to read context {name!r}: {_reason(error)}")
                 if name in self.contexts:
-                    found[name] = self.contexts[name]
+                    contexts[name] = self.contexts[name]
             else:
                 insecure = f"context {name!r} has insecure-skip-tls-verify: its server is not verified"
-                self._note(name, insecure if found[name].insecure_skip_tls_verify else None)
-        missing = self.contexts.keys() - found
-        waited = {name: self.contexts[name] for name in missing - self._missing}
-        self._missing = frozenset(waited)
-        self.contexts = {**found, **waited}
+                self._note(name, insecure if contexts[name].insecure_skip_tls_verify else None)
+        missing = self.contexts.keys() - contexts
+        retained = {name: self.contexts[name] for name in missing - self._missing}
+        self._missing = frozenset(retained)
+        self.contexts = {**contexts, **retained}
         # Count invalid contexts, so that other contexts keep their names during a repair.
-        self._has_several = len({*names, *waited}) > 1
+        self._has_several = len({*names, *retained}) > 1
         self._references = tuple(_references(document, directory))
         self._problems = {name: self._problems[name] for name in self._problems.keys() & set(names)}
 
@@ -144,15 +144,15 @@ class KubeconfigFile:
 
 def _stat(path: Path) -> _Stat | None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _is_young(seen: tuple[_Stat | None, ...]) -> bool:
+def _is_young(stats: tuple[_Stat | None, ...]) -> bool:
     now = time.time_ns()
-    return any(stat is not None and now - max(stat[2], stat[3]) < _YOUNG_NANOSECONDS for stat in seen)
+    return any(stat is not None and now - max(stat[2], stat[3]) < _YOUNG_NANOSECONDS for stat in stats)
 
 
 def _reason(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Clusters from kubeconfig files and folders of this machine: one for each context."""
+"""Provider of kubeconfig files and folders of this machine: a cluster for each context."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ _SUFFIXES: Final = (".yaml", ".yml", ".json", ".conf", ".config", ".kubeconfig")
 class FileProvider:
     """Engages a cluster for every context of every kubeconfig file, and keeps up with the files.
 
-    It reads `files`, and all kubeconfigs in `directories` whose names match `pattern`, a glob such as `*.kubeconfig` or
-    `**/*.yaml` (see below). Files and directories need not exist yet. The default is the environment variable
-    KUBECONFIG (a list, as for kubectl), else `~/.kube/config` if it exists, else the working directory. A context must
-    be complete in its file.
+    The provider reads `files`, and all kubeconfigs in `directories` whose names match `pattern`, a glob such as
+    `*.kubeconfig` or `**/*.yaml` (see below). Files and directories need not exist yet. The default is the environment
+    variable KUBECONFIG (a list, as for kubectl), else `~/.kube/config` if it exists, else the working directory. A
+    context must be complete in its file.
 
     A cluster is named as its file, without the directory and without suffixes such as `.yaml` and `.kubeconfig`:
     `prod.yaml` is `prod`, and `eu/prod.yaml` in a directory is `eu/prod`. If a file has several contexts, a cluster is
-    named `<file>.<context>`. A second cluster of one name is refused and logged, and joins when the first is gone.
+    named `<file>.<context>`. A second cluster of the same name is refused and logged, and joins when the first cluster
+    is gone.
 
     `trusted=True` says that the authors of the files are trusted: programs that the files name (exec plugins) are run,
     as in `ClusterConfig.default()`. The files that kubectl reads (the default) are always trusted.
@@ -48,10 +49,10 @@ class FileProvider:
     links. A search ends after 10,000 entries. Files that are not read, and directories without a kubeconfig, are named
     once in the log.
 
-    Every `interval_seconds` it checks (`stat`) the files and the certificates that they name, and reads what has
-    changed. This works on every file system, and takes about 15 µs for a file. Renewed credentials keep the cluster's
-    connections; another server, CA or identity makes another cluster. What is missing twice in a row is removed. An
-    unreadable file or an invalid context changes nothing, and is logged.
+    Every `interval_seconds` the provider checks (`stat`) the files and the certificates that they name, and reads
+    changed files. The check works on every file system, and takes about 15 µs for a file. Renewed credentials keep the
+    cluster's connections; another server, CA or identity makes another cluster. A context that is missing in two reads
+    in a row is removed. An unreadable file or an invalid context is logged, and its clusters stay.
 
     Raises ProviderError if the pattern is empty or leaves the directory, or if the interval is not above 0.
     """
@@ -78,11 +79,11 @@ class FileProvider:
         self._folders = [Folder(path, pattern=pattern) for path in dict.fromkeys(named_directories)]
         self._allow_insecure = allow_insecure
         self._interval_seconds = interval_seconds
-        self._known: dict[str, KubeconfigFile] = {}
+        self._kubeconfigs: dict[str, KubeconfigFile] = {}
         self._holders: dict[str, str] = {}
         """Path of the source file of each cluster, by name."""
         self._refused: set[tuple[str, str]] = set()
-        self._looking = threading.Lock()
+        self._lock = threading.Lock()
         self._has_synced = False
 
     @property
@@ -104,7 +105,7 @@ class FileProvider:
                 await asyncio.sleep(self._interval_seconds)
 
     async def run_once(self, fleet: Fleet) -> None:
-        """Bring the fleet in line with the files now. Raises errors of the fleet."""
+        """Reconcile the fleet with the files, and return. Raises errors of the fleet."""
         clusters = {cluster.name: cluster for cluster in await asyncio.to_thread(self._look)}
         gone = [name for name in fleet.names() if name not in clusters]
         async with asyncio.TaskGroup() as tasks:
@@ -112,25 +113,25 @@ class FileProvider:
                 tasks.create_task(work)
 
     def _look(self) -> list[Cluster]:
-        # After a cancellation the thread of the former read still runs.
-        with self._looking:
-            found = [
+        # Wait for the thread of an earlier call: a cancellation of its task does not end the thread.
+        with self._lock:
+            matching_files = [
                 (folder, {os.path.join(folder.path, name): name for name in folder.files()}) for folder in self._folders
             ]
             names = {path: os.path.basename(path) for path in self._files}
-            for _, matching in found:
+            for _, matching in matching_files:
                 names = {**matching, **names}
             # Named files come first, then the files of the directories, each in its order.
-            expected = dict.fromkeys([*self._files, *(path for _, matching in found for path in matching)])
-            for path in expected | dict.fromkeys(self._known):
-                file = self._known.get(path)
+            expected = dict.fromkeys([*self._files, *(path for _, matching in matching_files for path in matching)])
+            for path in expected | dict.fromkeys(self._kubeconfigs):
+                file = self._kubeconfigs.get(path)
                 if file is None:
-                    file = self._known[path] = self._file(path, name=names[path])
+                    file = self._kubeconfigs[path] = self._file(path, name=names[path])
                 file.look()
                 if not file.exists and not file.contexts and path not in expected:
-                    del self._known[path]
-            for folder, matching in found:
-                unread = [name for path, name in matching.items() if not self._known[path].is_kubeconfig]
+                    del self._kubeconfigs[path]
+            for folder, matching in matching_files:
+                unread = [name for path, name in matching.items() if not self._kubeconfigs[path].is_kubeconfig]
                 folder.name_unread(unread, kubeconfigs=len(matching) - len(unread))
             return self._clusters()
 
@@ -146,7 +147,7 @@ class FileProvider:
     def _clusters(self) -> list[Cluster]:
         """Return the clusters of the files, a single cluster for each name."""
         claims: dict[str, dict[str, ClusterConfig]] = {}
-        for path, file in self._known.items():
+        for path, file in self._kubeconfigs.items():
             for name, config in file.clusters().items():
                 claims.setdefault(name, {})[path] = config
         # A new file takes no name from a present cluster.

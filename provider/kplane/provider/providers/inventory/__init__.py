@@ -1,4 +1,4 @@
-"""Clusters from the Cluster Inventory API."""
+"""Provider of the Cluster Inventory API."""
 
 from __future__ import annotations
 

@@ -29,10 +29,10 @@ Object = Mapping[str, Any]
 class AccessProvider:
     """Configuration of the plugin for a kind of access, which profiles offer under the same `name`.
 
-    `exec_config` is the section `exec` of a kubeconfig's user; a command with a slash is looked up below `directory`.
+    `exec_config` is the section `exec` of a kubeconfig's user. A command with a slash is relative to `directory`.
     Profiles may add arguments if `args_policy` is Append, and variables if `env_policy` is AppendIfNotExists (the
-    configuration wins) or Replace (the profile wins): allow this only if you trust the writers of profiles as much as
-    the program. Raises KubeconfigError if a value cannot be used.
+    configuration wins) or Replace (the profile wins). Allow additions only if you trust the writers of profiles as much
+    as the program. Raises KubeconfigError for an invalid value.
     """
 
     name: str
@@ -46,13 +46,13 @@ class AccessProvider:
             raise KubeconfigError("an access provider has no name")
         if not isinstance(self.exec_config, Mapping):
             raise KubeconfigError(f"access provider {self.name!r} has no execConfig")
-        for what, policy, known in (
+        for field, policy, supported in (
             ("profileSourcedCLIArgsPolicy", self.args_policy, _ARGS_POLICIES),
             ("profileSourcedEnvVarsPolicy", self.env_policy, _ENV_POLICIES),
         ):
-            if policy not in known:
+            if policy not in supported:
                 raise KubeconfigError(
-                    f"access provider {self.name!r}: {what} {policy!r} is not known; there are {', '.join(known)}"
+                    f"access provider {self.name!r}: {field} {policy!r} is not known; there are {', '.join(supported)}"
                 )
         try:
             self.plugin({})
@@ -65,8 +65,8 @@ class AccessProvider:
         if self.args_policy == "Append":
             plugin = replace(plugin, args=(*plugin.args, *_more_args(cluster)))
         if self.env_policy != "Ignore":
-            here, there = dict(plugin.env), _more_variables(cluster)
-            plugin = replace(plugin, env={**here, **there} if self.env_policy == "Replace" else {**there, **here})
+            own, offered = dict(plugin.env), _more_variables(cluster)
+            plugin = replace(plugin, env={**own, **offered} if self.env_policy == "Replace" else {**offered, **own})
         return plugin
 
 
@@ -88,9 +88,10 @@ class AccessProviders:
     def load(cls, path: Path) -> Self:
         """Read the configuration file of KEP-5339; relative commands in it are relative to it.
 
-        JSON: `{"providers": [{"name": "…", "execConfig": {"apiVersion": "client.authentication.k8s.io/v1", "command":
-        "…", "args": […], "env": [{"name": "…", "value": "…"}], "provideClusterInfo": true}}]}`.
-        Raises KubeconfigError with the cause.
+        The format is JSON: `{"providers": [{"name": "…", "execConfig": {"apiVersion":
+        "client.authentication.k8s.io/v1", "command": "…", "args": […], "env": [{"name": "…", "value": "…"}],
+        "provideClusterInfo": true}}]}`.
+        Raises KubeconfigError for an unreadable or invalid file.
         """
         try:
             document = orjson.loads(path.read_bytes())
@@ -114,8 +115,8 @@ class AccessProviders:
             if (cluster := offered.get(provider.name)) is not None:
                 return replace(_config(cluster), exec_plugin=provider.plugin(cluster))
         names = ", ".join(sorted(offered)) or "none"
-        known = ", ".join(provider.name for provider in self._providers)
-        raise KubeconfigError(f"its access providers are {names}, and known here are {known}")
+        configured = ", ".join(provider.name for provider in self._providers)
+        raise KubeconfigError(f"its access providers are {names}, and known here are {configured}")
 
 
 def _provider(entry: Object, *, directory: Path) -> AccessProvider:
@@ -143,7 +144,7 @@ def _offers(profile: Object, field: str) -> dict[str, Object]:
 
 
 def _config(cluster: Object) -> ClusterConfig:
-    """Return address and trust; without a directory no file of this machine can be named."""
+    """Return address and CA of a cluster. Without a directory, ClusterConfig refuses names of files."""
     return ClusterConfig.from_kubeconfig(
         {
             "clusters": [{"name": "profile", "cluster": cluster}],
@@ -154,18 +155,18 @@ def _config(cluster: Object) -> ClusterConfig:
 
 
 def _more_args(cluster: Object) -> list[str]:
-    found = extension(cluster, _ARGS_EXTENSION)
-    if found is None:
+    args = extension(cluster, _ARGS_EXTENSION)
+    if args is None:
         return []
-    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+    if not isinstance(args, list) or not all(isinstance(arg, str) for arg in args):
         raise KubeconfigError(f"the extension {_ARGS_EXTENSION} has to be a list of texts")
-    return found
+    return args
 
 
 def _more_variables(cluster: Object) -> dict[str, str]:
-    found = extension(cluster, _ENV_EXTENSION)
-    if found is None:
+    variables = extension(cluster, _ENV_EXTENSION)
+    if variables is None:
         return {}
-    if not isinstance(found, Mapping) or not all(isinstance(each, str) for each in found.values()):
+    if not isinstance(variables, Mapping) or not all(isinstance(value, str) for value in variables.values()):
         raise KubeconfigError(f"the extension {_ENV_EXTENSION} has to be a mapping of texts")
-    return dict(found)
+    return dict(variables)

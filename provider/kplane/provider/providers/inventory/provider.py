@@ -1,4 +1,4 @@
-"""Clusters from the Cluster Inventory API: every ClusterProfile whose control plane is healthy.
+"""Provider of the Cluster Inventory API: every ClusterProfile whose control plane is healthy.
 
 Upstream: SIG Multicluster's KEP-4322 (ClusterProfile) and KEP-5339 (access providers), and
 providers/cluster-inventory-api of multicluster-runtime.
@@ -75,7 +75,7 @@ class ClusterInventoryProvider:
 
     `client` reaches the cluster with the profiles, and belongs to the caller. Exactly one of `access` and `consumer`
     gives the credentials. `ready` replaces the check of a healthy control plane; it gets the object and must not block.
-    `namespace=None` means all namespaces; `label_selector` is the API's, and selects profiles.
+    `namespace=None` means all namespaces; `label_selector` has the syntax of the API, and selects profiles.
 
     `properties` names the entries of `status.properties` that become attributes of the cluster, by default its ids. A
     change of these entries replaces the cluster; other entries are ignored. Raises ProviderError unless exactly one of
@@ -143,13 +143,13 @@ class ClusterInventoryProvider:
         return Cluster(cluster_name(namespace, name), config=config, attributes=self._attributes(profile))
 
     def _attributes(self, profile: Object) -> dict[str, str]:
-        listed = section(profile, "status").get("properties")
-        found: dict[str, str] = {}
-        for each in listed if isinstance(listed, list) else ():
-            name, value = (each.get("name"), each.get("value")) if isinstance(each, Mapping) else (None, None)
+        properties = section(profile, "status").get("properties")
+        attributes: dict[str, str] = {}
+        for entry in properties if isinstance(properties, list) else ():
+            name, value = (entry.get("name"), entry.get("value")) if isinstance(entry, Mapping) else (None, None)
             if isinstance(name, str) and isinstance(value, str) and name in self._properties:
-                found[name] = value
-        return found
+                attributes[name] = value
+        return attributes
 
 
 class _Secrets:
@@ -164,22 +164,22 @@ class _Secrets:
         )
         self._kubeconfigs = KubeconfigMemo()
         self._profile_of: dict[Key, Key] = {}
-        self._of: dict[Key, dict[str, Object]] = {}
+        self._secrets_of: dict[Key, dict[str, Object]] = {}
 
     @property
     def synced(self) -> bool:
         return self._secrets.synced.is_set()
 
-    async def run(self, following: ObjectBackedProvider) -> None:
+    async def run(self, profiles: ObjectBackedProvider) -> None:
         """Follow the Secrets until cancelled, and wake their profiles."""
 
         def handle(event: Event) -> None:
-            for namespace, name in self._note(event.kind, event.object):
-                following.wake(name, namespace=namespace)
+            for namespace, name in self._observe(event.kind, event.object):
+                profiles.wake(name, namespace=namespace)
 
         async def wake_all() -> None:
             await self._secrets.synced.wait()
-            following.wake_all()
+            profiles.wake_all()
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(wake_all(), name="Secrets of ClusterProfiles were read")
@@ -187,30 +187,30 @@ class _Secrets:
 
     def config_of(self, namespace: str, profile: str) -> ClusterConfig:
         """Read the kubeconfig of a profile. Raises KubeconfigError without exactly one valid Secret."""
-        secrets = self._of.get((namespace, profile), {})
+        secrets = self._secrets_of.get((namespace, profile), {})
         if len(secrets) != 1:
-            found = f"the Secrets {', '.join(sorted(secrets))} are" if secrets else "no Secret is"
-            raise KubeconfigError(f"{found} labelled for it in namespace {namespace}, where exactly one has to be")
+            candidates = f"the Secrets {', '.join(sorted(secrets))} are" if secrets else "no Secret is"
+            raise KubeconfigError(f"{candidates} labelled for it in namespace {namespace}, where exactly one has to be")
         ((name, secret),) = secrets.items()
         try:
             return self._kubeconfigs.read(value_of(values_of(secret), _KUBECONFIG_KEY))
         except KubeconfigError as error:
             raise KubeconfigError(f"Secret {namespace}/{name}: {error}") from error
 
-    def _note(self, event: str, secret: Object) -> set[Key]:
+    def _observe(self, event: str, secret: Object) -> set[Key]:
         """Observe a Secret, and return its present and former profiles."""
         metadata = secret["metadata"]
         at = metadata["namespace"], metadata["name"]
         woken = set()
-        before = self._profile_of.pop(at, None)
-        if before is not None:
-            woken.add(before)
-            del self._of[before][at[1]]
-            if not self._of[before]:
-                del self._of[before]
+        former = self._profile_of.pop(at, None)
+        if former is not None:
+            woken.add(former)
+            del self._secrets_of[former][at[1]]
+            if not self._secrets_of[former]:
+                del self._secrets_of[former]
         profile = section(metadata, "labels").get(_PROFILE_LABEL)
         if event != "DELETED" and isinstance(profile, str):
-            now = self._profile_of[at] = at[0], profile
-            self._of.setdefault(now, {})[at[1]] = secret
-            woken.add(now)
+            current = self._profile_of[at] = at[0], profile
+            self._secrets_of.setdefault(current, {})[at[1]] = secret
+            woken.add(current)
         return woken

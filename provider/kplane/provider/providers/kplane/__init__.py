@@ -1,4 +1,4 @@
-"""Clusters from the objects of kplane: registrations and endpoints."""
+"""Providers of kplane: clusters of registrations and of endpoints."""
 
 from __future__ import annotations
 

@@ -1,21 +1,22 @@
-"""Clusters from ControlPlaneEndpoints: the address from the object, the credentials from a Secret by its name.
+"""Provider of ControlPlaneEndpoints: the address comes from the object, the credentials from a Secret by its name.
 
-The design is that of `--cluster-source=controlplaneendpoint` with `--cluster-kubeconfig-secret-template`.
+The design follows `--cluster-source=controlplaneendpoint` with `--cluster-kubeconfig-secret-template`.
 
 ```python
 template = SecretTemplate("kplane-cp-{name}/controlplane-{name}-kubeconfig")
 manager = Manager(client.config, EndpointProvider(client, secrets=template), name="my-operator")
 ```
 
-It watches the cluster-scoped `controlplaneendpoints` of controlplane.kplane.dev/v1alpha1; the cluster has the
-endpoint's name. Its address is `status.endpoint`, else `spec.endpoint`. Its credentials are the key `kubeconfig` of the
-Secret that the template names; all values of that Secret are the cluster's `credentials`. CA and user of that
-kubeconfig are used, its address is not. Exec plugins and files are refused.
+The provider watches the cluster-scoped `controlplaneendpoints` of controlplane.kplane.dev/v1alpha1. A cluster has the
+endpoint's name. Its address is `status.endpoint`, else `spec.endpoint`. The Secret that the template names has a
+kubeconfig under the key `kubeconfig`. CA and user of the kubeconfig are used, its address is ignored. All values of the
+Secret are the cluster's `credentials`. Kubeconfigs with exec plugins or files are refused.
 
-An endpoint counts if it has an address, and its condition Ready is missing or not False; while it is False, the engaged
-cluster stays. The Secret is watched: renewed credentials of the same user keep the engagement, another address, CA or
-user makes a new one. A missing or invalid Secret is logged, and the engaged cluster stays. An endpoint without an
-address, that is being deleted, is gone, or no longer matches the selector, is disengaged.
+A cluster is engaged if its endpoint has an address, and the condition Ready is missing or not False. While Ready is
+False, the engaged cluster stays. The Secret is watched: renewed credentials of the same user keep the engagement.
+Another address, CA or user makes a new engagement. A missing or invalid Secret is logged, and the engaged cluster
+stays. The cluster of an endpoint is disengaged if the endpoint has no address, is being deleted, is gone, or no longer
+matches the selector.
 
 The identity of `client` needs `list` and `watch` on `controlplaneendpoints`, and `get` and `watch` on the Secrets.
 """
@@ -54,11 +55,11 @@ _PLACEHOLDERS: Final = frozenset({"name", "namespace"})
 
 
 class SecretTemplate:
-    """Names the Secret with an endpoint's kubeconfig: `<namespace>/<name>`, such as `fleet/{name}-kubeconfig`.
+    """Template for the name of an endpoint's Secret: `<namespace>/<name>`, such as `fleet/{name}-kubeconfig`.
 
-    `{name}` is the endpoint's name. With `namespace_scope` all Secrets are in that namespace, which may then be left
-    out or written `{namespace}`. Without `{name}` all endpoints share one Secret. Raises ProviderError if it is no
-    valid template.
+    `{name}` is the endpoint's name. With `namespace_scope` all Secrets are in that namespace, and the template may omit
+    the namespace or write `{namespace}`. Without `{name}` all endpoints share a single Secret. Raises ProviderError for
+    an invalid template.
     """
 
     def __init__(self, template: str, *, namespace_scope: str | None = None) -> None:
@@ -66,14 +67,14 @@ class SecretTemplate:
         self._scope = namespace_scope
         if namespace_scope is not None and not DNS_LABEL.fullmatch(namespace_scope):
             raise ProviderError(f"{namespace_scope!r} cannot be the name of a namespace")
-        used = _placeholders(template)
-        unknown = sorted(used - _PLACEHOLDERS)
+        placeholders = _placeholders(template)
+        unknown = sorted(placeholders - _PLACEHOLDERS)
         if unknown:
             raise ProviderError(
                 f"the Secret template {template!r} has unknown placeholders: {', '.join(unknown)}; there are {{name}}"
                 " and {namespace}"
             )
-        if namespace_scope is None and "namespace" in used:
+        if namespace_scope is None and "namespace" in placeholders:
             raise ProviderError(
                 f"the Secret template {template!r} has {{namespace}}, but endpoints are in none; write the namespace of"
                 " the Secrets, or give a namespace scope"
@@ -84,10 +85,10 @@ class SecretTemplate:
                 " scope"
             )
         self._namespace, self._name = template.split("/", 1) if "/" in template else ("{namespace}", template)
-        found = self.secret_of("x")
-        if found is None:
+        sample = self.secret_of("x")
+        if sample is None:
             raise ProviderError(f"the Secret template {template!r} makes no names of a namespace and a Secret")
-        if namespace_scope is not None and (found[0] != namespace_scope or "name" in _placeholders(self._namespace)):
+        if namespace_scope is not None and (sample[0] != namespace_scope or "name" in _placeholders(self._namespace)):
             raise ProviderError(
                 f"the Secret template {template!r} leads out of the namespace scope {namespace_scope!r}; leave the"
                 " namespace out of it"
@@ -98,7 +99,7 @@ class SecretTemplate:
         return f"SecretTemplate({self._text!r})"
 
     def secret_of(self, name: str) -> Key | None:
-        """Return namespace and name of an endpoint's Secret; None if they are no valid names."""
+        """Return namespace and name of the Secret of an endpoint `name`; None if these names are invalid."""
         values = {"name": name, "namespace": self._scope}
         namespace, secret = self._namespace.format_map(values), self._name.format_map(values)
         return (namespace, secret) if DNS_LABEL.fullmatch(namespace) and DNS_SUBDOMAIN.fullmatch(secret) else None
@@ -108,7 +109,7 @@ class EndpointProvider:
     """Engages a cluster for every ControlPlaneEndpoint.
 
     `client` reaches the management cluster, and belongs to the caller. `secrets` names the Secrets with credentials,
-    and `label_selector` (the API's) selects endpoints. `mine` and `look_again` are as in RegistrationProvider.
+    and `label_selector` (syntax of the API) selects endpoints. `mine` and `look_again` are as in RegistrationProvider.
     """
 
     def __init__(
@@ -130,15 +131,15 @@ class EndpointProvider:
         return "endpoint"
 
     def has_synced(self) -> bool:
-        """Tell whether all endpoints were read once."""
+        """Tell whether the initial list of endpoints was read."""
         return self._objects.has_synced()
 
     def endpoint(self, name: str) -> Object | None:
-        """Return an endpoint as last seen, or None."""
+        """Return an endpoint as last observed, or None."""
         return self._objects.get(name)
 
     def names(self) -> list[str]:
-        """Return the names of all known endpoints."""
+        """Return the names of all observed endpoints."""
         return self._objects.names()
 
     def listen(self, listener: Callable[[str], None]) -> None:
@@ -146,7 +147,7 @@ class EndpointProvider:
         self._objects.listen(listener)
 
     def look_again(self) -> None:
-        """Follow the clusters that are this process's own now, and forget those that are not."""
+        """Call `mine` for each endpoint again, and engage or remove its cluster."""
         self._objects.look_again()
 
     async def run(self, fleet: Fleet) -> None:
@@ -172,7 +173,7 @@ class EndpointProvider:
 
 
 def address_of(endpoint: Object) -> str | None:
-    """Return the address that an endpoint asks a cluster for, or None."""
+    """Return the address of an endpoint; None without an address, or if the endpoint is being deleted."""
     address = section(endpoint, "status").get("endpoint") or section(endpoint, "spec").get("endpoint")
     if endpoint["metadata"].get("deletionTimestamp") or not isinstance(address, str) or not address:
         return None
@@ -180,11 +181,11 @@ def address_of(endpoint: Object) -> str | None:
 
 
 def _placeholders(template: str) -> set[str]:
-    found = set()
+    placeholders = set()
     try:
         for _, name, form, conversion in string.Formatter().parse(template):
             if name is not None:
-                found.add(name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else ""))
+                placeholders.add(name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else ""))
     except ValueError as error:
         raise ProviderError(f"the Secret template {template!r} has a brace without its other one") from error
-    return found
+    return placeholders

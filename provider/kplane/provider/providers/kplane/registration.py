@@ -1,4 +1,4 @@
-"""Clusters from ControlPlaneRegistrations, the only objects of the management cluster that mcm follows."""
+"""Provider of ControlPlaneRegistrations, the only objects of the management cluster that mcm follows."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ UID_ATTRIBUTE: Final = "controlPlaneUID"
 """Attribute of a cluster: metadata.uid of the control plane that its registration resolves to; may be empty."""
 
 SERVICES_ATTRIBUTE: Final = "services"
-"""Attribute of a cluster: what its registration asks for, with commas in between, such as Controllers,Scheduler."""
+"""Attribute of a cluster: the comma-separated services of its registration, such as Controllers,Scheduler."""
 
 PROFILE_ATTRIBUTE: Final = "profile"
 """Attribute of a cluster: the profile of controllers that its registration resolves to; empty if it names none."""
@@ -53,14 +53,15 @@ CONTROLLERS_ATTRIBUTE: Final = "controllers"
 """Attribute of a cluster: the comma-separated controllers of its registration, instead of a profile; may be empty."""
 
 VERSION_ATTRIBUTE: Final = "version"
-"""Attribute of a cluster: the minor version of Kubernetes that its API server reports, such as 1.36; empty if it is
-not known. Patches are left out, so that none of them makes another cluster.
+"""Attribute of a cluster: the minor version of Kubernetes that its API server reports, such as 1.36; empty if unknown.
+
+The attribute omits the patch version, because another value of an attribute makes another cluster.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
-    """What a ready registration resolves to."""
+class _DesiredCluster:
+    """Address, Secret and attributes of the cluster of a ready registration."""
 
     endpoint: str
     namespace: str
@@ -71,22 +72,24 @@ class _Wish:
 class RegistrationProvider:
     """Engages a cluster for every ready registration with a known service, under the registration's name.
 
-    A registration counts if the operator has answered its present spec (`status.observedGeneration`) with `ready`, it
-    is not being deleted, and one of its services is in `services`, in any case. The cluster has the address
-    `status.resolvedEndpoint` and the credentials of the Secret in the status, controllers' before admin's. Its
-    attributes are controlPlaneUID, services, profile or controllers, and the minor version.
+    The cluster of a registration is engaged under three conditions: the operator reports `ready` for the current spec
+    (`status.observedGeneration`), the registration is not being deleted, and at least one of its services is in
+    `services`, ignoring case. The address of the cluster is `status.resolvedEndpoint`. Its credentials come from a
+    Secret that the status names: the Secret for controllers, else the Secret for admins. Its attributes are
+    controlPlaneUID, services, profile or controllers, and the minor version.
 
-    While the operator has not answered a changed spec, and while the Secret is missing or invalid, the cluster stays.
+    The engaged cluster stays until the operator reports on a changed spec, and while the Secret is missing or invalid.
     `client` reaches the management cluster, and belongs to the caller.
 
-    With a `mode`, only registrations of that mode count, and none with an instance of the other mode. So after a change
-    of mode the cluster comes when that instance has stopped. Without a mode, both count, and instances count as Shared.
-    With `object_name`, only the registration of that name is followed; `get` and `watch` on that name are enough then
-    (a ClusterRole with `resourceNames`).
+    With a `mode`, the provider ignores registrations of the other mode, and registrations with an instance of the other
+    mode. So after a change of mode the cluster is engaged when that instance has stopped. Without a mode, the provider
+    follows both modes, and ignores registrations with an instance of another mode than Shared. With `object_name`, the
+    provider follows only the registration of that name, and needs `get` and `watch` on that name only (a ClusterRole
+    with `resourceNames`).
 
-    `mine` limits the provider to the clusters of this process, of several that share the fleet. For example, it is
-    `may_work` of a coordinator, whose listeners call `look_again`. The coordinator must divide by shards then, because
-    it does not know the names of other clusters.
+    `mine` tells whether this process works on the cluster of a name, if several processes share the fleet. For example,
+    it is `may_work` of a coordinator whose listeners call `look_again`. Such a coordinator must divide by shards,
+    because the fleet of a process has no clusters of other processes.
     """
 
     def __init__(
@@ -117,15 +120,15 @@ class RegistrationProvider:
         return "registration"
 
     def has_synced(self) -> bool:
-        """Tell whether all registrations were read once."""
+        """Tell whether the initial list of registrations was read."""
         return self._objects.has_synced()
 
     def names(self) -> list[str]:
-        """Return the names of all known registrations, served or not."""
+        """Return the names of all observed registrations, served or not."""
         return self._objects.names()
 
     def registration(self, name: str) -> Object | None:
-        """Return a registration as last seen, or None."""
+        """Return a registration as last observed, or None."""
         return self._objects.get(name)
 
     def listen(self, listener: Callable[[str], None]) -> None:
@@ -133,7 +136,7 @@ class RegistrationProvider:
         self._objects.listen(listener)
 
     def look_again(self) -> None:
-        """Follow the clusters that are this process's own now, and forget those that are not."""
+        """Call `mine` for each registration again, and engage or remove its cluster."""
         self._objects.look_again()
 
     async def run(self, fleet: Fleet) -> None:
@@ -142,37 +145,37 @@ class RegistrationProvider:
 
     def _plan(self, registration: Object) -> FromSecret | Keep | None:
         name = registration["metadata"]["name"]
-        wish = read_wish(registration, services=self._services, mode=self._mode)
-        if wish is None or isinstance(wish, Keep):
-            return wish
+        desired = read_desired(registration, services=self._services, mode=self._mode)
+        if desired is None or isinstance(desired, Keep):
+            return desired
 
         def make(credentials: Mapping[str, bytes], read: ReadKubeconfig) -> Cluster:
-            config = read(value_of(credentials, KUBECONFIG_KEY)).with_server(wish.endpoint)
-            return Cluster(name, config=config, credentials=credentials, attributes=wish.attributes)
+            config = read(value_of(credentials, KUBECONFIG_KEY)).with_server(desired.endpoint)
+            return Cluster(name, config=config, credentials=credentials, attributes=desired.attributes)
 
-        return FromSecret(wish.namespace, wish.secret, make)
+        return FromSecret(desired.namespace, desired.secret, make)
 
 
 def is_served(registration: Object, *, mode: RegistrationMode | None) -> bool:
-    """Tell whether a service for registrations of this mode (None: of both) serves this one."""
-    found = section(registration, "status").get("mode")
-    return mode is None or (found or RegistrationMode.SHARED) == mode
+    """Tell whether a service for registrations of this mode (None: of both modes) serves a registration."""
+    resolved = section(registration, "status").get("mode")
+    return mode is None or (resolved or RegistrationMode.SHARED) == mode
 
 
 def is_occupied(registration: Object, *, mode: RegistrationMode | None) -> bool:
-    """Tell whether a registration may have an instance of another mode than this one (None: than Shared)."""
+    """Tell whether a registration may have an instance of another mode than `mode` (None: than Shared)."""
     instance = section(registration, "status").get("instance")
     if instance is None:
         return False
     return (section(instance).get("mode") or RegistrationMode.SHARED) != (mode or RegistrationMode.SHARED)
 
 
-def read_wish(
+def read_desired(
     registration: Object | None, *, services: frozenset[str], mode: RegistrationMode | None = None
-) -> _Wish | Keep | None:
-    """Return what a registration asks for: a cluster, none, or no change. Users write these objects: all is checked.
+) -> _DesiredCluster | Keep | None:
+    """Return the desired cluster of a registration: a cluster, None for no cluster, or KEEP for no change.
 
-    `services` are lower-case.
+    `services` are lower-case. Every field is checked, because users may write these objects.
     """
     if registration is None:
         return None
@@ -181,8 +184,8 @@ def read_wish(
         return None
     if status.get("observedGeneration") != metadata.get("generation"):
         return KEEP
-    wanted = _texts(status.get("services")) or _texts(section(registration, "spec").get("services"))
-    if status.get("ready") is not True or not services.intersection(name.lower() for name in wanted):
+    requested = _texts(status.get("services")) or _texts(section(registration, "spec").get("services"))
+    if status.get("ready") is not True or not services.intersection(name.lower() for name in requested):
         return None
     if not is_served(registration, mode=mode):
         return None
@@ -199,12 +202,12 @@ def read_wish(
     controllers = section(status, "controllers")
     attributes = {
         UID_ATTRIBUTE: str(status.get("controlPlaneUID") or ""),
-        SERVICES_ATTRIBUTE: ",".join(sorted({name.title() for name in wanted})),
+        SERVICES_ATTRIBUTE: ",".join(sorted({name.title() for name in requested})),
         PROFILE_ATTRIBUTE: str(controllers.get("profile") or ""),
         CONTROLLERS_ATTRIBUTE: ",".join(_texts(controllers.get("explicit"))),
         VERSION_ATTRIBUTE: _minor_version(status.get("version")),
     }
-    return _Wish(str(endpoint), str(namespace), str(secret), attributes)
+    return _DesiredCluster(str(endpoint), str(namespace), str(secret), attributes)
 
 
 def _minor_version(value: object) -> str:

@@ -1,4 +1,4 @@
-"""The namespaces of one host cluster, each as a cluster of its own."""
+"""Provider of the namespaces of a host cluster: each namespace appears as a cluster."""
 
 from __future__ import annotations
 

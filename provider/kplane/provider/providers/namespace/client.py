@@ -1,4 +1,4 @@
-"""The client of a namespace that is a cluster of its own."""
+"""Client of a namespace that appears as a cluster."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["NamespaceClient"]
 
 _NAMESPACED: Final = re.compile(r"(/api/v1|/apis/[^/]+/[^/]+)/namespaces/([^/]+)/([^/]+)(/.*)?")
 _DISCOVERY: Final = re.compile(r"/(version|healthz|livez|readyz|openapi)(/.*)?|/api(/v1)?|/apis(/[^/]+){0,2}")
-"""What a cluster says of itself; all other paths outside of a namespace are objects."""
+"""Paths about the cluster itself. All other paths outside of a namespace are cluster-scoped objects or lists."""
 
 
 class NamespaceClient(Client):
-    """Works on one namespace of the host's cluster, over the host's connections and with its credentials.
+    """Works on a namespace of the host's cluster, over the host's connections and with its credentials.
 
-    A namespace has no cluster-scoped objects: they raise NotFound. So does a read in another namespace than `default`;
-    a write there raises Invalid. Each request passes `_adapted`, which translates what is sent and received.
+    A request for a cluster-scoped kind raises NotFound. A read in another namespace than `default` raises NotFound as
+    well, and a write raises Invalid. `_adapted` translates the path, the body and the answer of each request.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class NamespaceClient(Client):
         field_validation: FieldValidation = "Warn",
         on_warning: WarningHandler | None = None,
     ) -> None:
-        """`field_manager` is by default that of the host's client."""
+        """Create a client; `field_manager` is by default the field manager of the host's client."""
         super().__init__(
             host.config,
             transport=host.transport,
@@ -62,7 +62,7 @@ class NamespaceClient(Client):
 
     @override
     def note_write(self, written: Written | None) -> None:
-        """Tell the observers, and those of the host, whose cache has all namespaces."""
+        """Notify the observers of this client and of the host's client, because the host's cache has all namespaces."""
         super().note_write(written)
         if written is not None:
             body = copy.deepcopy(written.object)
@@ -90,12 +90,12 @@ class NamespaceClient(Client):
     @override
     def _adapted(self, request: HttpRequest) -> HttpRequest:
         path, reads = request.path, request.method == "GET"
-        found = _NAMESPACED.fullmatch(path) if _is_plain(path) else None
-        if found is None:
+        match = _NAMESPACED.fullmatch(path) if _is_plain(path) else None
+        if match is None:
             if reads and _is_plain(path) and _DISCOVERY.fullmatch(path):
                 return request
             raise NotFound(404, "NotFound", f"{path} is not in a namespace, and there is nothing else here")
-        prefix, namespace, plural, rest = found.groups()
+        prefix, namespace, plural, rest = match.groups()
         api_version = prefix.removeprefix("/apis/").removeprefix("/api/")
         resource = Resource(api_version, plural, plural, namespaced=True)
         target = (self._view.to_read if reads else self._view.to_write)(resource, namespace)

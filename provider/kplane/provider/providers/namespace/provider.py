@@ -1,4 +1,4 @@
-"""The namespaces of one host cluster, each as a cluster of its own."""
+"""Provider of the namespaces of a host cluster: each namespace appears as a cluster."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from kplane.provider.providers.namespace.view import NamespaceView
 __all__ = ["UID_ATTRIBUTE", "NamespaceProvider"]
 
 UID_ATTRIBUTE: Final = "namespaceUID"
-"""Attribute of a cluster: metadata.uid of its namespace. One that was deleted and created anew is another cluster."""
+"""Attribute of a cluster: metadata.uid of its namespace. A recreated namespace is another cluster."""
 
 
 class NamespaceProvider:
     """Engages every namespace of `host` as a cluster of its name, whose only namespace is `default`.
 
-    It is for trials, and for components that take one cluster each. The objects of the namespace appear in `default`;
-    there are no cluster-scoped objects. Reads in another namespace or of a cluster-scoped kind raise NotFound; writes
-    to another namespace raise Invalid. `metadata.namespace`, and the objects that an Event names, are translated in
-    both directions, also in patches; nothing else is.
+    The provider is for trials, and for components that work on a single cluster each. The objects of the namespace
+    appear in `default`; there are no cluster-scoped objects. Reads in another namespace or of a cluster-scoped kind
+    raise NotFound; writes to another namespace raise Invalid. The view translates `metadata.namespace`, and the
+    namespaces of objects that an Event names, in both directions and in patches. All other fields stay as they are.
 
-    All namespaces share the host's connections, credentials and cache, with one informer for each kind. So this is a
-    view, and no security boundary. A cluster counts while its namespace exists, even while it terminates;
-    `label_selector` leaves some out. `host` must not be the manager's local cluster, and belongs to the caller: close
-    it after the manager. It needs list and watch of namespaces, and of all kinds that are used, in all namespaces.
-    Upstream's `providers/namespace`.
+    All namespaces share the host's connections, credentials and cache, with a single informer for each kind. So this is
+    a view, and no security boundary. A cluster is engaged until its namespace is gone, also during its termination.
+    `label_selector` limits the namespaces. `host` must not be the manager's local cluster, and belongs to the caller:
+    close it after the manager. The host's identity needs list and watch of namespaces, and of all kinds that are used,
+    in all namespaces. Upstream's `providers/namespace`.
     """
 
     def __init__(self, host: Cluster, *, label_selector: str | None = None) -> None:
@@ -47,7 +47,7 @@ class NamespaceProvider:
                 " Cluster('host', config=...)"
             )
         self.host: Final = host
-        """All namespaces, as they are."""
+        """The cluster with all namespaces."""
         self._label_selector = label_selector
         self._namespaces: ObjectBackedProvider | None = None
 
@@ -57,7 +57,7 @@ class NamespaceProvider:
         return "namespace"
 
     def has_synced(self) -> bool:
-        """Tell whether all namespaces were read once."""
+        """Tell whether the initial list of namespaces was read."""
         return self._namespaces is not None and self._namespaces.has_synced()
 
     async def run(self, fleet: Fleet) -> None:
@@ -73,7 +73,7 @@ class NamespaceProvider:
 
 
 class _NamespaceCluster(Cluster):
-    """A namespace of `host`."""
+    """A namespace of `host` as a cluster."""
 
     def __init__(self, host: Cluster, namespace: str, *, uid: str) -> None:
         super().__init__(namespace, config=host.config, attributes={UID_ATTRIBUTE: uid})

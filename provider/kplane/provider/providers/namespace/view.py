@@ -1,4 +1,4 @@
-"""Shows a namespace of a host cluster as a cluster of its own, whose one namespace is `default`."""
+"""Translation between a namespace of a host cluster and a cluster whose only namespace is `default`."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ Object = dict[str, Any]
 
 _EVENTS: Final = frozenset({"v1", "events.k8s.io/v1"})
 _EVENT_PARTS: Final = ("metadata", "involvedObject", "regarding", "related")
-"""The API server refuses an Event that names an object of another namespace."""
+"""Fields of an Event with a namespace: API servers reject an Event about an object of another namespace."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceView:
     """Translates between the view (`default`) and the host (`namespace`).
 
-    It changes `metadata.namespace` and the namespaces of objects that an Event names, and nothing else.
+    The view changes only `metadata.namespace`, and the namespaces of objects that an Event names.
     """
 
     namespace: str
 
     def to_read(self, resource: Resource, namespace: str | None) -> str:
-        """Return the host's namespace for a read; None is all namespaces of the view. Raises NotFound for others."""
+        """Return the host's namespace for a read. None means all namespaces. Raises NotFound for other namespaces."""
         self._require_namespaced(resource)
         if namespace not in {None, DEFAULT}:
             raise NotFound(404, "NotFound", f"there is no namespace {namespace!r} here; there is {DEFAULT!r} only")
         return self.namespace
 
     def to_write(self, resource: Resource, namespace: str | None) -> str:
-        """Return the host's namespace for a write. Raises Invalid for another namespace than `default`, or none."""
+        """Return the host's namespace for a write. Raises Invalid for None and other namespaces than `default`."""
         self._require_namespaced(resource)
         if namespace != DEFAULT:
             raise Invalid(
@@ -48,34 +48,34 @@ class NamespaceView:
             )
         return self.namespace
 
-    def inward(self, resource: Resource, found: Object) -> Object:
-        """Change an object of the host, in place, to what the view shows."""
-        return _moved(found, resource, self.namespace, DEFAULT)
+    def inward(self, resource: Resource, obj: Object) -> Object:
+        """Translate an object of the host to the view, in place."""
+        return _moved(obj, resource, self.namespace, DEFAULT)
 
-    def outward(self, resource: Resource, found: Object) -> Object:
-        """Change an object of the view, in place, to what the host has."""
-        return _moved(found, resource, DEFAULT, self.namespace)
+    def outward(self, resource: Resource, obj: Object) -> Object:
+        """Translate an object of the view to the host, in place."""
+        return _moved(obj, resource, DEFAULT, self.namespace)
 
     def inward_bytes(self, resource: Resource, data: bytes) -> bytes:
-        """Translate an answer: an object, a list, or an event of a watch."""
+        """Translate a response to the view: an object, a list, or a watch event."""
         try:
-            found = orjson.loads(data)
+            body = orjson.loads(data)
         except orjson.JSONDecodeError:
-            return data  # the decoder reports it
-        if isinstance(found, dict):
-            items = found.get("items")
-            event = [found["object"]] if found.keys() == {"type", "object"} else []
-            for each in (found, *event, *(items if isinstance(items, list) else ())):
-                if isinstance(each, dict):
-                    self.inward(resource, each)
-        return orjson.dumps(found)
+            return data  # the decoder reports the error
+        if isinstance(body, dict):
+            items = body.get("items")
+            event = [body["object"]] if body.keys() == {"type", "object"} else []
+            for obj in (body, *event, *(items if isinstance(items, list) else ())):
+                if isinstance(obj, dict):
+                    self.inward(resource, obj)
+        return orjson.dumps(body)
 
     def outward_bytes(self, resource: Resource, body: bytes) -> bytes:
-        """Translate what is sent: an object, a merge patch or a JSON patch."""
-        sent = orjson.loads(body)
-        if isinstance(sent, list):
-            return orjson.dumps([self._operation(resource, each) for each in sent])
-        return orjson.dumps(_moved(sent, resource, DEFAULT, self.namespace) if isinstance(sent, dict) else sent)
+        """Translate the body of a request to the host: an object, a merge patch or a JSON patch."""
+        content = orjson.loads(body)
+        if isinstance(content, list):
+            return orjson.dumps([self._operation(resource, operation) for operation in content])
+        return orjson.dumps(self.outward(resource, content) if isinstance(content, dict) else content)
 
     def _operation(self, resource: Resource, operation: Mapping[str, Any]) -> Mapping[str, Any]:
         match str(operation.get("path", "")).split("/")[1:], operation.get("value"):
@@ -101,9 +101,9 @@ def _parts(resource: Resource) -> tuple[str, ...]:
     return _EVENT_PARTS if resource.plural == "events" and resource.api_version in _EVENTS else _EVENT_PARTS[:1]
 
 
-def _moved(found: Object, resource: Resource, before: str, after: str) -> Object:
+def _moved(obj: Object, resource: Resource, before: str, after: str) -> Object:
     for part in _parts(resource):
-        content = found.get(part)
+        content = obj.get(part)
         if isinstance(content, dict) and content.get("namespace") == before:
             content["namespace"] = after
-    return found
+    return obj
