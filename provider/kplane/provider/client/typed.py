@@ -111,7 +111,7 @@ def class_of(
 def codec_of(cls: type[T]) -> tuple[Callable[[Object], T], Callable[[T], Object]] | None:
     """Return the functions that decode and encode instances of a class: a kind, or the class of a part of an object.
 
-    None for a class that is no pydantic model, Struct, dataclass or attrs class, and that `typed_kind` has not declared.
+    None for a class that `typed_kind` has not declared, if it is no pydantic model, Struct, dataclass or attrs class.
     """
     typed: TypedKind[T] | None = vars(cls).get(_ATTRIBUTE)
     if typed is not None:

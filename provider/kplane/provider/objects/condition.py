@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Condition", "ConditionStatus", "Conditions"]
 
+Schema = dict[str, Any]
 ConditionStatus = Literal["True", "False", "Unknown"]
 
 _TYPE: Final = (
@@ -55,19 +56,17 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, r
         )
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
-        schema: dict[str, Any] = msgspec.json.schema(cls)["$defs"][cls.__name__]
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> Schema:
+        schema: Schema = msgspec.json.schema(cls)["$defs"][cls.__name__]
         return schema
 
 
 class _Keywords:
     """Keywords of a field in the JSON schema of pydantic; `msgspec.Meta` has them for msgspec."""
 
-    def __get_pydantic_json_schema__(
-        self, core_schema: Any, handler: Callable[[Any], dict[str, Any]]
-    ) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Callable[[Any], Schema]) -> Schema:
         return {**handler(core_schema), **_LIST_MAP}
 
 
 Conditions: TypeAlias = Annotated[list[Condition], msgspec.Meta(extra_json_schema=_LIST_MAP), _Keywords()]
-"""Conditions of a status, told apart by their type, so that several programs can own some: `conditions: Conditions = []`."""
+"""Conditions of a status by their type, so that several programs can own some: `conditions: Conditions = []`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Generic, cast
 
@@ -118,9 +118,9 @@ def view_of(given: ObjectT) -> View[ObjectT]:
     except ProviderError as error:
         cls = type(given).__name__
         raise ProviderError(
-            f"kplane.provider.objects takes dicts and instances of kinds, and {cls} is none: read the object by the name"
-            f' of its kind, such as `cluster.cache.get("example.com/v1/Widget", key)`, or decorate class {cls} with'
-            " typed_kind"
+            f"kplane.provider.objects takes dicts and instances of kinds, and {cls} is none: read the object by the"
+            f' name of its kind, such as `cluster.cache.get("example.com/v1/Widget", key)`, or decorate class {cls}'
+            " with typed_kind"
         ) from error
     assert typed is not None  # noqa: S101 - it is a class
     return View(given, typed.encode(given), typed)
@@ -197,7 +197,7 @@ def _require_kept(wanted: Object, kept: Object, *, cls: type[Any], within: str) 
         )
 
 
-def _lost(wanted: Any, kept: Any, path: str) -> Iterable[str]:
+def _lost(wanted: Any, kept: Any, path: str) -> Iterator[str]:
     """Yield the paths of fields that are in `wanted` only."""
     if isinstance(wanted, dict) and isinstance(kept, dict):
         for key, value in wanted.items():

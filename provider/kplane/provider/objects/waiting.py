@@ -57,8 +57,8 @@ async def wait_for(
     may be skipped. RBAC needs only `get` and `watch` on the object. In a reconcile, return a `Result` instead, because
     a waiting reconcile occupies its worker.
 
-    If `kind` is a class, `condition` gets instances. Raises WaitTimedOut after `timeout_seconds`, with the last state of
-    the object; NotServed, Forbidden, and DecodeFailed for a state that the class does not accept.
+    If `kind` is a class, `condition` gets instances. Raises WaitTimedOut after `timeout_seconds`, with the last state
+    of the object; NotServed, Forbidden, and DecodeFailed for a state that the class does not accept.
     """
     resource = await client.resource(kind)
     name, namespace = locate(key, namespace=namespace)
