@@ -210,7 +210,7 @@ def _lost(wanted: Any, kept: Any, path: str) -> Iterator[str]:
 
 
 def _overlaid(found: Any, before: Any, after: Any) -> Any:
-    """Return `found` with the changes from `before` to `after`. Fields that neither has stay."""
+    """Return `found` with the changes from `before` to `after`. All other fields stay."""
     if before == after:
         return found
     if isinstance(found, dict) and isinstance(before, dict) and isinstance(after, dict):
