@@ -33,10 +33,11 @@ from kplane.provider import (
     controller,
     engage,
     enqueue_mapped,
+    generation_changed,
+    labels_changed,
+    predicates,
     run,
 )
-from kplane.provider.controllers.builder import predicates
-from kplane.provider.controllers.predicates import generation_changed, labels_changed
 from kplane.provider.objects import create_or_update, or_none, set_condition
 from kplane.provider.providers.secrets import KUBECONFIG_LABEL, KubeconfigProvider
 

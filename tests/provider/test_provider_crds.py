@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from dataclasses import field as data_field
 from datetime import date, datetime, timedelta
 from enum import IntEnum, StrEnum
 from ipaddress import IPv4Address
@@ -33,6 +34,7 @@ from kplane.provider.crds import (
     to_structural,
     to_yaml,
 )
+from kplane.provider.objects import Conditions
 
 
 class Colour(StrEnum):
@@ -212,7 +214,8 @@ def test_schema_error_names_the_field(annotation: Any, because: str) -> None:
         {"type": "object", "x-kubernetes-unheard-of": True},
         {"allOf": [{"type": "object"}, {"required": ["a"]}]},
         {"type": "integer", "minimum": 1, "exclusiveMinimum": 0},
-        {"enum": ["a"]},
+        {"enum": ["a", 1]},
+        {"enum": [None]},
     ],
     ids=lambda schema: "-".join(schema),
 )
@@ -297,6 +300,8 @@ class StructSpec(msgspec.Struct, rename="camel"):
     shown_size: Annotated[int, msgspec.Meta(ge=1)] = 1
     since: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
     port: int | str = 80
+    colour: Colour = Colour.RED
+    number: Literal[1, 2] = 1
     tags: Annotated[list[str], msgspec.Meta(extra_json_schema=SET)] = msgspec.field(default_factory=list)
 
 
@@ -326,8 +331,41 @@ def test_manifest_of_struct_or_dataclass_equals_manifest_of_model(cls: type[Any]
     fields = schema["properties"]["spec"]["properties"]
     assert fields["shownSize"] == SIZE
     assert fields["since"] == {"type": "string", "format": "date-time"}
+    assert fields["colour"] == {"type": "string", "enum": ["blue", "red"], "default": "red"}
+    assert fields["number"] == {"type": "integer", "enum": [1, 2], "default": 1}
     assert fields["port"][next(iter(INT_OR_STRING))] is True
     assert fields["tags"]["x-kubernetes-list-type"] == "set"
+
+
+class ModelWithConditions(BaseModel):
+    conditions: Conditions = []
+
+
+class StructWithConditions(msgspec.Struct):
+    conditions: Conditions = []
+
+
+@dataclass
+class DataWithConditions:
+    conditions: Conditions = data_field(default_factory=list)
+
+
+@pytest.mark.parametrize("cls", [ModelWithConditions, StructWithConditions, DataWithConditions])
+def test_schema_of_conditions_is_that_of_kubernetes(cls: type[Any]) -> None:
+    conditions = structural_schema(cls)["properties"]["conditions"]
+    assert conditions["x-kubernetes-list-type"] == "map"
+    assert conditions["x-kubernetes-list-map-keys"] == ["type"]
+    condition = conditions["items"]
+    assert condition["required"] == ["type", "status", "reason", "message", "lastTransitionTime"]
+    fields = condition["properties"]
+    assert all(fields[name].pop("description") for name in fields)
+    assert fields["status"] == {"type": "string", "enum": ["False", "True", "Unknown"]}
+    assert fields["lastTransitionTime"] == {"type": "string", "format": "date-time"}
+    assert fields["observedGeneration"] == {"type": "integer", "format": "int64", "minimum": 0}
+    assert fields["message"] == {"type": "string", "maxLength": 32768}
+    assert all(fields[name].pop("pattern") for name in ("reason", "type"))
+    assert fields["reason"] == {"type": "string", "minLength": 1, "maxLength": 1024}
+    assert fields["type"] == {"type": "string", "maxLength": 316}
 
 
 def test_manifest_of_class_without_plural_or_builtin_kind_is_refused() -> None:

@@ -17,8 +17,16 @@ from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.cluster.context import LOCAL, current_cluster
 from kplane.provider.cluster.engagement import Engagement
 from kplane.provider.contracts import Aware, Fleet, Provider, Runnable
-from kplane.provider.controllers.builder import controller, engage, metadata_only
+from kplane.provider.controllers.builder import controller, engage, every_owner, metadata_only, predicates
 from kplane.provider.controllers.handlers import enqueue_mapped, enqueue_object, enqueue_owner
+from kplane.provider.controllers.predicates import (
+    annotations_changed,
+    generation_changed,
+    in_namespaces,
+    labels_changed,
+    matches_labels,
+    on_events,
+)
 from kplane.provider.controllers.request import ObjectKey, Request, single_cluster
 from kplane.provider.controllers.workers import Result
 from kplane.provider.coordination.election import Election
@@ -77,13 +85,21 @@ __all__ = [
     "Runnable",
     "Sharded",
     "Unreachable",
+    "annotations_changed",
     "controller",
     "current_cluster",
     "engage",
     "enqueue_mapped",
     "enqueue_object",
     "enqueue_owner",
+    "every_owner",
+    "generation_changed",
+    "in_namespaces",
+    "labels_changed",
+    "matches_labels",
     "metadata_only",
+    "on_events",
+    "predicates",
     "resource_of",
     "run",
     "single_cluster",

@@ -24,6 +24,7 @@ __all__ = [
     "as_kind",
     "cause_of",
     "class_of",
+    "codec_of",
     "kind_and_body",
     "title_of",
     "typed_of",
@@ -32,6 +33,7 @@ __all__ = [
 
 Object = dict[str, Any]
 ObjectT = TypeVar("ObjectT", default=Object)
+T = TypeVar("T")
 Kind: TypeAlias = Resource | str | type[ObjectT]
 """A kind: a Resource, a name such as `"apps/v1/Deployment"`, or a class that `typed_kind` has declared.
 
@@ -104,6 +106,18 @@ def class_of(
             f"{cls.__name__} takes no attribute, so it cannot stand for a kind: derive from it"
         ) from error
     return cls
+
+
+def codec_of(cls: type[T]) -> tuple[Callable[[Object], T], Callable[[T], Object]] | None:
+    """Return the functions that decode and encode instances of a class: a kind, or the class of a part of an object.
+
+    None for a class that `typed_kind` has not declared, if it is no pydantic model, Struct, dataclass or attrs class.
+    """
+    typed: TypedKind[T] | None = vars(cls).get(_ATTRIBUTE)
+    if typed is not None:
+        return typed.read, typed.write
+    read, write = _reader(cls), _writer(cls)
+    return None if read is None or write is None else (read, write)
 
 
 def typed_of(kind: Kind[ObjectT]) -> TypedKind[ObjectT] | None:

@@ -46,6 +46,7 @@ _COPIED: Final = frozenset(
     }
 )
 _TYPES: Final = ("object", "array", "string", "integer", "number", "boolean")
+_TYPES_OF_VALUES: Final = {str: "string", int: "integer"}
 _FORMATS: Final = frozenset(
     {
         *("int32", "int64", "float", "double", "byte", "date-time"),
@@ -179,6 +180,10 @@ def _with_kubernetes_keywords(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """Replace keywords of JSON schema by the keywords of Kubernetes with the same meaning."""
     if schema.get("type") == "integer" and not schema.keys() & {"format", "enum", "const"}:
         return dict(sorted({"format": "int64", **schema}.items()))
+    if "enum" in schema and "type" not in schema and len(types := {type(value) for value in schema["enum"]}) == 1:
+        # The JSON schema of msgspec leaves out the type of a Literal and of an Enum.
+        (only,) = types
+        return {**schema, "type": _TYPES_OF_VALUES[only]} if only in _TYPES_OF_VALUES else schema
     if schema.get("anyOf") in _INTEGER_OR_STRING_OPTIONS:
         return {**schema, _INT_OR_STRING: True}
     if schema.get("uniqueItems") is True:

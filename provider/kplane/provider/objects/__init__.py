@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kplane.provider.objects.condition import Condition, Conditions
 from kplane.provider.objects.conditions import find_condition, is_condition_true, set_condition
 from kplane.provider.objects.conflicts import retry_on_conflict
 from kplane.provider.objects.finalizers import add_finalizer, remove_finalizer
@@ -14,6 +15,8 @@ from kplane.provider.objects.waiting import wait_for
 __all__ = [
     "OWNER_LABEL",
     "Applied",
+    "Condition",
+    "Conditions",
     "Outcome",
     "add_finalizer",
     "add_owner",

@@ -14,7 +14,6 @@ Object = dict[str, Any]
 
 def kind_of(body: Object) -> str:
     """Return the kind, such as `apps/v1/Deployment`. Raises ProviderError if apiVersion or kind is missing."""
-    _require_dict(body)
     api_version, kind = body.get("apiVersion"), body.get("kind")
     if not (isinstance(api_version, str) and isinstance(kind, str) and api_version and kind):
         raise ProviderError(f"object {name_of(body)!r} has no apiVersion or no kind: set both")
@@ -28,16 +27,7 @@ def title_of(body: Object) -> str:
 
 def uid_of(body: Object) -> str:
     """Return the uid. Raises ProviderError for an object that does not come from an API server."""
-    _require_dict(body)
     uid = body.get("metadata", {}).get("uid")
     if not isinstance(uid, str) or not uid:
         raise ProviderError(f"{title_of(body)} has no uid: read it from the API server")
     return uid
-
-
-def _require_dict(given: object) -> None:
-    if not isinstance(given, dict):
-        raise ProviderError(
-            f"kplane.provider.objects takes dicts, and {type(given).__name__} is none: read the object by the name of"
-            ' its kind, such as `cluster.cache.get("example.com/v1/Widget", key)`'
-        )

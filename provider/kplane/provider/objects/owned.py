@@ -8,17 +8,19 @@ import logging
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, overload
 
 from kplane.provider.client.body import name_of, namespace_of
 from kplane.provider.client.resources import SECRETS, Resource
+from kplane.provider.client.typed import Kind, ObjectT
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.errors import ObjectTaken, ProviderError
 from kplane.provider.objects.conflicts import retry_on_conflict
 from kplane.provider.objects.fingerprint import Fingerprint
-from kplane.provider.objects.identity import Object, kind_of, title_of, uid_of
+from kplane.provider.objects.identity import Object, title_of, uid_of
 from kplane.provider.objects.missing import or_none
 from kplane.provider.objects.owners import controller_of, controller_words, is_controlled_by, set_controller
+from kplane.provider.objects.view import View, view_of
 
 __all__ = ["OWNER_LABEL", "Applied", "apply_owned"]
 
@@ -30,24 +32,46 @@ OWNER_LABEL: Final = "objects.kplane.dev/owner"
 _PART: Final = re.compile(r"([a-z0-9]([-a-z0-9]{0,24}[a-z0-9])?)?")
 
 
-class Applied(NamedTuple):
+class Applied(NamedTuple, Generic[ObjectT]):
     """The applied objects in the order of their descriptions, and the numbers of writes and deletions."""
 
-    objects: list[Object]
+    objects: list[ObjectT]
     written: int
     pruned: int
 
 
+@overload
 async def apply_owned(
     cluster: Cluster,
-    owner: Object,
+    owner: object,
     objects: Iterable[Object],
     *,
-    kinds: Iterable[Resource | str] = (),
+    kinds: Iterable[Kind[Any]] = (),
     part: str = "",
     adopt: bool = False,
-) -> Applied:
+) -> Applied[Object]: ...
+@overload
+async def apply_owned(
+    cluster: Cluster,
+    owner: object,
+    objects: Iterable[ObjectT],
+    *,
+    kinds: Iterable[Kind[Any]] = (),
+    part: str = "",
+    adopt: bool = False,
+) -> Applied[ObjectT]: ...
+async def apply_owned(
+    cluster: Cluster,
+    owner: object,
+    objects: Iterable[ObjectT],
+    *,
+    kinds: Iterable[Kind[Any]] = (),
+    part: str = "",
+    adopt: bool = False,
+) -> Applied[ObjectT]:
     """Make `objects` the owned objects of an owner: apply changed objects, then delete objects left out of `objects`.
+
+    The owner and each object may be a dict or an instance of a class. Applied objects are returned as they were given.
 
     Each object gets the owner as its controller, and `OWNER_LABEL`. Unchanged objects cost no request: the cache of the
     cluster has them, and its `transform` must not drop their fields. If the controller `owns()` the kinds, changes by
@@ -62,23 +86,29 @@ async def apply_owned(
     with `adopt`. Raises ObjectTaken for both, possibly after writes of other objects. Raises ProviderError for two
     objects with the same kind and name, and for objects that the owner cannot own.
     """
-    work = _Work(cluster, owner, part=part, adopt=adopt)
+    owning = view_of(owner)
+    work = _Work(cluster, owning, part=part, adopt=adopt)
     # Check all objects before the first write.
-    described = [await work.describe(body) for body in objects]
+    described = [await work.describe(view_of(body)) for body in objects]
     if len({target.key for target in described}) != len(described):
-        raise ProviderError(f"{title_of(owner)} describes two objects of one kind and name: give each another name")
+        raise ProviderError(
+            f"{title_of(owning.body)} describes two objects of one kind and name: give each another name"
+        )
     resources = [target.resource for target in described] + [await work.owned_kind(kind) for kind in kinds]
     # Apply before delete: if the process ends in between, too many objects remain, and never too few. Its successor
     # finds the rest by the label, which an object has from its first write on.
     applied = [await work.apply(target) for target in described]
     await work.prune(dict.fromkeys(resources), kept=described)
-    return Applied(applied, work.written, work.pruned)
+    source = cluster.client.config.server
+    restored = [target.view.restore(body, source=source) for target, body in zip(described, applied, strict=True)]
+    return Applied(restored, work.written, work.pruned)
 
 
 @dataclass(frozen=True, slots=True)
-class _Described:
+class _Described(Generic[ObjectT]):
     """The desired state of an object, including its owner."""
 
+    view: View[ObjectT]
     resource: Resource
     body: Object
     fingerprint: Fingerprint
@@ -99,17 +129,17 @@ class _Described:
 class _Work:
     """Applies and prunes the objects of an owner."""
 
-    def __init__(self, cluster: Cluster, owner: Object, *, part: str, adopt: bool) -> None:
+    def __init__(self, cluster: Cluster, owner: View[Any], *, part: str, adopt: bool) -> None:
         if not _PART.fullmatch(part):
             raise ProviderError(f"{part!r} cannot be a part: use up to 26 of a-z, 0-9 and -")
         self.written = 0
         self.pruned = 0
         self._cluster = cluster
-        self._owner = owner
-        self._label = ".".join(filter(None, (part, uid_of(owner))))
+        self._owner = owner.body
+        self._label = ".".join(filter(None, (part, owner.uid)))
         self._adopt = adopt
 
-    async def owned_kind(self, kind: Resource | str) -> Resource:
+    async def owned_kind(self, kind: Kind[Any]) -> Resource:
         """Return a kind. Raises ProviderError if the owner cannot own objects of the kind."""
         resource = await self._cluster.client.resource(kind)
         if namespace_of(self._owner) is not None and not resource.namespaced:
@@ -118,10 +148,10 @@ class _Work:
             )
         return resource
 
-    async def describe(self, body: Object) -> _Described:
+    async def describe(self, view: View[ObjectT]) -> _Described[ObjectT]:
         """Complete a description with namespace, label and owner reference."""
-        resource = await self.owned_kind(kind_of(body))
-        body = copy.deepcopy(body)
+        resource = await self.owned_kind(view.kind)
+        body = copy.deepcopy(view.body)
         metadata = body["metadata"]
         if resource == SECRETS and (texts := body.pop("stringData", None)):
             # `stringData` is never stored, so server-side apply could not remove its keys from `data` later.
@@ -132,9 +162,9 @@ class _Work:
         resource.require_namespace(namespace_of(body), name=name_of(body))
         metadata["labels"] = {**(metadata.get("labels") or {}), OWNER_LABEL: self._label}
         set_controller(self._owner, body)
-        return _Described(resource, body, Fingerprint(body))
+        return _Described(view, resource, body, Fingerprint(body))
 
-    async def apply(self, described: _Described) -> Object:
+    async def apply(self, described: _Described[Any]) -> Object:
         """Apply a description unless the object matches it, and return the object."""
         resource, name, namespace = described.resource, described.name, described.namespace
         existing = await or_none(self._cluster.cache.get(resource, name, namespace=namespace))
@@ -159,7 +189,7 @@ class _Work:
             )
         return answer
 
-    async def _write(self, described: _Described, body: Object, *, existing: Object | None) -> Object:
+    async def _write(self, described: _Described[Any], body: Object, *, existing: Object | None) -> Object:
         if existing is not None:
             # The uid makes the server refuse the write for a new object with the same name.
             body = {**body, "metadata": {**body["metadata"], "uid": uid_of(existing)}}
@@ -179,7 +209,7 @@ class _Work:
             why = f"is controlled by {controller_words(controller, self._owner)}"
         raise ObjectTaken(f"failed to apply {title_of(existing)} of {title_of(self._owner)}: it {why}")
 
-    async def prune(self, resources: Iterable[Resource], *, kept: Sequence[_Described]) -> None:
+    async def prune(self, resources: Iterable[Resource], *, kept: Sequence[_Described[Any]]) -> None:
         """Delete the objects of these kinds that have no description any more."""
         keys = {target.key for target in kept}
         for resource in resources:

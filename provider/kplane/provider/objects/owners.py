@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from kplane.provider.client.body import name_of, namespace_of
 from kplane.provider.errors import ObjectTaken, ProviderError
-from kplane.provider.objects.identity import Object, kind_of, title_of, uid_of
+from kplane.provider.objects.identity import Object, kind_of, title_of
+from kplane.provider.objects.view import put_field, view_of
 
 __all__ = ["add_owner", "controller_of", "controller_words", "is_controlled_by", "owner_reference", "set_controller"]
 
 
-def owner_reference(owner: Object, *, controller: bool = False, block_owner_deletion: bool | None = None) -> Object:
+def owner_reference(owner: object, *, controller: bool = False, block_owner_deletion: bool | None = None) -> Object:
     """Return a reference to an owner. An object may have several owners, but only a single `controller`.
 
     `block_owner_deletion` keeps an owner that is deleted in the foreground until the object is gone. It defaults to
     `controller`, as upstream. Raises ProviderError for an owner without a uid.
     """
-    kind_of(owner)
-    reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": name_of(owner), "uid": uid_of(owner)}
+    view = view_of(owner)
+    api_version, _, kind = kind_of(view.body).rpartition("/")
+    reference: Object = {"apiVersion": api_version, "kind": kind, "name": name_of(view.body), "uid": view.uid}
     if controller:
         reference["controller"] = True
     if controller if block_owner_deletion is None else block_owner_deletion:
@@ -24,28 +26,31 @@ def owner_reference(owner: Object, *, controller: bool = False, block_owner_dele
     return reference
 
 
-def set_controller(owner: Object, body: Object) -> None:
+def set_controller(owner: object, body: object) -> None:
     """Make `owner` the controller of an object, in place. Upstream's `controllerutil.SetControllerReference`.
 
-    Raises ObjectTaken if the object has another controller, also a former owner of the same name. Raises ProviderError
-    for an owner in another namespace.
+    Both may be instances of classes; the metadata of a frozen instance must be a dict. Raises ObjectTaken if the object
+    has another controller, also a former owner of the same name. Raises ProviderError for an owner in another
+    namespace, and for a class whose metadata cannot change or keeps no `ownerReferences`.
     """
-    existing = controller_of(body)
-    if existing is not None and existing.get("uid") != uid_of(owner):
-        raise ObjectTaken(f"{title_of(body)} is controlled by {controller_words(existing, owner)}")
-    _put(body, owner, owner_reference(owner, controller=True))
+    reference, existing = owner_reference(owner, controller=True), controller_of(body)
+    if existing is not None and existing.get("uid") != reference["uid"]:
+        words = controller_words(existing, view_of(owner).body)
+        raise ObjectTaken(f"{title_of(view_of(body).body)} is controlled by {words}")
+    _put(body, owner, reference)
 
 
-def add_owner(owner: Object, body: Object) -> None:
+def add_owner(owner: object, body: object) -> None:
     """Make `owner` an additional owner of an object, in place. An existing reference to it stays as it is.
 
-    Raises ProviderError for an owner in another namespace.
+    Raises ProviderError as `set_controller`.
     """
-    if not any(reference.get("uid") == uid_of(owner) for reference in _references(body)):
-        _put(body, owner, owner_reference(owner))
+    added = owner_reference(owner)
+    if not any(reference.get("uid") == added["uid"] for reference in _references(body)):
+        _put(body, owner, added)
 
 
-def controller_of(body: Object) -> Object | None:
+def controller_of(body: object) -> Object | None:
     """Return the reference to the controller of an object, or None."""
     return next((reference for reference in _references(body) if reference.get("controller") is True), None)
 
@@ -61,23 +66,25 @@ def controller_words(controller: Object, owner: Object) -> str:
     )
 
 
-def is_controlled_by(body: Object, owner: Object) -> bool:
+def is_controlled_by(body: object, owner: object) -> bool:
     """Tell whether `owner` is the controller of an object, by its uid."""
     controller = controller_of(body)
-    return controller is not None and controller.get("uid") == uid_of(owner)
+    return controller is not None and controller.get("uid") == view_of(owner).uid
 
 
-def _put(body: Object, owner: Object, reference: Object) -> None:
-    namespace = namespace_of(owner)
-    if namespace is not None and namespace_of(body) != namespace:
+def _put(body: object, owner: object, reference: Object) -> None:
+    owning, owned = view_of(owner).body, view_of(body).body
+    namespace = namespace_of(owning)
+    if namespace is not None and namespace_of(owned) != namespace:
         # The garbage collector would look for the owner in the namespace of the object, and delete the object.
         raise ProviderError(
-            f"{title_of(owner)} cannot own {title_of(body)}: an owner in a namespace owns objects of that namespace"
+            f"{title_of(owning)} cannot own {title_of(owned)}: an owner in a namespace owns objects of that namespace"
         )
     others = [other for other in _references(body) if other.get("uid") != reference["uid"]]
-    body.setdefault("metadata", {})["ownerReferences"] = [*others, reference]
+    owned.setdefault("metadata", {})["ownerReferences"] = [*others, reference]
+    put_field(body, "metadata", owned)
 
 
-def _references(body: Object) -> list[Object]:
-    references = body.get("metadata", {}).get("ownerReferences")
+def _references(body: object) -> list[Object]:
+    references = view_of(body).read("metadata", "ownerReferences")
     return [item for item in references if isinstance(item, dict)] if isinstance(references, list) else []

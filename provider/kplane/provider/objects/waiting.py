@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Final, overload
 
 import orjson
 
@@ -12,6 +12,7 @@ from kplane.provider.cache.informer import Informer
 from kplane.provider.client.client import Client
 from kplane.provider.client.keys import Named, locate
 from kplane.provider.client.resources import Resource
+from kplane.provider.client.typed import Kind, ObjectT, as_kind
 from kplane.provider.errors import WaitTimedOut
 from kplane.provider.objects.identity import Object
 
@@ -21,6 +22,7 @@ _SHOWN: Final = 1000
 _HIDDEN: Final = ("data", "stringData")
 
 
+@overload
 async def wait_for(
     client: Client,
     kind: Resource | str,
@@ -29,14 +31,34 @@ async def wait_for(
     *,
     namespace: str | None = None,
     timeout_seconds: float,
-) -> Object | None:
+) -> Object | None: ...
+@overload
+async def wait_for(
+    client: Client,
+    kind: type[ObjectT],
+    key: str | Named,
+    condition: Callable[[ObjectT | None], object],
+    *,
+    namespace: str | None = None,
+    timeout_seconds: float,
+) -> ObjectT | None: ...
+async def wait_for(
+    client: Client,
+    kind: Kind[ObjectT],
+    key: str | Named,
+    condition: Callable[[ObjectT | None], object],
+    *,
+    namespace: str | None = None,
+    timeout_seconds: float,
+) -> ObjectT | None:
     """Wait until `condition` is true for an object, and return that state of the object.
 
     `condition` gets None while the object does not exist. Each change evaluates the condition again, and rapid changes
     may be skipped. RBAC needs only `get` and `watch` on the object. In a reconcile, return a `Result` instead, because
     a waiting reconcile occupies its worker.
 
-    Raises WaitTimedOut after `timeout_seconds`, with the last state of the object; NotServed, and Forbidden.
+    If `kind` is a class, `condition` gets instances. Raises WaitTimedOut after `timeout_seconds`, with the last state
+    of the object; NotServed, Forbidden, and DecodeFailed for a state that the class does not accept.
     """
     resource = await client.resource(kind)
     name, namespace = locate(key, namespace=namespace)
@@ -50,7 +72,8 @@ async def wait_for(
             await informer.wait_synced(unless_refused=True)
             while True:
                 changed.clear()
-                existing = informer.get(name, namespace=namespace)
+                found = informer.get(name, namespace=namespace)
+                existing = None if found is None else as_kind(kind, found, source=client.config.server)
                 if condition(existing):
                     return existing
                 await changed.wait()
