@@ -3,7 +3,7 @@
     python examples/pods.py web-0 --port 8080
     python examples/pods.py web-0 --port 80 --service web --namespace shop
 
-It prints the last line of the log and those that follow, and what a command says. Then it asks for `/` through a
+It prints the log of the last minute and the lines that follow, and what a command says. Then it asks for `/` through a
 forwarded port, and ends when the log has a request. With `--service` the port is that of the Service.
 """
 
@@ -25,16 +25,15 @@ SECONDS = 60.0
 SCRIPT = "cat; echo complaint >&2; exit 3"
 
 
-async def follow(
-    client: Client, given: argparse.Namespace, path: str, *, opened: asyncio.Event, seen: asyncio.Event
-) -> None:
-    """Print the log as it grows; tell when it is there, and when it has a request for `path`."""
-    async with client.pods.log_lines(given.pod, namespace=given.namespace, tail_lines=1, follow=True) as lines:
-        opened.set()
+async def follow(client: Client, given: argparse.Namespace, path: str) -> None:
+    """Print the log as it grows, until it has a request for `path`."""
+    async with client.pods.log_lines(
+        given.pod, namespace=given.namespace, since_seconds=int(SECONDS), follow=True
+    ) as lines:
         async for line in lines:
             log.info("log: %s", line)
             if f"GET {path} " in line:
-                seen.set()
+                return
 
 
 async def run_command(client: Client, given: argparse.Namespace) -> None:
@@ -65,18 +64,14 @@ async def ask(client: Client, given: argparse.Namespace, path: str) -> None:
 async def main(given: argparse.Namespace) -> None:
     """Follow the log, and do the rest meanwhile."""
     path = f"/?{secrets.token_hex(4)}"
-    opened, seen = asyncio.Event(), asyncio.Event()
     async with (
         asyncio.timeout(SECONDS),
         Client(ClusterConfig.default(context=given.context)) as client,
         asyncio.TaskGroup() as group,
     ):
-        following = group.create_task(follow(client, given, path, opened=opened, seen=seen), name="follow the log")
-        await opened.wait()
+        _ = group.create_task(follow(client, given, path), name="follow the log")
         await run_command(client, given)
         await ask(client, given, path)
-        await seen.wait()
-        following.cancel()
 
 
 def read_command_line() -> argparse.Namespace:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import WSMsgType, web
+from typing_extensions import override
 
 from kplane.provider import ClusterConfig
 from tests.tls_server import serve_over_tls
@@ -54,6 +55,20 @@ class Command:
         await self.send(STATUS, json.dumps(status).encode())
 
 
+class _LateResponse(web.StreamResponse):
+    """Sends its header with the first bytes of the body."""
+
+    def __init__(self, request: web.Request) -> None:
+        super().__init__()
+        self._asked = request
+
+    @override
+    async def write(self, data: bytes | bytearray | memoryview[int] | memoryview[bytes]) -> None:
+        if not self.prepared:
+            await self.prepare(self._asked)
+        await super().write(data)
+
+
 @dataclass
 class Kubelet:
     """State of the fake server: its answers, and the requests that it got."""
@@ -63,6 +78,8 @@ class Kubelet:
     run: Callable[[Command], Awaitable[None]] | None = None
     log: Callable[[web.StreamResponse], Awaitable[None]] | None = None
     serve: Callable[[web.WebSocketResponse], Awaitable[None]] | None = None
+    late_header: bool = False
+    """Send the header of a log with its first bytes, as kubelets do."""
     phase: str = "Running"
     refusal: int = 0
     service: dict[str, Any] | None = None
@@ -108,8 +125,9 @@ class Kubelet:
         with self._opened(request):
             if self.refusal:
                 return self._status(self.refusal, "Forbidden", "pods is forbidden")
-            response = web.StreamResponse()
-            await response.prepare(request)
+            response = _LateResponse(request) if self.late_header else web.StreamResponse()
+            if not self.late_header:
+                await response.prepare(request)
             assert self.log is not None
             await self.log(response)
             return response

@@ -55,6 +55,16 @@ async def test_clients_of_one_address_share_connection_with_own_tokens(fault_ser
     assert server.connections == 1
 
 
+async def test_connection_has_keepalive_that_detects_a_lost_peer(fault_server, tools, connections):
+    server = await fault_server(always(tools.http(OBJECT)))
+    await read(server.config, connections)
+    peer = connections.join(server.config)
+    (connected,) = (connection.transport.get_extra_info("socket") for connection in peer.open)
+    connections.leave(peer)
+    assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
+
+
 async def test_connection_is_not_shared_across_client_certificates(fault_server, tools, connections):
     server = await fault_server(always(tools.http(OBJECT)))
     one, other = (tools.Authority().issue(name) for name in ("one", "other"))

@@ -11,6 +11,7 @@ import pytest
 
 from kplane.provider import Client, Cluster, Informer
 from kplane.provider.aio.backoff import Backoff
+from kplane.provider.cache import feed
 from kplane.provider.cache.server_state import ServerState
 from kplane.provider.client.resources import CONFIG_MAPS, PODS, SECRETS, SERVICES
 from kplane.provider.errors import Forbidden, NotFound, NotServed
@@ -114,7 +115,19 @@ async def test_objects_of_kind_refused_later_stay_readable(cluster, server, even
     assert await cluster.cache.list(PODS) == []
 
 
-async def test_repeated_failure_is_logged_only_when_it_changes(config, server, eventually, caplog):
+async def test_kind_served_within_seconds_is_logged_once_and_not_as_a_warning(config, server, eventually, caplog):
+    """An API server answers with 404 for a while after a CustomResourceDefinition is created."""
+    server.refusals = {"pods": 404}
+    with caplog.at_level(logging.INFO, logger="kplane.provider.cache.feed"):
+        async with Client(config) as client, following(client, PODS) as informer:
+            await eventually(lambda: len(server.asked) > 5)
+            server.refusals.clear()
+            await eventually(lambda: informer.state == "ready")
+    assert [each.levelno for each in caplog.records if "failed to watch pods" in each.message] == [logging.INFO]
+
+
+async def test_repeated_failure_is_logged_only_when_it_changes(config, server, eventually, caplog, monkeypatch):
+    monkeypatch.setattr(feed, "_NEW_KIND_SECONDS", 0.0)
     server.refusals = {"pods": 404}
 
     def warnings():

@@ -102,6 +102,41 @@ class TestLogLines:
                 await asyncio.wait({following})
             await eventually(lambda: kubelet.open == 0)
 
+    async def test_log_lines_follow_waits_for_the_header_of_a_quiet_log(self, kubelet):
+        kubelet.late_header, speaks = True, asyncio.Event()
+
+        async def log(response):
+            await speaks.wait()
+            await response.write(b"one\n")
+
+        async def follow(client):
+            async with client.pods.log_lines("web", namespace="default", tail_lines=0, follow=True) as lines:
+                return [line async for line in lines]
+
+        kubelet.log = log
+        async with Client(kubelet.config, timeout_seconds=0.2) as client:
+            following = asyncio.create_task(follow(client))
+            done, _ = await asyncio.wait({following}, timeout=0.5)
+            assert not done
+            speaks.set()
+            assert await following == ["one"]
+
+    async def test_log_lines_follow_closes_when_cancelled_before_the_header(self, kubelet, client, eventually):
+        kubelet.late_header, kubelet.log = True, fake.forever
+        following = asyncio.create_task(client.pods.log_lines("web", namespace="default", follow=True).__aenter__())
+        await eventually(lambda: kubelet.open == 1)
+        following.cancel()
+        await asyncio.wait({following})
+        assert following.cancelled()
+        await eventually(lambda: kubelet.open == 0)
+
+    async def test_log_lines_raises_without_a_header_in_time(self, kubelet):
+        kubelet.late_header, kubelet.log = True, fake.forever
+        async with Client(kubelet.config, timeout_seconds=0.2) as client:
+            with pytest.raises(Unreachable, match="in time"):
+                async with client.pods.log_lines("web", namespace="default"):
+                    pass
+
     async def test_log_lines_raises_when_the_log_is_truncated(self, kubelet):
         kubelet.log = writes(b"one\ntwo\nth", then=fake.forever)
         async with (

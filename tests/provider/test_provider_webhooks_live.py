@@ -10,10 +10,15 @@ import pytest
 
 from kplane.controlplane_operator.pki.primitives import create_authority, issue_serving
 from kplane.provider import Cluster, Forbidden, Invalid, Manager, Resource, Sharded
-from kplane.provider.client.resources import CONFIG_MAPS, CUSTOM_RESOURCE_DEFINITIONS
+from kplane.provider.client.resources import (
+    CONFIG_MAPS,
+    CUSTOM_RESOURCE_DEFINITIONS,
+    MUTATING_WEBHOOK_CONFIGURATIONS,
+    VALIDATING_WEBHOOK_CONFIGURATIONS,
+)
 from kplane.provider.errors import ServerError
 from kplane.provider.providers.clusters import ClustersProvider
-from kplane.provider.webhooks import Denied, SelfSigned, Webhooks
+from kplane.provider.webhooks import AdmissionRule, Denied, SelfSigned, Webhooks
 
 pytestmark = pytest.mark.integration
 
@@ -190,3 +195,57 @@ async def test_self_signed_certificates_are_trusted_by_the_api_server(client, na
                 return ""
 
             await eventually(refusal, lambda said: "denied the request: no more" in said)
+
+
+async def test_applied_configurations_are_valid_and_lose_former_webhooks(client, namespace, eventually):
+    name = f"{namespace}-applied"
+    rule = AdmissionRule(namespace_selector={"matchLabels": {"kubernetes.io/metadata.name": namespace}})
+
+    @contextlib.asynccontextmanager
+    async def serving(*kinds):
+        manager = Manager(client.config, name="test")
+        options = SelfSigned("127.0.0.1", configuration=name)
+        webhooks = Webhooks(manager, self_signed=options, host="127.0.0.1", port=0)
+
+        @webhooks.mutate("v1/ConfigMap", rule)
+        async def default(admission):
+            admission.object["data"] = {"size": "1"}
+
+        for kind in kinds:
+
+            @webhooks.validate(kind, rule)
+            async def check(admission):
+                raise Denied("no more")
+
+        manager.add(webhooks)
+        async with manager:
+            yield
+
+    async def validated():
+        found = await client.get(VALIDATING_WEBHOOK_CONFIGURATIONS, name)
+        return sorted(webhook["name"] for webhook in found["webhooks"] if "caBundle" in webhook["clientConfig"])
+
+    async def refusal():
+        try:
+            body = {"metadata": {"generateName": "x-"}, "stringData": {}}
+            await client.create("v1/Secret", body, namespace=namespace)
+        except (Forbidden, ServerError) as error:
+            return str(error)
+        return ""
+
+    async def changed():
+        try:
+            return await client.create(CONFIG_MAPS, {"metadata": {"generateName": "x-"}}, namespace=namespace)
+        except ServerError:
+            return {}
+
+    try:
+        async with serving("v1/Secret", "v1/Service"):
+            await eventually(refusal, lambda said: 'webhook "secret.v1.core" denied the request: no more' in said)
+            await eventually(changed, lambda found: found.get("data") == {"size": "1"})
+            assert await validated() == ["secret.v1.core", "service.v1.core"]
+        async with serving("v1/Secret"):
+            await eventually(validated, lambda names: names == ["secret.v1.core"])
+    finally:
+        for resource in (MUTATING_WEBHOOK_CONFIGURATIONS, VALIDATING_WEBHOOK_CONFIGURATIONS):
+            await client.delete(resource, name)

@@ -46,6 +46,8 @@ FeedState = Literal["connecting", "ready", "unreachable", "refused"]
 _STEADY_SECONDS: Final = 5.0
 _SLICE: Final = 100
 """Number of events that are handled before the loop runs other tasks: about a millisecond of work."""
+_NEW_KIND_SECONDS: Final = 5.0
+"""Time in which an API server begins to serve a new CustomResourceDefinition."""
 _PATIENCE: Final = 3
 """Number of consecutive failures before a full relist, and before a relist in pages instead of by a stream."""
 _STREAM_DEADLINES: Final = 10
@@ -156,6 +158,8 @@ class Feed:
         self._hurried = False
         """Whether the last wait ended early, because the server answered another feed. The next wait takes its full
         time, so that a server which answers now and then does not cause a busy loop."""
+        self._failing_since = 0.0
+        """Time of the first failure since the last steady watch."""
         self._warned = ""
         """Exception name of the last warning, which is not logged again at that level."""
 
@@ -259,9 +263,16 @@ class Feed:
             await asyncio.sleep(delay)
 
     def _log(self, failure: str, delay: float) -> None:
-        """Log a failure: the first as info, a repeated one once as a warning. A single failure is normal."""
-        level = logging.INFO
-        if self._backoff.failures > 1:
+        """Log a failure: the first as info, a repeated one once as a warning. A single failure is normal.
+
+        A new kind gives 404 until the API server serves its CustomResourceDefinition, which is normal for some seconds.
+        """
+        level, now = logging.INFO, asyncio.get_running_loop().time()
+        if self._backoff.failures == 1:
+            self._failing_since = now
+        elif failure == NotFound.__name__ and now - self._failing_since < _NEW_KIND_SECONDS:
+            level = logging.DEBUG
+        else:
             level = logging.DEBUG if failure == self._warned else logging.WARNING
             self._warned = failure
         log.log(level, "failed to watch %s: %s; retrying in %.1f s", self, self.error, delay)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import aiohttp
 from typing_extensions import override
@@ -23,9 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckedBody", "Connector"]
 
+_KEEPALIVE: Final = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+"""Socket options that let the kernel detect a lost peer within a minute, also under a quiet log. WebSocket pings would
+end streams with a slow reader too, because a kubelet does not answer pings while it waits for the container."""
+
 
 class Connector(aiohttp.TCPConnector):
-    """Bounds the number of connections that are made at once, and records the peer of each connection.
+    """Bounds the number of connections that are made at once, records the peer of each, and detects lost peers.
 
     aiohttp's pool keeps connections with different TLS contexts, server names or proxies apart (its ConnectionKey).
     """
@@ -44,6 +49,7 @@ class Connector(aiohttp.TCPConnector):
         # The time-out for connecting begins with the turn of this attempt.
         async with self._attempts.turn((req.url.host, req.url.port)), asyncio.timeout(timeout.sock_connect):
             made = await super()._create_connection(req, traces, timeout)
+        _keep_alive(made)
         if peer is not None and (closed := made.closed) is not None:
             peer.open.add(made)
 
@@ -55,6 +61,15 @@ class Connector(aiohttp.TCPConnector):
 
             closed.add_done_callback(ended)
         return made
+
+
+def _keep_alive(connection: ResponseHandler) -> None:
+    connected = connection.transport and connection.transport.get_extra_info("socket")
+    if connected is not None:
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE:
+            if hasattr(socket, option):
+                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 class CheckedBody(aiohttp.BytesPayload):

@@ -79,13 +79,15 @@ class Pods:
     ) -> Lines:
         """Read a log line by line: `async with client.pods.log_lines(...) as lines: async for line in lines`.
 
-        With `follow`, the iteration waits for new lines without a deadline, until the container ends.
+        With `follow`, entering waits for the first line and the iteration for new lines, both without a deadline, until
+        the container ends. Kubelets do not answer before the first line. Raises Unreachable if the peer of the
+        connection is lost, within a minute.
         """
         query = _log_query(container, tail_lines, since_seconds, timestamps=timestamps) | {"follow": follow or None}
         return Lines(
             self._client.transport,
             self._request(pod, "log", namespace, query_of(query), accept=_TEXT),
-            open_timeout_seconds=self._client.timeout_seconds,
+            timeout_seconds=self._client.timeout_seconds,
             idle_timeout_seconds=None if follow else self._client.timeout_seconds,
             limits=self._client.limits,
         )

@@ -1,4 +1,4 @@
-"""Keeps the caBundle of webhook configurations and of conversions up to date."""
+"""Keeps the caBundle of webhook configurations and of conversions up to date, and applies configurations."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 import base64
 import binascii
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from typing_extensions import override
 
@@ -17,12 +17,15 @@ from kplane.provider.cache.scope import CacheScope
 from kplane.provider.client.resources import CUSTOM_RESOURCE_DEFINITIONS, Resource
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.errors import ProviderError
+from kplane.provider.webhooks.reviews import Object
 
-__all__ = ["BundleTarget", "keep_bundle"]
+__all__ = ["BundleTarget", "Configure", "keep_bundle"]
 
 log: Final = logging.getLogger(__name__)
 
-Object = dict[str, Any]
+Configure = Callable[[], Awaitable[Object]]
+"""Returns the webhook configuration to apply."""
+
 _RETRY_SECONDS: Final = 1.0
 _LONGEST_RETRY_SECONDS: Final = 60.0
 
@@ -38,24 +41,35 @@ class BundleTarget(NamedTuple):
         return f"{self.resource} {self.name}"
 
 
-async def keep_bundle(cluster: Cluster, target: BundleTarget, change: Callable[[bytes], bytes]) -> NoReturn:
+async def keep_bundle(
+    cluster: Cluster, target: BundleTarget, change: Callable[[bytes], bytes], *, configure: Configure | None = None
+) -> NoReturn:
     """Write the caBundle of an object whenever the object changes, until cancelled.
 
-    `change` returns the caBundle that replaces another one. A failure is logged and retried with a backoff. An object
-    that is missing is written when it is there.
+    `change` returns the caBundle that replaces another one. With `configure`, the webhook configuration is applied
+    first, and again when it was deleted. A failure is logged and retried with a backoff. An object that is missing
+    otherwise is written when it is there.
     """
     backoff = Backoff(initial_seconds=_RETRY_SECONDS, maximum_seconds=_LONGEST_RETRY_SECONDS)
     changed = asyncio.Event()
     informer = cluster.cache.informer(target.resource, scope=CacheScope(name=target.name))
     registration = informer.add_handler(lambda _event: changed.set())
     problem = ""
+    # Replicas of different versions would undo each other's configuration, if each of them applied it at any change.
+    applied = configure is None
     try:
         while True:
             changed.clear()
             delay = None
+            action = "write the caBundle of"
             try:
                 await informer.wait_synced(unless_refused=True)
                 found = informer.get(target.name)
+                if configure is not None and (found is None or not applied):
+                    action = "apply"
+                    found = await cluster.client.apply(target.resource, await configure(), force=True)
+                    log.info("applied %s", target)
+                    applied, action = True, "write the caBundle of"
                 await _write(cluster, target, found, change)
                 backoff.reset()
                 problem = ""
@@ -63,10 +77,10 @@ async def keep_bundle(cluster: Cluster, target: BundleTarget, change: Callable[[
                 delay = backoff.next_delay()
                 if str(error) != problem:
                     problem = str(error)
-                    log.warning("failed to write the caBundle of %s: %s", target, problem)
+                    log.warning("failed to %s %s: %s", action, target, problem)
             except Exception:
                 delay = backoff.next_delay()
-                log.exception("failed to write the caBundle of %s", target)
+                log.exception("failed to %s %s", action, target)
             with suppress(TimeoutError):
                 async with asyncio.timeout(delay):
                     await changed.wait()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -17,7 +17,7 @@ from kplane.provider.client.resources import (
 from kplane.provider.client.tls import as_file
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.errors import ProviderError
-from kplane.provider.webhooks.ca_bundles import BundleTarget, keep_bundle
+from kplane.provider.webhooks.ca_bundles import BundleTarget, Configure, keep_bundle
 from kplane.provider.webhooks.certificates import ContextChooser, server_context
 
 if TYPE_CHECKING:
@@ -37,8 +37,12 @@ class SelfSigned:
     `NAME.NAMESPACE.svc` for a Service. The CA is written as `caBundle` to the objects of the local cluster that are
     named: `validating` and `mutating` webhook configurations, and CustomResourceDefinitions for `conversion`.
 
-    The identity needs the rights to list, watch and patch these objects. Keys stay in memory, and each process has its
-    own CA. Use cert-manager in production, where the process should not have these rights.
+    With `configuration`, the process applies the webhook configurations itself, under this name, as
+    `Webhooks.configurations` returns them for the first host. They stay when the process ends.
+
+    The identity needs the rights to list, watch and patch these objects, and to create those that it applies. Keys stay
+    in memory, and each process has its own CA. Use cert-manager in production, where the process should not have these
+    rights.
 
     Raises ProviderError without hosts, and for a text in place of a tuple.
     """
@@ -46,6 +50,7 @@ class SelfSigned:
     def __init__(
         self,
         *hosts: str,
+        configuration: str | None = None,
         validating: tuple[str, ...] = (),
         mutating: tuple[str, ...] = (),
         conversion: tuple[str, ...] = (),
@@ -55,6 +60,8 @@ class SelfSigned:
         if str in map(type, (validating, mutating, conversion)):
             raise ProviderError("the names of objects are a text: write a tuple, such as validating=('my-controller',)")
         self.hosts: Final = hosts
+        self.configuration: Final = configuration
+        """Name of the webhook configurations to apply."""
         self.targets: Final = (
             *(BundleTarget(VALIDATING_WEBHOOK_CONFIGURATIONS, name) for name in validating),
             *(BundleTarget(MUTATING_WEBHOOK_CONFIGURATIONS, name) for name in mutating),
@@ -66,10 +73,21 @@ class SelfSigned:
 class SelfSignedCertificate:
     """The certificate of a server as `SelfSigned` describes it. It is renewed every day, and valid for 30 days."""
 
-    def __init__(self, options: SelfSigned, cluster: Cluster, *, client_ca: Path | None = None) -> None:
-        """With `client_ca`, a PEM file that is read once, clients need a certificate of that CA."""
+    def __init__(
+        self,
+        options: SelfSigned,
+        cluster: Cluster,
+        *,
+        configured: Callable[[], Mapping[BundleTarget, Configure]] = dict,
+        client_ca: Path | None = None,
+    ) -> None:
+        """With `client_ca`, a PEM file that is read once, clients need a certificate of that CA.
+
+        `configured` is called by `follow`, and returns the webhook configurations to apply.
+        """
         self._options = options
         self._cluster = cluster
+        self._configured = configured
         self._client_ca = client_ca
         self._authority: Authority | None = None
         self._chooser = ContextChooser()
@@ -80,10 +98,16 @@ class SelfSignedCertificate:
         return await asyncio.to_thread(self._chooser.context, self._client_ca)
 
     async def follow(self) -> NoReturn:
-        """Renew the certificate and write the caBundles until cancelled. A target that fails holds up no other one."""
+        """Renew the certificate, apply configurations and write caBundles until cancelled.
+
+        A target that fails holds up no other target.
+        """
+        configured = self._configured()
         async with asyncio.TaskGroup() as tasks:
-            for target in self._options.targets:
-                work: Coroutine[Any, Any, NoReturn] = keep_bundle(self._cluster, target, self._bundle)
+            for target in dict.fromkeys((*self._options.targets, *configured)):
+                work: Coroutine[Any, Any, NoReturn] = keep_bundle(
+                    self._cluster, target, self._bundle, configure=configured.get(target)
+                )
                 _ = tasks.create_task(work, name=f"write the caBundle of {target}")
             while True:
                 await asyncio.sleep(_RENEW_SECONDS)

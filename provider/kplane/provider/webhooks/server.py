@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,11 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from kplane.provider.client.kinds import KindName, parse_kind
+from kplane.provider.client.resources import (
+    MUTATING_WEBHOOK_CONFIGURATIONS,
+    VALIDATING_WEBHOOK_CONFIGURATIONS,
+    Resource,
+)
 from kplane.provider.client.typed import Kind, TypedKind, typed_of
 from kplane.provider.cluster.cluster import Cluster
 from kplane.provider.cluster.context import LOCAL
@@ -24,8 +29,11 @@ from kplane.provider.logs import log_fields
 from kplane.provider.manager.manager import Manager
 from kplane.provider.serving.listening import listening
 from kplane.provider.webhooks.admission import Admission, Denied, Review, read_review
+from kplane.provider.webhooks.ca_bundles import BundleTarget, Configure
 from kplane.provider.webhooks.certificates import ServingCertificate
+from kplane.provider.webhooks.configurations import AdmissionRule, Entry, at_host, at_service, at_url, configure
 from kplane.provider.webhooks.conversion import Convert, convert_review
+from kplane.provider.webhooks.reviews import Object
 from kplane.provider.webhooks.self_signed import SelfSigned, SelfSignedCertificate
 
 __all__ = ["Webhooks"]
@@ -51,10 +59,15 @@ _FUNCTION_SHARE: Final = 0.9
 
 @dataclass(frozen=True, slots=True)
 class _Webhook:
-    kind: KindName
+    entry: Entry
     typed: TypedKind[Any] | None
     function: Admit
     mutates: bool
+
+    @property
+    def kind(self) -> KindName:
+        """Name of the kind."""
+        return self.entry.name
 
 
 class Webhooks:
@@ -89,7 +102,10 @@ class Webhooks:
         self._manager = manager
         self._certificate: ServingCertificate | SelfSignedCertificate
         if self_signed is not None and certificate is None and key is None:
-            self._certificate = SelfSignedCertificate(self_signed, manager.local, client_ca=client_ca)
+            applied = partial(self._applied, self_signed)
+            self._certificate = SelfSignedCertificate(
+                self_signed, manager.local, configured=applied, client_ca=client_ca
+            )
         elif self_signed is None and certificate is not None and key is not None:
             self._certificate = ServingCertificate(certificate, key, client_ca=client_ca)
         else:
@@ -115,21 +131,22 @@ class Webhooks:
         """Paths of all webhooks of the local cluster, sorted."""
         return sorted([*self._admits, *(["/convert"] if self._converts else [])])
 
-    def validate(self, kind: Kind[Any]) -> Callable[[F], F]:
+    def validate(self, kind: Kind[Any], rule: AdmissionRule | None = None) -> Callable[[F], F]:
         """Decorate a coroutine function that raises `Denied` for a request that must not be carried out.
 
-        If `kind` is a class, the function gets instances, and objects that the class cannot decode are refused. Raises
-        ProviderError if `kind` is no name of a kind, or has such a function already.
+        If `kind` is a class, the function gets instances, and objects that the class cannot decode are refused. `rule`
+        selects requests, see `configurations`. Raises ProviderError if `kind` is no name of a kind, or has such a
+        function already.
         """
-        return partial(self._add, "validate", parse_kind(kind), typed_of(kind))
+        return partial(self._add, "validate", kind, rule or AdmissionRule())
 
-    def mutate(self, kind: Kind[Any]) -> Callable[[F], F]:
+    def mutate(self, kind: Kind[Any], rule: AdmissionRule | None = None) -> Callable[[F], F]:
         """Decorate a coroutine function that changes `admission.object` in place, or raises `Denied`.
 
         The API server may call the function several times for a request. So its changes must not depend on the number
         of calls. Raises as `validate`.
         """
-        return partial(self._add, "mutate", parse_kind(kind), typed_of(kind))
+        return partial(self._add, "mutate", kind, rule or AdmissionRule())
 
     def convert(self, group_kind: str) -> Callable[[C], C]:
         """Decorate a function that converts objects of a kind, such as `example.com/Widget`, to a given apiVersion.
@@ -147,6 +164,25 @@ class Webhooks:
 
         return add
 
+    async def configurations(self, name: str, *, service: str | None = None, url: str | None = None) -> list[Object]:
+        """Return the MutatingWebhookConfiguration and the ValidatingWebhookConfiguration for these functions.
+
+        The result has only configurations with webhooks, each for the requests that its `rule` selects. They have no
+        `caBundle`. The API server reaches the process through port 443 of a `service`, given as `namespace/name`, or by
+        a `url`. Append `/clusters/<name>` to the URL for another cluster than the local cluster.
+
+        The local cluster is asked for the plural of custom kinds that no class with a plural stands for. Raises
+        ProviderError unless either is given, and NotServed for a kind that the cluster does not serve.
+        """
+        if service is not None and url is None:
+            reached = at_service(service)
+        elif url is not None and service is None:
+            reached = at_url(url)
+        else:
+            raise ProviderError("an API server needs one way to reach the webhooks: give service= or url=")
+        client = self._manager.local.client
+        return [await configure(client, resource, name, entries, reached) for resource, entries in self._entries()]
+
     async def run(self) -> None:
         """Serve until cancelled. Raises ListenFailed if the port is taken, and ProviderError without a certificate."""
         context = await self._certificate.load()
@@ -160,7 +196,12 @@ class Webhooks:
         ) as address:
             self._address = address
             self.listening.set()
-            log.info("serving webhooks: %s", ", ".join(self.paths))
+            host, port = address
+            log.info(
+                "serving webhooks on %s: %s",
+                f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+                ", ".join(self.paths),
+            )
             try:
                 await self._certificate.follow()
             finally:
@@ -171,13 +212,36 @@ class Webhooks:
         if not self.listening.is_set():
             raise ProviderError("the webhooks are not served yet; see the log")
 
-    def _add(self, verb: str, kind: KindName, typed: TypedKind[Any] | None, function: F) -> F:
-        group, _, version = kind.api_version.rpartition("/")
-        path = f"/{verb}-{group.replace('.', '-')}-{version}-{kind.kind.lower()}"
+    def _add(self, verb: str, kind: Kind[Any], rule: AdmissionRule, function: F) -> F:
+        name = parse_kind(kind)
+        group, _, version = name.api_version.rpartition("/")
+        path = f"/{verb}-{group.replace('.', '-')}-{version}-{name.kind.lower()}"
         if path in self._admits:
             raise ProviderError(f"there is a function already for {path}")
-        self._admits[path] = _Webhook(kind, typed, function, mutates=verb == "mutate")
+        entry = Entry(path, name, kind, rule)
+        self._admits[path] = _Webhook(entry, typed_of(kind), function, mutates=verb == "mutate")
         return function
+
+    def _entries(self) -> Iterator[tuple[Resource, list[Entry]]]:
+        """Yield the kind of each configuration that has webhooks, and the webhooks sorted by path."""
+        webhooks = [webhook for _, webhook in sorted(self._admits.items())]
+        for resource, mutates in (
+            (MUTATING_WEBHOOK_CONFIGURATIONS, True),
+            (VALIDATING_WEBHOOK_CONFIGURATIONS, False),
+        ):
+            if entries := [webhook.entry for webhook in webhooks if webhook.mutates is mutates]:
+                yield resource, entries
+
+    def _applied(self, options: SelfSigned) -> Mapping[BundleTarget, Configure]:
+        """Return the configurations that the process applies while it listens."""
+        name = options.configuration
+        if name is None:
+            return {}
+        client, reached = self._manager.local.client, at_host(options.hosts[0], self.address[1])
+        return {
+            BundleTarget(resource, name): partial(configure, client, resource, name, entries, reached)
+            for resource, entries in self._entries()
+        }
 
     @web.middleware
     async def _close_when_stopping(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator
-from typing import Final
 
 import aiohttp
 
@@ -15,10 +13,6 @@ from kplane.provider.client.wire import refusal_of, translated
 from kplane.provider.errors import Unreachable
 
 __all__ = ["Channels", "open_channels"]
-
-_KEEPALIVE: Final = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
-"""Socket options that let the kernel detect a lost peer within a minute. WebSocket pings would also end streams with a
-slow reader, because a kubelet does not answer pings while it waits for the container."""
 
 
 class Channels:
@@ -77,17 +71,7 @@ async def open_channels(
         if websocket is None or websocket.protocol not in request.protocols:
             protocols = " or ".join(request.protocols)
             raise Unreachable(f"{asked}: {server} does not offer {protocols}; update its API server", kind="protocol")
-        _keep_alive(websocket)
         yield Channels(websocket, server=server, asked=asked)
     finally:
         # Not `async with`: the transport would report an OSError or ValueError of the caller as its own failure.
         await stack.aclose()
-
-
-def _keep_alive(websocket: aiohttp.ClientWebSocketResponse) -> None:
-    connected = websocket.get_extra_info("socket")
-    if connected is not None:
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _KEEPALIVE:
-            if hasattr(socket, option):
-                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -24,9 +24,10 @@ _CUT: Final = " …"
 class Lines:
     """Yields the lines of an answer: `async with lines: async for line in lines`. Leaving closes the connection.
 
-    A line of more than 1 MiB is cut, and ends with `…`. Bytes that are no UTF-8 are replaced. The answer has to begin
-    within `open_timeout_seconds`, and each part has to come within `idle_timeout_seconds` (None: no bound). Raises
-    ApiError if the server refuses, and Unreachable if the connection fails.
+    A line of more than 1 MiB is cut, and ends with `…`. Bytes that are no UTF-8 are replaced. The answer has to begin,
+    and each part of it has to come, within `idle_timeout_seconds` (None: no bound, except that of connecting). A
+    refusal has to be complete within `timeout_seconds`. Raises ApiError if the server refuses, and Unreachable if the
+    connection fails.
     """
 
     def __init__(
@@ -34,13 +35,13 @@ class Lines:
         transport: Transport,
         request: HttpRequest,
         *,
-        open_timeout_seconds: float,
+        timeout_seconds: float,
         idle_timeout_seconds: float | None,
         limits: AnswerLimits,
     ) -> None:
         self._transport = transport
         self._request = request
-        self._open_timeout_seconds = open_timeout_seconds
+        self._timeout_seconds = timeout_seconds
         self._idle_timeout_seconds = idle_timeout_seconds
         self._limits = limits
         self._stack = contextlib.AsyncExitStack()
@@ -52,8 +53,10 @@ class Lines:
     async def __aenter__(self) -> Self:
         try:
             with self._translated():
-                async with asyncio.timeout(self._open_timeout_seconds):
+                # A kubelet sends the header of a log with the first line, so a quiet log has no header yet.
+                async with asyncio.timeout(self._idle_timeout_seconds):
                     response = await self._stack.enter_async_context(self._transport.exchange(self._request))
+                async with asyncio.timeout(self._timeout_seconds):
                     await self._require_success(response)
         except BaseException:
             await self._stack.aclose()
