@@ -1,7 +1,7 @@
 """Copies the Rollouts of a hub to the members of its fleet, and reports in their status which members have the copy.
 
-    python examples/hub/rollouts.py default one
-    python examples/hub/rollouts.py default two    # shares the members with the first process
+    python examples/hub/rollouts.py default
+    python examples/hub/rollouts.py default one    # for several processes, which share the members
 
 The hub is the cluster of the environment's kubeconfig. A member is a Secret with a kubeconfig in the
 namespace `default`.
@@ -25,11 +25,11 @@ LABEL: Final = "fleet.example.com/rollout"
 
 async def main(stop: asyncio.Event) -> None:
     """Work until `stop` is set."""
-    config, namespace, identity = ClusterConfig.default(), *sys.argv[1:]
+    config, namespace, peer = ClusterConfig.default(), sys.argv[1], sys.argv[2:]
     async with Client(config) as client:
         # The caches keep no ConfigMaps but the copies.
         scopes = {"v1/ConfigMap": CacheScope(label_selector=LABEL)}
-        sharded = Sharded(client, namespace=namespace, identity=identity)
+        sharded = Sharded(client, namespace=namespace, identity=peer[0]) if peer else None
         provider = KubeconfigProvider(client, namespace=namespace)
         manager = Manager(config, provider, coordinator=sharded, cache_scopes=scopes, name="rollouts")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import json
@@ -30,8 +29,8 @@ class Hub:
     def __init__(self, client, away, namespace, start):
         self.home, self.away, self.namespace, self._start = client, away, namespace, start
 
-    def running(self, identity="one"):
-        return self._start("hub/rollouts.py", self.namespace, identity)
+    def running(self, *peer):
+        return self._start("hub/rollouts.py", self.namespace, *peer)
 
     async def join(self, name, cluster):
         kubeconfig = base64.b64encode(json.dumps(cluster.config.to_kubeconfig()).encode()).decode()
@@ -70,14 +69,10 @@ class Hub:
 
 @pytest.fixture
 async def hub(client, clean_api_server, install_crd, api_server, running):
-    """The hub without members. Its namespace has Leases that no process has held, so the first start does not wait."""
+    """The hub without members."""
     await install_crd("hub/crd.yaml")
     namespace = f"hub-{uuid.uuid4().hex[:8]}"
     await client.create(NAMESPACES, {"metadata": {"name": namespace}})
-    async with asyncio.TaskGroup() as group:
-        for number in range(64):
-            metadata = {"name": f"mcr-shard-{number}", "labels": {"app.kubernetes.io/part-of": "multicluster-runtime"}}
-            group.create_task(client.create(LEASES, {"metadata": metadata}, namespace=namespace), name=f"{number}")
 
     def start(*arguments):
         return running(*arguments, KUBECONFIG=api_server.admin_kubeconfig)
@@ -147,6 +142,10 @@ async def test_configmap_of_others_is_left_alone(both, eventually):
 
 
 async def test_two_processes_share_the_members_and_write_one_status(hub, eventually):
+    # With Leases that no process has held, the first start does not wait.
+    for number in range(64):
+        metadata = {"name": f"mcr-shard-{number}", "labels": {"app.kubernetes.io/part-of": "multicluster-runtime"}}
+        await hub.home.create(LEASES, {"metadata": metadata}, namespace=hub.namespace)
     names = [f"member-{number}" for number in range(8)]
     for name in names:
         await hub.join(name, hub.home)
