@@ -20,7 +20,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 @pytest.fixture
 def example(k8s: Any, reader_environment: Mapping[str, str], tmp_path: Path) -> Iterator[None]:
     """Run `python examples/configmaps.py kind`, and check its exit status after SIGTERM."""
-    command = [sys.executable, "examples/configmaps.py", "kind", "--prefix", k8s.kind.cluster]
+    command = [sys.executable, "examples/configmaps.py", "kind", k8s.kind.cluster]
     log = tmp_path / "log"
     with log.open("wb") as errors:
         running = subprocess.Popen(command, cwd=_ROOT, env=dict(reader_environment), stderr=errors)

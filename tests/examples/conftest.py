@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -26,15 +27,21 @@ async def client(api_server: Any) -> AsyncIterator[Client]:
 
 @pytest.fixture
 def running(tmp_path: Path) -> Callable[..., contextlib.AbstractAsyncContextManager[Path]]:
-    """`async with running("hub/rollouts.py", *arguments) as log`: runs an example, which has to end well by SIGTERM."""
+    """`async with running("hub/rollouts.py", *arguments, KUBECONFIG=path) as log`: runs an example until SIGTERM.
+
+    The example has to end with status 0. Keywords are environment variables. The log is a file.
+    """
     numbers = itertools.count(1)
 
     @contextlib.asynccontextmanager
-    async def run(program: str, *arguments: object) -> AsyncIterator[Path]:
+    async def run(program: str, *arguments: object, **environment: object) -> AsyncIterator[Path]:
         path = tmp_path / f"{next(numbers)}.log"
         with path.open("wb") as log:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, EXAMPLES / program, *map(str, arguments)), cwd=tmp_path, stderr=log
+                *(sys.executable, EXAMPLES / program, *map(str, arguments)),
+                cwd=tmp_path,
+                env={**os.environ, **{name: str(value) for name, value in environment.items()}},
+                stderr=log,
             )
         try:
             yield path

@@ -61,12 +61,12 @@ esac
 """
     )
     program.chmod(0o755)
-    return ("kind", "--prefix", "fleet-"), {"PATH": f"{directory}:{os.environ['PATH']}"}, "fleet-1"
+    return ("kind", "fleet-"), {"PATH": f"{directory}:{os.environ['PATH']}"}, "fleet-1"
 
 
 def registrations(api_server, directory):
     """Of a service that no other test registers for."""
-    return ("registrations", "--kubeconfig", str(api_server.admin_kubeconfig), "--service", "scheduler"), {}, None
+    return ("registrations", str(api_server.admin_kubeconfig), "scheduler"), {}, None
 
 
 async def register(client, namespace, *, api_server, service):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from examples.finalizer.buckets import BUCKETS, FINALIZER, Buckets, Store
+from examples.finalizer.buckets import BUCKETS, FINALIZER, Buckets
 from kplane.provider import Client, ClusterConfig, Manager, NotFound, Unreachable, controller
 from kplane.provider.client.resources import NAMESPACES, SECRETS
 from kplane.provider.providers.clusters import ClustersProvider
@@ -38,8 +38,8 @@ async def condition(client, namespace="default"):
 
 
 def kept(store):
-    """Return the quota of each directory of the store."""
-    return {each.name: (each / "quota").read_text() for each in store.iterdir()}
+    """Return the content of each file of the store, by its name."""
+    return {each.name: each.read_text() for each in store.iterdir()}
 
 
 PROVIDED = ("True", "Provided")
@@ -56,7 +56,7 @@ async def fake(store):
     """A cluster in memory that the reconciler works on."""
     fleet, cluster = ClustersProvider(), FakeCluster("acme", kinds=[BUCKETS])
     manager = Manager(None, fleet, name="test")
-    controller(manager).for_(BUCKETS).owns("v1/Secret").build(Buckets(Store(store)).reconcile)
+    controller(manager).for_(BUCKETS).owns("v1/Secret").build(Buckets(store).reconcile)
     async with manager:
         await fleet.add(cluster)
         yield cluster
@@ -72,18 +72,15 @@ def lost():
     [("patch", BUCKETS, []), ("patch", "v1/Secret", []), ("update", BUCKETS, [FINALIZER])],
     ids=["finalizer", "secret", "status"],
 )
-async def test_a_write_that_fails_makes_no_second_directory(
-    fake, store, eventually, verb, kind, finalizers, takes_effect
-):
+async def test_a_write_that_fails_makes_no_second_file(fake, store, eventually, verb, kind, finalizers, takes_effect):
     fake.fail(lost(), verb=verb, kind=kind, takes_effect=takes_effect)
     made = await fake.client.create(BUCKETS, bucket(finalizers=finalizers))
     await eventually(lambda: condition(fake.client), lambda found: found == PROVIDED)
     assert kept(store) == {made["metadata"]["uid"]: "100 MiB\n"}
     found = await fake.client.get(BUCKETS, "photos", namespace="default")
     assert found["metadata"]["finalizers"] == [FINALIZER]
-    assert found["status"]["address"] == (store / made["metadata"]["uid"]).as_uri()
     secret = await fake.client.get(SECRETS, "photos-bucket", namespace="default")
-    assert base64.b64decode(secret["data"]["address"]).decode() == found["status"]["address"]
+    assert base64.b64decode(secret["data"]["address"]).decode() == (store / made["metadata"]["uid"]).as_uri()
     # By this, Kubernetes deletes it with the Bucket.
     assert [each["uid"] for each in secret["metadata"]["ownerReferences"]] == [made["metadata"]["uid"]]
 
@@ -113,12 +110,12 @@ async def test_finalizers_of_others_stay(fake, store, eventually):
 async def test_a_store_that_is_away_is_reported_and_holds_the_deletion(fake, store, eventually):
     store.rmdir()
     await fake.client.create(BUCKETS, bucket())
-    await eventually(lambda: condition(fake.client), lambda found: found == ("False", "StoreFailed"))
+    await eventually(lambda: condition(fake.client), lambda found: found == ("False", "FileNotFoundError"))
     store.mkdir()
     await eventually(lambda: condition(fake.client), lambda found: found == PROVIDED)
     moved = shutil.move(store, f"{store}-moved")
     await fake.client.delete(BUCKETS, "photos", namespace="default")
-    await eventually(lambda: condition(fake.client), lambda found: found == ("False", "StoreFailed"))
+    await eventually(lambda: condition(fake.client), lambda found: found == ("False", "FileNotFoundError"))
     shutil.move(moved, store)
     await eventually(lambda: condition(fake.client), lambda found: found is None)
     assert kept(store) == {}
@@ -128,7 +125,7 @@ async def test_a_secret_of_others_is_reported_and_left_alone(fake, eventually):
     theirs = {"metadata": {"name": "photos-bucket", "namespace": "default"}, "data": {"theirs": "eWVz"}}
     await fake.client.create(SECRETS, theirs)
     await fake.client.create(BUCKETS, bucket())
-    await eventually(lambda: condition(fake.client), lambda found: found == ("False", "SecretTaken"))
+    await eventually(lambda: condition(fake.client), lambda found: found == ("False", "ObjectTaken"))
     secret = await fake.client.get(SECRETS, "photos-bucket", namespace="default")
     assert secret["data"] == theirs["data"]
 
@@ -153,9 +150,9 @@ async def fleet(client, api_server, clean_api_server, kubectl, install_crd, tmp_
 
 
 @pytest.mark.integration
-async def test_each_bucket_has_a_directory_until_it_is_deleted(fleet, store, running, eventually):
+async def test_each_bucket_has_a_file_until_it_is_deleted(fleet, store, running, eventually):
     namespace, home, away = fleet
-    arguments = (PROGRAM, "--clusters", "clusters", "--store", store)
+    arguments = (PROGRAM, "clusters", store)
 
     async def conditions():
         return await condition(home, namespace), await condition(away, namespace)
