@@ -64,7 +64,8 @@ class Connector(aiohttp.TCPConnector):
 
 
 def _keep_alive(connection: ResponseHandler) -> None:
-    connected = connection.transport and connection.transport.get_extra_info("socket")
+    transport = connection.transport
+    connected = transport.get_extra_info("socket") if transport is not None else None
     if connected is not None:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE:
