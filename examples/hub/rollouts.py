@@ -13,21 +13,10 @@ import asyncio
 import sys
 from typing import Any, Final
 
-from kplane.provider import (
-    CacheScope,
-    Client,
-    Cluster,
-    ClusterConfig,
-    Manager,
-    Request,
-    Sharded,
-    errors,
-    generation_changed,
-    objects,
-    run,
-)
+from kplane.provider import CacheScope, Client, Cluster, ClusterConfig, Manager, Request, Sharded, errors, objects, run
 from kplane.provider.cache.event import Event
 from kplane.provider.controllers.builder import controller, engage, predicates
+from kplane.provider.controllers.predicates import generation_changed
 from kplane.provider.providers.secrets import KubeconfigProvider
 
 ROLLOUT: Final = "fleet.example.com/v1/Rollout"
