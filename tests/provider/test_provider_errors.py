@@ -36,7 +36,7 @@ def test_api_error_of_taken_name_is_already_exists():
 
 
 def test_public_names_exist_and_are_few():
-    assert len(provider.__all__) <= 45
+    assert len(provider.__all__) <= 53
     assert len(provider.__all__) == len(set(provider.__all__))
     for name in provider.__all__:
         assert hasattr(provider, name)
