@@ -72,6 +72,7 @@ async def test_apply_conflict_names_managers_and_fields_unless_forced(client, ow
         ("FieldManagerConflict", 'conflict with "one"', ".metadata.labels.app"),
         ("FieldManagerConflict", 'conflict with "test" using v1', ".data.b"),
     ]
+    assert str(refused.value).count("or take them with force=True") == 1
     forced = await client.apply(MAPS, wanted, field_manager="two", force=True)
     assert (forced["data"], forced["metadata"]["labels"]) == ({"a": "2", "b": "2"}, {"app": "y"})
     assert list(await owners()) == [("two", "Apply")]

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from kplane.provider.errors import ApiError, api_error
+from kplane.provider.errors import ApiError, Conflict
 from kplane.provider.testing.fields import Path, decoded, encoded, shown, shown_order
 from kplane.provider.testing.merging import Comparison, compared, equal, leaves, merged, with_parents, without
 from kplane.provider.testing.shapes import Shape
@@ -203,7 +203,8 @@ def _conflict(conflicts: Mapping[Manager, frozenset[Path]]) -> ApiError:
             )
         ]
         summary = f"{len(fields)} conflicts: {chr(10).join(lines)}"
-    return api_error(409, "Conflict", f"Apply failed with {summary}", {"causes": causes})
+    # No FieldConflict: the client makes it from this answer, and adds the remedy to the message.
+    return Conflict(409, "Conflict", f"Apply failed with {summary}", {"causes": causes})
 
 
 def _sorted_conflicts(conflicts: Mapping[Manager, frozenset[Path]]) -> Iterator[tuple[Manager, str]]:
