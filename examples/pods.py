@@ -22,13 +22,9 @@ COMMAND: Final = ("sh", "-c", "cat; echo complaint >&2; exit 3")
 
 
 async def main(given: argparse.Namespace) -> None:
-    """Use one stream after the other. The log is open meanwhile, so it has the requests."""
+    """Use one stream after the other."""
     path = f"/?{secrets.token_hex(4)}"
-    async with (
-        asyncio.timeout(60),
-        Client(ClusterConfig.default(context=given.context)) as client,
-        client.pods.log_lines(given.pod, namespace=given.namespace, tail_lines=1, follow=True) as lines,
-    ):
+    async with asyncio.timeout(60), Client(ClusterConfig.default(context=given.context)) as client:
         done = await client.pods.exec(given.pod, COMMAND, namespace=given.namespace, stdin=b"there and back\n")
         print(f"stdout: {done.stdout.decode()}stderr: {done.stderr.decode()}exit code: {done.exit_code}")
         if given.service is None:
@@ -41,10 +37,12 @@ async def main(given: argparse.Namespace) -> None:
             for _ in range(3):
                 async with session.get(f"http://localhost:{forward.port}{path}") as answer:
                     print(f"answer: {answer.status} {(await answer.text()).rstrip()}")
-        async for line in lines:
-            print(f"log: {line}")
-            if f"GET {path} " in line:
-                break
+        # A kubelet answers with the first line. So the log comes after the requests: it could be empty before.
+        async with client.pods.log_lines(given.pod, namespace=given.namespace, since_seconds=60, follow=True) as lines:
+            async for line in lines:
+                print(f"log: {line}")
+                if f"GET {path} " in line:
+                    break
 
 
 if __name__ == "__main__":
