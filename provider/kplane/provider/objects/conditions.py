@@ -52,7 +52,7 @@ def set_condition(
     if observed_generation is not None:
         changes["observedGeneration"] = observed_generation
     conditions = _items(fields.get("conditions"))
-    condition = next((item for item in conditions if item.get("type") == type), None)
+    condition = _of_type(type, conditions)
     if condition is None:
         condition = {"type": type}
         fields["conditions"] = [*conditions, condition]
@@ -88,8 +88,7 @@ def is_condition_true(found: object | None, type: str, *, current: bool = False)
     if found is None:
         return False
     view = view_of(found)
-    conditions = _items(view.read("status", "conditions"))
-    condition = next((item for item in conditions if item.get("type") == type), None)
+    condition = _of_type(type, _items(view.read("status", "conditions")))
     if condition is None or condition.get("status") != "True":
         return False
     return not current or condition.get("observedGeneration") == view.read("metadata", "generation")
@@ -97,3 +96,7 @@ def is_condition_true(found: object | None, type: str, *, current: bool = False)
 
 def _items(conditions: object) -> list[Object]:
     return [item for item in conditions if isinstance(item, dict)] if isinstance(conditions, list) else []
+
+
+def _of_type(name: str, conditions: Sequence[Object]) -> Object | None:
+    return next((condition for condition in conditions if condition.get("type") == name), None)

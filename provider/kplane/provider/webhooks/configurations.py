@@ -23,6 +23,7 @@ __all__ = [
     "at_service",
     "at_url",
     "configure",
+    "host_and_port",
 ]
 
 ClientConfig = Callable[[str], Object]
@@ -90,7 +91,12 @@ def at_host(host: str, port: int) -> ClientConfig:
     """Reach webhooks by the Service of a host `NAME.NAMESPACE.svc`, and by a URL for any other host."""
     if (match := _SERVICE_HOST.fullmatch(host)) is not None:
         return at_service(f"{match[2]}/{match[1]}")
-    return at_url(f"https://{f'[{host}]' if ':' in host else host}:{port}")
+    return at_url(f"https://{host_and_port(host, port)}")
+
+
+def host_and_port(host: str, port: int) -> str:
+    """Return an address as in URLs, such as `[::1]:9443`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 async def configure(

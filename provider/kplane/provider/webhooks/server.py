@@ -31,7 +31,15 @@ from kplane.provider.serving.listening import listening
 from kplane.provider.webhooks.admission import Admission, Denied, Review, read_review
 from kplane.provider.webhooks.ca_bundles import BundleTarget, Configure
 from kplane.provider.webhooks.certificates import ServingCertificate
-from kplane.provider.webhooks.configurations import AdmissionRule, Entry, at_host, at_service, at_url, configure
+from kplane.provider.webhooks.configurations import (
+    AdmissionRule,
+    Entry,
+    at_host,
+    at_service,
+    at_url,
+    configure,
+    host_and_port,
+)
 from kplane.provider.webhooks.conversion import Convert, convert_review
 from kplane.provider.webhooks.reviews import Object
 from kplane.provider.webhooks.self_signed import SelfSigned, SelfSignedCertificate
@@ -196,12 +204,7 @@ class Webhooks:
         ) as address:
             self._address = address
             self.listening.set()
-            host, port = address
-            log.info(
-                "serving webhooks on %s: %s",
-                f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
-                ", ".join(self.paths),
-            )
+            log.info("serving webhooks on %s: %s", host_and_port(*address), ", ".join(self.paths))
             try:
                 await self._certificate.follow()
             finally:
