@@ -20,6 +20,7 @@ from e2e.installation import images
 from e2e.kubectl import Object
 from e2e.machine import Machine, running_machine
 from e2e.nodes import Nodes
+from e2e.page_pod import PAGE_PORT, page_pod
 from e2e.platform import Platform, condition
 from e2e.tenant import Tenant
 from e2e.waiting import eventually
@@ -28,10 +29,9 @@ pytestmark = pytest.mark.k8s_needs("images")
 
 _SECONDS: Final = 60.0
 _POD: Final = "talker"
-_PORT: Final = 8080
 _NUMBERS: Final = itertools.count(1)
 _PROGRAM: Final = f"""
-cd /srv && echo served > index.html && python3 -m http.server {_PORT} 2>/dev/null &
+cd /srv && echo served > index.html && python3 -m http.server {PAGE_PORT} 2>/dev/null &
 while read -r line; do echo "heard $line"; done
 """
 """It serves a page, and says what it hears."""
@@ -80,22 +80,7 @@ def pod(tenant: Tenant, machine: Machine) -> str:
 
 
 def _pod() -> Object:
-    container = {
-        "name": "main",
-        "image": images()[1],
-        "command": ["sh", "-c", _PROGRAM],
-        "stdin": True,
-        "readinessProbe": {"tcpSocket": {"port": _PORT}, "periodSeconds": 1},
-        "volumeMounts": [{"name": "pages", "mountPath": "/srv"}],
-        "workingDir": "/srv",
-    }
-    spec = {
-        "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": 0,
-        "containers": [container],
-        "volumes": [{"name": "pages", "emptyDir": {}}],
-    }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": _POD, "namespace": "default"}, "spec": spec}
+    return page_pod(_POD, _PROGRAM, stdin=True)
 
 
 def test_a_node_joins_by_the_path_of_its_control_plane(tenant: Tenant, machine: Machine) -> None:
@@ -185,7 +170,7 @@ def test_attach_reaches_the_program_and_logs_follow_it(streams: Streams, pod: st
 
 
 def test_port_forward_carries_several_connections(streams: Streams, pod: str) -> None:
-    with streams.running("port-forward", f"pod/{pod}", f":{_PORT}") as (forwarding, _):
+    with streams.running("port-forward", f"pod/{pod}", f":{PAGE_PORT}") as (forwarding, _):
         assert forwarding.stdout is not None
         found = re.search(r"127\.0\.0\.1:(\d+) ", forwarding.stdout.readline())
         assert found is not None

@@ -11,16 +11,16 @@ from typing import Final
 
 import pytest
 
-from e2e.installation import ROOT, images
+from e2e.installation import ROOT
 from e2e.kubectl import Kubectl, Object
+from e2e.page_pod import PAGE_PORT, page_pod
 
 pytestmark = pytest.mark.k8s_needs("pods", "images")
 
 _NAME: Final = "pod-streams"
-_PORT: Final = 8080
 _SERVICE_PORT: Final = 80
 _PROGRAM: Final = f"""
-cd /srv && echo served > index.html && exec python3 -u -m http.server {_PORT} 2>&1
+cd /srv && echo served > index.html && exec python3 -u -m http.server {PAGE_PORT} 2>&1
 """
 """It serves a page, and logs each request."""
 
@@ -37,23 +37,8 @@ def pod(installation: None, kubectl: Kubectl) -> Iterator[str]:
 
 
 def _pod() -> Object:
-    container = {
-        "name": "main",
-        "image": images()[1],
-        "command": ["sh", "-c", _PROGRAM],
-        "ports": [{"name": "web", "containerPort": _PORT}],
-        "readinessProbe": {"tcpSocket": {"port": _PORT}, "periodSeconds": 1},
-        "volumeMounts": [{"name": "pages", "mountPath": "/srv"}],
-        "workingDir": "/srv",
-    }
-    spec = {
-        "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": 0,
-        "containers": [container],
-        "volumes": [{"name": "pages", "emptyDir": {}}],
-    }
-    metadata = {"name": _NAME, "namespace": "default", "labels": {"app": _NAME}}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    ports = [{"name": "web", "containerPort": PAGE_PORT}]
+    return page_pod(_NAME, _PROGRAM, labels={"app": _NAME}, ports=ports)
 
 
 def _service() -> Object:
@@ -63,7 +48,7 @@ def _service() -> Object:
 
 @pytest.mark.parametrize(
     "options",
-    [(f"--port={_PORT}",), (f"--port={_SERVICE_PORT}", f"--service={_NAME}")],
+    [(f"--port={PAGE_PORT}",), (f"--port={_SERVICE_PORT}", f"--service={_NAME}")],
     ids=["pod", "service"],
 )
 def test_the_example_follows_a_log_runs_a_command_and_asks_a_port(
