@@ -121,7 +121,7 @@ no-reports:
 
 .PHONY: lint
 lint: venv ## Check style, types and the directions between packages
-	@$(RUN) -m tools.steps lint "$(BIN)/ruff check ." "$(BIN)/ruff format --check ." "$(BIN)/mypy" "$(BIN)/basedpyright" "$(BIN)/lint-imports" "$(BIN)/codespell" "$(RUN) -m tools.style"
+	@$(RUN) -m tools.steps lint "$(BIN)/ruff check ." "$(BIN)/ruff format --check ." "$(BIN)/mypy" "$(BIN)/basedpyright" "$(BIN)/lint-imports" "$(BIN)/codespell" "$(RUN) -m tools.packages" "$(RUN) -m tools.style"
 
 .PHONY: test-unit
 test-unit: venv ## Run the unit tests, on the Python of .venv

@@ -1,0 +1,66 @@
+"""Writes the lists of packages in pyproject.toml, so that a new component is one folder and one layer of the contract.
+
+    python -m tools.packages            fail if a list differs from the folders
+    python -m tools.packages --write    write the lists
+
+A component X is a folder X/kplane/X with `__init__.py`. The comment after a list says what the list holds:
+
+    packages = [...]  # every component as {}/kplane, without provider
+    root_packages = [...]  # every component as kplane.{}, and e2e, tools
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+__all__ = ["components", "main", "with_lists"]
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+PYPROJECT: Final = ROOT / "pyproject.toml"
+_LIST: Final = re.compile(
+    r"^(?P<key>[\w-]+ = )\[.*\](?P<comment>  # every component as (?P<form>\S*\{\}[^\s,]*)"
+    r"(?:, without (?P<without>[^;\n]+?))?(?:, and (?P<more>[^;\n]+?))?)$",
+    re.MULTILINE,
+)
+
+
+def components(root: Path) -> list[str]:
+    """Return the names of all components below `root`, sorted."""
+    return sorted(file.parent.name for file in root.glob("*/kplane/*/__init__.py"))
+
+
+def with_lists(text: str, *, names: Sequence[str]) -> str:
+    """Return the text of pyproject.toml with each list as its comment says. `names` are the components.
+
+    Raises LookupError if a comment leaves out a component that does not exist.
+    """
+
+    def written(found: re.Match[str]) -> str:
+        without, more = (re.split(r",\s*", found[group] or "") for group in ("without", "more"))
+        if missing := set(filter(None, without)) - set(names):
+            raise LookupError(f"pyproject.toml: {found['key']}leaves out {sorted(missing)}; correct its comment")
+        items = [found["form"].format(name) for name in names if name not in without]
+        return f"{found['key']}{json.dumps(sorted([*items, *filter(None, more)]))}{found['comment']}"
+
+    return _LIST.sub(written, text)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Check the lists, or write them; return the exit code."""
+    text = PYPROJECT.read_text()
+    changed = with_lists(text, names=components(ROOT))
+    if "--write" in arguments:
+        PYPROJECT.write_text(changed)
+    elif changed != text:
+        print("pyproject.toml does not list the components that there are; run python -m tools.packages --write")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
